@@ -1,0 +1,200 @@
+"""The adapter file: safetensors bytes in PEFT's key format, float32, with `r` and `lora_alpha` as metadata.
+
+A decoded adapter binds every LoRA target of its model or is refused: one that binds a part of them, or none,
+does nothing and says nothing. This module does not know where adapters are kept, nor how they are merged.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from solrl_proto.problems import ProblemError
+
+MAX_HEADER_BYTES = 4 * 2**20
+"""A FLUX.1 adapter's header is 0.2 MiB."""
+
+_RANK = re.compile(r"[1-9][0-9]{0,5}")
+_ALPHA = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?")
+_SHOWN = 200  # characters of a foreign name that a problem repeats
+
+
+def lora_a_key(module: str) -> str:
+    """Name of the [rank, in] tensor of `module`."""
+    return f"base_model.model.{module}.lora_A.weight"
+
+
+def lora_b_key(module: str) -> str:
+    """Name of the [out, rank] tensor of `module`."""
+    return f"base_model.model.{module}.lora_B.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A LoRA adapter. `tensors` maps PEFT keys to float32 tensors: lora_A [rank, in], lora_B [out, rank]."""
+
+    rank: int
+    alpha: float
+    tensors: dict[str, torch.Tensor]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Names of the modules the adapter binds, sorted."""
+        head, tail = lora_a_key("\0").split("\0")
+        return tuple(
+            sorted(k.removeprefix(head).removesuffix(tail) for k in self.tensors if k.endswith(tail))
+        )
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / self.rank
+
+    def delta(self, module: str) -> torch.Tensor:
+        """What the adapter adds to the weight of `module`: float32 [out, in]. KeyError if it is not bound."""
+        return self.scale * (self.tensors[lora_b_key(module)] @ self.tensors[lora_a_key(module)])
+
+
+def adapter_digest(body: bytes) -> str:
+    """`sha256:` and the hexadecimal SHA-256 of an adapter file."""
+    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+
+
+def encode_adapter(adapter: Adapter) -> bytes:
+    """Return the adapter as a file; equal tensors, rank and alpha give equal bytes.
+
+    Raises ProblemError `adapter-dtype` for a tensor that is not float32: casting is the caller's choice.
+    """
+    for key, tensor in adapter.tensors.items():
+        if tensor.dtype != torch.float32:
+            raise _dtype_problem(key, str(tensor.dtype))
+    # Cloned, because safetensors refuses tensors that are views of one buffer.
+    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in adapter.tensors.items()}
+    plain = safetensors.torch.save(copies)
+    # safetensors writes metadata in an order that differs from call to call, so it is added here instead.
+    length = int.from_bytes(plain[:8], "little")
+    header = json.loads(plain[8 : 8 + length])
+    header["__metadata__"] = {"lora_alpha": repr(float(adapter.alpha)), "r": str(adapter.rank)}
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(plain)[8 + length :]))
+
+
+def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapter:
+    """Read an adapter file and check that it binds every module of `layout`.
+
+    Args:
+        body: the file's bytes.
+        layout: every LoRA target of the model: module name to (out_features, in_features).
+
+    Raises:
+        ProblemError: status 422, kind `adapter-malformed`, `-metadata`, `-keys`, `-dtype`, `-shape` or
+            `-nonfinite`, naming the tensor or metadata field.
+    """
+    views, metadata = _parse(body)
+    rank = int(_metadata(metadata, "r", _RANK, "a whole number from 1 to 999999, as a decimal string"))
+    expects = "a positive, finite decimal string"
+    alpha = float(_metadata(metadata, "lora_alpha", _ALPHA, expects))
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise _metadata_problem("lora_alpha", metadata["lora_alpha"], expects)
+
+    shapes: dict[str, list[int]] = {}
+    for module, (out_features, in_features) in layout.items():
+        shapes[lora_a_key(module)] = [rank, in_features]
+        shapes[lora_b_key(module)] = [out_features, rank]
+    _check_keys(views.keys(), shapes, len(layout))
+
+    tensors: dict[str, torch.Tensor] = {}
+    for key in sorted(shapes):
+        view = views[key]
+        if view["dtype"] != "F32":
+            raise _dtype_problem(key, view["dtype"])
+        if view["shape"] != shapes[key]:
+            detail = "a tensor does not fit its module"
+            action = "check that the adapter was made for this model, and that metadata r is its rank"
+            raise _problem("adapter-shape", detail, key, view["shape"], shapes[key], action)
+        tensor = torch.frombuffer(view["data"], dtype=torch.float32).reshape(shapes[key])
+        if bad := int((~torch.isfinite(tensor)).sum()):
+            got = f"{bad} of {tensor.numel()} values NaN or infinite"
+            action = "find the training step that diverged; resume from the version before it"
+            raise _problem(
+                "adapter-nonfinite", "a tensor is not finite", key, got, "finite values only", action
+            )
+        tensors[key] = tensor
+    return Adapter(rank=rank, alpha=alpha, tensors=tensors)
+
+
+def _parse(body: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Return the tensors as safetensors lays them out (dtype, shape, data), and the metadata."""
+    length = int.from_bytes(body[:8], "little")
+    if length > min(MAX_HEADER_BYTES, len(body) - 8):
+        expected = f"a header within the file, of at most {MAX_HEADER_BYTES} bytes"
+        raise _malformed(f"a header of {length} bytes in a file of {len(body)}", expected)
+    try:
+        views = dict(safetensors.deserialize(body))  # type: ignore[no-untyped-call]
+        # Only now: safetensors has checked the header's structure, so this parse meets nothing strange.
+        metadata = json.loads(body[8 : 8 + length]).get("__metadata__") or {}
+    except Exception as error:
+        raise _malformed(str(error)[:_SHOWN], "a complete safetensors file") from None
+    return views, metadata
+
+
+def _metadata(metadata: dict[str, str], name: str, pattern: re.Pattern[str], expected: str) -> str:
+    text = metadata.get(name)
+    if text is None or not pattern.fullmatch(text):
+        raise _metadata_problem(name, text, expected)
+    return text
+
+
+def _check_keys(present: Set[str], shapes: Mapping[str, list[int]], modules: int) -> None:
+    """Refuse unless the tensor names present are exactly those of `shapes`."""
+    missing = sorted(shapes.keys() - present)
+    extra = sorted(present - shapes.keys())
+    if len(missing) == len(shapes):
+        fault = f"the adapter binds none of the model's {modules} LoRA target modules"
+    elif extra:
+        fault = f"{len(extra)} tensors belong to no LoRA target of the model"
+    elif missing:
+        fault = f"{len(missing)} of the {len(shapes)} tensors are missing; a partial bind is refused"
+    else:
+        return
+    near = get_close_matches(extra[0][:_SHOWN], missing or shapes, n=1) if extra else []
+    raise _problem(
+        "adapter-keys",
+        fault,
+        where=(extra or missing)[0][:_SHOWN] if extra or missing else None,
+        got=[key[:_SHOWN] for key in extra[:5]] or f"{len(present)} tensors",
+        expected=near[0] if near else missing[:5] or f"{len(shapes)} tensors",
+        action="write lora_A and lora_B of every LoRA target, named base_model.model.{module}.lora_A.weight",
+    )
+
+
+def _problem(kind: str, detail: str, where: str | None, got: Any, expected: Any, action: str) -> ProblemError:
+    return ProblemError(
+        kind, 422, "Adapter refused", detail, where=where, got=got, expected=expected, action=action
+    )
+
+
+def _malformed(got: str, expected: str) -> ProblemError:
+    action = "send the file again; if it repeats, write it anew with encode_adapter"
+    return _problem("adapter-malformed", "the body is not a safetensors file", None, got, expected, action)
+
+
+def _metadata_problem(name: str, got: str | None, expected: str) -> ProblemError:
+    detail = f"metadata {name!r} is missing or out of range"
+    action = "write r and lora_alpha into the safetensors metadata"
+    return _problem(
+        "adapter-metadata", detail, f"__metadata__.{name}", got and got[:_SHOWN], expected, action
+    )
+
+
+def _dtype_problem(key: str, got: str) -> ProblemError:
+    action = "cast the LoRA weights with .float() before encoding"
+    return _problem("adapter-dtype", "adapter tensors travel in float32", key, got, "F32", action)

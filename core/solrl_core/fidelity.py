@@ -1,0 +1,68 @@
+"""How well proxy rewards rank candidates: what exploration is judged by."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import kendalltau, rankdata, spearmanr
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Means over prompt groups. Ranks count from 1 (best); overlaps are shares of the kept set, 0 to 1.
+
+    Attributes:
+        spearman, kendall: rank correlations within a group.
+        top_overlap, bottom_overlap: size → overlap of the proxy's and the true top (bottom) of that size.
+        top_rank, bottom_rank: mean true rank of the proxy's top and bottom half of what is kept.
+    """
+
+    spearman: float
+    kendall: float
+    top_overlap: dict[int, float]
+    bottom_overlap: dict[int, float]
+    top_rank: float
+    bottom_rank: float
+
+
+def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fidelity:
+    """Compare proxy with true rewards.
+
+    Args:
+        proxy: [groups, candidates] rewards of the cheap images.
+        true: [groups, candidates] rewards of the BF16 images of the same seeds.
+        keep: how many are kept of a group, half from either end.
+
+    Raises:
+        ValueError: shapes differ, or fewer candidates than are kept.
+    """
+    if proxy.shape != true.shape or proxy.ndim != 2 or proxy.shape[1] < keep:
+        raise ValueError(
+            f"got proxy {tuple(proxy.shape)} and true {tuple(true.shape)}; "
+            f"expected equal [groups, candidates] with at least {keep} candidates"
+        )
+    sizes = [size for size in (4, 8, 12) if 2 * size <= keep]
+    rows = [_one_group(p, t, keep // 2, sizes) for p, t in zip(proxy.numpy(), true.numpy(), strict=True)]
+    means = np.mean(rows, axis=0)
+    n = len(sizes)
+    return Fidelity(
+        spearman=float(means[0]),
+        kendall=float(means[1]),
+        top_rank=float(means[2]),
+        bottom_rank=float(means[3]),
+        top_overlap=dict(zip(sizes, means[4 : 4 + n].tolist(), strict=True)),
+        bottom_overlap=dict(zip(sizes, means[4 + n :].tolist(), strict=True)),
+    )
+
+
+def _one_group(proxy: np.ndarray, true: np.ndarray, half: int, sizes: list[int]) -> list[float]:  # type: ignore[type-arg]
+    by_proxy, by_true = np.argsort(-proxy, kind="stable"), np.argsort(-true, kind="stable")
+    ranks = rankdata(-true)
+    return [
+        float(spearmanr(proxy, true).statistic),
+        float(kendalltau(proxy, true).statistic),
+        float(ranks[by_proxy[:half]].mean()),
+        float(ranks[by_proxy[-half:]].mean()),
+        *(len(set(by_proxy[:s]) & set(by_true[:s])) / s for s in sizes),
+        *(len(set(by_proxy[-s:]) & set(by_true[-s:])) / s for s in sizes),
+    ]

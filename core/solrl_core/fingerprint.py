@@ -1,0 +1,90 @@
+"""Digests of what makes an image and its score from a seed, equal wherever the same values were loaded."""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from solrl_proto.problems import ProblemError
+from torch import nn
+
+# Written by loaders, and different for the same model loaded from another place.
+_IGNORED_SETTINGS = {"_name_or_path", "_diffusers_version", "transformers_version", "dtype", "torch_dtype"}
+
+
+def _digest(hasher: "hashlib._Hash") -> str:
+    return f"sha256:{hasher.hexdigest()}"
+
+
+def combined_digest(*parts: str) -> str:
+    """One digest over several strings."""
+    return _digest(hashlib.sha256("\n".join(parts).encode()))
+
+
+def _settings(config: Any) -> str:
+    values = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+    return json.dumps(_without_ignored(values), sort_keys=True, default=str)
+
+
+def _without_ignored(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _without_ignored(v) for k, v in value.items() if k not in _IGNORED_SETTINGS}
+    return value
+
+
+def module_digest(module: nn.Module) -> str:
+    """Digest of a module's class, configuration and weights, the weights as bfloat16 whatever they are held in."""
+    hasher = hashlib.sha256(type(module).__name__.encode())
+    if hasattr(module, "config"):
+        hasher.update(_settings(module.config).encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        hasher.update(f"{name} {tuple(tensor.shape)}".encode())
+        values = tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        hasher.update(values.view(torch.uint8).numpy().data if values.ndim else str(values.item()).encode())
+    return _digest(hasher)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Digest of a fast tokenizer's whole definition."""
+    return combined_digest(type(tokenizer).__name__, tokenizer.backend_tokenizer.to_str())
+
+
+def source_digest(function: Any) -> str:
+    """Digest of a function's module source: what is left to compare where there are no weights."""
+    module = inspect.getmodule(function)
+    return combined_digest(inspect.getsource(module if module is not None else function))
+
+
+def part_digests(parts: Mapping[str, Any]) -> dict[str, str]:
+    """Digest of each part of a backbone: module, tokenizer, or anything with a `config`."""
+    digests = {}
+    for name, part in parts.items():
+        if isinstance(part, nn.Module):
+            digests[name] = module_digest(part)
+        elif hasattr(part, "backend_tokenizer"):
+            digests[name] = tokenizer_digest(part)
+        else:
+            digests[name] = combined_digest(type(part).__name__, _settings(part.config))
+    return digests
+
+
+def check_digests(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Refuse a peer that would make or score other images.
+
+    Raises:
+        ProblemError: naming the first part of ours that differs there or is missing.
+    """
+    for part, digest in ours.items():
+        if theirs.get(part) != digest:
+            raise ProblemError(
+                "digest-mismatch",
+                409,
+                "Service and trainer differ",
+                f"the service's {part} is not the trainer's: it would rank images that are never trained on",
+                where=part,
+                got=theirs.get(part, "nothing"),
+                expected=digest,
+                action=f"load the same {part} on both sides (same model, revision and reward)",
+            )

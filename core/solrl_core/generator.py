@@ -1,0 +1,125 @@
+"""A transformer at one precision with one adapter merged, from prompt and seeds to latents and images.
+
+Service and trainer both generate through this, so a seed means the same image on either side.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from solrl_core.adapter import Adapter
+from solrl_core.families.base import Backbone, Conditioning, stack
+from solrl_core.lora import Merger, target_modules
+from solrl_core.noise import initial_noise
+from solrl_core.precision import apply_policy, quantized_share
+from solrl_core.sampler import solve
+
+PRECISIONS = ("nvfp4", "bf16")
+CHUNK = 24
+"""Candidates generated in one batch, on both sides."""
+_CACHED_PROMPTS = 1024
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Candidates in the order of their seeds.
+
+    Attributes:
+        latents: clean latents x0, float32 [N, ...].
+        images: float32 [N, 3, H, W] in [0, 1].
+    """
+
+    latents: torch.Tensor
+    images: torch.Tensor
+
+
+def numerics(precision: str, device: torch.device) -> Literal["native", "emulated"]:
+    """Whether `device` computes in `precision`, or its rounding is reproduced in a wider one."""
+    return "native" if precision == "bf16" and device.type == "cuda" else "emulated"
+
+
+class Generator:
+    """Generates with its own copy of a backbone's transformer.
+
+    Attributes:
+        precision: "nvfp4" or "bf16".
+        numerics: "native" if the hardware computes in that precision, "emulated" if its rounding is reproduced
+            in a wider one (NVFP4 anywhere so far; BF16 weights with float32 arithmetic on a CPU).
+        quantized_share: share of the blocks' linear FLOPs that is quantised.
+    """
+
+    def __init__(self, backbone: Backbone, precision: str) -> None:
+        if precision not in PRECISIONS:
+            raise ValueError(f"got precision {precision!r}; expected one of {PRECISIONS}")
+        self.backbone = backbone
+        self.precision = precision
+        self.numerics = numerics(precision, backbone.device)
+        self.transformer: nn.Module = copy.deepcopy(backbone.transformer)
+        self._prompts: OrderedDict[tuple[str, float], Conditioning] = OrderedDict()
+        if precision == "nvfp4":
+            apply_policy(self.transformer, backbone.policy)
+        clean = target_modules(backbone.transformer, backbone.lora_targets)
+        self._merger = Merger(clean, self.transformer)
+        self.quantized_share = self._share() if precision == "nvfp4" else 0.0
+
+    def set_adapter(self, adapter: Adapter | None) -> None:
+        """Merge an adapter (None: the base) in place; on an error the one before goes on serving."""
+        self._merger.merge(adapter)
+
+    def encode(self, prompt: str, guidance: float = 1.0) -> Conditioning:
+        """The prompt's conditioning, encoded once and kept."""
+        key = (prompt, guidance if guidance > 1 else 1.0)
+        if key not in self._prompts:
+            self._prompts[key] = self.backbone.encode([prompt], guidance)
+            if len(self._prompts) > _CACHED_PROMPTS:
+                self._prompts.popitem(last=False)
+        return self._prompts[key]
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        seeds: Sequence[int],
+        *,
+        steps: int,
+        solver: str = "euler",
+        guidance: float = 1.0,
+        between: Callable[[], None] | None = None,
+    ) -> Generated:
+        """Make candidates in chunks of at most 24.
+
+        Args:
+            prompt: the text of all candidates, or one for each.
+            seeds: one for each candidate.
+            steps: solver steps.
+            solver: see `solrl_core.sampler`.
+            guidance: 1.0 is none.
+            between: called before each step; raise from it to stop.
+        """
+        texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
+        sigmas = self.backbone.sigmas(steps)
+        device = self.backbone.device
+        parts = []
+        for start in range(0, len(seeds), CHUNK):
+            chunk = seeds[start : start + CHUNK]
+            rows = stack([self.encode(text, guidance) for text in texts[start : start + CHUNK]])
+
+            def velocity(x: torch.Tensor, sigma: float, rows: Conditioning = rows) -> torch.Tensor:
+                at = torch.full((len(x),), sigma, device=device)
+                return self.backbone.velocity(self.transformer, x, at, rows, guidance)
+
+            noise = initial_noise(chunk, self.backbone.latent_shape).to(device)
+            latents = solve(velocity, noise, sigmas, solver, between)
+            parts.append((latents, self.backbone.decode(latents)))
+        return Generated(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
+
+    def _share(self) -> float:
+        def run() -> None:
+            self.generate("a", [0], steps=1)
+
+        return quantized_share(self.transformer, run)

@@ -1,0 +1,64 @@
+"""Which modules an adapter binds, and merging it into a transformer in place."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from solrl_core.adapter import Adapter
+from solrl_core.precision import refresh_weight_
+
+
+def target_modules(transformer: nn.Module, targets: str) -> dict[str, nn.Linear]:
+    """The linear layers whose whole dotted name matches `targets`.
+
+    Raises:
+        ValueError: none does.
+    """
+    found = {
+        name: module
+        for name, module in transformer.named_modules()
+        if isinstance(module, nn.Linear) and re.fullmatch(targets, name)
+    }
+    if not found:
+        raise ValueError(f"LoRA target pattern {targets!r} matches no linear layer of {type(transformer).__name__}")
+    return found
+
+
+def adapter_layout(transformer: nn.Module, targets: str) -> dict[str, tuple[int, int]]:
+    """Module name → (out_features, in_features) of every LoRA target of a clean transformer."""
+    return {
+        name: (module.out_features, module.in_features)
+        for name, module in target_modules(transformer, targets).items()
+    }
+
+
+class Merger:
+    """Keeps the clean weights of the LoRA targets and writes `clean + delta`, summed in float32, in place.
+
+    Each merge starts from the clean weight, so merges do not drift; layers at a lower precision round or
+    quantise what is written (`refresh_weight_`).
+    """
+
+    def __init__(self, clean: Mapping[str, nn.Linear], transformer: nn.Module) -> None:
+        self._clean = {name: module.weight.detach() for name, module in clean.items()}
+        self._modules = {name: transformer.get_submodule(name) for name in self._clean}
+
+    @torch.no_grad()
+    def merge(self, adapter: Adapter | None) -> None:
+        """Serve `adapter`, or the clean base for None.
+
+        Raises:
+            ValueError: an adapted weight overflows; nothing was written.
+        """
+        merged = {}
+        for name, clean in self._clean.items():
+            weight = clean.float()
+            if adapter is not None:
+                weight = weight + adapter.delta(name).to(weight.device)
+                if not torch.isfinite(weight).all():
+                    raise ValueError(f"merging the adapter makes {name} non-finite; nothing was changed")
+            merged[name] = weight
+        for name, weight in merged.items():
+            refresh_weight_(self._modules[name], weight)

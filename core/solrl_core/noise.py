@@ -1,0 +1,68 @@
+"""Initial noise by seed: row i depends on seed i alone, so a seed names a candidate wherever it is made."""
+
+from collections.abc import Sequence
+
+import torch
+from solrl_proto.models import NoiseContract
+from solrl_proto.noise import NOISE_CONTRACT_VERSION, PROBE_LENGTH, PROBE_SEED, PROBE_TOLERANCE, SEED_LIMIT
+from solrl_proto.problems import ProblemError
+
+
+def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+    """Draw one standard normal row a seed.
+
+    Args:
+        seeds: candidates' seeds, each 0 ≤ seed < 2**53.
+        shape: shape of one row, e.g. the latent shape (C, H, W).
+
+    Returns:
+        float32 CPU tensor [len(seeds), *shape]; bit-equal on one processor type, equal to about 1e-6 across.
+
+    Raises:
+        ValueError: a seed is out of range.
+    """
+    rows = []
+    for seed in seeds:
+        if not 0 <= seed < SEED_LIMIT:
+            raise ValueError(f"got seed {seed}; expected 0 ≤ seed < 2**53 ({SEED_LIMIT})")
+        generator = torch.Generator("cpu").manual_seed(seed)
+        rows.append(torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu"))
+    return torch.stack(rows) if rows else torch.empty(0, *shape)
+
+
+def noise_contract() -> NoiseContract:
+    """This process's side of the contract: its version and the probe row it draws."""
+    probe = initial_noise([PROBE_SEED], (PROBE_LENGTH,))[0]
+    return NoiseContract(version=NOISE_CONTRACT_VERSION, probe=tuple(probe.tolist()))
+
+
+def check_noise_contract(theirs: NoiseContract) -> None:
+    """Refuse a peer whose noise differs from ours.
+
+    Raises:
+        ProblemError: another contract version, or a probe row further off than 1e-5.
+    """
+    ours = noise_contract()
+    if theirs.version != ours.version:
+        raise ProblemError(
+            "noise-contract",
+            409,
+            "Noise contracts differ",
+            "the service and the trainer follow different versions of the noise contract",
+            where="noise.version",
+            got=theirs.version,
+            expected=ours.version,
+            action="run the same solrl version on both sides",
+        )
+    off = max((abs(a - b) for a, b in zip(theirs.probe, ours.probe, strict=False)), default=float("inf"))
+    if len(theirs.probe) != len(ours.probe) or off > PROBE_TOLERANCE:
+        raise ProblemError(
+            "noise-contract",
+            409,
+            "Noise contracts differ",
+            "the service draws other noise from the same seed, so its seeds name other images here",
+            where="noise.probe",
+            got=f"a row that is off by {off:.3g}",
+            expected=f"at most {PROBE_TOLERANCE}",
+            action="use the same torch release on both sides",
+        )

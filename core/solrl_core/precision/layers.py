@@ -1,0 +1,152 @@
+"""Linear layers that compute with NVFP4 weights and activations, in emulation.
+
+A layer keeps only the quantised weight: the clean float32 weight belongs to whoever merges adapters, and
+reaches the layer through ``refresh_``, which writes in place so that captured graphs and views stay valid.
+"""
+
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from solrl_core.precision.nvfp4 import BLOCK, quantize_dequantize, quantize_dequantize_per_candidate
+
+
+class _QuantLayer(nn.Module):
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.register_buffer("weight", _quantized_weight(weight))
+        self.register_buffer("bias", None if bias is None else bias.detach().to(torch.float32, copy=True))
+
+    def refresh_(self, weight: Tensor) -> None:
+        """Requantise from a clean (merged) float32 ``weight`` into the storage already held."""
+        _check_shape(self, weight, self.weight.shape)
+        self._require_float32()
+        self.weight.copy_(_quantized_weight(weight.to(self.weight.device)))
+
+    def _linear(self, x: Tensor) -> Tensor:
+        """``x`` [B, ..., in] → float32 [B, ..., out]."""
+        self._require_float32()
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise RuntimeError(
+                f"{type(self).__name__} is for inference and passes no gradient: "
+                "run it under torch.no_grad() or torch.inference_mode()"
+            )
+        values = quantize_dequantize_per_candidate(x)
+        # Autocast would round the quantised values once more.
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(values, self.weight.flatten(1), self.bias)
+
+    def _require_float32(self) -> None:
+        if self.weight.dtype != torch.float32:
+            raise TypeError(
+                f"{type(self).__name__} holds its quantised weight in float32: got {self.weight.dtype}; "
+                "cast the model before quantising it, not after"
+            )
+
+
+class QuantLinear(_QuantLayer):
+    """``nn.Linear`` with NVFP4 weight and activations.
+
+    ``weight`` [out, in] holds the quantised values in float32 (1×16 blocks along in, one tensor scale); the
+    activation's float32 scale is per index of axis 0, so a candidate never sees its batch-mates. The matrix
+    product is in float32 and the result in the input's dtype. Inference only: RuntimeError where a gradient
+    is wanted, TypeError where the module was cast away from float32.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(weight, bias)
+        self.out_features, self.in_features = self.weight.shape
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear) -> Self:
+        """Quantise ``linear``'s weight; ValueError where in_features is not a multiple of 16."""
+        return cls(linear.weight, linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` [B, ..., in] → [B, ..., out] in ``x``'s dtype."""
+        return self._linear(x).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows of this layer."""
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, nvfp4 emulated"
+
+
+class QuantPointwiseConv(_QuantLayer):
+    """1×1 ``nn.Conv2d`` with NVFP4 weight and activations: ``QuantLinear`` over the channels of NCHW.
+
+    ``weight`` keeps the convolution's shape [out, in, 1, 1].
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(weight, bias)
+        self.out_channels, self.in_channels = self.weight.shape[:2]
+
+    @classmethod
+    def from_conv(cls, conv: nn.Conv2d) -> Self:
+        """Quantise ``conv``'s weight; ValueError unless it is pointwise with channels a multiple of 16."""
+        if not is_pointwise(conv):
+            raise ValueError(f"expected a 1×1 Conv2d with stride 1, padding 0, groups 1: got {conv}")
+        return cls(conv.weight, conv.bias)
+
+    def refresh_(self, weight: Tensor) -> None:
+        """As for ``QuantLinear``; ``weight`` is [out, in, 1, 1] or [out, in]."""
+        super().refresh_(weight[..., None, None] if weight.ndim == 2 else weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` [B, in, H, W] → [B, out, H, W] in ``x``'s dtype."""
+        # The matrix product is up to three times slower on a permuted view.
+        return self._linear(x.movedim(1, -1).contiguous()).movedim(-1, 1).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows of this layer."""
+        return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}, nvfp4 emulated"
+
+
+def is_pointwise(module: nn.Module) -> bool:
+    """Whether ``module`` is an ``nn.Conv2d`` that is a linear layer over the channels."""
+    return (
+        isinstance(module, nn.Conv2d)
+        and tuple(module.kernel_size) == (1, 1)
+        and tuple(module.stride) == (1, 1)
+        and module.padding in ((0, 0), "valid", "same")
+        and module.groups == 1
+    )
+
+
+def refresh_weight_(module: nn.Module, weight: Tensor) -> None:
+    """Write a clean (merged) float32 ``weight`` into ``module`` in place, at the precision it serves.
+
+    A quantised layer requantises; ``nn.Linear`` and ``nn.Conv2d`` take the weight rounded to BF16, in
+    whatever dtype they hold. TypeError for any other module, ValueError for another shape.
+    """
+    if isinstance(module, QuantLinear | QuantPointwiseConv):
+        module.refresh_(weight)
+    elif isinstance(module, nn.Linear | nn.Conv2d):
+        _check_shape(module, weight, module.weight.shape)
+        module.weight.data.copy_(weight.detach().to(torch.bfloat16))
+    else:
+        raise TypeError(
+            f"cannot refresh a {type(module).__name__}: "
+            "expected Linear, Conv2d, QuantLinear or QuantPointwiseConv"
+        )
+
+
+def _quantized_weight(weight: Tensor) -> Tensor:
+    if weight.ndim < 2 or weight.shape[1] % BLOCK:
+        raise ValueError(
+            f"NVFP4 weights need an in axis that is a multiple of {BLOCK}: got {tuple(weight.shape)}"
+        )
+    return quantize_dequantize(weight.detach().flatten(1)).view(weight.shape)
+
+
+def _check_shape(module: nn.Module, weight: Tensor, expected: torch.Size) -> None:
+    # copy_ would broadcast a wrong shape without a word.
+    if weight.shape != expected:
+        raise ValueError(
+            f"weight for {type(module).__name__}: got shape {tuple(weight.shape)}, expected {tuple(expected)}"
+        )

@@ -1,0 +1,141 @@
+"""Which layers of a backbone are quantised, and how much of its linear work that is."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, is_pointwise
+from solrl_core.precision.nvfp4 import BLOCK
+
+
+@dataclass(frozen=True)
+class LayerPolicy:
+    """Regular expressions, searched in dotted module names, that pick the layers to quantise.
+
+    ``keep`` wins over ``quantize``; layers whose larger dimension is at most ``keep_max_dim`` are kept too.
+    ValueError where a pattern is not a regular expression.
+    """
+
+    quantize: tuple[str, ...]
+    keep: tuple[str, ...] = ()
+    keep_max_dim: int = 0
+
+    def __post_init__(self) -> None:
+        for pattern in (*self.quantize, *self.keep):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"layer pattern {pattern!r} is not a regular expression: {error}") from error
+
+    def select(self, model: nn.Module) -> list[str]:
+        """Names of the ``nn.Linear`` and 1×1 ``nn.Conv2d`` in ``model`` to be quantised, in module order.
+
+        ValueError where a pattern matches no such layer, where nothing is left to quantise, or where a
+        selected layer's input is not a multiple of 16.
+        """
+        dims = {
+            name: _linear_dims(module)
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) or is_pointwise(module)
+        }
+        for pattern in (*self.quantize, *self.keep):
+            if not _matches(dims, [pattern]):
+                raise ValueError(
+                    f"layer pattern {pattern!r} matches no linear layer of {type(model).__name__}; "
+                    f"it has {_examples(list(dims))}"
+                )
+        kept = _matches(dims, self.keep) | {name for name in dims if max(dims[name]) <= self.keep_max_dim}
+        wanted = _matches(dims, self.quantize)
+        selected = [name for name in dims if name in wanted - kept]
+        if wanted and not selected:
+            raise ValueError(f"nothing is left to quantise in {type(model).__name__} under {self}")
+        for name in selected:
+            if dims[name][0] % BLOCK:
+                raise ValueError(
+                    f"layer {name!r} cannot be quantised: in-features {dims[name][0]}, "
+                    f"expected a multiple of {BLOCK}; add it to keep"
+                )
+        return selected
+
+
+def apply_policy(model: nn.Module, policy: LayerPolicy) -> list[str]:
+    """Swap the layers that ``policy`` selects for quantised ones, in ``model`` itself; return their names."""
+    names = policy.select(model)
+    for name in names:
+        module = model.get_submodule(name)
+        parent, _, child = name.rpartition(".")
+        if isinstance(module, nn.Conv2d):
+            quantised: nn.Module = QuantPointwiseConv.from_conv(module)
+        else:
+            assert isinstance(module, nn.Linear)
+            quantised = QuantLinear.from_linear(module)
+        setattr(model.get_submodule(parent), child, quantised.train(module.training))
+    return names
+
+
+def linear_flops(model: nn.Module, run: Callable[[], object]) -> dict[str, int]:
+    """FLOPs (2 · rows · in · out) that each linear-like layer of ``model`` spends during ``run()``.
+
+    Covers ``nn.Linear``, 1×1 ``nn.Conv2d`` and the quantised layers; one that does not run counts 0. ``run``
+    is called once, without gradients.
+    """
+    flops: dict[str, int] = {}
+    handles = []
+
+    def count(name: str) -> Callable[[nn.Module, tuple[object, ...], Tensor], None]:
+        def hook(module: nn.Module, _: tuple[object, ...], output: Tensor) -> None:
+            # rows · out is the output's size, whatever the layout.
+            flops[name] += 2 * output.numel() * _linear_dims(module)[0]
+
+        return hook
+
+    try:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear | QuantLinear | QuantPointwiseConv) or is_pointwise(module):
+                flops[name] = 0
+                handles.append(module.register_forward_hook(count(name)))
+        with torch.no_grad():
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return flops
+
+
+def quantized_share(
+    model: nn.Module, run: Callable[[], object], blocks: str | tuple[str, ...] = "transformer_blocks"
+) -> float:
+    """Share (0 to 1) of the linear FLOPs under the modules named ``blocks`` that quantised layers do.
+
+    ValueError where no linear layer under ``blocks`` ran.
+    """
+    prefixes = tuple(f"{prefix}." for prefix in ((blocks,) if isinstance(blocks, str) else blocks))
+    all_flops = linear_flops(model, run)
+    flops = {name: count for name, count in all_flops.items() if name.startswith(prefixes)}
+    total = sum(flops.values())
+    if total == 0:
+        raise ValueError(f"no linear layer ran under {blocks!r}; the model has {_examples(list(all_flops))}")
+    quantised = (QuantLinear, QuantPointwiseConv)
+    return sum(n for name, n in flops.items() if isinstance(model.get_submodule(name), quantised)) / total
+
+
+def _linear_dims(module: nn.Module) -> tuple[int, int]:
+    """(in, out) of a linear-like layer."""
+    if isinstance(module, nn.Linear | QuantLinear):
+        return module.in_features, module.out_features
+    assert isinstance(module, nn.Conv2d | QuantPointwiseConv)
+    return module.in_channels, module.out_channels
+
+
+def _matches(names: dict[str, tuple[int, int]], patterns: Sequence[str]) -> set[str]:
+    return {name for name in names if any(re.search(pattern, name) for pattern in patterns)}
+
+
+def _examples(names: list[str], count: int = 8) -> str:
+    if not names:
+        return "no linear layers"
+    spread = names[:: max(1, len(names) // count)][:count]
+    return f"{len(names)} linear layers, such as {', '.join(spread)}"

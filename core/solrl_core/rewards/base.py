@@ -1,0 +1,114 @@
+"""The one shape of a reward, its registry, and a set of rewards summed by weight."""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+
+from solrl_core.families.base import Backbone
+from solrl_core.fingerprint import source_digest
+
+GROUP = "solrl.rewards"
+
+Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
+"""(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
+
+One may carry a `digest` attribute ("sha256:…") over its weights; without it, its source code is digested.
+"""
+
+
+def _clipscore(**options: Any) -> Reward:
+    from solrl_core.rewards.clipscore import ClipScore
+
+    return ClipScore(**options)
+
+
+_BUILT_IN: dict[str, Callable[..., Reward]] = {"clipscore": _clipscore}
+
+
+def known_rewards() -> list[str]:
+    """Names that `load_reward` takes without a colon."""
+    return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def load_reward(name: str, backbone: Backbone) -> Reward:
+    """Load a reward on the backbone's device.
+
+    A built-in reward takes its weights from the model's `solrl.json` if that names some, else its usual hub id.
+
+    Raises:
+        ValueError: nothing is registered under the name and it is not `package.module:attribute`.
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name](device=str(backbone.device), **backbone.options.rewards.get(name, {}))
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            loaded: Reward = entry.load()
+            return loaded
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            found: Reward = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"cannot load reward {name!r}: {error}") from error
+        return found
+    raise ValueError(f"got reward {name!r}; expected one of {known_rewards()}, or package.module:attribute")
+
+
+class RewardSet:
+    """Loaded rewards by name; scores images with each and checks what comes back."""
+
+    def __init__(self, rewards: Mapping[str, Reward]) -> None:
+        self._rewards = dict(rewards)
+
+    @classmethod
+    def load(cls, names: Sequence[str], backbone: Backbone) -> "RewardSet":
+        """Load each name once."""
+        return cls({name: load_reward(name, backbone) for name in dict.fromkeys(names)})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The rewards' names."""
+        return tuple(self._rewards)
+
+    def digests(self) -> dict[str, str]:
+        """`reward:<name>` → digest of each."""
+        return {
+            f"reward:{name}": getattr(reward, "digest", None) or source_digest(reward)
+            for name, reward in self._rewards.items()
+        }
+
+    def score(
+        self,
+        names: Sequence[str],
+        images: torch.Tensor,
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> dict[str, torch.Tensor]:
+        """Score images [N, 3, H, W] with the named rewards; each value is float32 [N] on the CPU.
+
+        Raises:
+            KeyError: a name that was not loaded.
+            RuntimeError: a reward failed, or gave a wrong shape or a non-finite score; names reward and image.
+        """
+        scores = {}
+        for name in names:
+            try:
+                values = self._rewards[name](images, prompts, metadata).float().cpu()
+            except Exception as error:
+                raise RuntimeError(f"reward {name!r} failed on {len(images)} images: {error}") from error
+            if values.shape != (len(images),):
+                raise RuntimeError(f"reward {name!r} gave shape {tuple(values.shape)}; expected ({len(images)},)")
+            bad = (~torch.isfinite(values)).nonzero()
+            if len(bad):
+                at = int(bad[0])
+                raise RuntimeError(f"reward {name!r} gave {values[at]} for image {at} of prompt {prompts[at]!r}")
+            scores[name] = values
+        return scores
+
+
+def weighted_sum(scores: Mapping[str, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:
+    """Sum of raw scores times weights, over the names in `weights`."""
+    return torch.stack([scores[name] * weight for name, weight in weights.items()]).sum(0)

@@ -1,0 +1,132 @@
+"""Training data: rendered scenes with captions, some of them wrong on purpose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from solrl_minis.scenes import Scenes, render, sample_scenes
+from solrl_minis.world import COLOURS, KINDS, RELATIONS, SHAPES, SIZES, Combination, differing_in_one, split
+
+
+class Source:
+    """Draws training combinations, kinds equally often, and the one-attribute changes of each.
+
+    Changes that are held out are never drawn either.
+    """
+
+    def __init__(self, seed: int, held_out: bool = False) -> None:
+        self.rng = np.random.default_rng(seed)
+        self._kinds = split(held_out)
+        self._changes: dict[Combination, list[Combination]] = {}
+        self._held_out = held_out
+
+    def draw(self, count: int) -> list[Combination]:
+        """Return `count` combinations."""
+        kinds = self.rng.integers(len(KINDS), size=count)
+        picks = self.rng.random(count)
+        groups = [self._kinds[kind] for kind in KINDS]
+        return [groups[k][int(p * len(groups[k]))] for k, p in zip(kinds, picks, strict=True)]
+
+    def change(self, combination: Combination) -> Combination:
+        """Return one that differs in one attribute."""
+        if combination not in self._changes:
+            self._changes[combination] = [
+                c for c in differing_in_one(combination) if self._held_out or not c.held_out
+            ]
+        options = self._changes[combination]
+        return options[int(self.rng.random() * len(options))]
+
+    def caption(self, combination: Combination) -> str:
+        """Return one of its wordings."""
+        texts = combination.phrasings()
+        return texts[int(self.rng.random() * len(texts))]
+
+    def scenes(self, combinations: Sequence[Combination]) -> Scenes:
+        """Place the objects of each combination."""
+        return sample_scenes(combinations, self.rng)
+
+    def images(self, combinations: Sequence[Combination], device: str) -> torch.Tensor:
+        """Render one image a combination, [N, 3, 64, 64] in [0, 1]."""
+        return render(self.scenes(combinations), int(self.rng.integers(2**31)), device)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What texts claim or scenes show, as codes that can be compared: objects, relation and size; -1 is unsaid."""
+
+    objects: torch.Tensor
+    relation: torch.Tensor
+    size: torch.Tensor
+
+    def true_of(self, scenes: "Meaning") -> torch.Tensor:
+        """[scenes, texts] bool: whether text j is true of scene i. `self` holds the texts."""
+        same = scenes.objects[:, None] == self.objects[None]
+        relation = (self.relation[None] < 0) | (scenes.relation[:, None] == self.relation[None])
+        size = (self.size[None] < 0) | (scenes.size[:, None] == self.size[None])
+        return same & relation & size
+
+    def rows(self, index: npt.NDArray[np.int64]) -> "Meaning":
+        """The codes of some rows."""
+        return Meaning(self.objects[index], self.relation[index], self.size[index])
+
+    def to(self, device: str) -> "Meaning":
+        """The same codes on another device."""
+        return Meaning(self.objects.to(device), self.relation.to(device), self.size.to(device))
+
+
+def _thing(colour: str, shape: str) -> int:
+    return COLOURS.index(colour) * len(SHAPES) + SHAPES.index(shape)
+
+
+def _relation_code(relation: str, swapped: bool) -> int:
+    """Code of how the object of higher thing index stands to the lower one."""
+    index = RELATIONS.index(relation)
+    return index ^ 1 if swapped else index
+
+
+@cache
+def _claim(combination: Combination) -> tuple[int, int, int]:
+    relation = -1
+    if combination.relation is not None:
+        first, second = (_thing(*thing) for thing in combination.things)
+        relation = _relation_code(combination.relation, swapped=second < first)
+    size = -1 if combination.size is None else SIZES.index(combination.size)
+    return _objects_code([_thing(*thing) for thing in combination.objects]), relation, size
+
+
+def meaning_of_texts(combinations: Sequence[Combination]) -> Meaning:
+    """Codes of what each combination's caption claims."""
+    codes = torch.tensor([_claim(combination) for combination in combinations])
+    return Meaning(*codes.unbind(1))
+
+
+def meaning_of_scenes(scenes: Scenes) -> Meaning:
+    """Codes of what each scene shows, whatever its combination said."""
+    objects, relations, sizes = [], [], []
+    for i in range(len(scenes.shape)):
+        there = np.flatnonzero(scenes.present[i])
+        things = scenes.colour[i, there] * len(SHAPES) + scenes.shape[i, there]
+        objects.append(_objects_code(things.tolist()))
+        relation = size = -2
+        if len(there) == 2 and things[0] != things[1]:
+            low, high = np.argsort(things)
+            dx, dy = scenes.place[i, high, :2] - scenes.place[i, low, :2]
+            if abs(dx) != abs(dy):
+                name = ("left of" if dx < 0 else "right of") if abs(dx) > abs(dy) else ("above" if dy < 0 else "below")
+                relation = RELATIONS.index(name)
+        if len(there) == 1:
+            size = int(2 * scenes.place[i, there[0], 2] >= 18)
+        relations.append(relation)
+        sizes.append(size)
+    return Meaning(torch.tensor(objects), torch.tensor(relations), torch.tensor(sizes))
+
+
+def _objects_code(things: Sequence[int]) -> int:
+    code = 0
+    for thing in sorted(things):
+        code = code * 25 + thing + 1
+    return code

@@ -1,0 +1,203 @@
+"""The verifier: looks at an image and says whether it shows what its prompt's metadata asks for.
+
+It segments by colour, names each connected region's shape by overlap with ideal outlines, and compares the objects
+found with the objects asked for. It never sees the prompt's text or a learned model.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import ndimage
+
+from solrl_minis.scenes import PALETTE, signed_distance
+from solrl_minis.world import COLOURS, SHAPES
+
+MIN_AREA = 14
+"""Pixels below which a region counts as a speck, not as an object."""
+MIN_OVERLAP = 0.74
+"""Intersection over union with the best outline below which a region has no shape."""
+SMALL_BELOW = 18.0
+"""Side in pixels that separates small from large."""
+
+_GRID = 24
+_PALETTE = PALETTE.numpy()
+
+
+def _outlines() -> npt.NDArray[np.bool_]:
+    axis = (torch.arange(_GRID) + 0.5) / _GRID * 2 - 1
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    x, y = (20 * grid.expand(len(SHAPES), -1, -1) for grid in (x, y))
+    inside = signed_distance(x, y, torch.tensor(20.0), torch.arange(len(SHAPES))[:, None, None]) < 0
+    return inside.numpy()
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object seen in an image: names, centre and side in pixels. `shape` is None when no outline fits."""
+
+    colour: str
+    shape: str | None
+    x: float
+    y: float
+    side: float
+
+
+def find_objects(image: npt.NDArray[np.float32]) -> list[Found]:
+    """Return the objects of one image, [3, H, W] in [0, 1]."""
+    pixels = image.transpose(1, 2, 0)
+    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    background = np.median(border, axis=0)
+    ink = _PALETTE - background
+    # How far each pixel has gone from the background towards each colour, and how far it is off that line.
+    offset = pixels - background
+    along = np.einsum("hwc,kc->hwk", offset, ink) / (ink**2).sum(-1)
+    off = np.linalg.norm(offset[:, :, None] - along[..., None] * ink, axis=-1)
+    colour = np.where(along > 0.35, off, np.inf).argmin(-1)
+    solid = np.take_along_axis(along, colour[..., None], -1)[..., 0] > 0.5
+
+    found = []
+    for index, name in enumerate(COLOURS):
+        labels, _ = ndimage.label(solid & (colour == index))
+        for label, box in enumerate(ndimage.find_objects(labels), start=1):
+            mask = labels[box] == label
+            if mask.sum() < MIN_AREA:
+                continue
+            rows, columns = box
+            found.append(
+                Found(
+                    colour=name,
+                    shape=_name_shape(mask),
+                    x=(columns.start + columns.stop) / 2,
+                    y=(rows.start + rows.stop) / 2,
+                    side=float(np.mean(mask.shape)),
+                )
+            )
+    return found
+
+
+def _name_shape(mask: npt.NDArray[np.bool_]) -> str | None:
+    if max(mask.shape) > 1.5 * min(mask.shape):
+        return None
+    rows = ((np.arange(_GRID) + 0.5) * mask.shape[0] / _GRID).astype(int)
+    columns = ((np.arange(_GRID) + 0.5) * mask.shape[1] / _GRID).astype(int)
+    scaled = mask[rows][:, columns]
+    overlap = (scaled & _OUTLINES).sum((1, 2)) / (scaled | _OUTLINES).sum((1, 2))
+    best = int(overlap.argmax())
+    return SHAPES[best] if overlap[best] >= MIN_OVERLAP else None
+
+
+_OUTLINES = _outlines()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the verifier says of an image. `graded` is the mean of the parts that the metadata asks about."""
+
+    shape: float
+    colour: float
+    count: float
+    position: float | None
+    size: float | None
+
+    @property
+    def strict(self) -> float:
+        """1.0 if everything asked for is there and nothing else, else 0.0."""
+        return float(self.graded == 1.0)
+
+    @property
+    def graded(self) -> float:
+        """Share of what was asked for, 0 to 1."""
+        parts = [p for p in (self.shape, self.colour, self.count, self.position, self.size) if p is not None]
+        return sum(parts) / len(parts)
+
+
+def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdict:
+    """Judge one image, [3, H, W] in [0, 1], against GenEval-style metadata.
+
+    Raises:
+        ValueError: metadata without an `include` list.
+    """
+    include = metadata.get("include")
+    if not include:
+        raise ValueError(f"the verifier needs metadata with an 'include' list, got {dict(metadata)!r}")
+    wanted = [(item["color"], item["class"]) for item in include for _ in range(item["count"])]
+    found = find_objects(image)
+    shapes = _shared([o.shape for o in found], [s for _, s in wanted])
+    colours = _shared([o.colour for o in found], [c for c, _ in wanted])
+    both = _shared([(o.colour, o.shape) for o in found], wanted)
+    # Right shapes and right colours on the wrong objects are not a right picture.
+    colours = min(colours, both) if shapes == colours == 1.0 else colours
+    return Verdict(
+        shape=shapes,
+        colour=colours,
+        count=1 / (1 + abs(len(found) - len(wanted))),
+        position=_position(found, include),
+        size=_size(found, include),
+    )
+
+
+def _shared(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+    overlap = sum((Counter(found) & Counter(wanted)).values())
+    return overlap / max(len(found), len(wanted))
+
+
+def _position(found: Sequence[Found], include: Sequence[Mapping[str, Any]]) -> float | None:
+    related = [item for item in include if "position" in item]
+    if not related:
+        return None
+    return float(all(_stands(found, item, include[item["position"][1]]) for item in related))
+
+
+def _stands(found: Sequence[Found], item: Mapping[str, Any], anchor: Mapping[str, Any]) -> bool:
+    def of(thing: Mapping[str, Any]) -> list[Found]:
+        return [o for o in found if (o.colour, o.shape) == (thing["color"], thing["class"])]
+
+    relation = item["position"][0]
+    for a in of(item):
+        for b in of(anchor):
+            dx, dy = a.x - b.x, a.y - b.y
+            along, across = (dx, dy) if relation in ("left of", "right of") else (dy, dx)
+            along = -along if relation in ("left of", "above") else along
+            if along > abs(across):
+                return True
+    return False
+
+
+def _size(found: Sequence[Found], include: Sequence[Mapping[str, Any]]) -> float | None:
+    sized = [item for item in include if "size" in item]
+    if not sized:
+        return None
+    right = [
+        any(
+            (o.colour, o.shape) == (item["color"], item["class"])
+            and (o.side < SMALL_BELOW) == (item["size"] == "small")
+            for o in found
+        )
+        for item in sized
+    ]
+    return sum(right) / len(right)
+
+
+def verify_batch(images: torch.Tensor, metadata: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """Judge images [N, 3, H, W] in [0, 1], each against its own metadata."""
+    pixels = images.detach().float().cpu().numpy()
+    return [verify(image, item) for image, item in zip(pixels, metadata, strict=True)]
+
+
+def verifier_reward(
+    images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> torch.Tensor:
+    """Reward "verifier": 1 where the image shows exactly what its metadata asks for, else 0."""
+    return torch.tensor([verdict.strict for verdict in verify_batch(images, metadata)])
+
+
+def verifier_graded_reward(
+    images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> torch.Tensor:
+    """Reward "verifier_graded": share of what the metadata asks for that the image shows."""
+    return torch.tensor([verdict.graded for verdict in verify_batch(images, metadata)])

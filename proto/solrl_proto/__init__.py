@@ -1,0 +1,44 @@
+"""The wire contract between trainer and rollout service: messages, identifiers, problems, noise constants.
+
+This package knows nothing of torch, FastAPI or Redis: it can be installed alone by any client.
+"""
+
+from solrl_proto.adapters import AdapterInfo, AdapterList
+from solrl_proto.identifiers import Digest, ModelName, RunName, Seed, Version
+from solrl_proto.models import ModelInfo, ModelList, NoiseContract, PrecisionInfo
+from solrl_proto.problems import Problem
+from solrl_proto.rollouts import (
+    AdapterRef,
+    Candidates,
+    Plan,
+    PromptItem,
+    RewardSpec,
+    RolloutAnswer,
+    RolloutGroup,
+    RolloutRequest,
+    RolloutTimings,
+)
+
+__all__ = [
+    "AdapterInfo",
+    "AdapterList",
+    "AdapterRef",
+    "Candidates",
+    "Digest",
+    "ModelInfo",
+    "ModelList",
+    "ModelName",
+    "NoiseContract",
+    "Plan",
+    "PrecisionInfo",
+    "Problem",
+    "PromptItem",
+    "RewardSpec",
+    "RolloutAnswer",
+    "RolloutGroup",
+    "RolloutRequest",
+    "RolloutTimings",
+    "RunName",
+    "Seed",
+    "Version",
+]

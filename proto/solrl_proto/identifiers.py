@@ -1,0 +1,31 @@
+"""Names and numbers that travel in paths and messages, with the one pattern each must match."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from solrl_proto.noise import SEED_LIMIT
+
+NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?$"
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+
+RunName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""A run: 1 to 64 of a-z, 0-9, dot, dash, underscore; begins and ends with a letter or digit."""
+
+ModelName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""A served model, named like a run."""
+
+Version = Annotated[int, Field(ge=0, lt=2**53)]
+"""An adapter version: how many iterations the behaviour policy has behind it."""
+
+Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
+"""A candidate's noise seed (exact in a JSON double)."""
+
+Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
+"""`sha256:` and 64 lower-case hexadecimal digits."""
+
+
+class Message(BaseModel):
+    """Base of every message: immutable, and an unknown field is an error rather than ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

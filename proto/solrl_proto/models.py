@@ -1,0 +1,43 @@
+"""What a service hosts: models, digests of everything that makes an image and its score, what really runs."""
+
+from typing import Literal
+
+from solrl_proto.identifiers import Digest, Message, ModelName
+
+
+class NoiseContract(Message):
+    """The service's side of the noise contract: its version and the probe row it draws."""
+
+    version: int
+    probe: tuple[float, ...]
+
+
+class PrecisionInfo(Message):
+    """One precision tier as this service runs it."""
+
+    precision: Literal["nvfp4", "bf16"]
+    numerics: Literal["native", "emulated"]
+    quantized_share: float
+    """Share of the transformer blocks' linear FLOPs that is quantised, 0 to 1."""
+
+
+class ModelInfo(Message):
+    """A hosted model."""
+
+    name: ModelName
+    family: str
+    height: int
+    width: int
+    latent_shape: tuple[int, ...]
+    digests: dict[str, Digest]
+    """Part name (transformer, text_encoder, tokenizer, vae, scheduler, reward:<name>) to digest."""
+    rewards: tuple[str, ...]
+    precisions: tuple[PrecisionInfo, ...]
+    lora_targets: tuple[str, ...]
+
+
+class ModelList(Message):
+    """Answer of `GET /v1/models`."""
+
+    noise: NoiseContract
+    models: tuple[ModelInfo, ...]

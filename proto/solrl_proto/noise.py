@@ -1,0 +1,29 @@
+"""Constants of the noise contract, and the expansion of a seed root into a group's seeds.
+
+Noise itself needs torch and lives in `solrl_core.noise`; what a client in any language must agree on is here.
+"""
+
+import hashlib
+
+NOISE_CONTRACT_VERSION = 1
+SEED_LIMIT = 2**53
+
+PROBE_SEED = 20_260_406
+PROBE_LENGTH = 16
+PROBE_TOLERANCE = 1e-5
+
+
+def expand_seeds(root: int, prompt_id: str, count: int) -> list[int]:
+    """Return the `count` seeds of prompt `prompt_id` under `root`.
+
+    Seed i is the top 53 bits, big-endian, of SHA-256 over the UTF-8 text `"{root}/{prompt_id}/{i}"`.
+
+    Args:
+        root: seed root of the request, 0 ≤ root < 2**53.
+        prompt_id: the prompt's id in the request.
+        count: how many seeds, at least 1.
+    """
+    return [
+        int.from_bytes(hashlib.sha256(f"{root}/{prompt_id}/{i}".encode()).digest()[:8], "big") >> 11
+        for i in range(count)
+    ]

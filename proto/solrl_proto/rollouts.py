@@ -1,0 +1,132 @@
+"""A rollout request and its answer: prompts and group size in, seeds and proxy rewards out."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from solrl_proto.identifiers import Message, ModelName, RunName, Seed, Version
+from solrl_proto.noise import expand_seeds
+
+MAX_PROMPTS = 256
+MAX_CANDIDATES = 4096
+MAX_STEPS = 200
+
+Precision = Literal["auto", "nvfp4", "bf16"]
+Solver = Literal["euler"]
+Images = Literal["none", "png"]
+
+
+class AdapterRef(Message):
+    """An exact adapter version of a run."""
+
+    run: RunName
+    version: Version
+
+
+class PromptItem(Message):
+    """One prompt. `metadata` is handed to the rewards as it is (GenEval's, for the verifier)."""
+
+    id: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    text: Annotated[str, StringConstraints(min_length=1, max_length=4096, strip_whitespace=True)]
+    metadata: dict[str, Any] = {}
+
+
+class Candidates(Message):
+    """A prompt group's seeds: `count` of them expanded from `seed_root`, or one explicit list per prompt."""
+
+    count: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] | None = None
+    seed_root: Seed | None = None
+    seeds: Annotated[tuple[Annotated[tuple[Seed, ...], Field(min_length=1)], ...], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        expanded = self.count is not None and self.seed_root is not None
+        if expanded == (self.seeds is not None) or (self.count is None) != (self.seed_root is None):
+            raise ValueError("give either count and seed_root, or seeds (a list for each prompt)")
+        if self.seeds is not None:
+            if any(len(group) > MAX_CANDIDATES for group in self.seeds):
+                raise ValueError(f"at most {MAX_CANDIDATES} seeds a prompt")
+            if any(len(set(group)) != len(group) for group in self.seeds):
+                raise ValueError("a seed stands twice in one prompt's list; each candidate needs its own")
+        return self
+
+
+class Plan(Message):
+    """How candidates are made. Sizes default to the model's own."""
+
+    steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 6
+    solver: Solver = "euler"
+    guidance: Annotated[float, Field(ge=1.0, le=30.0)] = 1.0
+    precision: Precision = "auto"
+
+
+class RewardSpec(Message):
+    """A reward by name, and its weight in the score."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+
+
+class RolloutRequest(Message):
+    """Body of `POST /v1/rollouts`. An exact version and exact seeds make it repeatable, so a retry needs no key."""
+
+    model: ModelName
+    adapter: AdapterRef | None = None
+    prompts: Annotated[tuple[PromptItem, ...], Field(min_length=1, max_length=MAX_PROMPTS)]
+    candidates: Candidates
+    plan: Plan = Plan()
+    rewards: Annotated[tuple[RewardSpec, ...], Field(min_length=1, max_length=16)]
+    images: Images = "none"
+
+    @model_validator(mode="after")
+    def _groups_fit_prompts(self) -> Self:
+        ids = [prompt.id for prompt in self.prompts]
+        if len(set(ids)) != len(ids):
+            raise ValueError("two prompts share an id; ids must differ within a request")
+        names = [reward.name for reward in self.rewards]
+        if len(set(names)) != len(names):
+            raise ValueError("a reward is named twice")
+        seeds = self.candidates.seeds
+        if seeds is not None and len(seeds) != len(self.prompts):
+            raise ValueError(f"seeds holds {len(seeds)} lists for {len(self.prompts)} prompts; give one for each")
+        return self
+
+    def groups(self) -> list[tuple[PromptItem, list[int]]]:
+        """Each prompt with its group's seeds, expanded if need be."""
+        explicit, count, root = self.candidates.seeds, self.candidates.count, self.candidates.seed_root
+        if explicit is not None:
+            return [(prompt, list(group)) for prompt, group in zip(self.prompts, explicit, strict=True)]
+        assert count is not None and root is not None
+        return [(prompt, expand_seeds(root, prompt.id, count)) for prompt in self.prompts]
+
+
+class RolloutGroup(Message):
+    """One prompt's candidates, in the order of `seeds`. Every list has the same length."""
+
+    prompt_id: str
+    seeds: tuple[Seed, ...]
+    scores: tuple[float, ...]
+    """Weighted sum of the rewards."""
+    rewards: dict[str, tuple[float, ...]]
+    images: tuple[str, ...] | None = None
+    """Base64 PNGs when asked for."""
+
+
+class RolloutTimings(Message):
+    """Seconds this request waited and was worked on."""
+
+    queued: float
+    generate: float
+    reward: float
+
+
+class RolloutAnswer(Message):
+    """What the service made and what really served it."""
+
+    model: ModelName
+    adapter: AdapterRef | None
+    precision: Literal["nvfp4", "bf16"]
+    numerics: Literal["native", "emulated"]
+    plan: Plan
+    groups: tuple[RolloutGroup, ...]
+    seconds: RolloutTimings

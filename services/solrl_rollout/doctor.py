@@ -1,0 +1,172 @@
+"""What this machine can run with the given settings, what is missing, and what to do about it."""
+
+import json
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from solrl_proto.problems import ProblemError
+
+from solrl_rollout.settings import Settings
+
+_COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
+
+
+class Finding(NamedTuple):
+    """One row of the table."""
+
+    part: str
+    state: Literal["ok", "warn", "missing"]
+    found: str
+    action: str = ""
+
+
+def examine(settings: Settings) -> int:
+    """Print the findings; 1 if something that is needed is missing, else 0."""
+    findings = [
+        *_software(),
+        *_devices(settings),
+        _model(settings),
+        *_rewards(settings),
+        *_redis(settings.redis_url),
+        _port(settings),
+    ]
+    table = Table("part", "state", title="solrl-rollout doctor", title_justify="left")
+    for column in ("found", "what to do"):
+        table.add_column(column, overflow="fold")
+    for part, state, found, action in findings:
+        table.add_row(part, f"[{_COLOURS[state]}]{state}[/]", found, action)
+    Console().print(table)
+    return int(any(finding.state == "missing" for finding in findings))
+
+
+def _software() -> Iterator[Finding]:
+    import torch
+
+    yield Finding("python", "ok", platform.python_version())
+    yield Finding("torch", "ok", torch.__version__)
+
+
+def _devices(settings: Settings) -> Iterator[Finding]:
+    import torch
+    from solrl_core.generator import numerics
+
+    count = torch.cuda.device_count()
+    for i in range(count):
+        major, minor = torch.cuda.get_device_capability(i)
+        found = f"{torch.cuda.get_device_name(i)}, compute capability {major}.{minor}"
+        yield Finding(f"cuda:{i}", "ok", found)
+    if not count:
+        wanted = settings.device.startswith("cuda")
+        action = "install a CUDA build of torch and a driver, or use --device cpu" if wanted else ""
+        yield Finding("cuda", "missing" if wanted else "ok", "no device; runs on the CPU", action)
+    on_cuda = count > 0 and settings.device != "cpu"
+    device = torch.device("cuda" if on_cuda else "cpu")
+    how = "its rounding is reproduced in float32; the native tier (compute capability 10.0) is not built yet"
+    yield Finding("tier nvfp4", "ok", f"{numerics('nvfp4', device)}: {how}")
+    how = "on tensor cores" if on_cuda else "bfloat16 weights, float32 arithmetic"
+    yield Finding("tier bf16", "ok", f"{numerics('bf16', device)}: {how}")
+
+
+def _model(settings: Settings) -> Finding:
+    from solrl_core.families.load import FAMILIES, locate
+
+    try:
+        where = locate(settings.model)
+    except ValueError as error:
+        return Finding("model", "missing", str(error), "correct --model")
+    if not Path(where).is_dir():
+        return _hub_model(where, settings.revision)
+    try:
+        index = json.loads(Path(where, "model_index.json").read_text())
+        parts = [name for name, value in index.items() if isinstance(value, list) and value[0] is not None]
+    except (OSError, ValueError, IndexError, AttributeError) as error:
+        return Finding("model", "missing", f"{where}: {error}", "give a folder in diffusers format")
+    if index.get("_class_name") not in FAMILIES:
+        found = f"{where} is a {index.get('_class_name')}"
+        return Finding("model", "missing", found, f"use a model of {', '.join(sorted(FAMILIES))}")
+    lacking = [part for part in parts if not any(Path(where, part).glob("*"))]
+    if lacking:
+        return Finding("model", "missing", f"{where} lacks {', '.join(lacking)}", "copy the whole folder")
+    return Finding("model", "ok", f"{settings.model} in {where}")
+
+
+def _hub_model(where: str, revision: str | None) -> Finding:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(where, "model_index.json", revision=revision)
+    except HFValidationError as error:
+        return Finding("model", "missing", str(error), "correct --model")
+    if isinstance(cached, str):
+        return Finding("model", "ok", f"{where}, in the hub's cache on this machine")
+    return Finding("model", "warn", f"{where} is not on this machine", "serve downloads it at its start")
+
+
+def _rewards(settings: Settings) -> Iterator[Finding]:
+    from solrl_core.rewards.base import known_rewards
+
+    for name in settings.rewards:
+        if name in known_rewards():
+            yield Finding(f"reward {name}", "ok", "registered")
+        elif ":" in name:
+            yield Finding(
+                f"reward {name}", "warn", "serve imports it at its start", "check it is installed"
+            )
+        else:
+            known = ", ".join(known_rewards())
+            yield Finding(f"reward {name}", "missing", "not registered", f"name one of {known}")
+
+
+def _redis(url: str | None) -> Iterator[Finding]:
+    if url is None:
+        yield Finding("adapter store", "ok", "in this process", "give --redis-url to keep and share adapters")
+        return
+    from redis import Redis
+    from redis.exceptions import RedisError
+
+    try:
+        client = Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3)
+        address = client.connection_pool.connection_kwargs
+        where = address.get("path") or f"{address.get('host', 'localhost')}:{address.get('port', 6379)}"
+    except (ValueError, TypeError):
+        yield Finding(
+            "redis", "missing", "the URL cannot be read", "redis://[user:password@]host[:port][/database]"
+        )
+        return
+    with client:
+        try:
+            client.ping()
+        except (RedisError, OSError) as error:
+            action = "start Redis there (redis-server), or correct --redis-url"
+            yield Finding("redis", "missing", f"{where}: {error}", action)
+            return
+        yield Finding("redis", "ok", f"{where} answers")
+        try:
+            values = client.config_get("maxmemory-policy", "appendonly")
+        except RedisError as error:
+            yield Finding("redis settings", "warn", f"cannot be read: {error}", "check them yourself")
+            return
+    policy, appended = values.get("maxmemory-policy"), values.get("appendonly")
+    if policy == "noeviction":
+        yield Finding("redis maxmemory-policy", "ok", policy)
+    else:
+        yield Finding("redis maxmemory-policy", "warn", str(policy), "set noeviction: others delete adapters")
+    if appended == "yes":
+        yield Finding("redis appendonly", "ok", "yes")
+    else:
+        yield Finding("redis appendonly", "warn", str(appended), "set yes to keep adapters over a crash")
+
+
+def _port(settings: Settings) -> Finding:
+    from solrl_rollout.serve import bind
+
+    try:
+        bind(settings.host, settings.port).close()
+    except ProblemError as error:
+        return Finding("port", "missing", error.problem.detail, error.problem.action or "")
+    return Finding("port", "ok", f"{settings.host}:{settings.port} is free")

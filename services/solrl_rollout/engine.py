@@ -1,0 +1,181 @@
+"""The engine thread: owns the model, takes chunks from the fair queue, and makes and scores their candidates.
+
+Everything that touches torch's model state happens on this one thread. A fault of a request's own is its
+answer; a fault of the thread or the device ends the engine, and the health routes say so.
+"""
+
+import logging
+import math
+import threading
+from collections import deque
+from concurrent.futures import Future
+
+from solrl_proto.problems import ProblemError
+
+from solrl_rollout.executor import Executor
+from solrl_rollout.problems import RetryLaterError, engine_dead, generation_failed
+from solrl_rollout.queue import FairQueue, QueueFull
+from solrl_rollout.settings import Settings
+from solrl_rollout.work import Chunk, Hosted, Job, Scored
+
+logger = logging.getLogger(__name__)
+
+
+class Abandoned(Exception):  # noqa: N818
+    """The client left, or the service closes."""
+
+
+class Engine:
+    """Starts and stops the thread, and passes work to it from any other."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._wake = threading.Condition()
+        self._queue: FairQueue[Chunk] = FairQueue(settings.queue_limit)
+        self._calls: deque[Future[None]] = deque()
+        self._running: Job | None = None
+        self._closing = False
+        self._dead = False
+        self._seconds_per_cost = 0.0
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Future[Hosted]:
+        """Start the thread; the future holds the model once it is loaded and warm, or why it is not."""
+        ready: Future[Hosted] = Future()
+        self._thread = threading.Thread(target=self._main, args=(ready,), name="solrl-engine")
+        self._thread.start()
+        return ready
+
+    def submit(self, chunks: list[Chunk]) -> None:
+        """Queue a request's chunks.
+
+        Raises:
+            ProblemError: 429 `queue-full`, 503 `engine-dead`.
+        """
+        with self._wake:
+            self._require_alive()
+            try:
+                self._queue.put(chunks)
+            except QueueFull:
+                waiting = self._queue.candidates
+                raise RetryLaterError(
+                    "queue-full",
+                    429,
+                    "Queue is full",
+                    f"{waiting} candidates wait already and the limit is {self._queue.limit}",
+                    retry_after=max(1, min(60, math.ceil(self._queue.cost * self._seconds_per_cost))),
+                    got=sum(chunk.candidates for chunk in chunks),
+                    expected=f"at most {self._queue.limit - waiting} more candidates now",
+                    action="send the same request again later, or ask for fewer candidates at a time",
+                ) from None
+            self._wake.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Drop what waits of a job and stop what runs of it at the next step. Harmless after its end."""
+        with self._wake:
+            job.cancelled.set()
+            dropped = self._queue.drop(lambda chunk: chunk.job is job)
+        for chunk in dropped:
+            chunk.done.cancel()
+
+    def call(self) -> Future[None]:
+        """A trivial call; done when the thread gets to it, between two steps at the latest.
+
+        Raises:
+            ProblemError: 503 `engine-dead`.
+        """
+        answered: Future[None] = Future()
+        with self._wake:
+            self._require_alive()
+            self._calls.append(answered)
+            self._wake.notify()
+        return answered
+
+    def close(self) -> None:
+        """Abandon what is left and end the thread."""
+        with self._wake:
+            self._closing = True
+            if self._running is not None:
+                self._running.cancelled.set()
+            self._wake.notify()
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join()
+
+    def _require_alive(self) -> None:
+        if self._dead or self._closing:
+            raise engine_dead()
+
+    def _main(self, ready: Future[Hosted]) -> None:
+        try:
+            executor = Executor(self._settings)
+        except BaseException as error:
+            self._end()
+            ready.set_exception(error)
+            return
+        ready.set_result(executor.hosted)
+        try:
+            while (chunk := self._next()) is not None:
+                self._execute(executor, chunk)
+        except BaseException:
+            logger.exception("the engine thread died; health routes answer 503 from now on")
+        finally:
+            self._end()
+
+    def _next(self) -> Chunk | None:
+        while True:
+            self._answer_calls()
+            with self._wake:
+                self._running = None
+                if self._closing:
+                    return None
+                chunk = self._queue.take()
+                if chunk is not None:
+                    self._running = chunk.job
+                    return chunk
+                if not self._calls:
+                    self._wake.wait()
+
+    def _execute(self, executor: Executor, chunk: Chunk) -> None:
+        if not chunk.done.set_running_or_notify_cancel():
+            return
+
+        def between() -> None:
+            self._answer_calls()
+            if chunk.job.cancelled.is_set():
+                raise Abandoned
+
+        try:
+            scored = executor.execute(chunk, between)
+        except (Abandoned, ProblemError) as error:
+            chunk.done.set_exception(error)
+        except Exception:
+            logger.exception("a chunk of run %r failed", chunk.run)
+            chunk.done.set_exception(generation_failed())
+            executor.probe()
+        except BaseException:
+            chunk.done.set_exception(engine_dead())
+            raise
+        else:
+            self._measure(chunk, scored)
+            chunk.done.set_result(scored)
+
+    def _measure(self, chunk: Chunk, scored: Scored) -> None:
+        measured = (scored.generate + scored.reward) / chunk.cost
+        known = self._seconds_per_cost or measured
+        self._seconds_per_cost = 0.9 * known + 0.1 * measured
+
+    def _answer_calls(self) -> None:
+        while self._calls:
+            call = self._calls.popleft()
+            if call.set_running_or_notify_cancel():
+                call.set_result(None)
+
+    def _end(self) -> None:
+        with self._wake:
+            self._dead = True
+            left = self._queue.drop(lambda _: True)
+            calls, self._calls = self._calls, deque()
+        futures: list[Future[Scored] | Future[None]] = [*(chunk.done for chunk in left), *calls]
+        for future in futures:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(engine_dead())

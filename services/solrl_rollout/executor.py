@@ -1,0 +1,157 @@
+"""What the engine thread runs: the model at each precision, the adapter it serves, and the rewards."""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from solrl_core.families import load_backbone
+from solrl_core.fingerprint import part_digests
+from solrl_core.generator import CHUNK, Generator, numerics
+from solrl_core.lora import adapter_layout
+from solrl_core.rewards import RewardSet
+from solrl_proto.models import ModelInfo, PrecisionInfo
+from solrl_proto.problems import ProblemError
+
+from solrl_rollout.settings import Settings
+from solrl_rollout.work import Chunk, Hosted, Scored, VersionedAdapter
+
+Tier = Literal["nvfp4", "bf16"]
+TIERS: tuple[Tier, ...] = ("nvfp4", "bf16")
+_UNKNOWN = "unknown"
+
+
+def default_precision(settings: Settings) -> Tier:
+    """What `auto` in a request means."""
+    return "nvfp4" if settings.precision == "auto" else settings.precision
+
+
+class Executor:
+    """Loads the model and makes chunks. To be used from one thread.
+
+    Raises ValueError, OSError or RuntimeError when the model or a reward cannot be loaded or does not fit.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        _quiet()
+        device = settings.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        token = settings.hf_token.get_secret_value() if settings.hf_token else None
+        self._backbone = load_backbone(settings.model, device=device, revision=settings.revision, token=token)
+        self._rewards = RewardSet.load(settings.rewards, self._backbone)
+        self._generators: dict[str, Generator] = {}
+        self._serving: dict[str, str | None] = {}
+        warm = self._generator(default_precision(settings))
+        # A whole chunk, so that a device that is too small is found now.
+        warm.generate("a", range(CHUNK), steps=1)
+        self.hosted = self._describe(settings)
+
+    def execute(self, chunk: Chunk, between: Callable[[], None]) -> Scored:
+        """Make and score a chunk's candidates.
+
+        Args:
+            chunk: what to make.
+            between: called before each step; raise from it to stop.
+
+        Raises:
+            ProblemError: 422 `adapter-merge` (the adapter before goes on serving), 500 `reward-failed`.
+        """
+        job, plan, started = chunk.job, chunk.job.plan, time.monotonic()
+        generator = self._generator(job.precision)
+        self._serve(job.precision, generator, job.adapter)
+        made = generator.generate(
+            chunk.prompt.text,
+            chunk.seeds,
+            steps=plan.steps,
+            solver=plan.solver,
+            guidance=plan.guidance,
+            between=between,
+        )
+        pixels = None
+        if job.images:
+            pixels = (made.images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().contiguous()
+        generated = time.monotonic()
+        count = len(chunk.seeds)
+        try:
+            with torch.inference_mode():
+                rewards = self._rewards.score(
+                    job.rewards, made.images, [chunk.prompt.text] * count, [chunk.prompt.metadata] * count
+                )
+        except RuntimeError as error:
+            raise ProblemError(
+                "reward-failed",
+                500,
+                "A reward failed",
+                str(error),
+                where=f"prompts.{chunk.prompt.id}",
+                action="check that the prompt's metadata is what the reward needs, or leave the reward out",
+            ) from error
+        return Scored(rewards, pixels, started, generated - started, time.monotonic() - generated)
+
+    def probe(self) -> None:
+        """Raise if the device does not compute any more."""
+        torch.ones(1, device=self._backbone.device).sum().item()
+
+    def _generator(self, precision: str) -> Generator:
+        if precision not in self._generators:
+            self._generators[precision] = Generator(self._backbone, precision)
+            self._serving[precision] = None
+        return self._generators[precision]
+
+    def _serve(self, precision: str, generator: Generator, adapter: VersionedAdapter | None) -> None:
+        wanted = adapter.digest if adapter else None
+        before = self._serving[precision]
+        if wanted == before:
+            return
+        # Unknown until it is done: were the merge to break halfway, the next chunk must merge anew.
+        self._serving[precision] = _UNKNOWN
+        try:
+            generator.set_adapter(adapter.adapter if adapter else None)
+        except ValueError as error:
+            self._serving[precision] = before
+            raise ProblemError(
+                "adapter-merge",
+                422,
+                "Adapter cannot be merged",
+                str(error),
+                where="adapter",
+                got=wanted,
+                expected="finite weights after the merge",
+                action="use the version before it; look at the training step that made this one",
+            ) from error
+        self._serving[precision] = wanted
+
+    def _describe(self, settings: Settings) -> Hosted:
+        backbone = self._backbone
+        layout = adapter_layout(backbone.transformer, backbone.lora_targets)
+        # Built only to know the share, if it is not the default: a second copy of a large model is not kept.
+        quantised = self._generators.get("nvfp4") or Generator(backbone, "nvfp4")
+        info = ModelInfo(
+            name=settings.name or backbone.name,
+            family=backbone.family,
+            height=backbone.height,
+            width=backbone.width,
+            latent_shape=backbone.latent_shape,
+            digests=part_digests(backbone.parts) | self._rewards.digests(),
+            rewards=self._rewards.names,
+            precisions=tuple(
+                PrecisionInfo(
+                    precision=precision,
+                    numerics=numerics(precision, backbone.device),
+                    quantized_share=quantised.quantized_share if precision == "nvfp4" else 0.0,
+                )
+                for precision in TIERS
+            ),
+            lora_targets=tuple(layout),
+        )
+        return Hosted(info, layout, str(backbone.device))
+
+
+def _quiet() -> None:
+    """No progress bars of the loaders in a service's log."""
+    import diffusers
+    import transformers
+
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()

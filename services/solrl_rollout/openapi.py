@@ -1,0 +1,15 @@
+"""Writes the published contract: `python -m solrl_rollout.openapi > proto/openapi.json`."""
+
+import json
+
+from solrl_rollout.app import create_app
+from solrl_rollout.settings import Settings
+
+
+def document() -> str:
+    """The OpenAPI document as it is published, independent of this machine's settings."""
+    return json.dumps(create_app(Settings.model_construct()).openapi(), indent=2, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,172 @@
+"""Every error leaves as a problem document, and no document tells more than its reader may know."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from solrl_proto.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+_SHOWN = 200  # characters of a foreign value that a problem repeats
+_CLIENT_LEFT = 499
+_KINDS = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
+
+
+class RetryLaterError(ProblemError):
+    """A problem that passes: `retry_after` seconds from now the same request may succeed."""
+
+    def __init__(
+        self, kind: str, status: int, title: str, detail: str, *, retry_after: int, **more: Any
+    ) -> None:
+        super().__init__(kind, status, title, detail, **more)
+        self.retry_after = retry_after
+
+
+def engine_dead() -> ProblemError:
+    """The 503 after the engine thread ended."""
+    return ProblemError(
+        "engine-dead",
+        503,
+        "Engine is dead",
+        "the engine thread ended; this process makes no rollouts any more",
+        action="restart the service; its log says what ended the thread",
+    )
+
+
+def generation_failed() -> ProblemError:
+    """The 500 for a chunk that failed for a reason that is not the request's."""
+    return ProblemError(
+        "generation-failed",
+        500,
+        "Generation failed",
+        "candidates could not be made",
+        action="the service's log says why; other requests are still served",
+    )
+
+
+def body_too_large(got: int | str, limit: int, setting: str) -> HTTPException:
+    """The 413, as the one exception type that FastAPI lets pass while it reads a body."""
+    problem = Problem(
+        type="urn:solrl:problem:body-too-large",
+        title="Body is too large",
+        status=413,
+        detail="the body has more bytes than the service takes",
+        where="body",
+        got=got,
+        expected=f"at most {limit} bytes",
+        action=f"send less at a time, or raise {setting} of the service",
+    )
+    return HTTPException(413, detail=problem)  # type: ignore[arg-type]
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception of `app` with its problem document."""
+
+    @app.exception_handler(ProblemError)
+    async def _problem(_: Request, error: ProblemError) -> Response:
+        headers = {"Retry-After": str(error.retry_after)} if isinstance(error, RetryLaterError) else None
+        return respond(error.problem, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: RequestValidationError) -> Response:
+        return respond(_of_validation(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        problem = error.detail if isinstance(error.detail, Problem) else _of_http(request, error)
+        return respond(problem, error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def _left(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=_CLIENT_LEFT)
+
+    @app.exception_handler(Exception)
+    async def _unexpected(_: Request, __: Exception) -> Response:
+        # Starlette raises the exception again after this answer, and the server logs it with its traceback.
+        return respond(
+            Problem(
+                type="urn:solrl:problem:internal",
+                title="Internal error",
+                status=500,
+                detail="the service met an error of its own",
+                action="the service's log has the traceback",
+            )
+        )
+
+
+def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """The response that carries a problem document."""
+    document = {k: v for k, v in plain(problem.model_dump()).items() if v is not None}
+    # ASCII, because a value at fault may hold what UTF-8 cannot: a lone surrogate.
+    body = json.dumps(document, ensure_ascii=True, allow_nan=False)
+    return Response(body, problem.status, headers and dict(headers), PROBLEM_MEDIA_TYPE)
+
+
+def plain(value: Any) -> Any:
+    """`value` as short, strict JSON: no NaN, nothing long or deep."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return value if math.isfinite(value) and abs(value) < 2**63 else str(float(value))
+    if isinstance(value, str):
+        return value if len(value) <= _SHOWN * 10 else f"{value[:_SHOWN]}… ({len(value)} characters)"
+    if isinstance(value, Mapping):
+        return {str(k)[:_SHOWN]: plain(v) for k, v in list(value.items())[:32]}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value[:32]]
+    return str(value)[:_SHOWN]
+
+
+def _of_validation(errors: Sequence[Any]) -> Problem:
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"])
+    said = [f"{'.'.join(str(part) for part in e['loc'])}: {_message(e)}"[: _SHOWN * 2] for e in errors[:5]]
+    return Problem(
+        type="urn:solrl:problem:invalid-request",
+        title="Request is not valid",
+        status=422,
+        detail="; ".join(said) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else ""),
+        where=where,
+        got="nothing" if first["type"] in ("missing", "json_invalid") else _summary(first.get("input")),
+        expected=_message(first),
+        action="correct the field; /docs shows what the service takes",
+    )
+
+
+def _message(error: Any) -> str:
+    if error["type"] == "json_invalid":
+        return f"valid JSON ({error['ctx']['error']})"
+    message: str = error["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
+
+
+def _summary(value: Any) -> Any:
+    """A value at fault: itself if it is short, else what it is."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}" if len(value) > 8 else [_summary(v) for v in value]
+    if isinstance(value, Mapping):
+        return f"an object with {', '.join(map(str, list(value)[:16]))}" if value else "an empty object"
+    if isinstance(value, str) and len(value) > _SHOWN:
+        return f"{value[:_SHOWN]}… ({len(value)} characters)"
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return f"an integer of {value.bit_length()} bits"
+    return value
+
+
+def _of_http(request: Request, error: HTTPException) -> Problem:
+    status = error.status_code
+    action = "/docs lists the routes" if status in (404, 405) else "see /docs"
+    return Problem(
+        type=f"urn:solrl:problem:{_KINDS.get(status, 'http-error')}",
+        title=str(error.detail),
+        status=status,
+        detail=f"{request.method} {request.url.path[:_SHOWN]}: {error.detail}",
+        action=action,
+    )

@@ -1,0 +1,98 @@
+"""The problems of a request that asks for what this service does not have, or for too much of it."""
+
+from collections.abc import Iterable
+
+from solrl_proto.models import ModelInfo
+from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import RolloutRequest
+
+MAX_ANSWER_PIXELS = 2**28
+"""Pixel values (1 byte each, before compression) that one answer may carry as images."""
+
+
+def check_model(name: str, hosted: ModelInfo) -> None:
+    """Raises 404 `model-not-found` for a model that is not hosted."""
+    if name != hosted.name:
+        raise ProblemError(
+            "model-not-found",
+            404,
+            "No such model",
+            f"this service does not host {name!r}",
+            where="model",
+            got=name,
+            expected=[hosted.name],
+            action="name a hosted model, or start a service for this one",
+        )
+
+
+def check_rewards(names: Iterable[str], hosted: ModelInfo) -> None:
+    """Raises 422 `reward-unknown` for a reward that was not loaded."""
+    for i, name in enumerate(names):
+        if name not in hosted.rewards:
+            raise ProblemError(
+                "reward-unknown",
+                422,
+                "Reward is not loaded",
+                f"this service has not loaded the reward {name!r}",
+                where=f"body.rewards.{i}.name",
+                got=name,
+                expected=list(hosted.rewards),
+                action="name a loaded reward, or start the service with --rewards",
+            )
+
+
+def check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> None:
+    """Raises 422 for a request that could never be served: `too-many-candidates`, `too-many-images`."""
+    asked = request.candidates
+    groups = [len(seeds) for seeds in asked.seeds or ()] or [asked.count or 0] * len(request.prompts)
+    total = sum(groups)
+    if total > queue_limit:
+        raise ProblemError(
+            "too-many-candidates",
+            422,
+            "Request is too large",
+            "the request asks for more candidates than may ever wait here",
+            where="body.candidates",
+            got=total,
+            expected=f"at most {queue_limit} candidates a request",
+            action="send fewer prompts at a time, or raise queue_limit of the service",
+        )
+    most = MAX_ANSWER_PIXELS // (hosted.height * hosted.width * 3)
+    if request.images != "none" and total > most:
+        raise ProblemError(
+            "too-many-images",
+            422,
+            "Answer would be too large",
+            "the request asks for more images than one answer carries",
+            where="body.images",
+            got=total,
+            expected=f"at most {most} images of {hosted.width}×{hosted.height} a request",
+            action="ask for images of fewer candidates at a time",
+        )
+
+
+def wrong_model(got: str, expected: str) -> ProblemError:
+    """The 422 for an adapter that was pushed for another model than the request's."""
+    return ProblemError(
+        "adapter-model",
+        422,
+        "Adapter is another model's",
+        f"the adapter was pushed for model {got!r}",
+        where="body.adapter",
+        got=got,
+        expected=expected,
+        action="name a version that was pushed for this model",
+    )
+
+
+def score_not_finite(prompt: str) -> ProblemError:
+    """The 422 for weights that carry a score out of float32's range."""
+    return ProblemError(
+        "score-nonfinite",
+        422,
+        "Score is not finite",
+        f"the weighted sum of the rewards overflows for prompt {prompt!r}",
+        where="body.rewards",
+        expected="weights whose weighted sum stays within float32",
+        action="use smaller weights",
+    )

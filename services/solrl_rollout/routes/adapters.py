@@ -1,0 +1,95 @@
+"""Pushing and reading adapter versions."""
+
+import base64
+import binascii
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from solrl_proto.adapters import (
+    ADAPTER_MEDIA_TYPE,
+    DIGEST_HEADER,
+    MODEL_PARAMETER,
+    PARENT_PARAMETER,
+    AdapterInfo,
+    AdapterList,
+)
+from solrl_proto.identifiers import ModelName, RunName, Version
+from solrl_proto.problems import ProblemError
+
+from solrl_rollout.limits import read_body
+from solrl_rollout.refusals import check_model
+from solrl_rollout.routes.common import PROBLEMS, ServiceDep
+
+router = APIRouter(prefix="/v1/runs/{run}/adapters", tags=["adapters"], responses=PROBLEMS)
+
+_SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?=$|,|;)")
+_BINARY: dict[str, Any] = {ADAPTER_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+
+
+@router.put(
+    "/{version}",
+    status_code=201,
+    openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
+    responses={
+        200: {"model": AdapterInfo, "description": "Stored already, with this content"}
+    },
+)
+async def put_adapter(
+    request: Request,
+    response: Response,
+    service: ServiceDep,
+    run: RunName,
+    version: Version,
+    model: Annotated[ModelName, Query(alias=MODEL_PARAMETER)],
+    digest: Annotated[str, Header(alias=DIGEST_HEADER, description="RFC 9530: `sha-256=:<base64>:`")],
+    parent: Annotated[Version | None, Query(alias=PARENT_PARAMETER)] = None,
+) -> AdapterInfo:
+    """Store an adapter version (safetensors, PEFT keys, float32) and make it the run's head."""
+    service.require_accepting()
+    check_model(model, service.hosted)
+    announced = _parse_digest(digest)
+    body = await read_body(request, service.settings.max_adapter_bytes, "max_adapter_bytes")
+    info, new = await service.adapters.push(run, version, parent, announced, body)
+    response.status_code = 201 if new else 200
+    return info
+
+
+@router.get("")
+async def list_adapters(service: ServiceDep, run: RunName) -> AdapterList:
+    """All versions of a run that are kept, oldest first."""
+    return await service.store.list(run)
+
+
+@router.get("/{version}")
+async def get_adapter(service: ServiceDep, run: RunName, version: Version) -> AdapterInfo:
+    """What is stored under a version."""
+    return await service.store.info(run, version)
+
+
+@router.get("/{version}/weights", response_class=Response, responses={200: {"content": _BINARY}})
+async def get_weights(service: ServiceDep, run: RunName, version: Version) -> Response:
+    """The version's bytes as they were pushed, with their Content-Digest."""
+    info, body = await service.store.get(run, version)
+    packed = base64.b64encode(bytes.fromhex(info.digest.removeprefix("sha256:"))).decode()
+    return Response(body, media_type=ADAPTER_MEDIA_TYPE, headers={DIGEST_HEADER: f"sha-256=:{packed}:"})
+
+
+def _parse_digest(header: str) -> str:
+    """`sha256:<hex>` from a Content-Digest header, which may hold other algorithms besides."""
+    found = _SHA256.search(header)
+    try:
+        if found:
+            return f"sha256:{base64.b64decode(found[1], validate=True).hex()}"
+    except binascii.Error:
+        pass
+    raise ProblemError(
+        "digest-header",
+        422,
+        "Content-Digest cannot be read",
+        "the header holds no sha-256 digest",
+        where=f"header.{DIGEST_HEADER}",
+        got=header[:200],
+        expected="sha-256=:<base64 of 32 bytes>:",
+        action="send the SHA-256 of the body as RFC 9530 has it",
+    )

@@ -1,0 +1,41 @@
+"""Is the engine alive, and would a request be served."""
+
+import asyncio
+
+from fastapi import APIRouter
+from solrl_proto.problems import ProblemError
+
+from solrl_rollout.routes.common import PROBLEMS, ServiceDep
+from solrl_rollout.service import Service
+
+router = APIRouter(prefix="/health", tags=["health"], responses=PROBLEMS)
+
+
+@router.get("/live")
+async def live(service: ServiceDep) -> dict[str, str]:
+    """200 while the engine thread answers a call; 503 when it is dead or stuck: restart the process."""
+    await _call_engine(service)
+    return {"status": "live"}
+
+
+@router.get("/ready")
+async def ready(service: ServiceDep) -> dict[str, str]:
+    """200 while the model is loaded, the engine and the adapter store answer, and new work is accepted."""
+    service.require_accepting()
+    await _call_engine(service)
+    await service.store.ping()
+    return {"status": "ready", "model": service.hosted.name}
+
+
+async def _call_engine(service: Service) -> None:
+    limit = service.settings.live_timeout
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(service.engine.call()), limit)
+    except TimeoutError:
+        raise ProblemError(
+            "engine-stalled",
+            503,
+            "Engine does not answer",
+            f"the engine thread did not answer within {limit} seconds",
+            action="restart the service if this goes on, or raise live_timeout if its steps take longer",
+        ) from None

@@ -1,0 +1,14 @@
+"""What the service hosts."""
+
+from fastapi import APIRouter
+from solrl_proto.models import ModelList
+
+from solrl_rollout.routes.common import PROBLEMS, ServiceDep
+
+router = APIRouter(prefix="/v1", tags=["models"], responses=PROBLEMS)
+
+
+@router.get("/models")
+async def list_models(service: ServiceDep) -> ModelList:
+    """The hosted model, digests of all that makes an image and its score, and the noise contract."""
+    return ModelList(noise=service.noise, models=(service.hosted,))

@@ -1,0 +1,141 @@
+"""One service process: settings, store and engine, and the rollouts that requests ask of them."""
+
+import asyncio
+import base64
+import io
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import torch
+from PIL import Image
+from solrl_core.noise import noise_contract
+from solrl_core.rewards.base import weighted_sum
+from solrl_proto.models import NoiseContract
+from solrl_proto.rollouts import RolloutAnswer, RolloutGroup, RolloutRequest, RolloutTimings
+
+from solrl_rollout.adapters import Adapters
+from solrl_rollout.engine import Engine
+from solrl_rollout.executor import default_precision
+from solrl_rollout.problems import RetryLaterError
+from solrl_rollout.refusals import check_model, check_rewards, check_size, score_not_finite
+from solrl_rollout.settings import Settings
+from solrl_rollout.store import AdapterStore, open_store
+from solrl_rollout.work import Chunk, Hosted, Job, Scored, split
+
+
+class Service:
+    """A running service. `draining` is set when it is told to stop: new work is refused from then on."""
+
+    def __init__(self, settings: Settings, store: AdapterStore, engine: Engine, hosted: Hosted) -> None:
+        self.settings = settings
+        self.store = store
+        self.engine = engine
+        self.hosted = hosted.info
+        self.device = hosted.device
+        self.noise: NoiseContract = noise_contract()
+        self.adapters = Adapters(store, hosted)
+        self.draining = False
+
+    def require_accepting(self) -> None:
+        """Raises 503 `draining` once the service was told to stop."""
+        if self.draining:
+            raise RetryLaterError(
+                "draining",
+                503,
+                "Service is stopping",
+                "the service finishes what it has accepted and takes nothing new",
+                retry_after=10,
+                action="send the same request to another replica, or again after the restart",
+            )
+
+    async def rollout(self, request: RolloutRequest) -> RolloutAnswer:
+        """Make and score a request's candidates.
+
+        Raises:
+            ProblemError: 404, 422, 429 `queue-full`, 500, 503, as the parts say.
+        """
+        self.require_accepting()
+        check_model(request.model, self.hosted)
+        check_rewards((reward.name for reward in request.rewards), self.hosted)
+        check_size(request, self.hosted, self.settings.queue_limit)
+        precision = request.plan.precision
+        job = Job(
+            run=request.adapter.run if request.adapter else None,
+            adapter=await self.adapters.fetch(request.adapter) if request.adapter else None,
+            precision=default_precision(self.settings) if precision == "auto" else precision,
+            plan=request.plan,
+            rewards=tuple(reward.name for reward in request.rewards),
+            images=request.images == "png",
+        )
+        groups = split(request, job)
+        chunks = [chunk for group in groups for chunk in group]
+        asked = time.monotonic()
+        self.engine.submit(chunks)
+        try:
+            scored = await asyncio.gather(*(asyncio.wrap_future(chunk.done) for chunk in chunks))
+        finally:
+            # Nothing is left to cancel unless a chunk failed or the client went away.
+            self.engine.cancel(job)
+        return await asyncio.to_thread(self._answer, request, job, groups, scored, asked)
+
+    def _answer(
+        self, request: RolloutRequest, job: Job, groups: list[list[Chunk]], scored: list[Scored], asked: float
+    ) -> RolloutAnswer:
+        results = iter(scored)
+        return RolloutAnswer(
+            model=self.hosted.name,
+            adapter=request.adapter,
+            precision=job.precision,
+            numerics=next(p.numerics for p in self.hosted.precisions if p.precision == job.precision),
+            plan=request.plan,
+            groups=tuple(_group(request, group, [next(results) for _ in group]) for group in groups),
+            seconds=RolloutTimings(
+                queued=min(one.started for one in scored) - asked,
+                generate=sum(one.generate for one in scored),
+                reward=sum(one.reward for one in scored),
+            ),
+        )
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Service]:
+    """A service with its store reached and its model loaded, scored and warm; stopped at the end.
+
+    Raises:
+        ProblemError: the store cannot be reached.
+        ValueError, OSError, RuntimeError: the model or a reward cannot be loaded.
+    """
+    store = open_store(settings.redis_url, settings.retain)
+    engine = Engine(settings)
+    try:
+        await store.ping()
+        hosted = await asyncio.wrap_future(engine.start())
+        yield Service(settings, store, engine, hosted)
+    finally:
+        await asyncio.to_thread(engine.close)
+        await store.close()
+
+
+def _group(request: RolloutRequest, chunks: list[Chunk], scored: list[Scored]) -> RolloutGroup:
+    rewards = {name: torch.cat([one.rewards[name] for one in scored]) for name in scored[0].rewards}
+    scores = weighted_sum(rewards, {reward.name: reward.weight for reward in request.rewards})
+    if not torch.isfinite(scores).all():
+        raise score_not_finite(chunks[0].prompt.id)
+    images = None
+    if request.images == "png":
+        images = tuple(_png(pixels) for one in scored if one.images is not None for pixels in one.images)
+    return RolloutGroup(
+        prompt_id=chunks[0].prompt.id,
+        seeds=tuple(seed for chunk in chunks for seed in chunk.seeds),
+        scores=tuple(scores.tolist()),
+        rewards={name: tuple(values.tolist()) for name, values in rewards.items()},
+        images=images,
+    )
+
+
+def _png(pixels: torch.Tensor) -> str:
+    """Base64 PNG of uint8 [H, W, 3]."""
+    file = io.BytesIO()
+    Image.fromarray(pixels.numpy()).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,71 @@
+"""What `solrl-rollout serve` can be told, by flag or by environment (`SOLRL_MODEL`, `SOLRL_PORT`, …)."""
+
+from typing import Annotated, Any, Literal
+
+import tyro
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from solrl_proto.identifiers import ModelName
+
+from solrl_rollout.store.base import DEFAULT_RETAIN
+
+MIB = 2**20
+
+
+class Settings(BaseSettings):
+    """Settings of one service process; a flag wins over the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="SOLRL_", extra="ignore", frozen=True)
+
+    model: str = "mini-sana"
+    """Registered name, local folder in diffusers format, or hub id."""
+
+    name: ModelName | None = None
+    """Name the model is served under; the default comes from the model."""
+
+    revision: str | None = None
+    """Hub commit or tag."""
+
+    hf_token: Annotated[SecretStr | None, tyro.conf.Suppress] = None
+    """For gated models; only from the environment (SOLRL_HF_TOKEN), since others can read a command line."""
+
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto takes CUDA where there is one."""
+
+    precision: Literal["auto", "nvfp4", "bf16"] = "auto"
+    """What `precision: auto` of a request means here. auto is nvfp4, the exploration tier: emulated, since no
+    native NVFP4 tier is built yet. Every answer says what really ran."""
+
+    rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
+    """Rewards to load, by name or package.module:attribute (in the environment: separated by commas)."""
+
+    redis_url: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: in this process)")] = None
+    """Redis that keeps the adapters, for all replicas."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Port to listen on; 0 takes a free one."""
+
+    queue_limit: Annotated[int, Field(ge=1)] = 65536
+    """Candidates that may wait; beyond it requests are answered 429."""
+
+    max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
+    """Largest adapter file."""
+
+    max_body_bytes: Annotated[int, Field(ge=1)] = 16 * MIB
+    """Largest JSON body."""
+
+    retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
+    """Adapter versions kept a run."""
+
+    live_timeout: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds in which the engine thread must answer /health/live (it does between two steps)."""
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = tuple(part.strip() for part in value.split(",") if part.strip())
+        return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value

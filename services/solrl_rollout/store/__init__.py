@@ -1,0 +1,34 @@
+"""Where adapter versions are kept: in this process, or in Redis for all replicas."""
+
+from solrl_proto.problems import ProblemError
+
+from solrl_rollout.store.base import DEFAULT_RETAIN, AdapterStore
+from solrl_rollout.store.memory import MemoryAdapterStore
+
+__all__ = ["DEFAULT_RETAIN", "AdapterStore", "MemoryAdapterStore", "open_store"]
+
+
+def open_store(url: str | None, retain: int = DEFAULT_RETAIN) -> AdapterStore:
+    """Return the store that `url` names: None or `memory://`, else `redis://`, `rediss://`, `unix://`.
+
+    Nothing is connected yet; `ping` says whether the store can be reached.
+
+    Raises:
+        ProblemError: 500 `store-url` for any other URL. The URL is not repeated: it may hold a password.
+    """
+    if url is None or url == "memory://":
+        return MemoryAdapterStore(retain)
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme in ("redis", "rediss", "unix"):
+        from solrl_rollout.store.redis import RedisAdapterStore
+
+        return RedisAdapterStore(url, retain)
+    raise ProblemError(
+        "store-url",
+        500,
+        "Adapter store URL is not usable",
+        "the store URL names no known store",
+        got=f"{scheme}://" if separator else "no scheme",
+        expected="memory://, redis://, rediss:// or unix://",
+        action="correct the store URL, or leave it out to keep adapters in this process",
+    )

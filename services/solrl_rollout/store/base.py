@@ -1,0 +1,179 @@
+"""What an adapter store promises, and the rules that every store shares.
+
+Versions of a run are immutable and only grow; each names the head it was made from as its parent. A store
+judges a put with `admit` against one consistent view of the run, and writes only if that view still holds.
+"""
+
+import asyncio
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from solrl_proto.adapters import AdapterInfo, AdapterList
+from solrl_proto.problems import ProblemError
+
+DEFAULT_RETAIN = 8
+
+
+class AdapterStore(ABC):
+    """Versioned adapters of all runs. Any method may raise ProblemError 503 `store-unavailable`."""
+
+    def __init__(self, retain: int = DEFAULT_RETAIN) -> None:
+        """Keep at most the newest `retain` (≥ 1) versions of a run; older ones are deleted at `put`."""
+        if retain < 1:
+            raise ValueError(f"retain is {retain}; a store must keep at least 1 version of a run")
+        self.retain = retain
+
+    @abstractmethod
+    async def put(self, info: AdapterInfo, body: bytes) -> AdapterInfo:
+        """Store a version and make it the run's head, atomically; return what is stored.
+
+        A version that is stored already with this digest, parent and model is a success. Raises 409
+        `version-conflict` or `parent-conflict`, 422 `digest-mismatch` when `body` is not what `info` says.
+        """
+
+    @abstractmethod
+    async def get(self, run: str, version: int) -> tuple[AdapterInfo, bytes]:
+        """Return a version and its bytes, digest verified.
+
+        Raises 404 `run-not-found` or `version-not-found`, 500 `adapter-corrupt`.
+        """
+
+    @abstractmethod
+    async def info(self, run: str, version: int) -> AdapterInfo:
+        """Return what is stored under a version. Raises 404 as `get` does."""
+
+    @abstractmethod
+    async def list(self, run: str) -> AdapterList:
+        """Return the run's head and all its stored versions, oldest first. Raises 404 `run-not-found`."""
+
+    @abstractmethod
+    async def ping(self) -> None:
+        """Return if the store answers."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of connections."""
+
+
+def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> AdapterInfo | None:
+    """Judge a put against the run's head and what is stored under the version.
+
+    Returns:
+        `stored` if the put repeats it, or None if the version may be written while `head` is still the head.
+
+    Raises:
+        ProblemError: 409 `version-conflict` or `parent-conflict`.
+    """
+    if stored is not None:
+        given, kept = _identity(info), _identity(stored)
+        if given == kept:
+            return stored
+        raise _conflict(info, "this version is stored already, with other content", got=given, expected=kept)
+    if head is not None and info.version <= head:
+        raise _conflict(
+            info,
+            f"the run's head is version {head} and version {info.version} is not stored",
+            got=info.version,
+            expected=f"a version above {head}",
+        )
+    if info.parent != head:
+        raise ProblemError(
+            "parent-conflict",
+            409,
+            "Adapter parent is not the head",
+            f"version {info.version} of run {info.run!r} was made from {_named(info.parent)}; "
+            f"the run's head is {_named(head)}",
+            where="parent",
+            got=info.parent,
+            expected=head,
+            action="two trainers may be writing to one run: give each its own, or resume from the head",
+        )
+    return None
+
+
+async def verify_put(info: AdapterInfo, body: bytes) -> None:
+    """Refuse bytes that are not what `info` says, with 422 `digest-mismatch`: versions cannot be mended."""
+    digest = await _digest(body)
+    if (len(body), digest) != (info.size, info.digest):
+        raise ProblemError(
+            "digest-mismatch",
+            422,
+            "Adapter refused",
+            "the body is not what was announced",
+            where="digest",
+            got=f"{digest}, {len(body)} bytes",
+            expected=f"{info.digest}, {info.size} bytes",
+            action="send the file again",
+        )
+
+
+async def verify_stored(info: AdapterInfo, body: bytes) -> None:
+    """Refuse stored bytes that are not what was put, with 500 `adapter-corrupt`."""
+    digest = await _digest(body)
+    if digest != info.digest:
+        raise corrupt(info.run, info.version, got=digest, expected=info.digest)
+
+
+def corrupt(run: str, version: int, *, got: str, expected: str) -> ProblemError:
+    """The 500 problem for a version that cannot be read back as it was put."""
+    return ProblemError(
+        "adapter-corrupt",
+        500,
+        "Stored adapter is damaged",
+        f"version {version} of run {run!r} is damaged in the store",
+        got=got,
+        expected=expected,
+        action="push a new version; check the store's memory policy and its host",
+    )
+
+
+def not_found(run: str, version: int, head: int | None, versions: Iterable[int]) -> ProblemError:
+    """The 404 problem for a run (if it has no head) or one of its versions."""
+    if head is None:
+        return ProblemError(
+            "run-not-found",
+            404,
+            "No such run",
+            f"run {run!r} has no adapter in this store",
+            where="run",
+            got=run,
+            action="push the run's first adapter, or correct the name",
+        )
+    held = sorted(versions)
+    return ProblemError(
+        "version-not-found",
+        404,
+        "No such adapter version",
+        f"run {run!r} has no version {version} in this store; its head is {head}, it holds {held}",
+        where="version",
+        got=version,
+        expected=held,
+        action="name a version that is held; old ones are deleted",
+    )
+
+
+async def _digest(body: bytes) -> str:
+    # In a thread: a FLUX.1 adapter takes a tenth of a second and more, in which the event loop must go on.
+    return f"sha256:{(await asyncio.to_thread(hashlib.sha256, body)).hexdigest()}"
+
+
+def _identity(info: AdapterInfo) -> dict[str, str]:
+    return {"digest": info.digest, "model": info.model}
+
+
+def _named(version: int | None) -> str:
+    return "none" if version is None else f"version {version}"
+
+
+def _conflict(info: AdapterInfo, fault: str, *, got: object, expected: object) -> ProblemError:
+    return ProblemError(
+        "version-conflict",
+        409,
+        "Adapter version is taken",
+        f"version {info.version} of run {info.run!r}: {fault}",
+        where="version",
+        got=got,
+        expected=expected,
+        action="versions never change: push the next one, or use another run name",
+    )

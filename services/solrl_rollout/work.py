@@ -1,0 +1,87 @@
+"""What the service hands to the engine thread, and what comes back."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from solrl_core.adapter import Adapter
+from solrl_core.generator import CHUNK
+from solrl_proto.models import ModelInfo
+from solrl_proto.rollouts import Plan, PromptItem, RolloutRequest
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """The loaded model: what `GET /v1/models` says of it, the adapter layout it takes, where it runs."""
+
+    info: ModelInfo
+    layout: dict[str, tuple[int, int]]
+    device: str
+
+
+@dataclass(frozen=True, eq=False)
+class VersionedAdapter:
+    """A decoded adapter and the digest that names its content."""
+
+    digest: str
+    adapter: Adapter
+
+
+@dataclass(eq=False)
+class Job:
+    """What all chunks of one request share. `cancelled` stops a running one at its next step."""
+
+    run: str | None
+    adapter: VersionedAdapter | None
+    precision: Literal["nvfp4", "bf16"]
+    plan: Plan
+    rewards: tuple[str, ...]
+    images: bool
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A finished chunk: rewards float32 [N] by name, images uint8 [N, H, W, 3] if asked for, seconds."""
+
+    rewards: dict[str, torch.Tensor]
+    images: torch.Tensor | None
+    started: float
+    generate: float
+    reward: float
+
+
+@dataclass(eq=False)
+class Chunk:
+    """At most 24 candidates of one prompt under one adapter and plan."""
+
+    job: Job
+    prompt: PromptItem
+    seeds: Sequence[int]
+    done: Future[Scored] = field(default_factory=Future)
+
+    @property
+    def run(self) -> str | None:
+        """Whose turn it takes."""
+        return self.job.run
+
+    @property
+    def candidates(self) -> int:
+        """How many it makes."""
+        return len(self.seeds)
+
+    @property
+    def cost(self) -> int:
+        """Candidates × steps."""
+        return len(self.seeds) * self.job.plan.steps
+
+
+def split(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
+    """The request's chunks, a list for each prompt."""
+    return [
+        [Chunk(job, prompt, seeds[start : start + CHUNK]) for start in range(0, len(seeds), CHUNK)]
+        for prompt, seeds in request.groups()
+    ]

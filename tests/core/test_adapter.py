@@ -1,0 +1,236 @@
+"""The adapter file: what goes in comes out, and everything else is refused by name."""
+
+import json
+import struct
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from solrl_core.adapter import (
+    MAX_HEADER_BYTES,
+    Adapter,
+    adapter_digest,
+    decode_adapter,
+    encode_adapter,
+    lora_a_key,
+    lora_b_key,
+)
+from solrl_proto.problems import Problem, ProblemError
+
+LAYOUT = {"blocks.0.attn.to_q": (6, 4), "blocks.0.ff.proj": (8, 6)}
+RANK = 2
+A_KEY = "base_model.model.blocks.0.attn.to_q.lora_A.weight"
+B_KEY = "base_model.model.blocks.0.attn.to_q.lora_B.weight"
+META = {"r": "2", "lora_alpha": "4"}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = {}
+    for module, (out_features, in_features) in LAYOUT.items():
+        made[lora_a_key(module)] = torch.randn(RANK, in_features, generator=generator)
+        made[lora_b_key(module)] = torch.randn(out_features, RANK, generator=generator)
+    return made
+
+
+def file_of(changes: dict[str, Any] | None = None, meta: dict[str, str] | None = META) -> bytes:
+    """A file by safetensors itself: the good tensors with some replaced, added, or (None) left out."""
+    held = {key: value for key, value in (tensors() | (changes or {})).items() if value is not None}
+    body: bytes = safetensors.torch.save(held, meta)
+    return body
+
+
+def with_header(header: bytes, data: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def refusal(body: bytes) -> Problem:
+    with pytest.raises(ProblemError) as caught:
+        decode_adapter(body, LAYOUT)
+    assert caught.value.problem.status == 422
+    return caught.value.problem
+
+
+def test_decoded_adapter_equals_the_encoded_one() -> None:
+    adapter = decode_adapter(encode_adapter(Adapter(RANK, 4.0, tensors())), LAYOUT)
+    assert (adapter.rank, adapter.alpha, adapter.scale) == (2, 4.0, 2.0)
+    assert adapter.modules == tuple(sorted(LAYOUT))
+    assert adapter.tensors.keys() == tensors().keys()
+    assert all(torch.equal(adapter.tensors[key], value) for key, value in tensors().items())
+
+
+@pytest.mark.parametrize("alpha", [32, 0.1, 1e-5, 0.00012345678901234567, 1.5e20])
+def test_alpha_survives_exactly(alpha: float) -> None:
+    assert decode_adapter(encode_adapter(Adapter(RANK, alpha, tensors())), LAYOUT).alpha == alpha
+
+
+def test_delta_is_scaled_b_times_a() -> None:
+    adapter = Adapter(RANK, 4.0, tensors())
+    delta = adapter.delta("blocks.0.attn.to_q")
+    assert delta.dtype == torch.float32
+    assert delta.shape == (6, 4)
+    torch.testing.assert_close(delta, 2.0 * tensors()[B_KEY] @ tensors()[A_KEY])
+
+
+def test_peft_key_format_and_string_metadata_on_the_wire() -> None:
+    body = encode_adapter(Adapter(RANK, 4.0, tensors()))
+    (length,) = struct.unpack("<Q", body[:8])
+    header = json.loads(body[8 : 8 + length])
+    assert header.pop("__metadata__") == {"r": "2", "lora_alpha": "4.0"}
+    assert header[A_KEY]["shape"] == [2, 4]
+    assert header[B_KEY]["shape"] == [6, 2]
+    assert {entry["dtype"] for entry in header.values()} == {"F32"}
+    assert safetensors.torch.load(body).keys() == tensors().keys()
+
+
+def test_same_tensors_give_the_same_bytes_in_any_order() -> None:
+    forward = tensors()
+    backward = dict(reversed(forward.items()))
+    bodies = {encode_adapter(Adapter(RANK, 4.0, made)) for made in [forward, backward] * 10}
+    assert len(bodies) == 1
+    digest = adapter_digest(bodies.pop())
+    assert digest.startswith("sha256:")
+    assert len(digest) == len("sha256:") + 64
+
+
+def test_transposed_shared_and_grad_tensors_are_encoded_by_value() -> None:
+    flat = torch.arange(20, dtype=torch.float32, requires_grad=True)
+    made = tensors() | {A_KEY: flat[:8].view(4, 2).T, B_KEY: flat[8:].view(6, 2)}
+    back = decode_adapter(encode_adapter(Adapter(RANK, 4.0, made)), LAYOUT)
+    assert torch.equal(back.tensors[A_KEY], made[A_KEY])
+    assert torch.equal(back.tensors[B_KEY], made[B_KEY])
+
+
+def test_encoding_refuses_other_types_than_float32() -> None:
+    with pytest.raises(ProblemError) as caught:
+        encode_adapter(Adapter(RANK, 4.0, tensors() | {A_KEY: torch.zeros(2, 4, dtype=torch.bfloat16)}))
+    assert (caught.value.problem.kind, caught.value.problem.where) == ("adapter-dtype", A_KEY)
+
+
+def test_every_truncation_is_malformed() -> None:
+    body = file_of()
+    assert {refusal(body[:end]).kind for end in range(len(body))} == {"adapter-malformed"}
+
+
+def test_a_flipped_header_byte_never_gives_anything_but_an_adapter_or_a_refusal() -> None:
+    body = encode_adapter(Adapter(RANK, 4.0, tensors()))
+    (length,) = struct.unpack("<Q", body[:8])
+    refused = 0
+    for place in range(8 + length):
+        for mask in (0x01, 0x20, 0x80):
+            flipped = bytearray(body)
+            flipped[place] ^= mask
+            try:
+                decode_adapter(bytes(flipped), LAYOUT)
+            except ProblemError:
+                refused += 1
+    assert refused > length
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x80\x04\x95 a pickle, perhaps",
+        struct.pack("<Q", 2**63) + b"{}",
+        struct.pack("<Q", MAX_HEADER_BYTES + 1) + b" " * (MAX_HEADER_BYTES + 1),
+        with_header(b"[]"),
+        with_header(b"{" * 100_000),
+        with_header(b'{"__metadata__":{"r":2}}'),
+        with_header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,800]}}', bytes(8)),
+        with_header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', bytes(16)),
+        with_header(b'{"a":{"dtype":"F32","shape":[3,18446744073709551615],"data_offsets":[0,8]}}', bytes(8)),
+    ],
+    ids=[
+        "empty",
+        "pickle",
+        "length",
+        "long-header",
+        "list",
+        "nested",
+        "meta-type",
+        "offset",
+        "rest",
+        "overflow",
+    ],
+)
+def test_files_that_are_not_safetensors_are_malformed(body: bytes) -> None:
+    assert refusal(body).kind == "adapter-malformed"
+
+
+@pytest.mark.parametrize("rank", [None, "", "0", "-2", "2.0", "nan", " 2", "2_0", "9" * 5000, "²"])
+def test_rank_metadata_must_be_a_positive_whole_number(rank: str | None) -> None:
+    meta = {"lora_alpha": "4"} | ({} if rank is None else {"r": rank})
+    problem = refusal(file_of(meta=meta))
+    assert (problem.kind, problem.where) == ("adapter-metadata", "__metadata__.r")
+    assert len(str(problem)) < 1000
+
+
+@pytest.mark.parametrize(
+    "alpha", [None, "", "0", "0.0", "-4", "nan", "inf", "1e999", "1e-999", "4_0", "four"]
+)
+def test_alpha_metadata_must_be_positive_and_finite(alpha: str | None) -> None:
+    meta = {"r": "2"} | ({} if alpha is None else {"lora_alpha": alpha})
+    problem = refusal(file_of(meta=meta))
+    assert (problem.kind, problem.where) == ("adapter-metadata", "__metadata__.lora_alpha")
+
+
+def test_missing_metadata_is_refused() -> None:
+    assert refusal(file_of(meta=None)).kind == "adapter-metadata"
+
+
+def test_a_partial_bind_is_refused_and_names_what_is_missing() -> None:
+    problem = refusal(file_of({B_KEY: None}))
+    assert (problem.kind, problem.where, problem.expected) == ("adapter-keys", B_KEY, [B_KEY])
+    assert "1 of the 4 tensors are missing" in problem.detail
+
+
+def test_an_adapter_that_binds_nothing_is_refused() -> None:
+    for body in (
+        safetensors.torch.save({"transformer.to_q.lora_A.weight": torch.ones(2, 4)}, META),
+        with_header(b'{"__metadata__":{"r":"2","lora_alpha":"4"}}'),
+    ):
+        problem = refusal(body)
+        assert problem.kind == "adapter-keys"
+        assert "binds none of the model's 2" in problem.detail
+
+
+def test_a_misnamed_tensor_is_refused_with_the_closest_name() -> None:
+    wrong = A_KEY.replace("lora_A.weight", "lora_A.default.weight")
+    problem = refusal(file_of({A_KEY: None, wrong: torch.zeros(2, 4)}))
+    assert (problem.kind, problem.where, problem.expected) == ("adapter-keys", wrong, A_KEY)
+
+
+def test_an_extra_tensor_is_refused_and_long_names_are_cut() -> None:
+    problem = refusal(file_of({"x" * 100_000: torch.zeros(1)}))
+    assert problem.kind == "adapter-keys"
+    assert len(str(problem)) < 2000
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (3, 4), (2, 5), (8,), (2, 4, 1), (0, 4), ()])
+def test_a_wrong_shape_is_refused_with_both_shapes(shape: tuple[int, ...]) -> None:
+    problem = refusal(file_of({A_KEY: torch.zeros(shape)}))
+    assert (problem.kind, problem.where) == ("adapter-shape", A_KEY)
+    assert (problem.got, problem.expected) == (list(shape), [2, 4])
+
+
+def test_a_rank_that_is_not_the_tensors_is_a_shape_problem() -> None:
+    assert refusal(file_of(meta={"r": "3", "lora_alpha": "4"})).kind == "adapter-shape"
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.float8_e4m3fn]
+)
+def test_other_types_than_float32_are_refused(dtype: torch.dtype) -> None:
+    problem = refusal(file_of({B_KEY: torch.zeros(6, 2, dtype=dtype)}))
+    assert (problem.kind, problem.where, problem.expected) == ("adapter-dtype", B_KEY, "F32")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_single_value_that_is_not_finite_is_refused(value: float) -> None:
+    bad = torch.zeros(6, 2)
+    bad[5, 1] = value
+    problem = refusal(file_of({B_KEY: bad}))
+    assert (problem.kind, problem.where) == ("adapter-nonfinite", B_KEY)
+    assert problem.got == "1 of 12 values NaN or infinite"

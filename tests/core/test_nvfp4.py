@@ -1,0 +1,213 @@
+"""NVFP4 against a scalar oracle that rounds by enumerating the representable values."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solrl_core.precision import quantize_dequantize, quantize_dequantize_per_candidate
+from torch import Tensor
+
+F32 = np.float32
+E2M1 = [F32(v) for v in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
+E4M3 = [F32(m * 2.0**-9) for m in range(8)] + [
+    F32((1 + m / 8) * 2.0 ** (e - 7)) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)
+]
+
+
+def nearest(value: np.float32, grid: list[np.float32]) -> np.float32:
+    """Nearest grid value to a magnitude, saturating; a tie goes to the even code (its index)."""
+    if value >= grid[-1]:
+        return grid[-1]
+    low = max(i for i, entry in enumerate(grid) if entry <= value)
+    exact, below, above = (Fraction(float(v)) for v in (value, grid[low], grid[low + 1]))
+    if exact - below == above - exact:
+        return grid[low + low % 2]
+    return grid[low] if exact - below < above - exact else grid[low + 1]
+
+
+def oracle(x: np.ndarray, amax: np.float32 | None = None) -> np.ndarray:
+    """Reference values of a finite 2-D float32 array under one tensor scale, one scalar at a time."""
+    largest = F32(np.abs(x).max()) if amax is None else F32(amax)
+    out = np.zeros_like(x)
+    if largest == 0:
+        return out
+    encode = F32(2688) / largest
+    decode = F32(1) / encode
+    for row, start in np.ndindex(x.shape[0], x.shape[1] // 16):
+        block = x[row, 16 * start : 16 * start + 16]
+        scale = nearest(F32(np.abs(block).max()) * (encode * (F32(1) / F32(6))), E4M3)
+        if scale == 0:
+            continue
+        inverse = F32(1) / (scale * decode)
+        for column, element in enumerate(block):
+            code = nearest(abs(element * inverse), E2M1)
+            out[row, 16 * start + column] = (code if element >= 0 else -code) * scale * decode
+    return out
+
+
+def assert_same_bits(got: Tensor, expected: np.ndarray) -> None:
+    # Adding +0 makes every zero positive in the oracle, as it is documented to be.
+    np.testing.assert_array_equal(got.numpy().view(np.int32), (expected + F32(0)).view(np.int32))
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(F32)
+
+
+def outliers() -> np.ndarray:
+    x = random(8, 64, seed=1)
+    x[::3, ::17] *= F32(1e4)
+    return x
+
+
+def tiny_blocks() -> np.ndarray:
+    """Blocks whose E4M3 scale falls from normal through subnormal to zero, down to 1e-6 of the amax."""
+    x = random(48, 16, seed=2)
+    return np.asarray(x / np.abs(x).max(1, keepdims=True) * np.geomspace(1, 1e-6, 48)[:, None], F32)
+
+
+def exact_ties() -> np.ndarray:
+    """With amax 2688 the tensor scale is 1; a block amax of 6 gives a block scale of 1."""
+    ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
+    beside = [np.nextafter(F32(t), F32(side)) for t in ties for side in (0, 6)]
+    values = np.array([*ties, *beside, *E2M1], F32)
+    x = np.zeros((1 + 2 * len(values), 16), F32)
+    x[0, 0] = 2688
+    x[1:, 0] = 6
+    x[1:, 1] = np.concatenate([values, -values])
+    return x
+
+
+def scale_ties() -> np.ndarray:
+    """Block amaxes halfway between neighbouring E4M3 values, subnormal ones too."""
+    x = np.zeros((len(E4M3), 16), F32)
+    x[0, 0] = 2688
+    x[1:, 0] = [6 * (low + high) / 2 for low, high in pairwise(E4M3)]
+    x[1:, 1] = x[1:, 0] / 3
+    return x
+
+
+CASES = {
+    "random": random(16, 96),
+    "large": random(4, 32) * F32(1e30),
+    "small": random(4, 32) * F32(1e-30),
+    "outliers": outliers(),
+    "tiny_blocks": tiny_blocks(),
+    "zeros": np.zeros((3, 32), F32),
+    "some_zero_blocks": random(4, 48) * np.repeat([1, 0, 1], 16).astype(F32),
+    "exact_ties": exact_ties(),
+    "scale_ties": scale_ties(),
+}
+
+
+@pytest.mark.parametrize("x", CASES.values(), ids=CASES.keys())
+def test_equals_the_oracle_bit_for_bit(x: np.ndarray) -> None:
+    assert_same_bits(quantize_dequantize(torch.from_numpy(x)), oracle(x))
+
+
+def test_the_oracles_grids_are_the_formats() -> None:
+    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    assert codes.tolist() == E4M3
+    assert oracle(exact_ties())[1:8, 1].tolist() == [0, 1, 1, 2, 2, 4, 4]
+
+
+@given(
+    rows=st.integers(1, 4),
+    blocks=st.integers(1, 5),
+    exponent=st.floats(-25, 25),
+    spread=st.floats(0, 3),
+    seed=st.integers(0, 2**32 - 1),
+    headroom=st.none() | st.floats(0.1, 100),
+)
+@settings(max_examples=200, deadline=None)
+def test_equals_the_oracle_at_any_shape_and_scale(
+    rows: int, blocks: int, exponent: float, spread: float, seed: int, headroom: float | None
+) -> None:
+    generator = np.random.default_rng(seed)
+    x = generator.standard_normal((rows, 16 * blocks)) * np.exp(spread * generator.standard_normal((rows, 1)))
+    x = (x * 10.0**exponent).astype(F32)
+    amax = None if headroom is None else F32(np.abs(x).max() * F32(headroom))
+    got = quantize_dequantize(torch.from_numpy(x), amax=None if amax is None else torch.tensor(amax))
+    assert_same_bits(got, oracle(x, amax))
+
+
+def test_a_scale_per_candidate_makes_rows_independent() -> None:
+    x = torch.from_numpy(random(5, 4, 64)) * torch.tensor([1.0, 1e4, 1e-4, 3.0, 0.0])[:, None, None]
+    amax = x.abs().amax((1, 2), keepdim=True)
+    together = quantize_dequantize(x, amax=amax)
+    alone = torch.cat([quantize_dequantize(row) for row in torch.tensor_split(x, 5)])
+    assert torch.equal(together, alone)
+    assert torch.equal(quantize_dequantize_per_candidate(x), alone)
+    assert not torch.equal(quantize_dequantize(x), alone)
+
+
+def test_one_dimension_is_one_candidate() -> None:
+    x = torch.from_numpy(random(64))
+    assert torch.equal(quantize_dequantize_per_candidate(x), quantize_dequantize(x))
+
+
+def test_layout_does_not_matter_and_the_input_is_left_alone() -> None:
+    x = torch.from_numpy(random(2, 32, 3, 5)).movedim(1, -1)
+    before = x.clone()
+    contiguous = quantize_dequantize(x.contiguous())
+    assert torch.equal(quantize_dequantize(x), contiguous)
+    assert torch.equal(quantize_dequantize(x.expand(2, 2, 3, 5, 32)), contiguous.expand(2, 2, 3, 5, 32))
+    assert torch.equal(x, before)
+
+
+def test_bfloat16_is_read_exactly_and_answered_in_float32() -> None:
+    x = torch.from_numpy(random(4, 32)).bfloat16()
+    got = quantize_dequantize(x)
+    assert got.dtype == torch.float32
+    assert torch.equal(got, quantize_dequantize(x.float()))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_non_finite_value_makes_everything_under_its_scale_nan(bad: float) -> None:
+    x = torch.from_numpy(random(3, 2, 32))
+    x[1, 0, 5] = bad
+    assert quantize_dequantize(x).isnan().all()
+    got = quantize_dequantize_per_candidate(x)
+    assert got[1].isnan().all()
+    assert got[[0, 2]].isfinite().all()
+
+
+def test_under_a_given_amax_nan_spoils_its_block_and_inf_saturates() -> None:
+    x = torch.from_numpy(random(2, 32))
+    x[0, 3], x[1, 20] = float("nan"), float("-inf")
+    got = quantize_dequantize(x, amax=torch.tensor(2688.0))
+    assert got[0, :16].isnan().all()
+    assert got.isnan().sum() == 16
+    assert got[1, 20] == -2688
+
+
+def test_an_amax_of_zero_gives_zeros_but_keeps_nan() -> None:
+    x = torch.from_numpy(random(2, 16))
+    assert torch.equal(quantize_dequantize(x, amax=torch.tensor(0.0)), torch.zeros(2, 16))
+    x[1, 0] = float("nan")
+    assert quantize_dequantize(x, amax=torch.tensor(0.0))[1].isnan().all()
+
+
+def test_the_smallest_magnitudes_stay_close_or_become_zero() -> None:
+    x = torch.from_numpy(random(4, 32))
+    for magnitude in (1e-36, 1e-38):
+        got = quantize_dequantize(x * magnitude) / magnitude
+        torch.testing.assert_close(got, x, rtol=0.26, atol=0.26)
+    assert torch.equal(quantize_dequantize(x * 1e-41), torch.zeros(4, 32))
+
+
+@pytest.mark.parametrize("shape", [(4, 20), (15,), (0, 16), ()])
+def test_a_shape_that_has_no_blocks_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"multiple of 16.*got shape"):
+        quantize_dequantize(torch.zeros(shape))
+
+
+def test_integers_and_a_wrong_amax_are_refused() -> None:
+    with pytest.raises(ValueError, match="int64"):
+        quantize_dequantize(torch.zeros(2, 16, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"last axis of 1: got shape \(2, 16\)"):
+        quantize_dequantize(torch.zeros(2, 16), amax=torch.ones(2, 16))

@@ -1,0 +1,147 @@
+"""Quantised layers: their error, their independence of the batch, their storage."""
+
+import pytest
+import torch
+from solrl_core.precision import (
+    QuantLinear,
+    QuantPointwiseConv,
+    quantize_dequantize,
+    refresh_weight_,
+)
+from torch import Tensor, nn
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
+
+
+@torch.no_grad()
+def test_a_w4a4_linear_on_gaussians_has_the_known_error() -> None:
+    linear = nn.Linear(512, 384, bias=False)
+    nn.init.normal_(linear.weight)
+    x = torch.randn(8, 16, 512)
+    assert 0.11 < relative_error(QuantLinear.from_linear(linear)(x), linear(x)) < 0.16
+
+
+@torch.no_grad()
+def test_the_linear_multiplies_quantised_values_and_adds_the_bias() -> None:
+    linear = nn.Linear(32, 8)
+    x = torch.randn(3, 5, 32)
+    values = torch.stack([quantize_dequantize(row) for row in x])
+    expected = values @ quantize_dequantize(linear.weight).T + linear.bias
+    torch.testing.assert_close(QuantLinear.from_linear(linear)(x), expected)
+
+
+@torch.no_grad()
+def test_the_pointwise_conv_is_the_linear_over_channels() -> None:
+    conv = nn.Conv2d(48, 20, 1)
+    linear = nn.Linear(48, 20)
+    linear.weight.copy_(conv.weight.flatten(1))
+    assert conv.bias is not None
+    linear.bias.copy_(conv.bias)
+    x = torch.randn(3, 48, 5, 7)
+    expected = QuantLinear.from_linear(linear)(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    got = QuantPointwiseConv.from_conv(conv)(x)
+    assert got.shape == (3, 20, 5, 7)
+    torch.testing.assert_close(got, expected)
+    assert relative_error(got, conv(x)) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (QuantLinear.from_linear(nn.Linear(64, 32)), (4, 6, 64)),
+        (QuantPointwiseConv.from_conv(nn.Conv2d(64, 32, 1)), (4, 64, 3, 3)),
+    ],
+    ids=["linear", "conv"],
+)
+@torch.no_grad()
+def test_batch_mates_do_not_change_a_candidate(
+    layer: QuantLinear | QuantPointwiseConv, shape: tuple[int, ...]
+) -> None:
+    x = torch.randn(shape)
+    loud = x.clone()
+    loud[1:] *= 1e4
+    assert torch.equal(layer(loud)[0], layer(x)[0])
+    # The float32 matrix product alone may round differently at another batch size.
+    torch.testing.assert_close(layer(x[:1])[0], layer(x)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_the_output_has_the_inputs_dtype(dtype: torch.dtype) -> None:
+    assert QuantLinear.from_linear(nn.Linear(32, 8))(torch.randn(2, 32, dtype=dtype)).dtype == dtype
+    conv = QuantPointwiseConv.from_conv(nn.Conv2d(32, 8, 1))
+    assert conv(torch.randn(2, 32, 3, 3, dtype=dtype)).dtype == dtype
+
+
+@torch.no_grad()
+def test_autocast_does_not_round_the_quantised_values() -> None:
+    layer = QuantLinear.from_linear(nn.Linear(32, 8))
+    x = torch.randn(2, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = layer(x)
+    assert torch.equal(inside, layer(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (QuantLinear.from_linear(nn.Linear(32, 8)), (8, 32)),
+        (QuantPointwiseConv.from_conv(nn.Conv2d(32, 8, 1)), (8, 32, 1, 1)),
+        (QuantPointwiseConv.from_conv(nn.Conv2d(32, 8, 1)), (8, 32)),
+    ],
+    ids=["linear", "conv", "conv-2d"],
+)
+def test_a_refresh_requantises_in_place(
+    layer: QuantLinear | QuantPointwiseConv, shape: tuple[int, ...]
+) -> None:
+    storage = layer.weight.data_ptr()
+    weight = torch.randn(shape)
+    refresh_weight_(layer, weight)
+    expected = quantize_dequantize(weight.flatten(1))
+    assert torch.equal(layer.weight.flatten(1), expected)
+    assert layer.weight.data_ptr() == storage
+    # From the clean weight each time: no trace of an earlier refresh stays.
+    refresh_weight_(layer, torch.randn(shape))
+    refresh_weight_(layer, weight)
+    assert torch.equal(layer.weight.flatten(1), expected)
+
+
+@pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layer", [nn.Linear(24, 8), nn.Conv2d(24, 8, 3)], ids=["linear", "conv"])
+def test_a_plain_layer_takes_the_weight_rounded_to_bfloat16(
+    layer: nn.Linear | nn.Conv2d, held: torch.dtype
+) -> None:
+    layer = layer.to(held)
+    storage = layer.weight.data_ptr()
+    weight = torch.randn(layer.weight.shape)
+    refresh_weight_(layer, weight)
+    assert torch.equal(layer.weight, weight.bfloat16().to(held))
+    assert layer.weight.data_ptr() == storage
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(32, 8), QuantLinear.from_linear(nn.Linear(32, 8))])
+def test_a_refresh_refuses_a_weight_that_would_broadcast(layer: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"got shape \(1, 32\), expected \(8, 32\)"):
+        refresh_weight_(layer, torch.randn(1, 32))
+
+
+def test_misuse_is_refused_by_name() -> None:
+    layer = QuantLinear.from_linear(nn.Linear(32, 8))
+    with pytest.raises(TypeError, match="cannot refresh a LayerNorm"):
+        refresh_weight_(nn.LayerNorm(8), torch.ones(8))
+    with pytest.raises(RuntimeError, match="no gradient"):
+        layer(torch.randn(2, 32, requires_grad=True))
+    with pytest.raises(TypeError, match=r"got torch\.bfloat16"):
+        layer.to(torch.bfloat16)(torch.randn(2, 32))
+    with pytest.raises(ValueError, match="multiple of 16"):
+        QuantLinear.from_linear(nn.Linear(24, 8))
+    # 16 inputs in a 3×3 depthwise kernel must not pass for 1×16 blocks.
+    with pytest.raises(ValueError, match="expected a 1×1 Conv2d"):
+        QuantPointwiseConv.from_conv(nn.Conv2d(32, 32, 1, groups=2))

@@ -1,0 +1,21 @@
+"""Third-party rewards with faults, loaded by the real service as `faulty_rewards:<name>`."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def picky(
+    images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> torch.Tensor:
+    """Needs metadata `want`."""
+    return torch.tensor([float(one["want"]) for one in metadata])
+
+
+def fatal(
+    images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> torch.Tensor:
+    """Ends the thread that calls it."""
+    sys.exit("the end")

@@ -1,0 +1,201 @@
+"""Running the real service as a subprocess, and talking to it."""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+
+PROGRAM = str(Path(sys.executable).parent / "solrl-rollout")
+MODEL = "mini-sana"
+BODY_LIMIT = 2**20
+QUEUE_LIMIT = 4096
+Layout = dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class RunningService:
+    """A service process, a client for it, and its log."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    client: httpx.Client
+    log: Path
+
+    def rollout(self, **request: Any) -> dict[str, Any]:
+        """The answer to a request that must succeed."""
+        response = self.client.post("/v1/rollouts", json=rollout_request(**request))
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def push(self, run: str, version: int, body: bytes, parent: int | None = None) -> httpx.Response:
+        """PUT an adapter with its true digest."""
+        return self.put(f"/v1/runs/{run}/adapters/{version}", body, parent=parent)
+
+    def put(self, path: str, body: Any, digest: str | None = None, **query: Any) -> httpx.Response:
+        """PUT with query parameters; those that are None are left out."""
+        query = {k: v for k, v in ({"model": MODEL} | query).items() if v is not None}
+        digest = digest if digest is not None else content_digest(body)
+        return self.client.put(path, content=body, params=query, headers={"Content-Digest": digest})
+
+    def send(self, request: dict[str, Any], part: float = 1.0) -> "RawRequest":
+        """Start a POST /v1/rollouts on a socket of its own, sending only `part` of its body."""
+        body = json.dumps(request).encode()
+        sent = int(len(body) * part)
+        head = (
+            f"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=120)
+        sock.sendall(head.encode() + body[:sent])
+        return RawRequest(sock, body[sent:])
+
+
+@dataclass(frozen=True)
+class RawRequest:
+    """A request on its own socket, so that it can be left half sent or abandoned."""
+
+    socket: socket.socket
+    rest: bytes
+
+    def response(self) -> tuple[int, dict[str, str], bytes]:
+        """Send the rest of the body and read status, headers and body."""
+        self.socket.sendall(self.rest)
+        with self.socket.makefile("rb") as stream:
+            status = int(stream.readline().split()[1])
+            headers = {}
+            while line := stream.readline().strip():
+                name, _, value = line.decode().partition(":")
+                headers[name.lower()] = value.strip()
+            return status, headers, stream.read(int(headers["content-length"]))
+
+    def leave(self) -> None:
+        """Hang up."""
+        self.socket.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running_service(*flags: str) -> Iterator[RunningService]:
+    """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0."""
+    port = free_port()
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "COLUMNS": "120"}
+    command = [PROGRAM, "serve", "--model", MODEL, "--port", str(port), *flags]
+    with tempfile.TemporaryDirectory(prefix="solrl-service-") as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+                service = RunningService(process, port, client, log)
+                _wait_until_ready(service)
+                yield service
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(service: RunningService) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and service.process.poll() is None:
+        try:
+            if service.client.get("/health/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    pytest.fail(f"the service did not come up:\n{service.log.read_text()}")
+
+
+def rollout_request(
+    prompts: list[str] | None = None,
+    count: int | None = None,
+    seeds: list[list[int]] | None = None,
+    adapter: tuple[str, int] | None = None,
+    metadata: dict[str, Any] | None = None,
+    steps: int = 2,
+    precision: str = "auto",
+    images: str = "none",
+    rewards: tuple[str, ...] = ("clipscore",),
+    root: int = 7,
+) -> dict[str, Any]:
+    """A request with short defaults."""
+    texts = prompts if prompts is not None else ["a red circle"]
+    if seeds is None:
+        candidates: dict[str, Any] = {"count": 4 if count is None else count, "seed_root": root}
+    else:
+        candidates = {"seeds": seeds}
+    return {
+        "model": MODEL,
+        "adapter": adapter and {"run": adapter[0], "version": adapter[1]},
+        "prompts": [{"id": f"p{i}", "text": t, "metadata": metadata or {}} for i, t in enumerate(texts)],
+        "candidates": candidates,
+        "plan": {"steps": steps, "precision": precision},
+        "rewards": [{"name": name} for name in rewards],
+        "images": images,
+    }
+
+
+def scores(answer: dict[str, Any]) -> list[list[float]]:
+    """The scores of each group."""
+    return [group["scores"] for group in answer["groups"]]
+
+
+def pixels(answer: dict[str, Any], group: int = 0) -> np.ndarray:
+    """The images of a group, int [N, H, W, 3]."""
+    files = (io.BytesIO(base64.b64decode(image)) for image in answer["groups"][group]["images"])
+    return np.stack([np.asarray(Image.open(file)).astype(int) for file in files])
+
+
+def make_adapter(layout: Layout, seed: int, size: float = 0.2) -> Adapter:
+    """A random adapter whose change of each weight grows with `size`."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (outs, ins) in layout.items():
+        tensors[lora_a_key(module)] = torch.randn(2, ins, generator=generator) * size
+        tensors[lora_b_key(module)] = torch.randn(outs, 2, generator=generator) * size
+    return Adapter(rank=2, alpha=2.0, tensors=tensors)
+
+
+def adapter_file(layout: Layout, seed: int, size: float = 0.2) -> bytes:
+    return encode_adapter(make_adapter(layout, seed, size))
+
+
+def content_digest(body: bytes) -> str:
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+
+
+def problem(response: httpx.Response) -> dict[str, Any]:
+    """The problem document of a response that must be one."""
+    assert response.headers["content-type"] == "application/problem+json", response.text
+    document: dict[str, Any] = json.loads(response.text, parse_constant=pytest.fail)
+    assert document["status"] == response.status_code
+    assert document["title"]
+    assert document["detail"]
+    return document | {"kind": document["type"].removeprefix("urn:solrl:problem:")}

@@ -1,0 +1,49 @@
+"""What both files of store tests use."""
+
+import hashlib
+from collections.abc import Awaitable
+
+import pytest
+from solrl_proto.adapters import AdapterInfo
+from solrl_proto.problems import Problem, ProblemError
+from solrl_rollout.store import AdapterStore
+
+
+def adapter(
+    version: int,
+    parent: int | None,
+    text: str = "",
+    run: str = "run-a",
+    model: str = "mini",
+    body: bytes = b"",
+) -> tuple[AdapterInfo, bytes]:
+    body = body or f"{version} {text}".encode()
+    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+    info = AdapterInfo(
+        run=run,
+        version=version,
+        parent=parent,
+        model=model,
+        digest=digest,
+        size=len(body),
+        modules=2,
+        rank=2,
+        alpha=4,
+    )
+    return info, body
+
+
+async def fill(store: AdapterStore, count: int, run: str = "run-a") -> None:
+    """Put versions 0 to count - 1."""
+    for version in range(count):
+        await store.put(*adapter(version, version - 1 if version else None, run=run))
+
+
+async def refusal(doing: Awaitable[object]) -> Problem:
+    with pytest.raises(ProblemError) as caught:
+        await doing
+    return caught.value.problem
+
+
+async def kept(store: AdapterStore, run: str = "run-a") -> list[int]:
+    return [info.version for info in (await store.list(run)).versions]

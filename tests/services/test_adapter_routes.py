@@ -1,0 +1,257 @@
+"""Adapters over HTTP: what is good is stored and served; what is bad is refused and changes nothing."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+import safetensors.torch
+import torch
+from service_helpers import (
+    BODY_LIMIT,
+    Layout,
+    RunningService,
+    adapter_file,
+    content_digest,
+    make_adapter,
+    problem,
+    rollout_request,
+    scores,
+)
+from solrl_core.adapter import Adapter, adapter_digest, encode_adapter, lora_a_key
+from solrl_proto import AdapterInfo, AdapterList
+
+STEADY = ("steady", 1)
+
+
+@pytest.fixture(scope="module")
+def steady(service: RunningService, layout: Layout) -> list[list[float]]:
+    """Scores under an adapter that goes on serving whatever else happens."""
+    assert service.push(*STEADY, adapter_file(layout, 100)).status_code == 201
+    return scores(service.rollout(adapter=STEADY))
+
+
+@pytest.fixture
+def unchanged(service: RunningService, steady: list[list[float]]) -> Iterator[None]:
+    """After the test the adapter that was serving gives the same scores, bit for bit."""
+    yield
+    assert scores(service.rollout(adapter=STEADY)) == steady
+
+
+def test_an_adapter_is_stored_and_read_back(service: RunningService, layout: Layout) -> None:
+    body = adapter_file(layout, 1)
+    response = service.push("readback", 3, body)
+    assert response.status_code == 201
+    info = AdapterInfo.model_validate(response.json())
+    assert (info.run, info.version, info.parent, info.model) == ("readback", 3, None, "mini-sana")
+    assert (info.digest, info.size, info.modules) == (adapter_digest(body), len(body), len(layout))
+    assert (info.rank, info.alpha) == (2, 2.0)
+    client = service.client
+    assert client.get("/v1/runs/readback/adapters/3").json() == response.json()
+    weights = client.get("/v1/runs/readback/adapters/3/weights")
+    assert weights.content == body
+    assert weights.headers["content-digest"] == content_digest(body)
+    assert service.push("readback", 5, adapter_file(layout, 2), parent=3).status_code == 201
+    held = AdapterList.model_validate(client.get("/v1/runs/readback/adapters").json())
+    assert (held.head, [one.version for one in held.versions]) == (5, [3, 5])
+
+
+def test_the_same_again_succeeds_and_another_conflicts(service: RunningService, layout: Layout) -> None:
+    body = adapter_file(layout, 1)
+    first = service.push("again", 1, body)
+    again = service.push("again", 1, body)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json() == first.json()
+    assert problem(service.push("again", 1, adapter_file(layout, 2)))["kind"] == "version-conflict"
+    conflict = service.push("again", 2, adapter_file(layout, 2))
+    assert (conflict.status_code, problem(conflict)["kind"]) == (409, "parent-conflict")
+
+
+@pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
+def test_an_adapter_changes_rollouts_and_leaves_the_base_alone(
+    service: RunningService, layout: Layout, precision: str
+) -> None:
+    base = scores(service.rollout(precision=precision))
+    run = f"changes-{precision}"
+    service.push(run, 1, adapter_file(layout, 1))
+    service.push(run, 2, adapter_file(layout, 2), parent=1)
+    under = [scores(service.rollout(adapter=(run, v), precision=precision)) for v in (1, 2)]
+    assert base != under[0] != under[1] != base
+    assert service.rollout(adapter=(run, 2))["adapter"] == {"run": run, "version": 2}
+    assert scores(service.rollout(precision=precision)) == base
+    assert scores(service.rollout(adapter=(run, 1), precision=precision)) == under[0]
+
+
+def _with(change: Callable[[dict[str, torch.Tensor], str], None]) -> Callable[[Layout], bytes]:
+    def build(layout: Layout) -> bytes:
+        adapter = make_adapter(layout, 1)
+        tensors = dict(adapter.tensors)
+        change(tensors, lora_a_key(next(iter(layout))))
+        return encode_adapter(Adapter(adapter.rank, adapter.alpha, tensors))
+
+    return build
+
+
+def _set(value: torch.Tensor | None, name: str | None = None) -> Callable[[Layout], bytes]:
+    def change(tensors: dict[str, torch.Tensor], key: str) -> None:
+        tensors.pop(name or key, None)
+        if value is not None:
+            tensors[name or key] = value
+
+    return _with(change)
+
+
+def _first_nan(tensors: dict[str, torch.Tensor], key: str) -> None:
+    tensors[key] = tensors[key].clone()
+    tensors[key][0, 0] = float("nan")
+
+
+def _foreign(layout: Layout) -> bytes:
+    body: bytes = safetensors.torch.save({"other.weight": torch.ones(2)}, {"r": "2", "lora_alpha": "2"})
+    return body
+
+
+BAD_FILES = {
+    "empty": (lambda layout: b"", "adapter-malformed"),
+    "not safetensors": (lambda layout: b"\x80\x04pickle" * 100, "adapter-malformed"),
+    "cut short": (lambda layout: adapter_file(layout, 1)[:-100], "adapter-malformed"),
+    "header longer than file": (lambda layout: (2**62).to_bytes(8, "little") + b"{}", "adapter-malformed"),
+    "NaN": (_with(_first_nan), "adapter-nonfinite"),
+    "missing tensor": (_set(None), "adapter-keys"),
+    "extra tensor": (_set(torch.ones(1), "base_model.model.other.lora_A.weight"), "adapter-keys"),
+    "binds nothing": (_foreign, "adapter-keys"),
+    "misshapen tensor": (_set(torch.ones(2, 7)), "adapter-shape"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+@pytest.mark.usefixtures("unchanged")
+def test_a_bad_file_is_refused(service: RunningService, layout: Layout, name: str) -> None:
+    build, kind = BAD_FILES[name]
+    response = service.push("refused", 1, build(layout))
+    assert (response.status_code, problem(response)["kind"]) == (422, kind)
+    assert service.client.get("/v1/runs/refused/adapters/1").status_code == 404
+
+
+def _flip(body: bytes) -> bytes:
+    return body[:-9] + bytes([body[-9] ^ 1]) + body[-8:]
+
+
+@pytest.mark.parametrize(
+    "damage", [_flip, lambda body: body[:-4], lambda body: b""], ids=["flip", "cut", "none"]
+)
+@pytest.mark.usefixtures("unchanged")
+def test_damage_on_the_way_is_a_wrong_digest(
+    service: RunningService, layout: Layout, damage: Callable[[bytes], bytes]
+) -> None:
+    body = adapter_file(layout, 1)
+    response = service.put("/v1/runs/refused/adapters/1", damage(body), digest=content_digest(body))
+    assert (response.status_code, problem(response)["kind"]) == (422, "digest-mismatch")
+    assert adapter_digest(body) == problem(response)["expected"]
+    assert service.client.get("/v1/runs/refused/adapters/1").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "header", ["", "sha-256=", "sha-256=:AAAA:", "md5=:" + "A" * 43 + "=:", "sha-256=:é:"]
+)
+def test_a_garbled_digest_header_is_refused(service: RunningService, layout: Layout, header: str) -> None:
+    body = adapter_file(layout, 1)
+    target = "/v1/runs/refused/adapters/1?model=mini-sana"
+    response = service.client.put(target, content=body, headers={"Content-Digest": header.encode()})
+    assert (response.status_code, problem(response)["kind"]) == (422, "digest-header")
+    assert problem(response)["where"] == "header.Content-Digest"
+
+
+def test_a_missing_digest_header_is_refused(service: RunningService) -> None:
+    response = service.client.put("/v1/runs/refused/adapters/1?model=mini-sana", content=b"x")
+    assert response.status_code == 422
+    assert problem(response)["where"] == "header.Content-Digest"
+
+
+def test_other_digests_may_stand_beside_sha_256(service: RunningService, layout: Layout) -> None:
+    body = adapter_file(layout, 1)
+    header = f"sha-512=:AAAA:, {content_digest(body)}"
+    assert service.put("/v1/runs/two-digests/adapters/0", body, digest=header).status_code == 201
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "counted"])
+@pytest.mark.usefixtures("unchanged")
+def test_a_file_over_the_limit_is_413(service: RunningService, declared: bool) -> None:
+    body = b"x" * (BODY_LIMIT + 1)
+    content = body if declared else iter([body[:1000], body[1000:]])
+    response = service.put("/v1/runs/refused/adapters/1", content, digest=content_digest(body))
+    assert (response.status_code, problem(response)["kind"]) == (413, "body-too-large")
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_an_upload_that_breaks_off_stores_nothing(service: RunningService, layout: Layout) -> None:
+    body = adapter_file(layout, 1)
+    with socket.create_connection(("127.0.0.1", service.port)) as sock:
+        sock.sendall(
+            f"PUT /v1/runs/broken/adapters/1?model=mini-sana HTTP/1.1\r\nHost: x\r\n"
+            f"Content-Digest: {content_digest(body)}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        )
+        sock.sendall(body[: len(body) // 2])
+    assert service.client.get("/v1/runs/broken/adapters/1").status_code == 404
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_an_adapter_that_overflows_is_refused_when_it_is_asked_for(
+    service: RunningService, layout: Layout
+) -> None:
+    assert service.push("overflow", 1, adapter_file(layout, 1, size=1e25)).status_code == 201
+    response = service.client.post("/v1/rollouts", json=rollout_request(adapter=("overflow", 1)))
+    assert (response.status_code, problem(response)["kind"]) == (422, "adapter-merge")
+    assert "transformer_blocks" in problem(response)["detail"]
+
+
+@pytest.mark.parametrize("path", ["nobody/adapters", "nobody/adapters/1", "nobody/adapters/1/weights"])
+def test_an_unknown_run_is_404(service: RunningService, path: str) -> None:
+    response = service.client.get(f"/v1/runs/{path}")
+    assert (response.status_code, problem(response)["kind"]) == (404, "run-not-found")
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "%2e%2e", "a%2fb", "a%5cb", "%2fetc%2fpasswd", "a%00b", "Upper", ".hidden", "x" * 65, "é"]
+)
+@pytest.mark.usefixtures("unchanged")
+def test_names_with_path_characters_are_refused(service: RunningService, layout: Layout, name: str) -> None:
+    body = adapter_file(layout, 1)
+    # A raw socket, since clients tidy such paths.
+    with socket.create_connection(("127.0.0.1", service.port)) as sock:
+        sock.sendall(
+            f"PUT /v1/runs/{name}/adapters/1?model=mini-sana HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"Content-Digest: {content_digest(body)}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        with sock.makefile("rb") as stream:
+            head, _, document = stream.read().partition(b"\r\n\r\n")
+    status = int(head.split()[1])
+    assert status in (400, 404, 422), head
+    if status != 400:  # 400 is the HTTP parser's own, for bytes that no URL may hold
+        assert json.loads(document)["type"].startswith("urn:solrl:problem:")
+
+
+@pytest.mark.parametrize(
+    ("version", "query", "where"),
+    [
+        ("-1", {}, "path.version"),
+        ("latest", {}, "path.version"),
+        (str(2**53), {}, "path.version"),
+        ("1", {"parent": "x"}, "query.parent"),
+        ("1", {"model": "../x"}, "query.model"),
+        ("1", {"model": None}, "query.model"),
+    ],
+)
+def test_a_parameter_at_fault_is_named(
+    service: RunningService, version: str, query: dict[str, str], where: str
+) -> None:
+    response = service.put(f"/v1/runs/refused/adapters/{version}", b"x", **query)
+    assert response.status_code == 422
+    assert problem(response)["where"] == where
+
+
+def test_an_unknown_model_is_404_with_those_that_exist(service: RunningService) -> None:
+    response = service.put("/v1/runs/refused/adapters/1", b"x", model="maxi-sana")
+    assert (response.status_code, problem(response)["kind"]) == (404, "model-not-found")
+    assert problem(response)["expected"] == ["mini-sana"]

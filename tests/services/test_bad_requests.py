@@ -1,0 +1,127 @@
+"""Rollout requests that cannot be served: a problem document that names the field, and no harm done."""
+
+from typing import Any
+
+import pytest
+from service_helpers import BODY_LIMIT, Layout, RunningService, adapter_file, problem, rollout_request, scores
+
+
+def post(service: RunningService, change: dict[str, Any]) -> Any:
+    return service.client.post("/v1/rollouts", json=rollout_request(steps=1) | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"prompts": []}, "body.prompts"),
+        ({"prompts": [{"id": "a", "text": "  "}]}, "body.prompts.0.text"),
+        ({"prompts": [{"id": "", "text": "x"}]}, "body.prompts.0.id"),
+        ({"prompts": [{"id": "a", "text": "x"}] * 2}, "body"),
+        ({"prompts": [{"id": "a", "text": "\ud800"}]}, "body.prompts.0.text"),
+        ({"candidates": {"count": 10**6, "seed_root": 1}}, "body.candidates.count"),
+        ({"candidates": {"count": 0, "seed_root": 1}}, "body.candidates.count"),
+        ({"candidates": {"count": 4}}, "body.candidates"),
+        ({"candidates": {"seeds": [[1, 1]]}}, "body.candidates"),
+        ({"candidates": {"seeds": [[1], [2]]}}, "body"),
+        ({"candidates": {"seeds": [[2**53]]}}, "body.candidates.seeds.0.0"),
+        ({"plan": {"steps": 0}}, "body.plan.steps"),
+        ({"plan": {"steps": 10**9}}, "body.plan.steps"),
+        ({"plan": {"precision": "fp8"}}, "body.plan.precision"),
+        ({"plan": {"solver": "magic"}}, "body.plan.solver"),
+        ({"rewards": []}, "body.rewards"),
+        ({"adapter": {"run": "../etc", "version": 0}}, "body.adapter.run"),
+        ({"adapter": {"run": "a"}}, "body.adapter.version"),
+        ({"model": "../../etc/passwd"}, "body.model"),
+        ({"surprise": 1}, "body.surprise"),
+    ],
+)
+def test_a_field_at_fault_is_named(service: RunningService, change: dict[str, Any], where: str) -> None:
+    response = post(service, change)
+    assert response.status_code == 422
+    document = problem(response)
+    assert (document["kind"], document["where"]) == ("invalid-request", where)
+    assert document["expected"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "kind"),
+    [
+        ({"model": "maxi-sana"}, 404, "model-not-found"),
+        ({"adapter": {"run": "nobody", "version": 0}}, 404, "run-not-found"),
+        ({"rewards": [{"name": "beauty"}]}, 422, "reward-unknown"),
+        ({"rewards": [{"name": "clipscore", "weight": 1e39}]}, 422, "score-nonfinite"),
+        (
+            {
+                "prompts": [{"id": str(i), "text": "x"} for i in range(2)],
+                "candidates": {"count": 4096, "seed_root": 1},
+            },
+            422,
+            "too-many-candidates",
+        ),
+    ],
+)
+def test_what_is_not_here_or_too_much_is_refused(
+    service: RunningService, change: dict[str, Any], status: int, kind: str
+) -> None:
+    before = scores(service.rollout(steps=1))
+    response = post(service, change)
+    assert (response.status_code, problem(response)["kind"]) == (status, kind)
+    assert scores(service.rollout(steps=1)) == before
+
+
+def test_an_unknown_version_is_404_and_names_those_held(service: RunningService, layout: Layout) -> None:
+    service.push("versions", 4, adapter_file(layout, 1))
+    response = post(service, {"adapter": {"run": "versions", "version": 5}})
+    document = problem(response)
+    assert (response.status_code, document["kind"]) == (404, "version-not-found")
+    assert (document["got"], document["expected"]) == (5, [4])
+
+
+def test_an_unknown_reward_names_those_loaded(service: RunningService) -> None:
+    document = problem(post(service, {"rewards": [{"name": "clipscore"}, {"name": "beauty"}]}))
+    assert (document["where"], document["expected"]) == ("body.rewards.1.name", ["clipscore"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"model": NaN}',
+        b'{"model": -Infinity, "candidates": {"count": 1e999}}',
+        b'{"candidates": {"count": 1' + b"0" * 400 + b"}}",
+        b'{"candidates": {"count": 1' + b"0" * 5000 + b"}}",
+    ],
+    ids=["empty", "cut", "list", "null", "bytes", "deep", "nan", "infinity", "big", "huge"],
+)
+def test_bytes_that_are_no_request_are_a_problem(service: RunningService, body: bytes) -> None:
+    response = service.client.post("/v1/rollouts", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert len(response.content) < 10_000
+    problem(response)
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "counted"])
+def test_a_json_body_over_the_limit_is_413(service: RunningService, declared: bool) -> None:
+    body = b'{"model": "' + b"x" * BODY_LIMIT + b'"}'
+    content = body if declared else iter([body[:1000], body[1000:]])
+    headers = {"Content-Type": "application/json"}
+    response = service.client.post("/v1/rollouts", content=content, headers=headers)
+    assert (response.status_code, problem(response)["kind"]) == (413, "body-too-large")
+
+
+def test_long_values_are_not_repeated(service: RunningService) -> None:
+    response = post(service, {"prompts": [{"id": "a", "text": "x" * 100_000}]})
+    assert response.status_code == 422
+    assert len(response.content) < 2_000
+
+
+def test_an_unknown_route_and_method_are_problems(service: RunningService) -> None:
+    assert problem(service.client.get("/v2/everything"))["kind"] == "not-found"
+    response = service.client.delete("/v1/models")
+    assert problem(response)["kind"] == "method-not-allowed"
+    assert response.headers["allow"] == "GET"

@@ -1,0 +1,179 @@
+"""What only the Redis store promises: which keys survive, what losing uploads leave, damage and outage."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+from solrl_proto.adapters import AdapterInfo
+from solrl_rollout.store.redis import CHUNK_BYTES, Record, RedisAdapterStore
+from store_helpers import adapter, fill, kept, refusal
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def redis_store(empty_redis_url: str) -> AsyncIterator[RedisAdapterStore]:
+    opened = RedisAdapterStore(empty_redis_url, retain=3)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def client(empty_redis_url: str) -> redis.Redis:
+    return redis.Redis.from_url(empty_redis_url)
+
+
+def keys_of(client: redis.Redis, *, expiring: bool) -> set[str]:
+    return {bytes(key).decode() for key in client.scan_iter() if (client.ttl(key) >= 0) == expiring}
+
+
+async def test_two_clients_see_one_redis(redis_store: RedisAdapterStore, empty_redis_url: str) -> None:
+    body = bytes(range(256)) * (CHUNK_BYTES // 128) + b"the third chunk"
+    info, _ = adapter(0, None, body=body)
+    await redis_store.put(info, body)
+    other = RedisAdapterStore(empty_redis_url)
+    assert await other.get("run-a", 0) == (info, body)
+    await other.close()
+
+
+async def test_exactly_these_keys_survive(redis_store: RedisAdapterStore, client: redis.Redis) -> None:
+    body = bytes(2 * CHUNK_BYTES + 1)
+    for version in range(5):
+        await redis_store.put(*adapter(version, version - 1 if version else None, body=body))
+    records = client.hgetall("solrl:{run-a}:versions")
+    assert records.pop(b"head") == b"4"
+    assert set(records) == {b"2", b"3", b"4"}
+    held = [json.loads(record) for record in records.values()]
+    places = [(record["info"]["version"], record["token"]) for record in held]
+    chunks = {f"solrl:{{run-a}}:blob:{version}:{token}:{i}" for version, token in places for i in range(3)}
+    assert keys_of(client, expiring=False) == {"solrl:{run-a}:versions"} | chunks
+    assert keys_of(client, expiring=True) == set()
+
+
+class Overtaken(RedisAdapterStore):
+    """A client that is overtaken by `rival` after its upload, before its commit."""
+
+    rival: tuple[RedisAdapterStore, AdapterInfo, bytes]
+
+    async def _upload(self, record: Record, body: bytes) -> tuple[str, ...]:
+        keys = await super()._upload(record, body)
+        store, info, winner = self.rival
+        await store.put(info, winner)
+        return keys
+
+
+@pytest.fixture
+async def overtaken(empty_redis_url: str) -> AsyncIterator[Overtaken]:
+    opened = Overtaken(empty_redis_url, retain=3)
+    yield opened
+    await opened.close()
+
+
+@pytest.mark.parametrize(("version", "kind"), [(0, "version-conflict"), (1, "parent-conflict")])
+async def test_an_upload_that_loses_leaves_only_expiring_keys(
+    overtaken: Overtaken, redis_store: RedisAdapterStore, client: redis.Redis, version: int, kind: str
+) -> None:
+    winner = adapter(0, None, "winner")
+    overtaken.rival = (redis_store, *winner)
+    problem = await refusal(overtaken.put(*adapter(version, None, "loser")))
+    assert (problem.status, problem.kind) == (409, kind)
+    assert await kept(redis_store) == [0]
+    assert await redis_store.get("run-a", 0) == winner
+    record = client.hget("solrl:{run-a}:versions", "0")
+    assert record is not None
+    token = json.loads(record)["token"]
+    assert keys_of(client, expiring=False) == {"solrl:{run-a}:versions", f"solrl:{{run-a}}:blob:0:{token}:0"}
+    assert len(keys_of(client, expiring=True)) == 1
+
+
+async def test_an_upload_overtaken_by_its_own_retry_succeeds(
+    overtaken: Overtaken, redis_store: RedisAdapterStore
+) -> None:
+    info, body = adapter(0, None)
+    overtaken.rival = (redis_store, info, body)
+    assert await overtaken.put(info, body) == info
+    assert await redis_store.get("run-a", 0) == (info, body)
+
+
+class Dying(RedisAdapterStore):
+    """A client that dies between upload and commit."""
+
+    async def _upload(self, record: Record, body: bytes) -> tuple[str, ...]:
+        await super()._upload(record, body)
+        raise asyncio.CancelledError
+
+
+async def test_an_upload_that_dies_midway_leaves_only_expiring_keys(
+    empty_redis_url: str, redis_store: RedisAdapterStore, client: redis.Redis
+) -> None:
+    dying = Dying(empty_redis_url)
+    with pytest.raises(asyncio.CancelledError):
+        await dying.put(*adapter(0, None))
+    await dying.close()
+    assert keys_of(client, expiring=False) == set()
+    assert len(keys_of(client, expiring=True)) == 1
+    await fill(redis_store, 1)
+    assert await kept(redis_store) == [0]
+
+
+class Slow(RedisAdapterStore):
+    """A client whose first chunk expires before its commit."""
+
+    async def _upload(self, record: Record, body: bytes) -> tuple[str, ...]:
+        keys = await super()._upload(record, body)
+        await self._redis.delete(keys[0])
+        return keys
+
+
+async def test_an_upload_that_expired_is_not_acknowledged(empty_redis_url: str, client: redis.Redis) -> None:
+    slow = Slow(empty_redis_url)
+    problem = await refusal(slow.put(*adapter(0, None, body=bytes(CHUNK_BYTES + 1))))
+    await slow.close()
+    assert (problem.status, problem.kind) == (503, "store-unavailable")
+    assert keys_of(client, expiring=False) == set()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "lost", "record"])
+async def test_damage_in_redis_is_found_at_get(
+    redis_store: RedisAdapterStore, client: redis.Redis, damage: str
+) -> None:
+    await fill(redis_store, 1)
+    (chunk,) = client.keys("solrl:{run-a}:blob:*")
+    if damage == "flipped":
+        client.setrange(chunk, 0, b"\xff")
+    elif damage == "lost":
+        client.delete(chunk)
+    else:
+        client.hset("solrl:{run-a}:versions", "0", "{}")
+    problem = await refusal(redis_store.get("run-a", 0))
+    assert (problem.status, problem.kind) == (500, "adapter-corrupt")
+
+
+async def test_a_killed_redis_is_503_and_the_password_stays_secret(own_redis) -> None:  # type: ignore[no-untyped-def]
+    address = own_redis.url.removeprefix("redis://").removesuffix("/0")
+    own_redis.stop()
+    store = RedisAdapterStore(f"redis://user:hunter2@{address}/0")
+    doings = [
+        store.ping(),
+        store.put(*adapter(0, None)),
+        store.get("r", 0),
+        store.info("r", 0),
+        store.list("r"),
+    ]
+    for problem in await asyncio.gather(*(refusal(doing) for doing in doings)):
+        assert (problem.status, problem.kind, problem.got) == (503, "store-unavailable", address)
+        assert "hunter2" not in str(problem)
+        assert problem.action
+    await store.close()
+
+
+async def test_a_redis_out_of_memory_is_503_and_stores_nothing(own_redis) -> None:  # type: ignore[no-untyped-def]
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.config_set("maxmemory", "1mb")
+    store = RedisAdapterStore(own_redis.url)
+    problem = await refusal(store.put(*adapter(0, None, body=bytes(CHUNK_BYTES))))
+    assert (problem.status, problem.kind) == (503, "store-unavailable")
+    assert (await refusal(store.list("run-a"))).kind == "run-not-found"
+    await store.close()

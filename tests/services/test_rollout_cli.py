@@ -1,0 +1,110 @@
+"""`solrl-rollout` as it is typed: light help, one clear message where it cannot start, and the doctor."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+from redis_helpers import RedisServer
+from service_helpers import PROGRAM, free_port
+
+HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "redis"}
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"COLUMNS": "160"} | environment,
+    )
+
+
+def imported_by(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after `code`."""
+    script = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint('|'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split("|")}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["doctor", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    argv = ["solrl-rollout", *arguments]
+    modules = imported_by(f"sys.argv = {argv}; from solrl_rollout.cli import main; main()")
+    assert "solrl_rollout" in modules
+    assert not modules & HEAVY
+
+
+def test_the_wire_contract_imports_alone() -> None:
+    modules = imported_by("import solrl_proto, solrl_proto.problems, solrl_proto.noise")
+    assert "pydantic" in modules
+    assert not modules & (HEAVY | {"solrl_core", "solrl_rollout", "solrl_trainer", "numpy"})
+
+
+def test_help_names_the_commands() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "serve" in done.stdout
+    assert "doctor" in done.stdout
+
+
+def refusal(*arguments: str, **environment: str) -> str:
+    """The message of a `serve` that must refuse to start."""
+    done = run("serve", *arguments, **environment)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("solrl-rollout: ")
+    return done.stderr
+
+
+def test_serve_refuses_without_its_redis() -> None:
+    port = free_port()
+    message = refusal("--port", "0", "--redis-url", f"redis://user:secret@127.0.0.1:{port}/0")
+    assert f"127.0.0.1:{port}" in message
+    assert "check that Redis runs" in message
+    assert "secret" not in message
+
+
+def test_serve_refuses_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = refusal("--port", str(port))
+    assert f"127.0.0.1:{port}" in message
+    assert "--port" in message
+
+
+@pytest.mark.parametrize("flags", [["--model", "maxi-sana"], ["--rewards", "clipscore", "beauty"]])
+def test_serve_refuses_what_it_cannot_load_and_names_what_exists(flags: list[str]) -> None:
+    message = refusal("--port", "0", *flags)
+    assert flags[-1] in message
+    assert ("mini-sana" if flags[0] == "--model" else "clipscore") in message
+
+
+def test_serve_refuses_a_bad_environment() -> None:
+    assert "SOLRL_PORT" in refusal(SOLRL_PORT="70000")
+
+
+def test_a_flag_at_fault_is_named() -> None:
+    done = run("serve", "--precision", "fp3")
+    assert done.returncode == 2
+    assert "--precision" in done.stdout + done.stderr
+
+
+def test_the_doctor_is_content_with_this_machine(own_redis: RedisServer) -> None:
+    done = run("doctor", "--port", "0", "--redis-url", own_redis.url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for part in ("python", "torch", "tier nvfp4", "tier bf16", "reward clipscore", "noeviction"):
+        assert part in done.stdout
+    assert "missing" not in done.stdout
+    assert "warn" in done.stdout  # this Redis keeps nothing over a crash
+
+
+def test_the_doctor_says_what_is_missing() -> None:
+    redis, rewards = f"redis://127.0.0.1:{free_port()}", ["--rewards", "beauty"]
+    done = run("doctor", "--port", "0", "--model", "maxi-sana", "--redis-url", redis, *rewards)
+    assert done.returncode == 1
+    assert done.stdout.count("missing") == 3
+    assert "mini-sana" in done.stdout

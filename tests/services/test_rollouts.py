@@ -1,0 +1,114 @@
+"""Rollouts over HTTP: repeatable, independent of batching, and the same images as in process."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from service_helpers import (
+    Layout,
+    RunningService,
+    adapter_file,
+    make_adapter,
+    pixels,
+    rollout_request,
+    scores,
+)
+from solrl_core.families import Backbone
+from solrl_core.fingerprint import check_digests, part_digests
+from solrl_core.generator import Generator
+from solrl_core.noise import check_noise_contract
+from solrl_core.rewards import RewardSet
+from solrl_proto import ModelList, RolloutAnswer
+from solrl_proto.noise import expand_seeds
+
+PROMPTS = ["a red circle", "two blue squares"]
+
+
+def test_an_answer_has_the_contracts_shape(service: RunningService) -> None:
+    answer = RolloutAnswer.model_validate(service.rollout(prompts=PROMPTS, count=30, steps=1))
+    assert (answer.model, answer.adapter, answer.precision) == ("mini-sana", None, "nvfp4")
+    assert [group.prompt_id for group in answer.groups] == ["p0", "p1"]
+    for group in answer.groups:
+        assert list(group.seeds) == expand_seeds(7, group.prompt_id, 30)
+        assert len(group.scores) == len(group.rewards["clipscore"]) == 30
+        assert group.scores == group.rewards["clipscore"]
+        assert group.images is None
+    assert min(answer.seconds.queued, answer.seconds.generate, answer.seconds.reward) >= 0
+
+
+@pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
+def test_an_answer_says_what_ran(service: RunningService, precision: str) -> None:
+    answer = service.rollout(count=1, steps=1, precision=precision)
+    assert (answer["precision"], answer["numerics"]) == (precision, "emulated")
+
+
+def test_a_seed_root_repeats(service: RunningService) -> None:
+    first = service.rollout(prompts=PROMPTS, count=5)
+    assert service.rollout(prompts=PROMPTS, count=5)["groups"] == first["groups"]
+    assert scores(service.rollout(prompts=PROMPTS, count=5, root=8)) != scores(first)
+
+
+def test_explicit_seeds_repeat_what_a_root_expanded_to(service: RunningService) -> None:
+    first = service.rollout(prompts=PROMPTS, count=5)
+    seeds = [group["seeds"] for group in first["groups"]]
+    assert service.rollout(prompts=PROMPTS, seeds=seeds)["groups"] == first["groups"]
+
+
+def test_the_score_is_the_weighted_sum(service: RunningService) -> None:
+    request = rollout_request(count=2)
+    request["rewards"][0]["weight"] = -2.0
+    (group,) = service.client.post("/v1/rollouts", json=request).json()["groups"]
+    np.testing.assert_allclose(group["scores"], [-2 * s for s in group["rewards"]["clipscore"]], rtol=1e-6)
+
+
+def test_rank_does_not_depend_on_batching(service: RunningService) -> None:
+    seeds = list(range(1000, 1096))
+    (together,) = scores(service.rollout(seeds=[seeds]))
+    # 5 + 91 cuts the chunks of 24 elsewhere than 96 does; 24 + 72 would not.
+    apart = [s for part in (seeds[:5], seeds[5:]) for s in scores(service.rollout(seeds=[part]))[0]]
+    order = np.random.default_rng(0).permutation(96)
+    (shuffled,) = scores(service.rollout(seeds=[[seeds[i] for i in order]]))
+    assert spearmanr(together, apart).statistic >= 0.99
+    assert spearmanr(np.array(together)[order], shuffled).statistic >= 0.99
+    assert len(set(together)) > 90
+
+
+def test_bf16_images_do_not_depend_on_batching(service: RunningService) -> None:
+    seeds = list(range(24))
+    together = pixels(service.rollout(seeds=[seeds], precision="bf16", images="png"))
+    parts = (seeds[:7], seeds[7:])
+    apart = [pixels(service.rollout(seeds=[p], precision="bf16", images="png")) for p in parts]
+    assert np.abs(together - np.concatenate(apart)).max() <= 1
+    assert np.abs(together[0] - together[1]).max() > 1
+
+
+def test_bf16_is_the_same_image_and_score_as_in_process(
+    service: RunningService, backbone: Backbone, layout: Layout
+) -> None:
+    assert service.push("parity", 1, adapter_file(layout, 1)).status_code == 201
+    generator, seeds = Generator(backbone, "bf16"), [3, 1, 4]
+    rewards = RewardSet.load(["clipscore"], backbone)
+    images = {}
+    for name, adapter in (("base", None), ("adapted", make_adapter(layout, 1))):
+        generator.set_adapter(adapter)
+        made = generator.generate(PROMPTS[0], seeds, steps=10).images
+        images[name] = (made * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy().astype(int)
+        ref = ("parity", 1) if adapter else None
+        answer = service.rollout(seeds=[seeds], adapter=ref, precision="bf16", images="png", steps=10)
+        assert np.abs(pixels(answer) - images[name]).max() <= 1
+        ours = rewards.score(["clipscore"], made, PROMPTS[:1] * 3, [{}] * 3)["clipscore"]
+        np.testing.assert_allclose(scores(answer)[0], ours.tolist(), atol=1e-3)
+    assert np.abs(images["base"] - images["adapted"]).max() > 1
+
+
+def test_models_names_digests_noise_and_tiers(service: RunningService, backbone: Backbone) -> None:
+    listed = ModelList.model_validate(service.client.get("/v1/models").json())
+    (model,) = listed.models
+    ours = part_digests(backbone.parts) | RewardSet.load(["clipscore"], backbone).digests()
+    check_digests(model.digests, ours)
+    assert set(model.digests) == set(ours)
+    check_noise_contract(listed.noise)
+    assert (model.name, model.family, model.rewards) == ("mini-sana", "sana", ("clipscore",))
+    shares = {tier.precision: tier.quantized_share for tier in model.precisions}
+    assert shares["nvfp4"] >= 0.9
+    assert shares["bf16"] == 0

@@ -1,0 +1,106 @@
+"""What a service does when a part of it fails: a reward, Redis, the engine thread; and when it is told to stop."""
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from redis_helpers import RedisServer, running_redis
+from service_helpers import (
+    Layout,
+    RunningService,
+    adapter_file,
+    problem,
+    rollout_request,
+    running_service,
+    scores,
+)
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def frail(redis_server: RedisServer) -> Iterator[RunningService]:
+    """A service on Redis with faulty rewards. The tests of this file break more and more of it, in order."""
+    rewards = ["clipscore", "faulty_rewards:picky", "faulty_rewards:fatal"]
+    with running_service("--redis-url", redis_server.url, "--rewards", *rewards) as running:
+        yield running
+
+
+def ask(service: RunningService, reward: str, want: str = "1") -> httpx.Response:
+    request = rollout_request(count=2, steps=1, rewards=(reward,), metadata={"want": want})
+    return service.client.post("/v1/rollouts", json=request)
+
+
+def test_adapters_are_served_from_redis(frail: RunningService, layout: Layout) -> None:
+    body = adapter_file(layout, 1)
+    assert frail.push("kept", 1, body).status_code == 201
+    assert frail.client.get("/v1/runs/kept/adapters/1/weights").content == body
+    assert scores(frail.rollout(adapter=("kept", 1))) != scores(frail.rollout())
+
+
+def test_a_reward_that_fails_is_named_and_others_go_on(frail: RunningService) -> None:
+    assert ask(frail, "faulty_rewards:picky", "3").json()["groups"][0]["scores"] == [3.0, 3.0]
+    for wish in ("many", "nan"):
+        response = ask(frail, "faulty_rewards:picky", wish)
+        assert (response.status_code, problem(response)["kind"]) == (500, "reward-failed")
+        assert "faulty_rewards:picky" in problem(response)["detail"]
+    assert ask(frail, "clipscore").status_code == 200
+
+
+def test_without_redis_the_base_is_served_and_readiness_is_withdrawn(
+    frail: RunningService, redis_server: RedisServer
+) -> None:
+    assert frail.client.get("/health/ready").status_code == 200
+    redis_server.stop()
+    response = frail.client.get("/health/ready")
+    assert (response.status_code, problem(response)["kind"]) == (503, "store-unavailable")
+    assert frail.client.get("/health/live").status_code == 200
+    under = frail.client.post("/v1/rollouts", json=rollout_request(adapter=("kept", 1)))
+    assert (under.status_code, problem(under)["kind"]) == (503, "store-unavailable")
+    assert ask(frail, "clipscore").status_code == 200
+
+
+def test_a_dead_engine_thread_is_seen(frail: RunningService) -> None:
+    assert frail.client.get("/health/live").status_code == 200
+    for response in (
+        ask(frail, "faulty_rewards:fatal"),
+        ask(frail, "clipscore"),
+        frail.client.get("/health/live"),
+        frail.client.get("/health/ready"),
+    ):
+        assert (response.status_code, problem(response)["kind"]) == (503, "engine-dead")
+    assert "the engine thread died" in frail.log.read_text()
+
+
+def test_a_service_told_to_stop_finishes_what_it_accepted_and_takes_nothing_new() -> None:
+    with running_service() as service:
+        accepted = service.send(rollout_request(count=240, steps=1))
+        late = service.send(rollout_request(count=1, steps=1), part=0.5)
+        assert service.client.get("/health/live").status_code == 200  # both were read by now
+        service.process.send_signal(signal.SIGTERM)
+        wait_until_closed(service.port)
+        status, headers, body = late.response()
+        assert (status, json.loads(body)["type"]) == (503, "urn:solrl:problem:draining")
+        assert int(headers["retry-after"]) >= 1
+        status, _, body = accepted.response()
+        assert status == 200
+        assert len(json.loads(body)["groups"][0]["scores"]) == 240
+        assert service.process.wait(60) == 0
+        assert "Traceback" not in service.log.read_text()
+
+
+def wait_until_closed(port: int) -> None:
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.05)

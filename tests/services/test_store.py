@@ -1,0 +1,185 @@
+"""One contract, every store: versions are immutable, monotonic, and read back as they were put."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from solrl_proto.adapters import AdapterInfo
+from solrl_proto.problems import ProblemError
+from solrl_rollout.store import AdapterStore, MemoryAdapterStore, open_store
+from solrl_rollout.store.redis import RedisAdapterStore
+from store_helpers import adapter, fill, kept, refusal
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[AdapterStore]:
+    url = "memory://" if request.param == "memory" else request.getfixturevalue("empty_redis_url")
+    opened = open_store(url, retain=3)
+    yield opened
+    await opened.close()
+
+
+async def test_what_is_put_is_got(store: AdapterStore) -> None:
+    info, body = adapter(0, None)
+    await store.ping()
+    assert await store.put(info, body) == info
+    assert await store.get("run-a", 0) == (info, body)
+    assert await store.info("run-a", 0) == info
+    held = await store.list("run-a")
+    assert (held.run, held.head, held.versions) == ("run-a", 0, (info,))
+
+
+async def test_versions_may_skip_and_are_listed_oldest_first(store: AdapterStore) -> None:
+    for version, parent in [(2, None), (9, 2), (10, 9)]:
+        await store.put(*adapter(version, parent))
+    assert await kept(store) == [2, 9, 10]
+    assert (await store.list("run-a")).head == 10
+
+
+async def test_the_largest_versions_keep_every_digit(store: AdapterStore) -> None:
+    last = 2**53 - 1
+    for version, parent in [(last - 2, None), (last - 1, last - 2), (last, last - 1)]:
+        await store.put(*adapter(version, parent))
+    assert await kept(store) == [last - 2, last - 1, last]
+
+
+async def test_the_same_version_again_is_a_success_even_behind_the_head(store: AdapterStore) -> None:
+    await fill(store, 2)
+    info, body = adapter(0, None)
+    assert await store.put(info, body) == info
+    assert (await store.list("run-a")).head == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [adapter(1, 0, "other bytes"), adapter(1, None), adapter(1, 0, model="other")],
+    ids=["bytes", "parent", "model"],
+)
+async def test_a_taken_version_with_other_content_conflicts(
+    store: AdapterStore, other: tuple[AdapterInfo, bytes]
+) -> None:
+    await fill(store, 2)
+    problem = await refusal(store.put(*other))
+    assert (problem.status, problem.kind) == (409, "version-conflict")
+    assert await store.get("run-a", 1) == adapter(1, 0)
+
+
+async def test_a_parent_that_is_not_the_head_conflicts(store: AdapterStore) -> None:
+    problem = await refusal(store.put(*adapter(5, 4)))
+    assert (problem.status, problem.kind, problem.got, problem.expected) == (409, "parent-conflict", 4, None)
+    await fill(store, 2)
+    for parent in (None, 0, 3):
+        problem = await refusal(store.put(*adapter(5, parent)))
+        assert (problem.status, problem.kind, problem.got, problem.expected) == (
+            409,
+            "parent-conflict",
+            parent,
+            1,
+        )
+    assert await kept(store) == [0, 1]
+
+
+async def test_only_the_newest_versions_are_retained(store: AdapterStore) -> None:
+    await fill(store, 12)
+    assert await kept(store) == [9, 10, 11]
+    problem = await refusal(store.get("run-a", 8))
+    assert (problem.status, problem.kind, problem.expected) == (404, "version-not-found", [9, 10, 11])
+    assert "head is 11" in problem.detail
+
+
+async def test_a_version_that_was_deleted_cannot_come_back(store: AdapterStore) -> None:
+    await fill(store, 5)
+    problem = await refusal(store.put(*adapter(1, 0)))
+    assert (problem.status, problem.kind) == (409, "version-conflict")
+    assert await kept(store) == [2, 3, 4]
+
+
+async def test_what_is_not_there_is_404(store: AdapterStore) -> None:
+    for doing in (store.get("nobody", 0), store.info("nobody", 0), store.list("nobody")):
+        problem = await refusal(doing)
+        assert (problem.status, problem.kind) == (404, "run-not-found")
+    await fill(store, 2)
+    problem = await refusal(store.info("run-a", 7))
+    assert (problem.status, problem.kind, problem.got, problem.expected) == (
+        404,
+        "version-not-found",
+        7,
+        [0, 1],
+    )
+
+
+async def test_runs_do_not_touch_each_other(store: AdapterStore) -> None:
+    await fill(store, 5, run="run-a")
+    await fill(store, 1, run="run-b")
+    assert await kept(store, "run-b") == [0]
+    assert await store.get("run-b", 0) == adapter(0, None, run="run-b")
+
+
+async def test_bytes_that_are_not_what_was_announced_are_refused(store: AdapterStore) -> None:
+    info, body = adapter(0, None)
+    for wrong in (body + b" ", bytes(len(body))):
+        problem = await refusal(store.put(info, wrong))
+        assert (problem.status, problem.kind) == (422, "digest-mismatch")
+    assert (await refusal(store.list("run-a"))).kind == "run-not-found"
+
+
+@pytest.mark.parametrize(
+    "versions", [[1] * 8, [1, 2, 3, 4, 5, 6, 7, 8]], ids=["same-version", "own-versions"]
+)
+async def test_of_concurrent_puts_on_one_parent_exactly_one_wins(
+    store: AdapterStore, versions: list[int]
+) -> None:
+    await fill(store, 1)
+    rivals = [adapter(version, 0, f"rival {i}") for i, version in enumerate(versions)]
+    outcomes = await asyncio.gather(*(store.put(*rival) for rival in rivals), return_exceptions=True)
+    winners = [rival for rival, outcome in zip(rivals, outcomes, strict=True) if outcome == rival[0]]
+    losers = [outcome for outcome in outcomes if isinstance(outcome, ProblemError)]
+    assert (len(winners), len(losers)) == (1, 7)
+    assert {loser.problem.status for loser in losers} == {409}
+    version = winners[0][0].version
+    assert await store.get("run-a", version) == winners[0]
+    assert await kept(store) == [0, version]
+
+
+async def test_concurrent_puts_of_the_same_bytes_all_succeed(store: AdapterStore) -> None:
+    info, body = adapter(0, None)
+    assert await asyncio.gather(*(store.put(info, body) for _ in range(8))) == [info] * 8
+    assert await store.get("run-a", 0) == (info, body)
+
+
+async def test_a_store_that_keeps_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        open_store(None, retain=0)
+
+
+@pytest.mark.parametrize("url", [None, "memory://"])
+async def test_no_url_means_memory(url: str | None) -> None:
+    assert isinstance(open_store(url), MemoryAdapterStore)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:s3cret@h:1/0", "rediss://:s3cret@h/0", "unix:///tmp/none.sock?db=1"]
+)
+async def test_redis_urls_open_a_redis_store(url: str) -> None:
+    assert isinstance(open_store(url, retain=2), RedisAdapterStore)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "s3cret",
+        "http://s3cret@h",
+        "redis://:s3cret/x@h",
+        "redis://:s3cret@h:port",
+        "redis://:s3cret@h?what=1",
+    ],
+)
+async def test_a_url_that_names_no_store_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        open_store(url)
+    assert caught.value.problem.kind == "store-url"
+    assert "redis://" in str(caught.value.problem.expected)
+    assert "s3cret" not in str(caught.value)

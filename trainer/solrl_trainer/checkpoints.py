@@ -1,0 +1,96 @@
+"""Checkpoints: everything a run needs to continue bit for bit, in safetensors and JSON.
+
+A checkpoint is a folder written under another name and renamed when whole, so one that exists is complete.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from solrl_trainer.config import RunConfig
+from solrl_trainer.policy import CURRENT, OLD, Policy
+
+# What may change between a run and its continuation.
+_FREE = {"iterations", "rollout_url", "output", "device", "checkpoint_every", "keep_checkpoints", "evaluate"}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read back: `version` iterations are behind it; `adapter` is the file that was pushed."""
+
+    version: int
+    adapter: bytes
+    tensors: dict[str, torch.Tensor]
+    config: dict[str, Any]
+
+
+def save(
+    folder: Path, version: int, adapter: bytes, policy: Policy, optimizer: torch.optim.Optimizer, config: RunConfig
+) -> Path:
+    """Write the checkpoint of `version` and drop the oldest beyond `keep_checkpoints`."""
+    tensors = {f"{name}/{key}": value for name in (CURRENT, OLD) for key, value in policy.tensors(name).items()}
+    tensors |= {f"averaged/{key}": value.clone() for key, value in policy.averaged.items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{index}/{key}": value.detach().cpu().clone() for key, value in state.items()}
+    final, partial = folder / f"{version:06d}", folder / f"{version:06d}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file(tensors, partial / "state.safetensors")
+    (partial / "adapter.safetensors").write_bytes(adapter)
+    (partial / "config.json").write_text(config.model_dump_json(indent=1))
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    for old in _complete(folder)[: -config.keep_checkpoints]:
+        shutil.rmtree(old)
+    return final
+
+
+def _complete(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("[0-9]*") if p.suffix != ".partial")
+
+
+def latest(folder: Path, config: RunConfig) -> Checkpoint | None:
+    """Read the newest checkpoint, or None where there is none.
+
+    Raises:
+        ValueError: it was made by a run of other settings; says which.
+    """
+    found = _complete(folder)
+    if not found:
+        return None
+    saved = json.loads((found[-1] / "config.json").read_text())
+    now = json.loads(config.model_dump_json())
+    changed = sorted(key for key in now if key not in _FREE and saved.get(key) != now[key])
+    if changed:
+        shown = "; ".join(f"{key}: then {saved.get(key)!r}, now {now[key]!r}" for key in changed)
+        raise ValueError(
+            f"{found[-1]} belongs to a run of other settings ({shown}); "
+            "resume with the same settings, or choose another output folder"
+        )
+    return Checkpoint(
+        version=int(found[-1].name),
+        adapter=(found[-1] / "adapter.safetensors").read_bytes(),
+        tensors=load_file(found[-1] / "state.safetensors"),
+        config=saved,
+    )
+
+
+def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    """Put a checkpoint's weights and optimiser state back."""
+
+    def part(name: str) -> dict[str, torch.Tensor]:
+        return {k.removeprefix(f"{name}/"): v for k, v in checkpoint.tensors.items() if k.startswith(f"{name}/")}
+
+    for name in (CURRENT, OLD):
+        policy.restore(name, part(name))
+    policy.averaged = part("averaged")
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in part("optimizer").items():
+        index, _, name = key.partition("/")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

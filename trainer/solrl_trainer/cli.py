@@ -1,0 +1,142 @@
+"""The trainer's command line: `solrl-train run | evaluate | presets | report | doctor`.
+
+Imports are deferred, so that `--help` and mistakes answer at once.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+# Trainer and service take turns on a small machine; threads that spin while waiting would starve the other.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+@dataclass
+class Run:
+    """Train with a rollout service."""
+
+    preset: str = "mini-sana/sol_rl/clipscore"
+    """<model>/<recipe>/<reward>; see `solrl-train presets`."""
+    rollout_url: str | None = None
+    """Base URL of the rollout service, e.g. http://gpu-node:8100."""
+    config: Path | None = None
+    """YAML file with settings, nested or dotted."""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """key=value; may be given more than once."""
+    output: Path | None = None
+    """Folder of metrics, checkpoints and report; runs/<model> by default."""
+    run: str | None = None
+    """Name of the run at the service."""
+    iterations: int | None = None
+    seed: int | None = None
+    resume: bool = False
+    """Continue from the newest checkpoint in the output folder."""
+    dry_run: bool = False
+    """Print the resolved settings with the source of each, and stop."""
+
+
+@dataclass
+class Presets:
+    """List the presets."""
+
+
+@dataclass
+class Report:
+    """Write report.html and grid.png again from a run's folder."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+
+
+@dataclass
+class Doctor:
+    """Say what this machine can run, what is missing and what to do."""
+
+    model: str = "mini-sana"
+    rollout_url: str | None = None
+    prompts: str = "shapes"
+
+
+def main() -> None:
+    """Entry point of `solrl-train`."""
+    command = tyro.cli(
+        Run | Presets | Report | Doctor,  # type: ignore[arg-type]
+        prog="solrl-train",
+        description=__doc__,
+        config=(tyro.conf.OmitSubcommandPrefixes,),
+    )
+    try:
+        sys.exit(_dispatch(command))
+    except KeyboardInterrupt:
+        print("stopped; `--resume` continues from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if os.environ.get("SOLRL_TRACEBACK"):
+            raise
+        print(f"solrl-train: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _dispatch(command: Run | Presets | Report | Doctor) -> int:
+    match command:
+        case Run():
+            return _run(command)
+        case Presets():
+            from solrl_trainer.presets import names
+
+            print("\n".join(names()))
+        case Report():
+            from solrl_trainer.report import write_report
+            from solrl_trainer.runner import gallery_grid
+
+            gallery_grid(command.folder)
+            print(write_report(command.folder))
+        case Doctor():
+            from solrl_trainer.doctor import doctor
+
+            return doctor(command.model, command.rollout_url, command.prompts)
+    return 0
+
+
+def _run(command: Run) -> int:
+    import yaml
+
+    from solrl_trainer.presets import resolve
+
+    resolved = resolve(
+        command.preset,
+        overrides=command.set,
+        file=yaml.safe_load(command.config.read_text()) if command.config else None,
+        arguments={
+            "rollout_url": command.rollout_url,
+            "output": command.output,
+            "run": command.run,
+            "iterations": command.iterations,
+            "seed": command.seed,
+        },
+    )
+    if command.dry_run:
+        values = resolved.config.model_dump(mode="json")
+        for key, source in resolved.sources.items():
+            section, _, name = key.partition(".")
+            value = values[section][name] if name else values[section]
+            print(f"{key} = {value!r}  # {source}")
+        return 0
+
+    from rich.console import Console
+
+    from solrl_trainer.progress import result_table
+    from solrl_trainer.runner import run
+
+    summary = run(resolved.config, resume=command.resume)
+    console = Console()
+    console.print(result_table(summary))
+    console.print(f"report: {resolved.config.output / 'report.html'}")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The settings of a run, validated when read. Defaults are the paper's; presets set what a model needs."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from solrl_proto.identifiers import RunName, Seed
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Explore(Section):
+    """Cheap candidates, made by the service."""
+
+    prompts: Positive = 48
+    """Prompt groups an iteration."""
+    candidates: Annotated[int, Field(ge=2)] = 96
+    keep: Annotated[int, Field(ge=2)] = 24
+    """Seeds kept of a group, half best and half worst."""
+    steps: Positive = 6
+    precision: Literal["auto", "nvfp4", "bf16"] = "nvfp4"
+
+
+class Regenerate(Section):
+    """The kept seeds again, in BF16, on the trainer's device."""
+
+    steps: Positive = 10
+
+
+class Lora(Section):
+    """Adapter shape; Gaussian init."""
+
+    rank: Positive = 32
+    alpha: Annotated[float, Field(gt=0)] = 64.0
+
+
+class Optimizer(Section):
+    """AdamW."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    updates: Positive = 1
+    """Optimiser steps an iteration."""
+    batch: Positive = 16
+    """Samples in one backward pass."""
+
+
+class Objective(Section):
+    """DiffusionNFT."""
+
+    beta: Annotated[float, Field(gt=0)] = 1.0
+    adv_clip: Annotated[float, Field(gt=0)] = 5.0
+    kl_weight: Annotated[float, Field(ge=0)] = 1e-4
+    global_std: bool = True
+    timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
+    decay_rate: Annotated[float, Field(ge=0)] = 0.001
+    decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Behaviour policy: old ← d·old + (1 − d)·current with d = min(rate · iteration, max)."""
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Averaging of the evaluation weights, ramped up as (1 + i) / (10 + i)."""
+
+
+class Evaluate(Section):
+    """Held-out prompts with fixed seeds and the averaged weights."""
+
+    prompts: Positive = 256
+    seeds: Positive = 2
+    """Images a prompt."""
+    steps: Positive = 40
+    every: Annotated[int, Field(ge=0)] = 0
+    """Iterations between evaluations; 0 is before and after only."""
+    rewards: tuple[str, ...] = ()
+    """Judged besides the trained reward."""
+    fidelity_prompts: Annotated[int, Field(ge=0)] = 4
+    """Held-out prompts on which proxy and BF16 rewards are compared over all candidates; 0 is none."""
+
+
+class RunConfig(Section):
+    """Everything that decides a run."""
+
+    preset: str
+    model: str
+    reward: str
+    rollout_url: str = "http://127.0.0.1:8100"
+    run: RunName
+    output: Path
+    prompts: str
+    """A registered set, or a folder with train/test files."""
+    iterations: Positive = 100
+    seed: Seed = 42
+    device: str = "auto"
+    guidance: Annotated[float, Field(ge=1)] = 1.0
+    explore: Explore = Explore()
+    regenerate: Regenerate = Regenerate()
+    lora: Lora = Lora()
+    optimizer: Optimizer = Optimizer()
+    objective: Objective = Objective()
+    evaluate: Evaluate = Evaluate()
+    checkpoint_every: Positive = 1
+    keep_checkpoints: Positive = 2

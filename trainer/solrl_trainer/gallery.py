@@ -1,0 +1,127 @@
+"""Images of a run, kept in its folder so that grid and report can be made again without a model."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import interpolate
+
+IMAGES = "gallery.safetensors"
+TEXTS = "gallery.json"
+KEPT_PROMPTS = 64
+"""The first so many prompts are kept, in order; all of them would be gigabytes for a 1024 px model."""
+LARGEST_SIDE = 512
+"""Larger images are shrunk."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A kept seed, with the reward of its explored image and of its BF16 image."""
+
+    prompt: str
+    seed: int
+    place: Literal["best", "worst"]
+    proxy: float
+    true: float
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """What `save_gallery` kept.
+
+    Attributes:
+        before, after: uint8 [N, 3, H, W], a row a prompt, same seed in both.
+        marks: the verifier's verdict on each row's images before and after; None when it was not asked.
+        explored, regenerated: uint8 [len(pairs), 3, H, W] of the same seeds.
+    """
+
+    prompts: list[str]
+    before: torch.Tensor
+    after: torch.Tensor
+    marks: list[tuple[bool, bool]] | None
+    pairs: list[Pair]
+    explored: torch.Tensor | None
+    regenerated: torch.Tensor | None
+
+
+def save_gallery(
+    folder: Path,
+    *,
+    prompts: Sequence[str],
+    before: torch.Tensor,
+    after: torch.Tensor,
+    marks: Sequence[tuple[bool, bool]] | None,
+    pairs: Sequence[Pair],
+    explored: torch.Tensor | None,
+    regenerated: torch.Tensor | None,
+) -> None:
+    """Write gallery.safetensors and gallery.json; the first `KEPT_PROMPTS` prompts are kept.
+
+    Args:
+        folder: the run's folder.
+        prompts: captions of `before` and `after`.
+        before, after: float [N, 3, H, W] in [0, 1], same prompts and seeds.
+        marks: the verifier's verdict before and after.
+        pairs: what `explored` and `regenerated` show.
+        explored: float [len(pairs), 3, H, W], the images that the service ranked.
+        regenerated: the same seeds in BF16.
+
+    Raises:
+        ValueError: the numbers of texts and images differ.
+    """
+    count = len(prompts)
+    lengths = {"before": (len(before), count), "after": (len(after), count)}
+    if marks is not None:
+        lengths["marks"] = (len(marks), count)
+    for name, images in (("explored", explored), ("regenerated", regenerated)):
+        if images is not None:
+            lengths[name] = (len(images), len(pairs))
+    for name, (got, expected) in lengths.items():
+        if got != expected:
+            raise ValueError(f"gallery: got {got} rows of {name}; expected {expected}")
+
+    tensors = {"before": before[:KEPT_PROMPTS], "after": after[:KEPT_PROMPTS]}
+    tensors |= {"explored": explored} if explored is not None else {}
+    tensors |= {"regenerated": regenerated} if regenerated is not None else {}
+    texts = {
+        "prompts": list(prompts[:KEPT_PROMPTS]),
+        "marks": None if marks is None else [list(mark) for mark in marks[:KEPT_PROMPTS]],
+        "pairs": [asdict(pair) for pair in pairs],
+    }
+    save_file({name: _to_bytes(images) for name, images in tensors.items()}, folder / IMAGES)
+    (folder / TEXTS).write_text(json.dumps(texts, indent=1), encoding="utf-8")
+
+
+def load_gallery(folder: Path) -> Gallery:
+    """Read a gallery back.
+
+    Raises:
+        FileNotFoundError: the folder holds none.
+    """
+    if not (folder / TEXTS).is_file() or not (folder / IMAGES).is_file():
+        raise FileNotFoundError(f"{folder} holds no gallery ({IMAGES}, {TEXTS}); a run writes it when it ends")
+    texts = json.loads((folder / TEXTS).read_text(encoding="utf-8"))
+    images = load_file(folder / IMAGES)
+    marks = texts["marks"]
+    return Gallery(
+        prompts=texts["prompts"],
+        before=images["before"],
+        after=images["after"],
+        marks=None if marks is None else [(was, now) for was, now in marks],
+        pairs=[Pair(**pair) for pair in texts["pairs"]],
+        explored=images.get("explored"),
+        regenerated=images.get("regenerated"),
+    )
+
+
+def _to_bytes(images: torch.Tensor) -> torch.Tensor:
+    images = images.detach().float().cpu()
+    side = max(images.shape[-2:])
+    if side > LARGEST_SIDE:
+        size = [round(length * LARGEST_SIDE / side) for length in images.shape[-2:]]
+        images = interpolate(images, size=size, mode="area")
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8).contiguous()

@@ -1,0 +1,119 @@
+"""grid.png: before and after a run, side by side."""
+
+import math
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from solrl_trainer.gallery import Gallery
+
+COLUMNS = 4
+MARGIN = 40
+HEADING = 96
+"""Height above the first row: title and legend."""
+GAP = 6
+"""Between the two images of a prompt."""
+GUTTER = 40
+"""Between columns of prompts."""
+STRIP = 30
+"""Height below an image for its mark."""
+CAPTION = 46
+"""Height above an image for its prompt, two lines."""
+SMALLEST_SIDE = 160
+LARGEST_SIDE = 256
+ROW_GAP = 18
+LABELS = 26
+
+_PAPER, _INK, _DIM, _EDGE = "#ffffff", "#1c1f24", "#6a717c", "#d8dce2"
+_GOOD, _BAD = "#14804a", "#c2362b"
+_FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+
+def shown_side(side: int) -> int:
+    """Pixels an image of `side` gets in the grid: small ones grow by a whole factor, large ones shrink."""
+    return min(side * math.ceil(SMALLEST_SIDE / side), LARGEST_SIDE) if side < SMALLEST_SIDE else min(side, LARGEST_SIDE)
+
+
+def corner(index: int, side: int) -> tuple[int, int]:
+    """Left and top of the `index`-th prompt's image before; the one after stands `shown_side + GAP` to its right."""
+    row, column = divmod(index, COLUMNS)
+    width = 2 * shown_side(side) + GAP
+    height = CAPTION + shown_side(side) + STRIP + ROW_GAP
+    return MARGIN + column * (width + GUTTER), HEADING + LABELS + row * height + CAPTION
+
+
+def write_grid(gallery: Gallery, path: Path, rows: int = 16) -> Path:
+    """Write the first `rows` prompts, before and after, with captions and the verifier's marks.
+
+    The prompts are the first held-out ones in their own order, whatever became of them: never picked by result.
+    """
+    count = min(rows, len(gallery.prompts))
+    side = gallery.before.shape[-1]
+    shown = shown_side(side)
+    columns = min(COLUMNS, max(count, 1))
+    width = 2 * MARGIN + columns * (2 * shown + GAP) + (columns - 1) * GUTTER
+    bottom = corner(max(count - 1, 0), side)[1] + shown + STRIP + MARGIN // 2
+    page = Image.new("RGB", (width, bottom), _PAPER)
+    draw = ImageDraw.Draw(page)
+    _headline(draw, gallery, count)
+    for column in range(columns):
+        left = corner(column, side)[0]
+        for x, text in ((left, "before"), (left + shown + GAP, "after")):
+            draw.text((x + shown / 2, HEADING), text, _DIM, _font(15, bold=True), anchor="ma")
+    for index in range(count):
+        left, top = corner(index, side)
+        lines = _fit(gallery.prompts[index], 2 * shown + GAP)
+        draw.multiline_text((left, top - 6), lines, _INK, _font(15), anchor="ld", spacing=3)
+        for after, images in enumerate((gallery.before, gallery.after)):
+            x = left + after * (shown + GAP)
+            page.paste(_picture(images[index], shown), (x, top))
+            draw.rectangle((x - 1, top - 1, x + shown, top + shown), outline=_EDGE)
+            if gallery.marks is not None:
+                _mark(draw, x + shown / 2, top + shown + STRIP / 2, gallery.marks[index][after])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.save(path, optimize=True)
+    return path
+
+
+def _headline(draw: Any, gallery: Gallery, count: int) -> None:
+    draw.text((MARGIN, 26), f"The first {count} held-out prompts", _INK, _font(22, bold=True))
+    text = "in their order, not picked; same seed before and after"
+    if gallery.marks is not None:
+        was, now = (sum(mark[i] for mark in gallery.marks[:count]) for i in (0, 1))
+        text += f"; the verifier finds {was} of these right before, {now} after"
+    width = draw.im.size[0] - 2 * MARGIN
+    draw.text((MARGIN, 60), _fit(text, width, size=14, most=1), _DIM, _font(14))
+
+
+def _picture(image: torch.Tensor, side: int) -> Image.Image:
+    picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+    grows = picture.width < side
+    return picture.resize((side, side), Image.Resampling.NEAREST if grows else Image.Resampling.LANCZOS)
+
+
+def _mark(draw: Any, x: float, y: float, good: bool) -> None:
+    """A tick or a cross of lines, since a font may lack the glyph."""
+    if good:
+        draw.line([(x - 8, y), (x - 3, y + 6), (x + 8, y - 7)], _GOOD, width=4, joint="curve")
+    else:
+        draw.line([(x - 6, y - 6), (x + 6, y + 6)], _BAD, width=4)
+        draw.line([(x - 6, y + 6), (x + 6, y - 6)], _BAD, width=4)
+
+
+def _fit(text: str, width: int, size: int = 15, most: int = 2) -> str:
+    """Break `text` into at most `most` lines of `width` pixels; what does not fit ends in an ellipsis."""
+    text = " ".join(text.split())
+    font = _font(size)
+    for letters in range(len(text) + 1, 8, -1):
+        lines = textwrap.wrap(text, letters, max_lines=most, placeholder="…") or [""]
+        if all(font.getlength(line) <= width for line in lines):
+            return "\n".join(lines)
+    return text[:8]
+
+
+def _font(size: int, *, bold: bool = False) -> Any:
+    return ImageFont.truetype(str(_FONTS / ("DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf")), size)

@@ -1,0 +1,62 @@
+"""`metrics.jsonl`: one JSON object a line, appended as a run goes; `event` says what kind."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Metrics:
+    """Appends to a run's metrics file."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+
+    def log(self, event: str, **values: Any) -> None:
+        """Append one line, flushed."""
+        line = json.dumps({"event": event, "time": time.time(), **values}, allow_nan=False)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def rewind(self, version: int) -> None:
+        """Drop what was logged beyond a checkpoint that the run now continues from."""
+        if self._path.is_file():
+            lines = read_metrics(self._path)
+            kept = [line for line in lines if line.get("version", 0) <= version and line["event"] != "result"]
+            self._path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read a metrics file; a last line cut short by a crash is left out."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+class Stopwatch:
+    """Adds up seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        """Count the time within towards `phase`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""Objectives: from velocities and advantages to a scalar loss. One file each."""

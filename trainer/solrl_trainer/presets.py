@@ -1,0 +1,150 @@
+"""Presets `<model>/<recipe>/<reward>`, composed from three small tables.
+
+Later layers win: field defaults, model, recipe, reward, a YAML file, `--set key=value`. The source of every value
+is kept, so that a dry run can show it.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from solrl_trainer.config import RunConfig
+
+MODELS: dict[str, dict[str, Any]] = {
+    "mini-sana": {
+        "model": "mini-sana",
+        "prompts": "shapes",
+        "iterations": 60,
+        "explore.prompts": 8,
+        "optimizer.learning_rate": 1e-3,
+        "optimizer.updates": 4,
+        "optimizer.batch": 48,
+        "evaluate.steps": 10,
+        "evaluate.rewards": ("verifier", "verifier_graded"),
+    },
+    "sana": {
+        "model": "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers",
+        "prompts": "prompts",
+        "optimizer.batch": 16,
+    },
+}
+RECIPES: dict[str, dict[str, Any]] = {"sol_rl": {}}
+REWARDS: dict[str, dict[str, Any]] = {"clipscore": {"reward": "clipscore"}}
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the text says which, and what would do."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A run's settings and where each came from (dotted key → layer)."""
+
+    config: RunConfig
+    sources: dict[str, str]
+
+
+def names() -> list[str]:
+    """Every preset."""
+    return [f"{m}/{r}/{w}" for m in MODELS for r in RECIPES for w in REWARDS]
+
+
+def _pick(table: Mapping[str, dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    if name not in table:
+        raise ConfigError(f"got {kind} {name!r}{_near(name, table)}; expected one of {sorted(table)}")
+    return table[name]
+
+
+def _near(name: str, choices: Any) -> str:
+    close = difflib.get_close_matches(name, list(choices), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def resolve(
+    preset: str,
+    *,
+    overrides: Sequence[str] = (),
+    file: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Compose a run's settings.
+
+    Args:
+        preset: `<model>/<recipe>/<reward>`.
+        overrides: `key=value` strings, the value in YAML.
+        file: a YAML file's content, nested or dotted.
+        arguments: dotted settings from the command line's own options.
+
+    Raises:
+        ConfigError: unknown preset or key, or a value of the wrong kind.
+    """
+    parts = preset.split("/")
+    if len(parts) != 3:
+        raise ConfigError(f"got preset {preset!r}; expected <model>/<recipe>/<reward>, e.g. {names()[0]}")
+    model, recipe, reward = parts
+    layers: list[tuple[str, Mapping[str, Any]]] = [
+        (f"model {model}", _pick(MODELS, "model", model)),
+        (f"recipe {recipe}", _pick(RECIPES, "recipe", recipe)),
+        (f"reward {reward}", _pick(REWARDS, "reward", reward)),
+        ("file", _flatten(file or {})),
+        ("--set", dict(_parse(override) for override in overrides)),
+        ("command line", {k: v for k, v in (arguments or {}).items() if v is not None}),
+    ]
+    values: dict[str, Any] = {"preset": preset, "run": preset.replace("/", "-"), "output": "runs/" + parts[0]}
+    sources = dict.fromkeys(values, "preset")
+    known = set(_flatten_fields())
+    for source, layer in layers:
+        for key, value in layer.items():
+            if key not in known:
+                raise ConfigError(f"got setting {key!r}{_near(key, known)}; expected one of: {', '.join(sorted(known))}")
+            values[key], sources[key] = value, source
+    try:
+        config = RunConfig.model_validate(_nest(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"setting {key} (from {sources.get(key, 'defaults')}): got {first['input']!r}; {first['msg']}"
+        ) from error
+    return Resolved(config, {key: sources.get(key, "default") for key in sorted(known)})
+
+
+def _parse(override: str) -> tuple[str, Any]:
+    key, equals, value = override.partition("=")
+    if not equals:
+        raise ConfigError(f"got --set {override!r}; expected key=value")
+    return key.strip(), yaml.safe_load(value)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _flatten_fields() -> list[str]:
+    keys = []
+    for name, info in RunConfig.model_fields.items():
+        section = info.annotation
+        inner = getattr(section, "model_fields", None)
+        keys += [f"{name}.{key}" for key in inner] if inner else [name]
+    return keys
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, dot, name = key.partition(".")
+        if dot:
+            nested.setdefault(section, {})[name] = value
+        else:
+            nested[key] = value
+    return nested

@@ -1,0 +1,139 @@
+"""Progress of a run in the terminal, and the table at its end."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from solrl_trainer.figures import duration_text, gain_text, interval_text, reward_label, reward_text
+
+_PHASES = ("explore", "regenerate", "train", "push")
+_HEADER = f"{'iteration':>9}{'explore':>9}{'regenerate':>12}{'train':>9}{'push':>8}" + "".join(
+    f"{name:>9}" for name in ("proxy", "best", "worst", "loss")
+)
+_HEADER_EVERY = 20
+_WORDS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how well the proxy ranks"}
+
+
+class _Remaining(ProgressColumn):
+    """Counts down to the end, by the mean time of the iterations so far."""
+
+    def render(self, task: Task) -> Text:
+        ends = task.fields["ends"]
+        left = "estimating" if ends is None else duration_text(max(0, round(ends - time.monotonic())))
+        return Text(f"{left} left" if ends is not None else left, style="progress.remaining")
+
+
+class RichReporter:
+    """Shows a run on stderr: a live line in a terminal, plain lines elsewhere.
+
+    Args:
+        iterations: how many the run has in all.
+        start: how many were done before; a resumed run that begins later corrects it by itself.
+        file: where to write instead of stderr.
+    """
+
+    def __init__(self, iterations: int, start: int = 0, file: TextIO | None = None) -> None:
+        self._iterations = iterations
+        self._console = Console(file=file or sys.stderr, highlight=False)
+        self._progress: Progress | None = None
+        self._printed = 0
+        self._began: tuple[int, float] | None = None
+        if self._console.is_terminal:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("iteration {task.fields[current]} of {task.total:.0f}"),
+                BarColumn(bar_width=24),
+                TextColumn("[bold]{task.fields[phase]}"),
+                TimeElapsedColumn(),
+                _Remaining(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._progress.add_task(
+                "run", total=iterations, completed=start, current=start, phase="starting", ends=None
+            )
+
+    def __enter__(self) -> "RichReporter":
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def phase(self, iteration: int, name: str) -> None:
+        """A phase of an iteration begins."""
+        if name == "explore" and self._began is None:
+            self._began = (iteration, time.monotonic())
+        if self._progress is not None:
+            in_iteration = name in _PHASES
+            current = min(iteration + 1, self._iterations) if in_iteration else iteration
+            self._progress.update(
+                self._task, completed=iteration, current=current, phase=_WORDS.get(name, name), refresh=True
+            )
+        elif name in _WORDS:
+            self._print(f"{_WORDS[name]} (version {iteration})")
+
+    def finished(self, line: dict[str, Any]) -> None:
+        """An iteration is done; `line` is what metrics.jsonl got."""
+        if self._printed % _HEADER_EVERY == 0:
+            self._print(_HEADER, style="dim")
+        self._printed += 1
+        done = line["iteration"] + 1
+        seconds = [line["seconds"].get(phase, 0.0) for phase in _PHASES]
+        times = "".join(f"{f'{value:.1f} s':>{width}}" for value, width in zip(seconds, (9, 12, 9, 8), strict=True))
+        values = (line["proxy_mean"], line["reward_best"], line["reward_worst"], line["loss"])
+        self._print(f"{f'{done}/{self._iterations}':>9}{times}" + "".join(f"{value:9.4f}" for value in values))
+        if self._progress is not None and self._began is not None:
+            first, began = self._began
+            pace = (time.monotonic() - began) / (done - first)
+            ends = time.monotonic() + pace * (self._iterations - done)
+            self._progress.update(self._task, completed=done, ends=ends)
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+        self._print(text)
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """A finished run's figures, from result.json: held-out rewards, seconds by phase, rank correlation."""
+    rewards = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    rewards.add_column("held-out reward")
+    for heading in ("before", "after", "gain", "95 % interval"):
+        rewards.add_column(heading, justify="right", no_wrap=True)
+    for name, row in result["rewards"].items():
+        style = "green" if row["low"] > 0 else "red" if row["high"] < 0 else ""
+        rewards.add_row(
+            reward_label(name),
+            reward_text(name, row["before"]),
+            reward_text(name, row["after"]),
+            Text(gain_text(name, row["gain"]), style=style),
+            interval_text(name, row["low"], row["high"]),
+        )
+
+    times = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for phase in result["seconds"]:
+        times.add_column(f"{phase} s", justify="right", no_wrap=True)
+    times.add_row(*(f"{seconds:.1f}" for seconds in result["seconds"].values()))
+
+    spearman = result["spearman"]
+    measured = "not measured" if spearman is None else f"{spearman:.3f}"
+    table = Table(title=f"{result['preset']}, {result['iterations']} iterations", box=box.ROUNDED, show_header=False)
+    table.add_column()
+    for part in (rewards, times, f"Spearman of proxy against BF16 rewards within a prompt: {measured}"):
+        table.add_row(part)
+        table.add_section()
+    return table

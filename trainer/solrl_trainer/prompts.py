@@ -1,0 +1,78 @@
+"""Prompt sets as the field keeps them: `train.txt`/`test.txt`, or GenEval's `*_metadata.jsonl`."""
+
+import hashlib
+import json
+import random
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from solrl_proto.rollouts import PromptItem
+
+GROUP = "solrl.prompts"
+
+
+def find_prompts(name: str) -> Path:
+    """Folder of a registered prompt set, or the folder itself.
+
+    Raises:
+        ValueError: neither.
+    """
+    registered = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name in registered:
+        return Path(registered[name].load()())
+    if Path(name).is_dir():
+        return Path(name)
+    raise ValueError(f"got prompts {name!r}; expected one of {sorted(registered)}, or a folder with train/test files")
+
+
+def read_prompts(folder: Path, split: str) -> list[PromptItem]:
+    """Read `<split>_metadata.jsonl` if there is one, else `<split>.txt`, a prompt a line.
+
+    A prompt's id is a digest of its text, so that its seeds do not depend on its place in the file.
+
+    Raises:
+        ValueError: neither file exists, it holds no prompt, or a line cannot be read (named).
+    """
+    lines, text = folder / f"{split}_metadata.jsonl", folder / f"{split}.txt"
+    items: dict[str, PromptItem] = {}
+    if lines.is_file():
+        for number, line in enumerate(lines.read_text(encoding="utf-8").splitlines(), start=1):
+            if line.strip():
+                try:
+                    fields: dict[str, Any] = json.loads(line)
+                    prompt = str(fields.pop("prompt"))
+                except (json.JSONDecodeError, KeyError, AttributeError) as error:
+                    raise ValueError(
+                        f"{lines}:{number}: expected a JSON object with a 'prompt', got {line[:80]!r}"
+                    ) from error
+                items.setdefault(prompt, _item(prompt, fields))
+    elif text.is_file():
+        for line in text.read_text(encoding="utf-8").splitlines():
+            if line.strip():
+                items.setdefault(line.strip(), _item(line.strip(), {}))
+    else:
+        raise ValueError(f"{folder} holds neither {lines.name} nor {text.name}; one of them is needed")
+    if not items:
+        raise ValueError(f"{folder}: the {split} prompts are empty")
+    return list(items.values())
+
+
+def _item(prompt: str, metadata: dict[str, Any]) -> PromptItem:
+    digest = hashlib.sha256(prompt.encode()).hexdigest()[:16]
+    return PromptItem(id=digest, text=prompt, metadata=metadata)
+
+
+def prompts_of_iteration(prompts: list[PromptItem], count: int, seed: int, iteration: int) -> list[PromptItem]:
+    """The `count` prompts of an iteration: each pass over the set is a fresh shuffle, depending on `seed` alone.
+
+    Raises:
+        ValueError: more prompts asked for than the set has.
+    """
+    if count > len(prompts):
+        raise ValueError(f"asked for {count} prompts an iteration, but the set has {len(prompts)}")
+    passes = len(prompts) // count
+    order = list(range(len(prompts)))
+    random.Random(f"{seed}/{iteration // passes}").shuffle(order)
+    start = (iteration % passes) * count
+    return [prompts[i] for i in order[start : start + count]]

@@ -1,0 +1,202 @@
+"""report.html: one self-contained page about a run, made from the files in its folder.
+
+It reads only files, so it can be made again later, elsewhere, or while the run still goes on.
+"""
+
+import base64
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image
+
+from solrl_trainer import figures
+from solrl_trainer.charts import Chart, Series, line_chart, stacked_chart
+from solrl_trainer.gallery import Gallery, load_gallery
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.report_fidelity import describe_fidelity
+
+PHASES = ("explore", "regenerate", "train", "push")
+SHOWN_FIRST = 16
+"""Prompts of the before/after grid that show at once; the rest unfolds."""
+
+
+def write_report(folder: Path) -> Path:
+    """Write report.html into a run's folder.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+    """
+    if not any((folder / name).is_file() for name in ("metrics.jsonl", "result.json", "config.json")):
+        raise FileNotFoundError(f"{folder} holds no run (no metrics.jsonl, result.json or config.json)")
+    environment = Environment(
+        loader=PackageLoader("solrl_trainer"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": figures.duration_text,
+        "image": data_uri,
+        "label": figures.reward_label,
+        "seconds": lambda value: f"{value:.1f}",
+    }
+    page = environment.get_template("report.html.j2").render(_content(folder))
+    path, unfinished = folder / "report.html", folder / "report.html.part"
+    unfinished.write_text(page, encoding="utf-8")
+    os.replace(unfinished, path)
+    return path
+
+
+def data_uri(image: torch.Tensor) -> str:
+    """A uint8 [3, H, W] image as a data URI: PNG when small, JPEG when that would weigh too much."""
+    buffer = io.BytesIO()
+    kind = "png" if max(image.shape[-2:]) <= 128 else "jpeg"
+    Image.fromarray(image.permute(1, 2, 0).numpy()).save(buffer, kind, quality=90)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    config, result = _read(folder / "config.json"), _read(folder / "result.json")
+    lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
+    iterations = _latest(lines, "iteration")
+    evaluations = _latest(lines, "evaluation")
+    measured = [line for line in lines if line["event"] == "fidelity"]
+    try:
+        gallery = load_gallery(folder)
+    except FileNotFoundError:
+        gallery = None
+    facts = result or config or {}
+    totals = {phase: sum(line["seconds"].get(phase, 0.0) for line in iterations) for phase in PHASES}
+    if result:
+        # The other phases come from the metrics, which also know what went before a resume.
+        totals["evaluate"] = result["seconds"].get("evaluate", 0.0)
+    explore = (config or {}).get("explore", {})
+    return {
+        "title": facts.get("run", folder.name),
+        "preset": facts.get("preset"),
+        "model": facts.get("model"),
+        "trained_reward": (config or {}).get("reward"),
+        "images": (result or {}).get("images"),
+        "finished": result is not None,
+        "done": iterations[-1]["version"] if iterations else 0,
+        "planned": facts.get("iterations"),
+        "served": _served(iterations),
+        "rewards": [_reward(name, row) for name, row in (result or {}).get("rewards", {}).items()],
+        "reward_chart": _reward_chart(iterations),
+        "evaluation_charts": _evaluation_charts(evaluations),
+        "latest": evaluations[-1] if evaluations else None,
+        "totals": {phase: seconds for phase, seconds in totals.items() if seconds},
+        "time_chart": _time_chart(iterations),
+        "optimisation_charts": _optimisation_charts(iterations),
+        "fidelity": describe_fidelity(measured[-1], config) if measured else None,
+        "explore_steps": explore.get("steps"),
+        "regenerate_steps": (config or {}).get("regenerate", {}).get("steps"),
+        "candidates": _candidates(gallery),
+        "gallery": gallery,
+        "shown_first": SHOWN_FIRST,
+        "lineage": iterations[::-1],
+        "settings": _sections(config) if config else {},
+        "reward_text": figures.reward_text,
+    }
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _latest(lines: Sequence[dict[str, Any]], event: str) -> list[dict[str, Any]]:
+    """One line a version, in order; a resumed run logs its first evaluation again."""
+    found = {line["version"]: line for line in lines if line["event"] == event}
+    return [found[version] for version in sorted(found)]
+
+
+def _served(iterations: Sequence[dict[str, Any]]) -> str:
+    """What precision really explored, as the service said."""
+    kinds = {(line["precision"], line["numerics"]) for line in iterations}
+    return " and ".join(sorted(f"{precision.upper()} ({numerics})" for precision, numerics in kinds))
+
+
+def _reward(name: str, row: dict[str, float]) -> dict[str, Any]:
+    low, high, gain = row["low"], row["high"], row["gain"]
+    verdict = "up" if low > 0 else "down" if high < 0 else "unclear"
+    # The whisker is drawn on a scale of its own, from -1 to 1 with zero gain in the middle.
+    reach = max(abs(low), abs(high)) * 1.1 or 1.0
+    return {
+        "name": name,
+        "before": figures.reward_text(name, row["before"]),
+        "after": figures.reward_text(name, row["after"]),
+        "gain": figures.gain_text(name, gain),
+        "interval": figures.interval_text(name, low, high),
+        "verdict": verdict,
+        "whisker": {key: 50 + 50 * value / reach for key, value in (("low", low), ("gain", gain), ("high", high))},
+    }
+
+
+def _reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
+    if not iterations:
+        return None
+    series = [
+        Series("kept best, BF16", "best", [line["reward_best"] for line in iterations]),
+        Series("kept worst, BF16", "worst", [line["reward_worst"] for line in iterations]),
+        Series("all candidates, proxy", "proxy", [line["proxy_mean"] for line in iterations]),
+    ]
+    return line_chart("Mean reward per iteration", _numbers(iterations), series, band=True)
+
+
+def _evaluation_charts(evaluations: Sequence[dict[str, Any]]) -> list[Chart]:
+    if len(evaluations) < 2:
+        return []
+    versions = [line["version"] for line in evaluations]
+    charts = []
+    for name in evaluations[-1]["rewards"]:
+        values = [line["rewards"].get(name, float("nan")) for line in evaluations]
+        if all(value == value for value in values):
+            label = figures.reward_label(name)
+            charts.append(line_chart(label, versions, [Series(label, "best", values)], dots=True, smooth=False))
+    return charts
+
+
+def _time_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
+    if not iterations:
+        return None
+    layers = {phase: [line["seconds"].get(phase, 0.0) for line in iterations] for phase in PHASES}
+    return stacked_chart("Seconds per iteration and phase", _numbers(iterations), layers, "s")
+
+
+def _optimisation_charts(iterations: Sequence[dict[str, Any]]) -> list[Chart]:
+    if not iterations:
+        return []
+    loss, mean, largest = ([line[key] for line in iterations] for key in ("loss", "grad_norm", "grad_norm_max"))
+    norms = [Series("largest", "worst", largest), Series("mean", "best", mean)]
+    return [
+        line_chart("Loss", _numbers(iterations), [Series("loss", "best", loss)]),
+        line_chart("Gradient norm before clipping", _numbers(iterations), norms, smooth=False),
+    ]
+
+
+def _numbers(iterations: Sequence[dict[str, Any]]) -> list[int]:
+    return [line["version"] for line in iterations]
+
+
+def _candidates(gallery: Gallery | None) -> dict[str, dict[str, list[int]]]:
+    """Prompt → place → indices of the gallery's pairs."""
+    groups: dict[str, dict[str, list[int]]] = {}
+    for index, pair in enumerate(gallery.pairs if gallery else []):
+        groups.setdefault(pair.prompt, {}).setdefault(pair.place, []).append(index)
+    return groups
+
+
+def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings by section; those outside any come first."""
+    sections: dict[str, dict[str, Any]] = {"run": {k: v for k, v in config.items() if not isinstance(v, dict)}}
+    return sections | {name: values for name, values in config.items() if isinstance(values, dict)}

@@ -1,0 +1,133 @@
+"""`solrl-train run`: a training with its progress, result, gallery and report."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, RolloutRequest
+
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.config import RunConfig
+from solrl_trainer.evaluate import paired_gain
+from solrl_trainer.gallery import Pair, save_gallery
+from solrl_trainer.grid import write_grid
+from solrl_trainer.images import from_png
+from solrl_trainer.loop import Result, train
+from solrl_trainer.progress import RichReporter
+from solrl_trainer.report import write_report
+
+STRICT = "verifier"
+_SHOWN_PROMPTS = 3
+_SHOWN_EACH = 3
+
+
+def run(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
+    """Train, then write result.json, gallery, grid.png and report.html into the run's folder.
+
+    Returns:
+        What result.json holds.
+    """
+    config.output.mkdir(parents=True, exist_ok=True)
+    with RichReporter(config.iterations) as reporter:
+        result = train(config, reporter, resume=resume)
+        reporter.note("writing the report")
+        summary = summarize(config, result)
+        (config.output / "config.json").write_text(config.model_dump_json(indent=1))
+        (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
+        _save_images(config, result)
+        gallery_grid(config.output)
+        write_report(config.output)
+    return summary
+
+
+def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
+    """The figures of a finished run."""
+    rewards = {}
+    for name, before in result.before.scores.items():
+        gain, low, high = paired_gain(before, result.after.scores[name])
+        rewards[name] = {
+            "before": result.before.mean(name),
+            "after": result.after.mean(name),
+            "gain": gain,
+            "low": low,
+            "high": high,
+        }
+    return {
+        "model": config.model,
+        "preset": config.preset,
+        "run": config.run,
+        "iterations": config.iterations,
+        "images": result.before.scores[config.reward].numel(),
+        "rewards": rewards,
+        "spearman": result.spearman,
+        "seconds": result.seconds,
+    }
+
+
+def gallery_grid(folder: Path) -> Path:
+    """Write grid.png from a run's gallery."""
+    from solrl_trainer.gallery import load_gallery
+
+    return write_grid(load_gallery(folder), folder / "grid.png")
+
+
+def _save_images(config: RunConfig, result: Result) -> None:
+    before, after = result.before, result.after
+    marks = None
+    if STRICT in before.scores:
+        flags = zip(before.scores[STRICT][:, 0].tolist(), after.scores[STRICT][:, 0].tolist(), strict=True)
+        marks = [(was == 1, now == 1) for was, now in flags]
+    pairs, explored, regenerated = _best_and_worst(config, result)
+    save_gallery(
+        config.output,
+        prompts=result.prompts,
+        before=before.images,
+        after=after.images,
+        marks=marks,
+        pairs=pairs,
+        explored=explored,
+        regenerated=regenerated,
+    )
+
+
+def _best_and_worst(
+    config: RunConfig, result: Result
+) -> tuple[list[Pair], torch.Tensor | None, torch.Tensor | None]:
+    """Some kept seeds of the last iteration: what the service saw beside what was trained on."""
+    if result.regenerated is None:
+        return [], None, None
+    pairs, explored, regenerated = [], [], []
+    half = config.explore.keep // 2
+    for group, images, true in zip(
+        result.kept[:_SHOWN_PROMPTS], result.regenerated.images, result.regenerated.rewards, strict=False
+    ):
+        each = min(_SHOWN_EACH, half)
+        index = [*range(each), *range(len(group.seeds) - each, len(group.seeds))]
+        with RolloutClient(config.rollout_url) as client:
+            answer = client.rollouts(
+                RolloutRequest(
+                    model=config.model,
+                    adapter=AdapterRef(run=config.run, version=config.iterations - 1),
+                    prompts=(group.prompt,),
+                    candidates=Candidates(seeds=(tuple(group.seeds[i] for i in index),)),
+                    plan=Plan(
+                        steps=config.explore.steps, precision=config.explore.precision, guidance=config.guidance
+                    ),
+                    rewards=(RewardSpec(name=config.reward),),
+                    images="png",
+                )
+            )
+        explored += [from_png(image) for image in answer.groups[0].images or ()]
+        regenerated.append(images[index])
+        pairs += [
+            Pair(
+                prompt=group.prompt.text,
+                seed=group.seeds[i],
+                place="best" if i < half else "worst",
+                proxy=float(group.proxy[i]),
+                true=float(true[i]),
+            )
+            for i in index
+        ]
+    return pairs, torch.stack(explored), torch.cat(regenerated)

@@ -1,0 +1,98 @@
+"""What a run holds: model, rewards, policies, client; loaded once, and checked against the service."""
+
+from dataclasses import dataclass
+
+import torch
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.fingerprint import check_digests, part_digests
+from solrl_core.generator import Generator
+from solrl_core.noise import check_noise_contract
+from solrl_core.rewards import RewardSet
+from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import PromptItem
+
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.config import RunConfig
+from solrl_trainer.explore import Explorer
+from solrl_trainer.policy import Policy
+from solrl_trainer.prompts import find_prompts, read_prompts
+
+
+@dataclass
+class Session:
+    """The parts of a run. `generator` is the BF16 one with the behaviour policy merged while training."""
+
+    config: RunConfig
+    backbone: Backbone
+    rewards: RewardSet
+    generator: Generator
+    policy: Policy
+    optimizer: torch.optim.AdamW
+    explorer: Explorer
+    train_prompts: list[PromptItem]
+    test_prompts: list[PromptItem]
+
+    @classmethod
+    def open(cls, config: RunConfig, client: RolloutClient) -> "Session":
+        """Load everything and refuse a service that differs from what is loaded here.
+
+        Raises:
+            ProblemError: the service is not there, does not host the model, or differs (names the part).
+            ValueError, OSError: model, reward or prompts cannot be loaded.
+        """
+        folder = find_prompts(config.prompts)
+        train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
+        client.model(config.model)
+        backbone = load_backbone(config.model, device=_device(config.device))
+        rewards = RewardSet.load([config.reward, *config.evaluate.rewards], backbone)
+        check_service(client, config, backbone, rewards)
+        generator = Generator(backbone, "bf16")
+        policy = Policy(backbone, config.lora, config.seed)
+        settings = config.optimizer
+        optimizer = torch.optim.AdamW(
+            policy.parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            eps=settings.eps,
+        )
+        return cls(
+            config=config,
+            backbone=backbone,
+            rewards=rewards,
+            generator=generator,
+            policy=policy,
+            optimizer=optimizer,
+            explorer=Explorer(client, config),
+            train_prompts=train,
+            test_prompts=test[: config.evaluate.prompts],
+        )
+
+
+def check_service(client: RolloutClient, config: RunConfig, backbone: Backbone, rewards: RewardSet) -> None:
+    """Compare noise contract and digests before any work.
+
+    Raises:
+        ProblemError: naming what differs.
+    """
+    hosted = client.models()
+    check_noise_contract(hosted.noise)
+    model = client.model(config.model)
+    if config.reward not in model.rewards:
+        raise ProblemError(
+            "reward-not-loaded",
+            422,
+            "Reward not loaded",
+            f"the service at {client.url} does not score {config.reward!r}",
+            got=config.reward,
+            expected=sorted(model.rewards),
+            action=f"start the service with --rewards {config.reward}",
+        )
+    wanted = f"reward:{config.reward}"
+    check_digests(model.digests, part_digests(backbone.parts) | {wanted: rewards.digests()[wanted]})
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
