@@ -1,10 +1,14 @@
 """Fixtures that several test folders use: a real Redis, and the event loop for async tests."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import redis
 from redis_helpers import RedisServer, running_redis
+
+# Before torch is imported: tests and the services they start share few cores; idle threads must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.stats import kendalltau, rankdata, spearmanr
+
+Group = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fi
     )
 
 
-def _one_group(proxy: np.ndarray, true: np.ndarray, half: int, sizes: list[int]) -> list[float]:  # type: ignore[type-arg]
+def _one_group(proxy: Group, true: Group, half: int, sizes: list[int]) -> list[float]:
     by_proxy, by_true = np.argsort(-proxy, kind="stable"), np.argsort(-true, kind="stable")
     ranks = rankdata(-true)
     return [

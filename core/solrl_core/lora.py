@@ -57,7 +57,8 @@ class Merger:
             weight = clean.float()
             if adapter is not None:
                 weight = weight + adapter.delta(name).to(weight.device)
-                if not torch.isfinite(weight).all():
+                # As BF16, because what is finite in float32 may still overflow where it is rounded.
+                if not torch.isfinite(weight.bfloat16()).all():
                     raise ValueError(f"merging the adapter makes {name} non-finite; nothing was changed")
             merged[name] = weight
         for name, weight in merged.items():

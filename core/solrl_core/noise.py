@@ -27,7 +27,7 @@ def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
             raise ValueError(f"got seed {seed}; expected 0 ≤ seed < 2**53 ({SEED_LIMIT})")
         generator = torch.Generator("cpu").manual_seed(seed)
         rows.append(torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu"))
-    return torch.stack(rows) if rows else torch.empty(0, *shape)
+    return torch.stack(rows) if rows else torch.empty(0, *shape, dtype=torch.float32, device="cpu")
 
 
 def noise_contract() -> NoiseContract:
@@ -54,8 +54,10 @@ def check_noise_contract(theirs: NoiseContract) -> None:
             expected=ours.version,
             action="run the same solrl version on both sides",
         )
-    off = max((abs(a - b) for a, b in zip(theirs.probe, ours.probe, strict=False)), default=float("inf"))
-    if len(theirs.probe) != len(ours.probe) or off > PROBE_TOLERANCE:
+    offs = [abs(a - b) for a, b in zip(theirs.probe, ours.probe, strict=False)]
+    off = max(offs, default=float("inf"))
+    # Each by itself: a NaN is not larger than the tolerance either.
+    if len(theirs.probe) != len(ours.probe) or not all(one <= PROBE_TOLERANCE for one in offs):
         raise ProblemError(
             "noise-contract",
             409,

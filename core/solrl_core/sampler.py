@@ -1,5 +1,6 @@
 """Deterministic flow-matching ODE solvers. They know velocities and sigmas, and nothing of models."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -32,7 +33,7 @@ def solve(
     if len(sigmas) < 2:
         raise ValueError(f"got {len(sigmas)} sigmas; expected at least 2, from 1 down to 0")
     x = noise
-    for now, then in zip(sigmas, sigmas[1:], strict=False):
+    for now, then in itertools.pairwise(sigmas):
         if between is not None:
             between()
         x = x + (then - now) * velocity(x, now)

@@ -86,7 +86,8 @@ def _apart(
 ) -> npt.NDArray[np.bool_]:
     gap = np.abs(centre[:, :, None] - centre[:, None]).max(-1) - radius[:, :, None] - radius[:, None]
     pair = present[:, :, None] & present[:, None] & ~np.eye(MAX_OBJECTS, dtype=bool)
-    return ~((gap < MARGIN) & pair).any((1, 2))
+    clear: npt.NDArray[np.bool_] = ~((gap < MARGIN) & pair).any((1, 2))
+    return clear
 
 
 def _related(
@@ -95,7 +96,8 @@ def _related(
     offset = centre[:, 1] - centre[:, 0]
     rows = np.arange(len(axis))
     along, across = offset[rows, axis] * sign, np.abs(offset[rows, 1 - axis])
-    return (sign == 0) | (along > across + 5)
+    right: npt.NDArray[np.bool_] = (sign == 0) | (along > across + 5)
+    return right
 
 
 def render(scenes: Scenes, seed: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -28,7 +28,7 @@ class PromptItem(Message):
 
     id: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     text: Annotated[str, StringConstraints(min_length=1, max_length=4096, strip_whitespace=True)]
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = Field(default_factory=dict)
 
 
 class Candidates(Message):
@@ -96,7 +96,8 @@ class RolloutRequest(Message):
         explicit, count, root = self.candidates.seeds, self.candidates.count, self.candidates.seed_root
         if explicit is not None:
             return [(prompt, list(group)) for prompt, group in zip(self.prompts, explicit, strict=True)]
-        assert count is not None and root is not None
+        assert count is not None
+        assert root is not None
         return [(prompt, expand_seeds(root, prompt.id, count)) for prompt in self.prompts]
 
 

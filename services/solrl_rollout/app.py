@@ -47,9 +47,7 @@ def create_app(settings: Settings) -> FastAPI:
 def _describe(app: FastAPI) -> dict[str, Any]:
     """FastAPI's description, with the schema of problem documents that the routes refer to."""
     if app.openapi_schema is None:
-        described = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
-        )
+        described = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         described["components"]["schemas"]["Problem"] = Problem.model_json_schema()
         app.openapi_schema = described
     return app.openapi_schema

@@ -114,9 +114,7 @@ def _rewards(settings: Settings) -> Iterator[Finding]:
         if name in known_rewards():
             yield Finding(f"reward {name}", "ok", "registered")
         elif ":" in name:
-            yield Finding(
-                f"reward {name}", "warn", "serve imports it at its start", "check it is installed"
-            )
+            yield Finding(f"reward {name}", "warn", "serve imports it at its start", "check it is installed")
         else:
             known = ", ".join(known_rewards())
             yield Finding(f"reward {name}", "missing", "not registered", f"name one of {known}")
@@ -134,9 +132,7 @@ def _redis(url: str | None) -> Iterator[Finding]:
         address = client.connection_pool.connection_kwargs
         where = address.get("path") or f"{address.get('host', 'localhost')}:{address.get('port', 6379)}"
     except (ValueError, TypeError):
-        yield Finding(
-            "redis", "missing", "the URL cannot be read", "redis://[user:password@]host[:port][/database]"
-        )
+        yield Finding("redis", "missing", "the URL cannot be read", "redis://[user:password@]host[:port][/database]")
         return
     with client:
         try:

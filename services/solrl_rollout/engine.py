@@ -146,8 +146,11 @@ class Engine:
 
         try:
             scored = executor.execute(chunk, between)
-        except (Abandoned, ProblemError) as error:
+        except ProblemError as error:
             chunk.done.set_exception(error)
+        except Abandoned:
+            # Read only where the service was forced to stop: a client that left reads nothing.
+            chunk.done.set_exception(engine_dead())
         except Exception:
             logger.exception("a chunk of run %r failed", chunk.run)
             chunk.done.set_exception(generation_failed())

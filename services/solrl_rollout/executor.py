@@ -6,10 +6,12 @@ from typing import Literal
 
 import torch
 from solrl_core.families import load_backbone
+from solrl_core.families.load import locate
 from solrl_core.fingerprint import part_digests
 from solrl_core.generator import CHUNK, Generator, numerics
 from solrl_core.lora import adapter_layout
 from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import known_rewards
 from solrl_proto.models import ModelInfo, PrecisionInfo
 from solrl_proto.problems import ProblemError
 
@@ -21,11 +23,6 @@ TIERS: tuple[Tier, ...] = ("nvfp4", "bf16")
 _UNKNOWN = "unknown"
 
 
-def default_precision(settings: Settings) -> Tier:
-    """What `auto` in a request means."""
-    return "nvfp4" if settings.precision == "auto" else settings.precision
-
-
 class Executor:
     """Loads the model and makes chunks. To be used from one thread.
 
@@ -33,6 +30,7 @@ class Executor:
     """
 
     def __init__(self, settings: Settings) -> None:
+        _check_names(settings)
         _quiet()
         device = settings.device
         if device == "auto":
@@ -42,7 +40,7 @@ class Executor:
         self._rewards = RewardSet.load(settings.rewards, self._backbone)
         self._generators: dict[str, Generator] = {}
         self._serving: dict[str, str | None] = {}
-        warm = self._generator(default_precision(settings))
+        warm = self._generator(settings.default_precision)
         # A whole chunk, so that a device that is too small is found now.
         warm.generate("a", range(CHUNK), steps=1)
         self.hosted = self._describe(settings)
@@ -146,6 +144,15 @@ class Executor:
             lora_targets=tuple(layout),
         )
         return Hosted(info, layout, str(backbone.device))
+
+
+def _check_names(settings: Settings) -> None:
+    """Fail on a mistyped name now, not after a large model was loaded."""
+    locate(settings.model)
+    known = known_rewards()
+    for name in settings.rewards:
+        if ":" not in name and name not in known:
+            raise ValueError(f"got reward {name!r}; expected one of {known}, or package.module:attribute")
 
 
 def _quiet() -> None:

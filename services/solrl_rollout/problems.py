@@ -20,9 +20,7 @@ _KINDS = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: 
 class RetryLaterError(ProblemError):
     """A problem that passes: `retry_after` seconds from now the same request may succeed."""
 
-    def __init__(
-        self, kind: str, status: int, title: str, detail: str, *, retry_after: int, **more: Any
-    ) -> None:
+    def __init__(self, kind: str, status: int, title: str, detail: str, *, retry_after: int, **more: Any) -> None:
         super().__init__(kind, status, title, detail, **more)
         self.retry_after = retry_after
 

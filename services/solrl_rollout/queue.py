@@ -73,8 +73,12 @@ class FairQueue(Generic[T]):
         self._count(item, -1)
         self._last, self._clock = run, self._served[run]
         self._served[run] += item.cost
-        # An absent run that owes nothing is forgotten, lest every run there ever was be remembered.
-        self._served = {r: s for r, s in self._served.items() if r in self._waiting or s > self._clock}
+        if self._waiting:
+            # An absent run that owes nothing is forgotten, lest every run there ever was be remembered.
+            self._served = {r: s for r, s in self._served.items() if r in self._waiting or s > self._clock}
+        else:
+            # Nobody was kept waiting, so old debts are void; what is made now still counts.
+            self._served, self._clock = {run: item.cost}, 0
         return item
 
     def drop(self, unwanted: Callable[[T], bool]) -> list[T]:

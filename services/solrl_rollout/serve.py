@@ -5,15 +5,17 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 from rich.console import Console
 from rich.table import Table
 from solrl_proto.problems import ProblemError
 
-from solrl_rollout.executor import default_precision
-from solrl_rollout.service import Service
 from solrl_rollout.settings import Settings
+
+if TYPE_CHECKING:
+    from solrl_rollout.service import Service
 
 
 def serve(settings: Settings) -> None:
@@ -30,7 +32,7 @@ def serve(settings: Settings) -> None:
 class _Server(uvicorn.Server):
     """uvicorn's server, which tells the service when it is to stop and ends with exit code 0."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: "Service") -> None:
         super().__init__(config)
         self._service = service
 
@@ -53,6 +55,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
+    # Not at the top, so that a port that is taken is told without waiting for torch.
     from solrl_rollout.app import create_app
 
     app = create_app(settings)
@@ -83,9 +86,9 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _print_start(settings: Settings, service: Service, address: str) -> None:
+def _print_start(settings: Settings, service: "Service", address: str) -> None:
     model = service.hosted
-    default = default_precision(settings)
+    default = settings.default_precision
     table = Table(title="solrl rollout service", show_header=False, title_justify="left")
     table.add_row("model", f"{model.name} ({model.family}, {model.width}×{model.height})")
     table.add_row("device", service.device)

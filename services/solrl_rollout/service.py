@@ -16,7 +16,6 @@ from solrl_proto.rollouts import RolloutAnswer, RolloutGroup, RolloutRequest, Ro
 
 from solrl_rollout.adapters import Adapters
 from solrl_rollout.engine import Engine
-from solrl_rollout.executor import default_precision
 from solrl_rollout.problems import RetryLaterError
 from solrl_rollout.refusals import check_model, check_rewards, check_size, score_not_finite
 from solrl_rollout.settings import Settings
@@ -63,7 +62,7 @@ class Service:
         job = Job(
             run=request.adapter.run if request.adapter else None,
             adapter=await self.adapters.fetch(request.adapter) if request.adapter else None,
-            precision=default_precision(self.settings) if precision == "auto" else precision,
+            precision=self.settings.default_precision if precision == "auto" else precision,
             plan=request.plan,
             rewards=tuple(reward.name for reward in request.rewards),
             images=request.images == "png",

@@ -63,6 +63,11 @@ class Settings(BaseSettings):
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
     """Seconds in which the engine thread must answer /health/live (it does between two steps)."""
 
+    @property
+    def default_precision(self) -> Literal["nvfp4", "bf16"]:
+        """What `auto` in a request means."""
+        return "nvfp4" if self.precision == "auto" else self.precision
+
     @field_validator("rewards", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:

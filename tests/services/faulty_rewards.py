@@ -7,15 +7,11 @@ from typing import Any
 import torch
 
 
-def picky(
-    images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-) -> torch.Tensor:
+def picky(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Needs metadata `want`."""
     return torch.tensor([float(one["want"]) for one in metadata])
 
 
-def fatal(
-    images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-) -> torch.Tensor:
+def fatal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Ends the thread that calls it."""
     sys.exit("the end")

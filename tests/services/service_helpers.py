@@ -80,17 +80,22 @@ class RawRequest:
     def response(self) -> tuple[int, dict[str, str], bytes]:
         """Send the rest of the body and read status, headers and body."""
         self.socket.sendall(self.rest)
-        with self.socket.makefile("rb") as stream:
-            status = int(stream.readline().split()[1])
-            headers = {}
-            while line := stream.readline().strip():
-                name, _, value = line.decode().partition(":")
-                headers[name.lower()] = value.strip()
-            return status, headers, stream.read(int(headers["content-length"]))
+        return read_response(self.socket)
 
     def leave(self) -> None:
         """Hang up."""
         self.socket.close()
+
+
+def read_response(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers (names in lower case) and body of the next response."""
+    with sock.makefile("rb") as stream:
+        status = int(stream.readline().split()[1])
+        headers = {}
+        while line := stream.readline().strip():
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        return status, headers, stream.read(int(headers.get("content-length", -1)))
 
 
 def free_port() -> int:

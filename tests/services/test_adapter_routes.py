@@ -15,6 +15,7 @@ from service_helpers import (
     content_digest,
     make_adapter,
     problem,
+    read_response,
     rollout_request,
     scores,
 )
@@ -137,9 +138,7 @@ def _flip(body: bytes) -> bytes:
     return body[:-9] + bytes([body[-9] ^ 1]) + body[-8:]
 
 
-@pytest.mark.parametrize(
-    "damage", [_flip, lambda body: body[:-4], lambda body: b""], ids=["flip", "cut", "none"]
-)
+@pytest.mark.parametrize("damage", [_flip, lambda body: body[:-4], lambda body: b""], ids=["flip", "cut", "none"])
 @pytest.mark.usefixtures("unchanged")
 def test_damage_on_the_way_is_a_wrong_digest(
     service: RunningService, layout: Layout, damage: Callable[[bytes], bytes]
@@ -151,9 +150,7 @@ def test_damage_on_the_way_is_a_wrong_digest(
     assert service.client.get("/v1/runs/refused/adapters/1").status_code == 404
 
 
-@pytest.mark.parametrize(
-    "header", ["", "sha-256=", "sha-256=:AAAA:", "md5=:" + "A" * 43 + "=:", "sha-256=:é:"]
-)
+@pytest.mark.parametrize("header", ["", "sha-256=", "sha-256=:AAAA:", "md5=:" + "A" * 43 + "=:", "sha-256=:é:"])
 def test_a_garbled_digest_header_is_refused(service: RunningService, layout: Layout, header: str) -> None:
     body = adapter_file(layout, 1)
     target = "/v1/runs/refused/adapters/1?model=mini-sana"
@@ -196,9 +193,7 @@ def test_an_upload_that_breaks_off_stores_nothing(service: RunningService, layou
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_an_adapter_that_overflows_is_refused_when_it_is_asked_for(
-    service: RunningService, layout: Layout
-) -> None:
+def test_an_adapter_that_overflows_is_refused_when_it_is_asked_for(service: RunningService, layout: Layout) -> None:
     assert service.push("overflow", 1, adapter_file(layout, 1, size=1e25)).status_code == 201
     response = service.client.post("/v1/rollouts", json=rollout_request(adapter=("overflow", 1)))
     assert (response.status_code, problem(response)["kind"]) == (422, "adapter-merge")
@@ -212,7 +207,7 @@ def test_an_unknown_run_is_404(service: RunningService, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["..", "%2e%2e", "a%2fb", "a%5cb", "%2fetc%2fpasswd", "a%00b", "Upper", ".hidden", "x" * 65, "é"]
+    "name", ["..", "%2e%2e", "a%2fb", "a%5cb", "%2fetc%2fpasswd", "a%00b", "Upper", ".hidden", "x" * 65]
 )
 @pytest.mark.usefixtures("unchanged")
 def test_names_with_path_characters_are_refused(service: RunningService, layout: Layout, name: str) -> None:
@@ -220,16 +215,17 @@ def test_names_with_path_characters_are_refused(service: RunningService, layout:
     # A raw socket, since clients tidy such paths.
     with socket.create_connection(("127.0.0.1", service.port)) as sock:
         sock.sendall(
-            f"PUT /v1/runs/{name}/adapters/1?model=mini-sana HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"PUT /v1/runs/{name}/adapters/1?model=mini-sana HTTP/1.1\r\nHost: x\r\n"
             f"Content-Digest: {content_digest(body)}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
-        with sock.makefile("rb") as stream:
-            head, _, document = stream.read().partition(b"\r\n\r\n")
-    status = int(head.split()[1])
-    assert status in (400, 404, 422), head
-    if status != 400:  # 400 is the HTTP parser's own, for bytes that no URL may hold
-        assert json.loads(document)["type"].startswith("urn:solrl:problem:")
+        status, headers, document = read_response(sock)
+    assert status in (404, 422), document
+    assert headers["content-type"] == "application/problem+json"
+    assert json.loads(document)["type"] in (
+        "urn:solrl:problem:not-found",
+        "urn:solrl:problem:invalid-request",
+    )
 
 
 @pytest.mark.parametrize(

@@ -125,12 +125,8 @@ async def test_bytes_that_are_not_what_was_announced_are_refused(store: AdapterS
     assert (await refusal(store.list("run-a"))).kind == "run-not-found"
 
 
-@pytest.mark.parametrize(
-    "versions", [[1] * 8, [1, 2, 3, 4, 5, 6, 7, 8]], ids=["same-version", "own-versions"]
-)
-async def test_of_concurrent_puts_on_one_parent_exactly_one_wins(
-    store: AdapterStore, versions: list[int]
-) -> None:
+@pytest.mark.parametrize("versions", [[1] * 8, [1, 2, 3, 4, 5, 6, 7, 8]], ids=["same-version", "own-versions"])
+async def test_of_concurrent_puts_on_one_parent_exactly_one_wins(store: AdapterStore, versions: list[int]) -> None:
     await fill(store, 1)
     rivals = [adapter(version, 0, f"rival {i}") for i, version in enumerate(versions)]
     outcomes = await asyncio.gather(*(store.put(*rival) for rival in rivals), return_exceptions=True)
@@ -159,9 +155,7 @@ async def test_no_url_means_memory(url: str | None) -> None:
     assert isinstance(open_store(url), MemoryAdapterStore)
 
 
-@pytest.mark.parametrize(
-    "url", ["redis://:s3cret@h:1/0", "rediss://:s3cret@h/0", "unix:///tmp/none.sock?db=1"]
-)
+@pytest.mark.parametrize("url", ["redis://:s3cret@h:1/0", "rediss://:s3cret@h/0", "unix:///tmp/none.sock?db=1"])
 async def test_redis_urls_open_a_redis_store(url: str) -> None:
     assert isinstance(open_store(url, retain=2), RedisAdapterStore)
 

@@ -1,26 +1,20 @@
-"""Geometry of the report's charts: figures in, SVG path data and tick positions out. Knows no colours and no HTML.
+"""Geometry of the report's charts: figures in, SVG path data and tick positions out.
 
-The plot is 1000 × 400 units stretched to the page's width, so ticks and labels are placed in per cent beside it.
+Knows no colours and no HTML. The plot is 1000 × 400 units stretched to the page's width, so ticks and labels
+are placed in per cent beside it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-WIDTH, HEIGHT = 1000.0, 400.0
+from solrl_trainer.axes import HEIGHT, WIDTH, Tick, nice_ticks, scale, x_ticks, y_ticks
+
 MOST_BARS = 120
 SMOOTHED_FROM = 12
 """Shorter series are drawn as they are."""
 WINDOW = 5
-
-
-@dataclass(frozen=True)
-class Tick:
-    """A label at `at` per cent from the left or from the top."""
-
-    at: float
-    text: str
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,13 @@ class Series:
 
 
 def line_chart(
-    label: str, xs: Sequence[int], series: Sequence[Series], *, band: bool = False, dots: bool = False, smooth: bool = True
+    label: str,
+    xs: Sequence[int],
+    series: Sequence[Series],
+    *,
+    band: bool = False,
+    dots: bool = False,
+    smooth: bool = True,
 ) -> Chart:
     """Lines over `xs`; long ones get a running mean, with the raw values faint behind.
 
@@ -93,7 +93,7 @@ def line_chart(
     values = [value for one in series for value in one.values]
     ticks = nice_ticks(min(values), max(values))
     low, high = min(ticks[0], *values), max(ticks[-1], *values)
-    place_x, place_y = _scale(xs[0], xs[-1], WIDTH), _scale(high, low, HEIGHT)
+    place_x, place_y = scale(xs[0], xs[-1], WIDTH), scale(high, low, HEIGHT)
     points = [place_x(x) for x in xs]
     smoothing = smooth and len(xs) >= SMOOTHED_FROM
     lines, means = [], []
@@ -106,11 +106,13 @@ def line_chart(
     filled = ""
     if band and len(xs) > 1:
         filled = _path(points, means[0]) + _path(points[::-1], means[1][::-1]).replace("M", "L", 1) + "Z"
-    texts = [f"{x}: " + ", ".join(f"{one.name} {one.values[i]:.4g}" for one in series) for i, x in enumerate(xs)]
+    texts = [
+        f"{x}: " + ", ".join(f"{one.name} {one.values[i]:.4g}" for one in series) for i, x in enumerate(xs)
+    ]
     return Chart(
         label=label,
-        x_ticks=_x_ticks(xs, place_x),
-        y_ticks=_y_ticks(ticks, place_y),
+        x_ticks=x_ticks(xs, place_x),
+        y_ticks=y_ticks(ticks, place_y),
         legend=[(one.name, one.style) for one in series],
         lines=lines,
         spots=_spots(points, texts),
@@ -119,7 +121,7 @@ def line_chart(
 
 
 def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, Sequence[float]], unit: str) -> Chart:
-    """Bars of stacked `layers` (name and style → a value for each x); neighbours share a bar when there are many."""
+    """Stacked bars of `layers` (name and style → a value for each x); neighbours share one when many."""
     group = math.ceil(len(xs) / MOST_BARS)
     starts = range(0, len(xs), group)
     means = {
@@ -129,14 +131,18 @@ def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, Sequence[f
     top = max(sum(values) for values in zip(*means.values(), strict=True)) or 1.0
     ticks = nice_ticks(0.0, top)
     high = max(ticks[-1], top)
-    place_y = _scale(high, 0.0, HEIGHT)
+    place_y = scale(high, 0.0, HEIGHT)
     slot = WIDTH / len(starts)
     bars, texts = [], []
     for index, start in enumerate(starts):
         under = 0.0
         for name, values in means.items():
             over = under + values[index]
-            bars.append(Bar(name, index * slot + 0.1 * slot, place_y(over), 0.8 * slot, place_y(under) - place_y(over)))
+            bars.append(
+                Bar(
+                    name, index * slot + 0.1 * slot, place_y(over), 0.8 * slot, place_y(under) - place_y(over)
+                )
+            )
             under = over
         last = xs[min(start + group, len(xs)) - 1]
         span = f"{xs[start]}" if group == 1 else f"{xs[start]}–{last}, mean"
@@ -144,54 +150,23 @@ def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, Sequence[f
     centres = [(index + 0.5) * slot for index in range(len(starts))]
     return Chart(
         label=label,
-        x_ticks=_x_ticks(xs, _scale(xs[0] - 0.5, xs[-1] + 0.5, WIDTH)),
-        y_ticks=_y_ticks(ticks, place_y),
+        x_ticks=x_ticks(xs, scale(xs[0] - 0.5, xs[-1] + 0.5, WIDTH)),
+        y_ticks=y_ticks(ticks, place_y),
         legend=[(name, name) for name in layers],
         bars=bars,
         spots=[Spot(centre - slot / 2, slot, text) for centre, text in zip(centres, texts, strict=True)],
     )
 
 
-def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """At most `most` + 1 round numbers in steps of 1, 2 or 5 that span `low` to `high`."""
-    if high <= low:
-        spread = abs(low) * 0.1 or 1.0
-        low, high = low - spread, high + spread
-    rough = (high - low) / (most - 1)
-    magnitude = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [index * step for index in range(first, last + 1)]
-
-
 def running_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
     """Mean of each value and those before it, `window` at most."""
-    return [sum(part) / len(part) for part in (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))]
-
-
-def _scale(start: float, end: float, length: float) -> Callable[[float], float]:
-    span = end - start
-    return lambda value: (value - start) / span * length if span else length / 2
+    return [
+        sum(part) / len(part) for part in (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))
+    ]
 
 
 def _path(xs: Sequence[float], ys: Sequence[float]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys, strict=True))
-
-
-def _x_ticks(xs: Sequence[int], place: Callable[[float], float]) -> list[Tick]:
-    if len(xs) == 1:
-        return [Tick(place(xs[0]) / WIDTH * 100, str(xs[0]))]
-    wanted = [tick for tick in nice_ticks(xs[0], xs[-1]) if tick == round(tick) and xs[0] <= tick <= xs[-1]]
-    # The ends always say how far the run is; a round number too near to one would overprint it.
-    near = (xs[-1] - xs[0]) * 0.08
-    inner = [round(tick) for tick in wanted if xs[0] + near < tick < xs[-1] - near]
-    return [Tick(place(x) / WIDTH * 100, str(x)) for x in (xs[0], *inner, xs[-1])]
-
-
-def _y_ticks(ticks: Sequence[float], place: Callable[[float], float]) -> list[Tick]:
-    step = ticks[1] - ticks[0]
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    return [Tick(place(tick) / HEIGHT * 100, f"{tick + 0.0:.{digits}f}") for tick in ticks]
 
 
 def _spots(points: Sequence[float], texts: Sequence[str]) -> list[Spot]:

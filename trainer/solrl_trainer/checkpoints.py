@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as safetensors_bytes
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import CURRENT, OLD, Policy
@@ -40,7 +41,7 @@ def save(
     final, partial = folder / f"{version:06d}", folder / f"{version:06d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file(tensors, partial / "state.safetensors")
+    (partial / "state.safetensors").write_bytes(safetensors_bytes(tensors))
     (partial / "adapter.safetensors").write_bytes(adapter)
     (partial / "config.json").write_text(config.model_dump_json(indent=1))
     shutil.rmtree(final, ignore_errors=True)

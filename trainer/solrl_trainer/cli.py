@@ -1,4 +1,4 @@
-"""The trainer's command line: `solrl-train run | evaluate | presets | report | doctor`.
+"""The trainer's command line: `solrl-train run | demo | presets | report | doctor`.
 
 Imports are deferred, so that `--help` and mistakes answer at once.
 """
@@ -40,6 +40,16 @@ class Run:
 
 
 @dataclass
+class Demo:
+    """Start a rollout service for the miniature, train against it, and show what came of it."""
+
+    output: Path = Path("runs/demo")
+    seed: int = 42
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """key=value; may be given more than once."""
+
+
+@dataclass
 class Presets:
     """List the presets."""
 
@@ -63,7 +73,7 @@ class Doctor:
 def main() -> None:
     """Entry point of `solrl-train`."""
     command = tyro.cli(
-        Run | Presets | Report | Doctor,  # type: ignore[arg-type]
+        Run | Demo | Presets | Report | Doctor,
         prog="solrl-train",
         description=__doc__,
         config=(tyro.conf.OmitSubcommandPrefixes,),
@@ -80,10 +90,14 @@ def main() -> None:
         sys.exit(2)
 
 
-def _dispatch(command: Run | Presets | Report | Doctor) -> int:
+def _dispatch(command: Run | Demo | Presets | Report | Doctor) -> int:
     match command:
         case Run():
             return _run(command)
+        case Demo():
+            from solrl_trainer.demo import demo
+
+            demo(command.output, seed=command.seed, overrides=command.set)
         case Presets():
             from solrl_trainer.presets import names
 
@@ -92,7 +106,8 @@ def _dispatch(command: Run | Presets | Report | Doctor) -> int:
             from solrl_trainer.report import write_report
             from solrl_trainer.runner import gallery_grid
 
-            gallery_grid(command.folder)
+            if (command.folder / "gallery.json").is_file():
+                gallery_grid(command.folder)
             print(write_report(command.folder))
         case Doctor():
             from solrl_trainer.doctor import doctor

@@ -9,6 +9,11 @@ def reward_label(name: str) -> str:
     return f"{_SHARES[name]} ({name})" if name in _SHARES else name
 
 
+def reward_axis(name: str) -> tuple[str, float]:
+    """An axis' title, and what values on it are multiplied by."""
+    return (f"{reward_label(name)}, %", 100.0) if name in _SHARES else (reward_label(name), 1.0)
+
+
 def reward_text(name: str, value: float) -> str:
     """A mean reward."""
     return f"{100 * value:.1f} %" if name in _SHARES else f"{value:.4f}"

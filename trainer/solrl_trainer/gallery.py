@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch.nn.functional import interpolate
 
 IMAGES = "gallery.safetensors"
@@ -92,7 +92,8 @@ def save_gallery(
         "marks": None if marks is None else [list(mark) for mark in marks[:KEPT_PROMPTS]],
         "pairs": [asdict(pair) for pair in pairs],
     }
-    save_file({name: _to_bytes(images) for name, images in tensors.items()}, folder / IMAGES)
+    # save_file would make a file that only its owner can read.
+    (folder / IMAGES).write_bytes(save({name: _to_bytes(images) for name, images in tensors.items()}))
     (folder / TEXTS).write_text(json.dumps(texts, indent=1), encoding="utf-8")
 
 
@@ -103,7 +104,9 @@ def load_gallery(folder: Path) -> Gallery:
         FileNotFoundError: the folder holds none.
     """
     if not (folder / TEXTS).is_file() or not (folder / IMAGES).is_file():
-        raise FileNotFoundError(f"{folder} holds no gallery ({IMAGES}, {TEXTS}); a run writes it when it ends")
+        raise FileNotFoundError(
+            f"{folder} holds no gallery ({IMAGES}, {TEXTS}); a run writes it when it ends"
+        )
     texts = json.loads((folder / TEXTS).read_text(encoding="utf-8"))
     images = load_file(folder / IMAGES)
     marks = texts["marks"]

@@ -2,12 +2,13 @@
 
 import math
 import textwrap
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from solrl_trainer.gallery import Gallery
 
@@ -35,11 +36,11 @@ _FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
 def shown_side(side: int) -> int:
     """Pixels an image of `side` gets in the grid: small ones grow by a whole factor, large ones shrink."""
-    return min(side * math.ceil(SMALLEST_SIDE / side), LARGEST_SIDE) if side < SMALLEST_SIDE else min(side, LARGEST_SIDE)
+    return min(side * math.ceil(SMALLEST_SIDE / side), LARGEST_SIDE)
 
 
 def corner(index: int, side: int) -> tuple[int, int]:
-    """Left and top of the `index`-th prompt's image before; the one after stands `shown_side + GAP` to its right."""
+    """Left and top of a prompt's image before; the image after stands `shown_side + GAP` to its right."""
     row, column = divmod(index, COLUMNS)
     width = 2 * shown_side(side) + GAP
     height = CAPTION + shown_side(side) + STRIP + ROW_GAP
@@ -49,7 +50,7 @@ def corner(index: int, side: int) -> tuple[int, int]:
 def write_grid(gallery: Gallery, path: Path, rows: int = 16) -> Path:
     """Write the first `rows` prompts, before and after, with captions and the verifier's marks.
 
-    The prompts are the first held-out ones in their own order, whatever became of them: never picked by result.
+    The prompts are the first held-out ones in their own order, whatever became of them: never picked.
     """
     count = min(rows, len(gallery.prompts))
     side = gallery.before.shape[-1]
@@ -73,9 +74,9 @@ def write_grid(gallery: Gallery, path: Path, rows: int = 16) -> Path:
             page.paste(_picture(images[index], shown), (x, top))
             draw.rectangle((x - 1, top - 1, x + shown, top + shown), outline=_EDGE)
             if gallery.marks is not None:
-                _mark(draw, x + shown / 2, top + shown + STRIP / 2, gallery.marks[index][after])
+                _mark(page, x + shown / 2, top + shown + STRIP / 2, gallery.marks[index][after])
     path.parent.mkdir(parents=True, exist_ok=True)
-    page.save(path, optimize=True)
+    page.save(path)
     return path
 
 
@@ -91,17 +92,21 @@ def _headline(draw: Any, gallery: Gallery, count: int) -> None:
 
 def _picture(image: torch.Tensor, side: int) -> Image.Image:
     picture = Image.fromarray(image.permute(1, 2, 0).numpy())
-    grows = picture.width < side
-    return picture.resize((side, side), Image.Resampling.NEAREST if grows else Image.Resampling.LANCZOS)
+    method = Image.Resampling.BICUBIC if picture.width < side else Image.Resampling.LANCZOS
+    return ImageOps.pad(picture, (side, side), method, _PAPER)
 
 
-def _mark(draw: Any, x: float, y: float, good: bool) -> None:
-    """A tick or a cross of lines, since a font may lack the glyph."""
-    if good:
-        draw.line([(x - 8, y), (x - 3, y + 6), (x + 8, y - 7)], _GOOD, width=4, joint="curve")
-    else:
-        draw.line([(x - 6, y - 6), (x + 6, y + 6)], _BAD, width=4)
-        draw.line([(x - 6, y + 6), (x + 6, y - 6)], _BAD, width=4)
+def _mark(page: Image.Image, x: float, y: float, good: bool) -> None:
+    """A tick or a cross of lines, since a font may lack the glyph; drawn large, then shrunk."""
+    stamp = Image.new("L", (80, 80))
+    draw = ImageDraw.Draw(stamp)
+    strokes = [[(10, 42), (30, 62), (70, 16)]] if good else [[(16, 16), (64, 64)], [(16, 64), (64, 16)]]
+    for stroke in strokes:
+        draw.line(stroke, 255, width=12, joint="curve")
+        for at_x, at_y in stroke:
+            draw.ellipse((at_x - 6, at_y - 6, at_x + 6, at_y + 6), 255)
+    stamp = stamp.resize((20, 20), Image.Resampling.LANCZOS)
+    page.paste(_GOOD if good else _BAD, (round(x) - 10, round(y) - 10), stamp)
 
 
 def _fit(text: str, width: int, size: int = 15, most: int = 2) -> str:
@@ -115,5 +120,6 @@ def _fit(text: str, width: int, size: int = 15, most: int = 2) -> str:
     return text[:8]
 
 
+@cache
 def _font(size: int, *, bold: bool = False) -> Any:
     return ImageFont.truetype(str(_FONTS / ("DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf")), size)

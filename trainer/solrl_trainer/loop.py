@@ -1,5 +1,6 @@
 """The training loop: explore, select, regenerate, score, train, decay, checkpoint, push."""
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -58,15 +59,10 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
     Raises:
         ProblemError: the service refuses, differs or is gone.
         FloatingPointError: a loss or gradient that is not finite.
-        FileExistsError: the output folder holds a run and `resume` was not asked for.
     """
     metrics = Metrics(config.output / "metrics.jsonl")
     folder = config.output / "checkpoints"
     found = checkpoints.latest(folder, config) if resume else None
-    if not resume and folder.exists():
-        raise FileExistsError(
-            f"{config.output} already holds a run; continue it with --resume, or choose another --output"
-        )
     total = Stopwatch()
     started = time.perf_counter()
     with RolloutClient(config.rollout_url) as client:
@@ -206,6 +202,9 @@ def _fidelity(session: Session, version: int, metrics: Metrics, reporter: Report
     ]
     proxy = torch.tensor([group.scores for group in answer.groups])
     fidelity = rank_fidelity(proxy, torch.stack(true), config.explore.keep)
+    if not math.isfinite(fidelity.spearman):
+        reporter.note("the rewards of a whole group are equal: no rank correlation can be given")
+        return None
     metrics.log("fidelity", version=version, prompts=len(prompts), **vars(fidelity))
     reporter.note(
         f"{answer.precision} at {config.explore.steps} steps against BF16 at {config.regenerate.steps}: "

@@ -1,7 +1,6 @@
 """`metrics.jsonl`: one JSON object a line, appended as a run goes; `event` says what kind."""
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,8 +54,3 @@ class Stopwatch:
             yield
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
-
-
-def finite_or_none(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None

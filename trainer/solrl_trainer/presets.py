@@ -100,7 +100,8 @@ def resolve(
     for source, layer in layers:
         for key, value in layer.items():
             if key not in known:
-                raise ConfigError(f"got setting {key!r}{_near(key, known)}; expected one of: {', '.join(sorted(known))}")
+                choices = ", ".join(sorted(known))
+                raise ConfigError(f"got setting {key!r}{_near(key, known)}; expected one of: {choices}")
             values[key], sources[key] = value, source
     try:
         config = RunConfig.model_validate(_nest(values))

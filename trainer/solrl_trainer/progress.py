@@ -7,7 +7,15 @@ from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -91,9 +99,13 @@ class RichReporter:
         self._printed += 1
         done = line["iteration"] + 1
         seconds = [line["seconds"].get(phase, 0.0) for phase in _PHASES]
-        times = "".join(f"{f'{value:.1f} s':>{width}}" for value, width in zip(seconds, (9, 12, 9, 8), strict=True))
+        times = "".join(
+            f"{f'{value:.1f} s':>{width}}" for value, width in zip(seconds, (9, 12, 9, 8), strict=True)
+        )
         values = (line["proxy_mean"], line["reward_best"], line["reward_worst"], line["loss"])
-        self._print(f"{f'{done}/{self._iterations}':>9}{times}" + "".join(f"{value:9.4f}" for value in values))
+        self._print(
+            f"{f'{done}/{self._iterations}':>9}{times}" + "".join(f"{value:9.4f}" for value in values)
+        )
         if self._progress is not None and self._began is not None:
             first, began = self._began
             pace = (time.monotonic() - began) / (done - first)
@@ -125,13 +137,17 @@ def result_table(result: dict[str, Any]) -> Table:
         )
 
     times = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for phase in result["seconds"]:
+    order = [*_PHASES, "evaluate", "total"]
+    seconds = {phase: result["seconds"][phase] for phase in order if phase in result["seconds"]}
+    for phase in seconds:
         times.add_column(f"{phase} s", justify="right", no_wrap=True)
-    times.add_row(*(f"{seconds:.1f}" for seconds in result["seconds"].values()))
+    times.add_row(*(f"{value:.1f}" for value in seconds.values()))
 
     spearman = result["spearman"]
     measured = "not measured" if spearman is None else f"{spearman:.3f}"
-    table = Table(title=f"{result['preset']}, {result['iterations']} iterations", box=box.ROUNDED, show_header=False)
+    table = Table(
+        title=f"{result['preset']}, {result['iterations']} iterations", box=box.ROUNDED, show_header=False
+    )
     table.add_column()
     for part in (rewards, times, f"Spearman of proxy against BF16 rewards within a prompt: {measured}"):
         table.add_row(part)

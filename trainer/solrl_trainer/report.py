@@ -16,12 +16,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
 from solrl_trainer import figures
-from solrl_trainer.charts import Chart, Series, line_chart, stacked_chart
 from solrl_trainer.gallery import Gallery, load_gallery
 from solrl_trainer.metrics import read_metrics
+from solrl_trainer.report_charts import (
+    PHASES,
+    evaluation_charts,
+    optimisation_charts,
+    reward_chart,
+    time_chart,
+)
 from solrl_trainer.report_fidelity import describe_fidelity
 
-PHASES = ("explore", "regenerate", "train", "push")
 SHOWN_FIRST = 16
 """Prompts of the before/after grid that show at once; the rest unfolds."""
 
@@ -89,12 +94,12 @@ def _content(folder: Path) -> dict[str, Any]:
         "planned": facts.get("iterations"),
         "served": _served(iterations),
         "rewards": [_reward(name, row) for name, row in (result or {}).get("rewards", {}).items()],
-        "reward_chart": _reward_chart(iterations),
-        "evaluation_charts": _evaluation_charts(evaluations),
+        "reward_chart": reward_chart(iterations),
+        "evaluation_charts": evaluation_charts(evaluations),
         "latest": evaluations[-1] if evaluations else None,
         "totals": {phase: seconds for phase, seconds in totals.items() if seconds},
-        "time_chart": _time_chart(iterations),
-        "optimisation_charts": _optimisation_charts(iterations),
+        "time_chart": time_chart(iterations),
+        "optimisation_charts": optimisation_charts(iterations),
         "fidelity": describe_fidelity(measured[-1], config) if measured else None,
         "explore_steps": explore.get("steps"),
         "regenerate_steps": (config or {}).get("regenerate", {}).get("steps"),
@@ -138,54 +143,10 @@ def _reward(name: str, row: dict[str, float]) -> dict[str, Any]:
         "gain": figures.gain_text(name, gain),
         "interval": figures.interval_text(name, low, high),
         "verdict": verdict,
-        "whisker": {key: 50 + 50 * value / reach for key, value in (("low", low), ("gain", gain), ("high", high))},
+        "whisker": {
+            key: 50 + 50 * value / reach for key, value in (("low", low), ("gain", gain), ("high", high))
+        },
     }
-
-
-def _reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
-    if not iterations:
-        return None
-    series = [
-        Series("kept best, BF16", "best", [line["reward_best"] for line in iterations]),
-        Series("kept worst, BF16", "worst", [line["reward_worst"] for line in iterations]),
-        Series("all candidates, proxy", "proxy", [line["proxy_mean"] for line in iterations]),
-    ]
-    return line_chart("Mean reward per iteration", _numbers(iterations), series, band=True)
-
-
-def _evaluation_charts(evaluations: Sequence[dict[str, Any]]) -> list[Chart]:
-    if len(evaluations) < 2:
-        return []
-    versions = [line["version"] for line in evaluations]
-    charts = []
-    for name in evaluations[-1]["rewards"]:
-        values = [line["rewards"].get(name, float("nan")) for line in evaluations]
-        if all(value == value for value in values):
-            label = figures.reward_label(name)
-            charts.append(line_chart(label, versions, [Series(label, "best", values)], dots=True, smooth=False))
-    return charts
-
-
-def _time_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
-    if not iterations:
-        return None
-    layers = {phase: [line["seconds"].get(phase, 0.0) for line in iterations] for phase in PHASES}
-    return stacked_chart("Seconds per iteration and phase", _numbers(iterations), layers, "s")
-
-
-def _optimisation_charts(iterations: Sequence[dict[str, Any]]) -> list[Chart]:
-    if not iterations:
-        return []
-    loss, mean, largest = ([line[key] for line in iterations] for key in ("loss", "grad_norm", "grad_norm_max"))
-    norms = [Series("largest", "worst", largest), Series("mean", "best", mean)]
-    return [
-        line_chart("Loss", _numbers(iterations), [Series("loss", "best", loss)]),
-        line_chart("Gradient norm before clipping", _numbers(iterations), norms, smooth=False),
-    ]
-
-
-def _numbers(iterations: Sequence[dict[str, Any]]) -> list[int]:
-    return [line["version"] for line in iterations]
 
 
 def _candidates(gallery: Gallery | None) -> dict[str, dict[str, list[int]]]:
@@ -198,5 +159,7 @@ def _candidates(gallery: Gallery | None) -> dict[str, dict[str, list[int]]]:
 
 def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Settings by section; those outside any come first."""
-    sections: dict[str, dict[str, Any]] = {"run": {k: v for k, v in config.items() if not isinstance(v, dict)}}
+    sections: dict[str, dict[str, Any]] = {
+        "run": {k: v for k, v in config.items() if not isinstance(v, dict)}
+    }
     return sections | {name: values for name, values in config.items() if isinstance(values, dict)}

@@ -11,31 +11,30 @@ def describe_fidelity(line: dict[str, Any], config: dict[str, Any] | None) -> di
         config: the run's settings; without them the sentence names no numbers of candidates or steps.
 
     Returns:
-        `sentence`, `figures` (name → text), `overlaps` (size, top, bottom), and `strip`: per cent positions of mean
-        true ranks on a line from the best to the worst candidate, or None without settings.
+        `sentence`, `figures` (name → text), `overlaps` (size, top, bottom), and `strip`: positions in per
+        cent of the mean true ranks on a line from the best candidate to the worst; None without settings.
     """
     explore = (config or {}).get("explore", {})
     count, keep = explore.get("candidates"), explore.get("keep")
     spearman = line["spearman"]
     sentence = (
-        f"Sorted by the quick images, candidates come in {_words(spearman)} as sorted by their BF16 images "
-        f"(mean Spearman {spearman:.2f} within a prompt, where 1 is the same order and 0 is chance)."
+        f"Sorting a prompt's candidates by their quick images gives {_words(spearman)} sorting by their BF16 "
+        f"images (mean Spearman {spearman:.2f}, where 1 is the same order and 0 is chance)."
     )
     strip = None
     if count and keep:
         half = keep // 2
+        best, worst = f"{line['top_rank']:.1f}", f"{line['bottom_rank']:.1f}"
         sentence += (
-            f" The {half} that the proxy takes for the best of {count} truly stand at rank "
-            f"{line['top_rank']:.1f} on average ({_perfect(half):.1f} would be perfect, {(count + 1) / 2:.1f} chance), "
-            f"the {half} it takes for the worst at {line['bottom_rank']:.1f} ({count + 1 - _perfect(half):.1f} would be)."
+            f" The {half} that the proxy takes for the best of {count} truly stand at rank {best} on "
+            f"average (perfect {_perfect(half):.1f}, chance {(count + 1) / 2:.1f}), the {half} it takes for "
+            f"the worst at {worst} (perfect {count + 1 - _perfect(half):.1f})."
         )
         strip = {
             "count": count,
             "half": 100 * half / count,
             "top": _place(line["top_rank"], count),
             "bottom": _place(line["bottom_rank"], count),
-            "perfect_top": _place(_perfect(half), count),
-            "perfect_bottom": _place(count + 1 - _perfect(half), count),
         }
     return {
         "sentence": sentence,
@@ -55,10 +54,13 @@ def describe_fidelity(line: dict[str, Any], config: dict[str, Any] | None) -> di
 
 
 def _words(spearman: float) -> str:
-    for least, words in ((0.95, "almost the same order"), (0.8, "nearly the same order"), (0.5, "a similar order")):
-        if spearman >= least:
-            return words
-    return "a loosely similar order" if spearman >= 0.2 else "an order that has little to do with that"
+    steps = (
+        (0.95, "almost the same order as"),
+        (0.8, "nearly the same order as"),
+        (0.5, "an order similar to"),
+        (0.2, "an order only loosely like"),
+    )
+    return next((words for least, words in steps if spearman >= least), "an order quite unlike")
 
 
 def _perfect(half: int) -> float:

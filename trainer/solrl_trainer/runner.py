@@ -10,7 +10,7 @@ from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, Rollo
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import paired_gain
-from solrl_trainer.gallery import Pair, save_gallery
+from solrl_trainer.gallery import Pair, load_gallery, save_gallery
 from solrl_trainer.grid import write_grid
 from solrl_trainer.images import from_png
 from solrl_trainer.loop import Result, train
@@ -29,11 +29,15 @@ def run(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
         What result.json holds.
     """
     config.output.mkdir(parents=True, exist_ok=True)
+    if not resume and (config.output / "checkpoints").exists():
+        raise FileExistsError(
+            f"{config.output} already holds a run; continue it with --resume, or choose another --output"
+        )
+    (config.output / "config.json").write_text(config.model_dump_json(indent=1))
     with RichReporter(config.iterations) as reporter:
         result = train(config, reporter, resume=resume)
         reporter.note("writing the report")
         summary = summarize(config, result)
-        (config.output / "config.json").write_text(config.model_dump_json(indent=1))
         (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
         _save_images(config, result)
         gallery_grid(config.output)
@@ -67,8 +71,6 @@ def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
 
 def gallery_grid(folder: Path) -> Path:
     """Write grid.png from a run's gallery."""
-    from solrl_trainer.gallery import load_gallery
-
     return write_grid(load_gallery(folder), folder / "grid.png")
 
 

@@ -55,7 +55,9 @@ def train_on(
         where = f"iteration {iteration}, update {step}"
         optimizer.zero_grad(set_to_none=True)
         total = 0.0
-        for rows, t in zip(chunk.split(config.optimizer.batch), at.split(config.optimizer.batch), strict=True):
+        for start in range(0, len(chunk), config.optimizer.batch):
+            batch = slice(start, start + config.optimizer.batch)
+            rows, t = chunk[batch], at[batch]
             loss = _loss(samples, rows, t, policy, backbone, config, generator) * (len(rows) / len(chunk))
             require_finite(float(loss), "the loss", where)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -45,7 +45,8 @@ class ClipScore:
         seen = self._model.get_image_features(pixel_values=pixels).pooler_output
         said = torch.stack([self._encode(prompt) for prompt in prompts])
         cosine = F.cosine_similarity(seen, said, dim=-1)
-        return cosine * self._model.logit_scale.exp() / 100
+        scores: torch.Tensor = cosine * self._model.logit_scale.exp() / 100
+        return scores
 
     def _square(self, images: torch.Tensor) -> torch.Tensor:
         """Shortest side to the model's size (bilinear, antialiased), then the centre."""

@@ -5,6 +5,7 @@ Stages may run one by one (`--stage`): `autoencoder` first; `backbone` and `clip
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def _log(folder: Path, **figures: object) -> None:
 def _thin(losses: list[float], points: int = 200) -> list[float]:
     """Means over equal stretches, for the loss curve of the card."""
     stretch = max(1, len(losses) // points)
-    return [round(sum(losses[i : i + stretch]) / len(losses[i : i + stretch]), 5) for i in range(0, len(losses), stretch)]
+    parts = [losses[i : i + stretch] for i in range(0, len(losses), stretch)]
+    return [round(sum(part) / len(part), 5) for part in parts]
 
 
 def _accuracy(pipeline: SanaPipeline, device: str) -> dict[str, object]:
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--stage", choices=(*STAGES, "all"), default="all")
     parser.add_argument("--wrong-captions", type=float, default=0.35)
+    parser.add_argument("--aware-seconds", type=float, default=math.inf, help="ends the aware stage early")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies steps and pools; below 1 for a trial")
     args = parser.parse_args()
     device, scale = args.device, args.scale
@@ -83,12 +86,20 @@ def main() -> None:
         start = time.monotonic()
         pipeline = SanaPipeline.from_pretrained(args.out / "mini-sana", torch_dtype=torch.float32)
         distances = backbone.train_aware(
-            pipeline, steps(5000), 512 if large else 64, steps(100_000), args.wrong_captions, device
+            pipeline,
+            steps(8000),
+            512 if large else 64,
+            steps(60_000),
+            args.wrong_captions,
+            device,
+            args.aware_seconds,
         )
         pipeline.to(torch.bfloat16).save_pretrained(args.out / "mini-sana")
         _log(
             args.out / "aware",
             **_accuracy(pipeline, device),
+            steps=len(distances),
+            wrong_captions=args.wrong_captions,
             seconds=time.monotonic() - start,
             losses=_thin(distances),
         )

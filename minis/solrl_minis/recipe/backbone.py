@@ -1,18 +1,22 @@
 """The miniature SANA pipeline: text encoder and transformer trained together by flow matching."""
 
+import itertools
+import math
 import time
+from typing import Any
 
 import torch
 from diffusers import AutoencoderDC, FlowMatchEulerDiscreteScheduler, SanaPipeline, SanaTransformer2DModel
+from solrl_core.precision import LayerPolicy
 from transformers import Gemma2Config, Gemma2Model, GemmaTokenizer
 
-from solrl_core.precision import LayerPolicy
 from solrl_minis.recipe.data import Source
 from solrl_minis.recipe.quantization import quantizable
 from solrl_minis.recipe.tokenizers import gemma_tokenizer
 
 TEXT_TOKENS = 16
 NO_CAPTIONS = 0.05
+AWARE_RATE = 5e-4
 
 
 def build(autoencoder: AutoencoderDC) -> SanaPipeline:
@@ -60,7 +64,7 @@ def build(autoencoder: AutoencoderDC) -> SanaPipeline:
     )
 
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "height": 64,
     "width": 64,
     "max_sequence_length": TEXT_TOKENS,
@@ -178,9 +182,18 @@ def train(
 
 
 def train_aware(
-    pipeline: SanaPipeline, steps: int, batch: int, pool: int, wrong_captions: float, device: str, seed: int = 1
+    pipeline: SanaPipeline,
+    steps: int,
+    batch: int,
+    pool: int,
+    wrong_captions: float,
+    device: str,
+    seconds: float = math.inf,
+    seed: int = 1,
 ) -> list[float]:
     """Fine-tune the transformer in place so that NVFP4 follows full precision (see `quantization`).
+
+    Ends after `steps` or `seconds`, whichever comes first; the learning rate follows what is nearer its end.
 
     Returns:
         Mean squared distance of the two velocities, relative to the velocity's mean square, at each step.
@@ -194,13 +207,19 @@ def train_aware(
     with quantizable(transformer, LayerPolicy(quantize=tuple(SETTINGS["quantize"]))) as switch:
         parameters = list(transformer.parameters())
         averaged = [p.detach().clone() for p in parameters]
-        optimizer = torch.optim.AdamW(parameters, lr=4e-4, weight_decay=0.01, betas=(0.9, 0.99))
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-4, total_steps=steps, pct_start=0.1)
+        optimizer = torch.optim.AdamW(parameters, lr=AWARE_RATE, weight_decay=0.01, betas=(0.9, 0.99))
         for step in range(steps):
+            progress = max(step / steps, (time.monotonic() - start) / seconds)
+            if progress >= 1:
+                break
+            rate = min(1.0, progress / 0.05) * 0.5 * (1 + math.cos(math.pi * progress))
+            optimizer.param_groups[0]["lr"] = AWARE_RATE * rate
             pick = torch.randint(len(latents), (batch,), device=device)
             clean = latents[pick]
             noise = torch.randn_like(clean)
+            # Half of the times evenly, because a sampler begins at t = 1, which the other half hardly sees.
             t = torch.sigmoid(torch.randn(batch, device=device))
+            t[: batch // 2] = 1 - torch.rand(batch // 2, device=device)
             noisy = torch.lerp(clean, noise, t[:, None, None, None])
             with torch.no_grad():
                 encoded = text_encoder(ids[pick], attention_mask=mask[pick])[0]
@@ -214,12 +233,11 @@ def train_aware(
             plain, quantized = velocities
             target = noise - clean
             distance = (quantized - plain.detach()).square().mean()
-            loss = (plain - target).square().mean() + 0.3 * (quantized - target).square().mean() + 10 * distance
+            loss = (plain - target).square().mean() + 0.3 * (quantized - target).square().mean() + 8 * distance
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
-            schedule.step()
             decay = min(0.999, (step + 1) / (step + 20))
             torch._foreach_lerp_(averaged, [p.detach() for p in parameters], 1 - decay)
             distances.append((distance / plain.square().mean()).detach())
@@ -240,11 +258,12 @@ def sample(pipeline: SanaPipeline, prompts: list[str], steps: int, device: str, 
     encoded = pipeline.text_encoder(ids, attention_mask=mask)[0]
     x = torch.randn(len(prompts), 8, 8, 8, generator=torch.Generator().manual_seed(seed)).to(device)
     sigmas = torch.linspace(1, 0, steps + 1).tolist()
-    for now, then in zip(sigmas, sigmas[1:], strict=False):
+    for now, then in itertools.pairwise(sigmas):
         t = torch.full((len(prompts),), now * 1000, device=device)
         velocity = pipeline.transformer(
             x, encoder_hidden_states=encoded, encoder_attention_mask=mask, timestep=t
         ).sample
         x = x + (then - now) * velocity
     decoded = pipeline.vae.decode(x / pipeline.vae.config.scaling_factor).sample
-    return (decoded / 2 + 0.5).clamp(0, 1)
+    images: torch.Tensor = (decoded / 2 + 0.5).clamp(0, 1)
+    return images

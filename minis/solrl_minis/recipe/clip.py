@@ -105,7 +105,7 @@ def train(
         target = torch.arange(batch, device=device)
         loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits[:, :batch].T, target)) / 2
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

@@ -1,6 +1,8 @@
 """Small BPE vocabularies of the shapes world, in the tokenizer classes of the real families."""
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer, GemmaTokenizer
@@ -44,7 +46,6 @@ def clip_tokenizer() -> CLIPTokenizer:
     """A CLIPTokenizer with the same kind of vocabulary."""
     start, end = "<|startoftext|>", "<|endoftext|>"
     trained = Tokenizer(models.BPE(unk_token=end, end_of_word_suffix="</w>"))
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trained.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -66,8 +67,6 @@ def clip_tokenizer() -> CLIPTokenizer:
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CLIP_TOKENS)
 
 
-def _model(tokenizer: Tokenizer) -> dict[str, object]:
-    import json
-
-    model: dict[str, object] = json.loads(tokenizer.to_str())["model"]
+def _model(tokenizer: Tokenizer) -> dict[str, Any]:
+    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     return model

@@ -31,9 +31,7 @@ _BINARY: dict[str, Any] = {ADAPTER_MEDIA_TYPE: {"schema": {"type": "string", "fo
     "/{version}",
     status_code=201,
     openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
-    responses={
-        200: {"model": AdapterInfo, "description": "Stored already, with this content"}
-    },
+    responses={200: {"model": AdapterInfo, "description": "Stored already, with this content"}},
 )
 async def put_adapter(
     request: Request,

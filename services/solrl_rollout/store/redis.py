@@ -153,9 +153,7 @@ class RedisAdapterStore(AdapterStore):
         head = fields.pop(b"head", None)
         raise not_found(run, version, None if head is None else int(head), map(int, fields))
 
-    def _admit(
-        self, info: AdapterInfo, head: bytes | str | None, stored: bytes | str | None
-    ) -> AdapterInfo | None:
+    def _admit(self, info: AdapterInfo, head: bytes | str | None, stored: bytes | str | None) -> AdapterInfo | None:
         known = None if stored is None else self._parse(info.run, info.version, stored).info
         return admit(info, None if head is None else int(head), known)
 

@@ -1,0 +1,33 @@
+VENV ?= .venv
+PYTHON ?= python3
+# The build of torch that is installed first, so that nothing else decides on one.
+TORCH ?= torch==2.13.0
+
+.PHONY: demo test check install clean
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/solrl-train demo
+
+test: $(VENV)/.installed-dev
+	scripts/install-test-tools
+	$(VENV)/bin/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

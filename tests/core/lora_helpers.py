@@ -1,0 +1,34 @@
+"""Random adapters, and a backbone of one's own to change."""
+
+import copy
+
+import torch
+from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
+from solrl_core.families import Backbone
+from solrl_core.lora import adapter_layout
+
+
+def own_copy(backbone: Backbone) -> Backbone:
+    """The same backbone around its own copy of the transformer."""
+    mine = copy.copy(backbone)
+    mine.transformer = copy.deepcopy(backbone.transformer)
+    return mine
+
+
+def random_adapter(backbone: Backbone, seed: int, size: float = 0.1, rank: int = 4, alpha: float = 8.0) -> Adapter:
+    """An adapter that changes every target."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (outs, ins) in adapter_layout(backbone.transformer, backbone.lora_targets).items():
+        tensors[lora_a_key(module)] = torch.randn(rank, ins, generator=generator) * size
+        tensors[lora_b_key(module)] = torch.randn(outs, rank, generator=generator) * size
+    return Adapter(rank=rank, alpha=alpha, tensors=tensors)
+
+
+def with_value(adapter: Adapter, module: str, value: float) -> Adapter:
+    """The same adapter, but what it adds to `module` is `value` everywhere."""
+    tensors = dict(adapter.tensors)
+    a, b = torch.zeros_like(tensors[lora_a_key(module)]), torch.zeros_like(tensors[lora_b_key(module)])
+    a[0], b[:, 0] = 1 / adapter.scale, value
+    tensors |= {lora_a_key(module): a, lora_b_key(module): b}
+    return Adapter(rank=adapter.rank, alpha=adapter.alpha, tensors=tensors)

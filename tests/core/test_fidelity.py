@@ -1,0 +1,64 @@
+"""Rank fidelity on groups small enough to count by hand."""
+
+import pytest
+import torch
+from solrl_core.fidelity import rank_fidelity
+
+
+def test_the_same_order_is_perfect_whatever_the_scale() -> None:
+    true = torch.rand(3, 96, generator=torch.Generator().manual_seed(0))
+    found = rank_fidelity(true * 5 - 2, true)
+    assert found.spearman == pytest.approx(1)
+    assert found.kendall == pytest.approx(1)
+    assert found.top_overlap == found.bottom_overlap == {4: 1.0, 8: 1.0, 12: 1.0}
+    assert (found.top_rank, found.bottom_rank) == (6.5, 90.5)
+
+
+def test_the_opposite_order_is_the_worst() -> None:
+    true = torch.rand(1, 96, generator=torch.Generator().manual_seed(0))
+    found = rank_fidelity(-true, true)
+    assert found.spearman == pytest.approx(-1)
+    assert found.kendall == pytest.approx(-1)
+    assert found.top_overlap == found.bottom_overlap == {4: 0.0, 8: 0.0, 12: 0.0}
+    assert (found.top_rank, found.bottom_rank) == (90.5, 6.5)
+
+
+def test_a_group_counted_by_hand() -> None:
+    # True ranks 1…8 in order; the proxy swaps the 4th with the 6th and the 1st with the 2nd.
+    true = torch.tensor([[8.0, 7, 6, 5, 4, 3, 2, 1]])
+    proxy = torch.tensor([[7.0, 8, 6, 3, 4, 5, 2, 1]])
+    found = rank_fidelity(proxy, true, keep=8)
+    # Spearman: 1 − 6·Σd²/(n(n² − 1)) with d² = 1 + 1 + 4 + 4.
+    assert found.spearman == pytest.approx(1 - 6 * 10 / (8 * 63))
+    # Kendall: of 28 pairs, (1st, 2nd) and (4th, 5th), (4th, 6th), (5th, 6th) are turned.
+    assert found.kendall == pytest.approx((28 - 2 * 4) / 28)
+    assert found.top_overlap == {4: 0.75}
+    assert found.bottom_overlap == {4: 0.75}
+    assert found.top_rank == pytest.approx((1 + 2 + 3 + 6) / 4)
+    assert found.bottom_rank == pytest.approx((4 + 5 + 7 + 8) / 4)
+
+
+def test_groups_are_ranked_within_themselves_and_averaged() -> None:
+    first = torch.tensor([8.0, 7, 6, 5, 4, 3, 2, 1])
+    true = torch.stack([first, first])
+    # A group far above the other changes nothing; one perfect and one turned group average to nought.
+    found = rank_fidelity(torch.stack([first + 100, -first]), true, keep=4)
+    assert found.spearman == pytest.approx(0)
+    assert found.kendall == pytest.approx(0)
+    assert found.top_rank == found.bottom_rank == pytest.approx((1.5 + 7.5) / 2)
+    assert found.top_overlap == found.bottom_overlap == {}
+
+
+def test_equal_true_rewards_share_their_rank() -> None:
+    true = torch.tensor([[1.0, 1, 1, 0, 0, 0]])
+    found = rank_fidelity(torch.tensor([[6.0, 5, 4, 3, 2, 1]]), true, keep=2)
+    assert (found.top_rank, found.bottom_rank) == (2.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("proxy", "true", "keep"),
+    [((1, 8), (1, 9), 4), ((8,), (8,), 4), ((2, 8), (1, 8), 4), ((1, 8), (1, 8), 9), ((1, 1, 8), (1, 1, 8), 4)],
+)
+def test_shapes_that_do_not_fit_are_refused(proxy: tuple[int, ...], true: tuple[int, ...], keep: int) -> None:
+    with pytest.raises(ValueError, match=r"expected equal \[groups, candidates\]"):
+        rank_fidelity(torch.rand(proxy), torch.rand(true), keep=keep)

@@ -1,0 +1,228 @@
+"""Generating from seeds: the family's own pipeline, PEFT, and a candidate's independence are the judges."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from diffusers import SanaPipeline
+from lora_helpers import own_copy, random_adapter, with_value
+from peft import LoraConfig, inject_adapter_in_model
+from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
+from solrl_core.families import Backbone
+from solrl_core.families.load import locate
+from solrl_core.generator import CHUNK, Generated, Generator
+from solrl_core.lora import target_modules
+from solrl_core.noise import initial_noise
+from solrl_core.sampler import unshifted_sigmas
+
+PROMPTS = ["a red circle", "two blue squares", "a green cross to the left of a yellow triangle"]
+SEEDS = [3, 14, 159]
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def bf16(backbone: Backbone) -> Generator:
+    return Generator(backbone, "bf16")
+
+
+@pytest.fixture(scope="module")
+def nvfp4(backbone: Backbone) -> Generator:
+    return Generator(backbone, "nvfp4")
+
+
+@pytest.fixture(params=["bf16", "nvfp4"])
+def generator(request: pytest.FixtureRequest) -> Any:
+    """A generator of either tier, serving the base."""
+    found: Generator = request.getfixturevalue(request.param)
+    found.set_adapter(None)
+    return found
+
+
+def weights(generator: Generator) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in generator.transformer.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.5])
+def test_the_familys_own_pipeline_makes_the_same_images(backbone: Backbone, bf16: Generator, guidance: float) -> None:
+    bf16.set_adapter(None)
+    pipeline = SanaPipeline.from_pretrained(locate("mini-sana"), dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    theirs = pipeline(
+        PROMPTS,
+        sigmas=unshifted_sigmas(STEPS)[:-1],
+        num_inference_steps=STEPS,
+        guidance_scale=guidance,
+        height=64,
+        width=64,
+        latents=initial_noise(SEEDS, backbone.latent_shape),
+        complex_human_instruction=[],
+        max_sequence_length=16,
+        use_resolution_binning=False,
+        output_type="pt",
+    ).images
+    ours = bf16.generate(PROMPTS, SEEDS, steps=STEPS, guidance=guidance)
+    assert ours.images.shape == (3, 3, 64, 64)
+    assert ours.images.dtype == ours.latents.dtype == torch.float32
+    assert float(ours.images.min()) >= 0
+    assert float(ours.images.max()) <= 1
+    assert float((ours.images - theirs).abs().max()) <= 1e-5
+    assert float(ours.images.std()) > 0.02
+
+
+def test_guidance_does_something(bf16: Generator) -> None:
+    bf16.set_adapter(None)
+    without = bf16.generate(PROMPTS[0], SEEDS[:1], steps=2)
+    guided = bf16.generate(PROMPTS[0], SEEDS[:1], steps=2, guidance=2.5)
+    assert float((guided.latents - without.latents).abs().max()) > 0.01
+
+
+def on_a_grid(backbone: Backbone) -> tuple[Backbone, Adapter]:
+    """A base and an adapter on multiples of 1/32 so small that their sum needs no rounding to BF16."""
+    mine = own_copy(backbone)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, module in target_modules(mine.transformer, mine.lora_targets).items():
+        module.weight.data.copy_((module.weight * 32).round().clamp(-32, 32) / 32)
+        tensors[lora_a_key(name)] = torch.randint(-1, 2, (2, module.in_features), generator=generator) / 8
+        tensors[lora_b_key(name)] = torch.randint(-1, 2, (module.out_features, 2), generator=generator) / 8
+    return mine, Adapter(rank=2, alpha=4.0, tensors=tensors)
+
+
+def test_a_merged_adapter_is_pefts_unmerged_forward(backbone: Backbone) -> None:
+    mine, adapter = on_a_grid(backbone)
+    generator = Generator(mine, "bf16")
+    generator.set_adapter(adapter)
+    unmerged = copy.deepcopy(mine.transformer)
+    config = LoraConfig(r=2, lora_alpha=4, target_modules=mine.lora_targets, init_lora_weights=True)
+    inject_adapter_in_model(config, unmerged)
+    for key, tensor in adapter.tensors.items():
+        name = key.removeprefix("base_model.model.").replace(".lora_A.", ".lora_A.default.")
+        unmerged.get_parameter(name.replace(".lora_B.", ".lora_B.default.")).data.copy_(tensor)
+
+    x, at, rows = initial_noise(SEEDS, mine.latent_shape), torch.tensor([1.0, 0.5, 0.1]), mine.encode(PROMPTS)
+    with torch.no_grad():
+        ours = mine.velocity(generator.transformer, x, at, rows)
+        theirs = mine.velocity(unmerged, x, at, rows)
+        base = mine.velocity(mine.transformer, x, at, rows)
+    assert float((ours - theirs).abs().max()) <= 1e-5 * max(1.0, float(theirs.abs().max()))
+    assert float((ours - base).abs().max()) > 0.01
+
+
+def test_the_base_comes_back_bit_for_bit_after_many_adapters(backbone: Backbone, generator: Generator) -> None:
+    before, clean = weights(generator), copy.deepcopy(backbone.transformer.state_dict())
+    images = generator.generate(PROMPTS[0], SEEDS, steps=1).images
+    for seed in range(12):
+        generator.set_adapter(random_adapter(backbone, seed, size=0.05 * (seed + 1)))
+        assert not same(weights(generator), before)
+    generator.set_adapter(None)
+    assert same(weights(generator), before)
+    assert torch.equal(generator.generate(PROMPTS[0], SEEDS, steps=1).images, images)
+    assert same(dict(backbone.transformer.state_dict()), clean)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 3.4e38])
+def test_a_bad_adapter_leaves_the_one_before_serving(backbone: Backbone, generator: Generator, value: float) -> None:
+    generator.set_adapter(random_adapter(backbone, 0))
+    before, images = weights(generator), generator.generate(PROMPTS[0], SEEDS, steps=1).images
+    last = list(target_modules(backbone.transformer, backbone.lora_targets))[-1]
+    with pytest.raises(ValueError, match="nothing was changed"):
+        generator.set_adapter(with_value(random_adapter(backbone, 1), last, value))
+    assert same(weights(generator), before)
+    assert torch.equal(generator.generate(PROMPTS[0], SEEDS, steps=1).images, images)
+
+
+def test_two_generators_of_one_backbone_do_not_see_each_others_adapter(backbone: Backbone, bf16: Generator) -> None:
+    bf16.set_adapter(None)
+    before = weights(bf16)
+    Generator(backbone, "bf16").set_adapter(random_adapter(backbone, 0))
+    assert same(weights(bf16), before)
+
+
+def test_a_candidate_does_not_depend_on_its_batch_mates(backbone: Backbone, generator: Generator) -> None:
+    generator.set_adapter(random_adapter(backbone, 0, size=0.02))
+    prompt, seeds = PROMPTS[0], list(range(20, 20 + CHUNK + 2))
+    whole = generator.generate(prompt, seeds, steps=STEPS).images
+    assert whole.shape[0] == CHUNK + 2
+    # Other mates, another place and another batch size.
+    loud = "four purple crosses"
+    mixed = generator.generate([loud, loud, prompt], [7, 8, seeds[5]], steps=STEPS).images[2]
+    alone = generator.generate(prompt, [seeds[CHUNK]], steps=STEPS).images[0]
+    assert float((mixed - whole[5]).abs().max()) <= 1e-4
+    assert float((alone - whole[CHUNK]).abs().max()) <= 1e-4
+    assert float((whole[0] - whole[1]).abs().max()) > 0.1
+
+
+def test_prompts_as_a_list_equal_prompts_one_by_one(generator: Generator) -> None:
+    together = generator.generate(PROMPTS, SEEDS, steps=STEPS)
+    singly = [generator.generate(prompt, [seed], steps=STEPS) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    assert float((together.images - torch.cat([one.images for one in singly])).abs().max()) <= 1e-4
+    assert float((together.latents - torch.cat([one.latents for one in singly])).abs().max()) <= 1e-3
+    swapped = generator.generate(PROMPTS[::-1], SEEDS, steps=STEPS)
+    assert float((together.images[0] - swapped.images[0]).abs().max()) > 0.01
+
+
+def test_images_are_the_decoded_latents(backbone: Backbone, bf16: Generator) -> None:
+    made: Generated = bf16.generate(PROMPTS[0], SEEDS, steps=2)
+    assert made.latents.shape == (3, *backbone.latent_shape)
+    assert torch.allclose(made.images, backbone.decode(made.latents), atol=1e-6)
+
+
+def test_a_prompt_is_encoded_once_for_each_guidance(backbone: Backbone) -> None:
+    generator = Generator(backbone, "bf16")
+    first = generator.encode("a red circle")
+    assert generator.encode("a red circle") is first
+    assert generator.encode("a red circle", 0.5) is first
+    assert generator.encode("a blue circle") is not first
+    guided = generator.encode("a red circle", 2.5)
+    assert guided.keys() == {"states", "mask", "negative_states", "negative_mask"}
+    assert generator.encode("a red circle") is first
+    assert torch.equal(first["states"], backbone.encode(["a red circle"])["states"])
+    assert not torch.equal(first["states"], generator.encode("a blue circle")["states"])
+
+
+def test_the_cache_of_prompts_is_bounded(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solrl_core.generator._CACHED_PROMPTS", 2)
+    generator = Generator(backbone, "bf16")
+    first = generator.encode("a")
+    kept = generator.encode("b")
+    generator.encode("c")
+    assert generator.encode("b") is kept
+    assert generator.encode("a") is not first
+
+
+def test_between_is_called_before_every_step_of_every_chunk(bf16: Generator) -> None:
+    calls: list[None] = []
+    bf16.generate("a", list(range(CHUNK + 1)), steps=2, between=lambda: calls.append(None))
+    assert len(calls) == 4
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        bf16.generate("a", [1], steps=2, between=stop)
+
+
+def test_the_tiers_say_what_they_are(bf16: Generator, nvfp4: Generator) -> None:
+    assert (bf16.precision, bf16.numerics, bf16.quantized_share) == ("bf16", "emulated", 0.0)
+    assert (nvfp4.precision, nvfp4.numerics) == ("nvfp4", "emulated")
+    assert 0.9 <= nvfp4.quantized_share <= 1.0
+
+
+def test_nvfp4_makes_other_images_than_bf16_but_not_wholly_other(bf16: Generator, nvfp4: Generator) -> None:
+    bf16.set_adapter(None)
+    nvfp4.set_adapter(None)
+    exact = bf16.generate(PROMPTS[0], range(8), steps=STEPS).latents.flatten(1)
+    rough = nvfp4.generate(PROMPTS[0], range(8), steps=STEPS).latents.flatten(1)
+    off = (rough - exact).norm(dim=1)
+    assert float(off.min()) > 1e-3
+    assert float(off.mean()) < float((exact - exact.roll(1, 0)).norm(dim=1).mean())
+
+
+def test_an_unknown_precision_is_refused(backbone: Backbone) -> None:
+    with pytest.raises(ValueError, match="'fp8'"):
+        Generator(backbone, "fp8")

@@ -1,0 +1,153 @@
+"""The noise contract: a seed names its row, wherever and in whatever company it is drawn."""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from solrl_core.noise import check_noise_contract, initial_noise, noise_contract
+from solrl_proto.models import NoiseContract
+from solrl_proto.noise import NOISE_CONTRACT_VERSION, PROBE_LENGTH, PROBE_SEED, SEED_LIMIT, expand_seeds
+from solrl_proto.problems import ProblemError
+
+SEEDS = [0, 1, 2**32, 20_260_406, SEED_LIMIT - 1]
+SHAPE = (8, 8, 8)
+
+
+def digest(rows: torch.Tensor) -> str:
+    return hashlib.sha256(rows.contiguous().numpy().tobytes()).hexdigest()
+
+
+def test_rows_are_standard_normal_float32_on_the_cpu() -> None:
+    rows = initial_noise(range(200), SHAPE)
+    assert rows.shape == (200, *SHAPE)
+    assert rows.dtype == torch.float32
+    assert rows.device.type == "cpu"
+    assert abs(float(rows.mean())) < 0.02
+    assert abs(float(rows.std()) - 1) < 0.02
+    assert len({digest(row) for row in rows}) == 200
+
+
+def test_a_row_is_what_its_seed_alone_gives() -> None:
+    expected = [torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS]
+    assert torch.equal(initial_noise(SEEDS, SHAPE), torch.stack(expected))
+
+
+@pytest.mark.parametrize("company", [[], [5], SEEDS, list(range(100, 130))])
+def test_rows_do_not_depend_on_batch_or_order(company: list[int]) -> None:
+    alone = torch.cat([initial_noise([seed], SHAPE) for seed in SEEDS])
+    after = initial_noise([*company, *SEEDS], SHAPE)[len(company) :]
+    backwards = initial_noise([*SEEDS[::-1], *company], SHAPE)[: len(SEEDS)].flip(0)
+    assert torch.equal(alone, after)
+    assert torch.equal(alone, backwards)
+
+
+@pytest.fixture
+def other_defaults() -> Iterator[None]:
+    """A process whose default dtype is float64."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_rows_do_not_depend_on_the_default_dtype(other_defaults: None) -> None:
+    rows = initial_noise(SEEDS, SHAPE)
+    none = initial_noise([], SHAPE)
+    torch.set_default_dtype(torch.float32)
+    assert torch.equal(rows, initial_noise(SEEDS, SHAPE))
+    assert none.dtype == torch.float32
+    assert none.shape == (0, *SHAPE)
+
+
+def test_rows_do_not_depend_on_the_default_device() -> None:
+    with torch.device("meta"):
+        rows = initial_noise(SEEDS, SHAPE)
+        assert initial_noise([], SHAPE).device.type == "cpu"
+    assert torch.equal(rows, initial_noise(SEEDS, SHAPE))
+
+
+def test_the_global_generator_is_neither_read_nor_moved() -> None:
+    torch.manual_seed(1)
+    before = initial_noise(SEEDS, SHAPE)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    assert torch.equal(before, initial_noise(SEEDS, SHAPE))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_another_process_draws_the_same_bits() -> None:
+    program = (
+        "import hashlib, sys, torch; from solrl_core.noise import initial_noise; torch.set_num_threads(1);"
+        f"rows = initial_noise({SEEDS}, {SHAPE}); sys.stdout.write(hashlib.sha256(rows.numpy().tobytes()).hexdigest())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == digest(initial_noise(SEEDS, SHAPE))
+
+
+@pytest.mark.parametrize("seed", [-1, SEED_LIMIT, 2**64])
+def test_a_seed_out_of_range_is_refused_by_name(seed: int) -> None:
+    with pytest.raises(ValueError, match=rf"seed {seed}.*2\*\*53"):
+        initial_noise([0, seed], SHAPE)
+
+
+def test_the_probe_is_the_probe_seeds_row() -> None:
+    ours = noise_contract()
+    assert ours.version == NOISE_CONTRACT_VERSION == 1
+    assert torch.tensor(ours.probe).equal(initial_noise([PROBE_SEED], (PROBE_LENGTH,))[0])
+
+
+def changed(version: int | None = None, **at: float) -> NoiseContract:
+    ours = noise_contract()
+    probe = [value + at.get(f"i{index}", 0.0) for index, value in enumerate(ours.probe)]
+    return NoiseContract(version=ours.version if version is None else version, probe=tuple(probe))
+
+
+def test_an_equal_contract_passes_also_within_the_tolerance() -> None:
+    check_noise_contract(noise_contract())
+    check_noise_contract(changed(i0=5e-6, i15=-5e-6))
+
+
+def refusal(theirs: NoiseContract) -> str | None:
+    with pytest.raises(ProblemError) as raised:
+        check_noise_contract(theirs)
+    assert raised.value.problem.kind == "noise-contract"
+    assert raised.value.problem.action
+    return raised.value.problem.where
+
+
+def test_another_version_is_refused() -> None:
+    assert refusal(changed(version=2)) == "noise.version"
+
+
+@pytest.mark.parametrize("at", [{"i0": 2e-5}, {"i15": -2e-5}, {"i7": float("nan")}, {"i0": float("inf")}])
+def test_another_probe_row_is_refused(at: dict[str, float]) -> None:
+    assert refusal(changed(**at)) == "noise.probe"
+
+
+@pytest.mark.parametrize("length", [0, 1, PROBE_LENGTH - 1, PROBE_LENGTH + 1])
+def test_a_probe_of_another_length_is_refused(length: int) -> None:
+    ours = noise_contract()
+    probe = (*ours.probe, 0.0)[:length]
+    assert refusal(NoiseContract(version=ours.version, probe=probe)) == "noise.probe"
+
+
+def by_hand(root: int, prompt_id: str, index: int) -> int:
+    """The specification, bit by bit: the first 53 of the digest's 256 bits."""
+    bits = "".join(f"{byte:08b}" for byte in hashlib.sha256(b"%d/%s/%d" % (root, prompt_id.encode(), index)).digest())
+    return int(bits[:53], 2)
+
+
+@pytest.mark.parametrize(("root", "prompt_id"), [(0, "p0"), (42, "explore/3"), (SEED_LIMIT - 1, "a/b"), (7, "日本 ü")])
+def test_seeds_are_expanded_as_specified(root: int, prompt_id: str) -> None:
+    seeds = expand_seeds(root, prompt_id, 96)
+    assert seeds == [by_hand(root, prompt_id, index) for index in range(96)]
+    assert all(0 <= seed < SEED_LIMIT for seed in seeds)
+    assert len(set(seeds)) == 96
+    assert expand_seeds(root, prompt_id, 5) == seeds[:5]
+
+
+def test_the_expansion_never_changes() -> None:
+    # sha256sum of "7/p0/0" begins 2420bebae8b981d0, which is 1271137839159088 · 2**11 and a rest.
+    assert expand_seeds(7, "p0", 3) == [1271137839159088, 8057174869009028, 6763684728102615]

@@ -1,0 +1,106 @@
+"""Folders as a run leaves them, made up; shared by the tests of grid, report and progress."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from solrl_trainer.gallery import Pair, save_gallery
+from solrl_trainer.presets import resolve
+
+HOSTILE = 'a <script>alert("red")</script> circle & a "square"'
+PROMPTS = [
+    HOSTILE,
+    *(f"a picture of {i} cyan crosses to the left of a purple triangle" for i in range(1, 20)),
+]
+
+RESULT: dict[str, Any] = {
+    "model": "mini-sana",
+    "preset": "mini-sana/sol_rl/clipscore",
+    "run": "made-up",
+    "iterations": 30,
+    "images": 512,
+    "rewards": {
+        "clipscore": {"before": 0.2412, "after": 0.2731, "gain": 0.0319, "low": 0.0281, "high": 0.0357},
+        "verifier": {"before": 0.482, "after": 0.673, "gain": 0.191, "low": 0.145, "high": 0.236},
+    },
+    "spearman": 0.873,
+    "seconds": {
+        "explore": 126.0,
+        "regenerate": 42.0,
+        "train": 150.0,
+        "push": 3.0,
+        "evaluate": 61.0,
+        "total": 385.0,
+    },
+}
+
+
+def iteration_line(iteration: int) -> dict[str, Any]:
+    """What an iteration logs."""
+    return {
+        "event": "iteration",
+        "iteration": iteration,
+        "version": iteration + 1,
+        "proxy_mean": 0.235 + 0.001 * iteration,
+        "reward_best": 0.272 + 0.001 * iteration,
+        "reward_worst": 0.192 + 0.002 * iteration,
+        "precision": "nvfp4",
+        "numerics": "emulated",
+        "digest": f"sha256:{iteration:064x}",
+        "loss": 0.11 - 0.001 * iteration,
+        "grad_norm": 0.4,
+        "grad_norm_max": 0.9,
+        "seconds": {"explore": 4.2, "regenerate": 1.4, "train": 5.0, "push": 0.1},
+    }
+
+
+def write_metrics(folder: Path, iterations: int) -> None:
+    """Write metrics.jsonl as of `iterations` done, without their evaluation."""
+    before = {"event": "evaluation", "version": 0, "rewards": {"clipscore": 0.2412, "verifier": 0.482}}
+    fidelity = {
+        "event": "fidelity",
+        "version": 0,
+        "prompts": 4,
+        "spearman": 0.873,
+        "kendall": 0.712,
+        "top_overlap": {"4": 0.44, "8": 0.59, "12": 0.69},
+        "bottom_overlap": {"4": 0.5, "8": 0.63, "12": 0.73},
+        "top_rank": 14.2,
+        "bottom_rank": 82.4,
+    }
+    lines = [before, fidelity, *(iteration_line(i) for i in range(iterations))]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def sample_images(count: int, side: int = 64, seed: int = 0) -> torch.Tensor:
+    """Smooth pictures, each with colours of its own, float [count, 3, side, side]."""
+    coarse = torch.rand(count, 3, 3, 3, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear", align_corners=True)
+
+
+def write_gallery(folder: Path) -> None:
+    """Save a gallery of `PROMPTS` with marks and two pairs."""
+    save_gallery(
+        folder,
+        prompts=PROMPTS,
+        before=sample_images(len(PROMPTS), seed=1),
+        after=sample_images(len(PROMPTS), seed=2),
+        marks=[(i % 3 == 0, i % 3 != 1) for i in range(len(PROMPTS))],
+        pairs=[Pair(HOSTILE, 11, "best", 0.3126, 0.3068), Pair(HOSTILE, 2**53 - 1, "worst", 0.1923, 0.1995)],
+        explored=sample_images(2, seed=3),
+        regenerated=sample_images(2, seed=4),
+    )
+
+
+def finished_run(folder: Path) -> Path:
+    """A folder with everything."""
+    write_metrics(folder, RESULT["iterations"])
+    after = {"event": "evaluation", "version": 30, "rewards": {"clipscore": 0.2731, "verifier": 0.673}}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(after) + "\n")
+    config = resolve("mini-sana/sol_rl/clipscore", arguments={"run": "made-up", "iterations": 30}).config
+    (folder / "config.json").write_text(config.model_dump_json())
+    (folder / "result.json").write_text(json.dumps(RESULT))
+    write_gallery(folder)
+    return folder

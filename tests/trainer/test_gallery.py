@@ -1,0 +1,65 @@
+import pytest
+import torch
+from run_folders import sample_images
+from solrl_trainer.gallery import KEPT_PROMPTS, LARGEST_SIDE, Pair, load_gallery, save_gallery
+
+PAIRS = [Pair("a red circle", 2**53 - 1, "best", 0.31, 0.3), Pair("a red circle", 7, "worst", 0.11, 0.2)]
+
+
+def save(folder, count=3, **changes):
+    values = {
+        "prompts": [f"prompt {i}" for i in range(count)],
+        "before": sample_images(count, seed=1),
+        "after": sample_images(count, seed=2),
+        "marks": [(i == 0, True) for i in range(count)],
+        "pairs": PAIRS,
+        "explored": sample_images(2, seed=3),
+        "regenerated": sample_images(2, seed=4),
+    }
+    save_gallery(folder, **(values | changes))
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    save(tmp_path)
+    gallery = load_gallery(tmp_path)
+    assert gallery.prompts == ["prompt 0", "prompt 1", "prompt 2"]
+    assert gallery.marks == [(True, True), (False, True), (False, True)]
+    assert gallery.pairs == PAIRS
+    images = (gallery.before, gallery.after, gallery.explored, gallery.regenerated)
+    for seed, image in enumerate(images, start=1):
+        expected = (sample_images(len(image), seed=seed) * 255).round().to(torch.uint8)
+        assert torch.equal(image, expected)
+
+
+def test_what_a_run_lacks_is_none(tmp_path):
+    save(tmp_path, marks=None, pairs=[], explored=None, regenerated=None)
+    gallery = load_gallery(tmp_path)
+    assert (gallery.marks, gallery.pairs, gallery.explored, gallery.regenerated) == (None, [], None, None)
+
+
+def test_values_outside_the_range_are_clipped(tmp_path):
+    save(tmp_path, before=torch.full((3, 3, 8, 8), 1.7), after=torch.full((3, 3, 8, 8), -0.2))
+    gallery = load_gallery(tmp_path)
+    assert gallery.before.min() == 255
+    assert gallery.after.max() == 0
+
+
+def test_a_large_run_keeps_the_first_prompts_and_shrinks_images(tmp_path):
+    count = KEPT_PROMPTS + 3
+    large = torch.zeros(count, 3, 16, 2 * LARGEST_SIDE)
+    save(tmp_path, count, before=large, after=large)
+    gallery = load_gallery(tmp_path)
+    assert gallery.prompts == [f"prompt {i}" for i in range(KEPT_PROMPTS)]
+    assert gallery.before.shape == (KEPT_PROMPTS, 3, 8, LARGEST_SIDE)
+    assert len(gallery.marks) == KEPT_PROMPTS
+
+
+@pytest.mark.parametrize("name", ["before", "after", "explored", "regenerated"])
+def test_a_wrong_number_of_images_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=f"got 5 rows of {name}; expected"):
+        save(tmp_path, **{name: sample_images(5)})
+
+
+def test_a_folder_without_gallery_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no gallery"):
+        load_gallery(tmp_path)

@@ -1,0 +1,91 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from run_folders import PROMPTS, write_gallery
+from solrl_trainer.gallery import load_gallery
+from solrl_trainer.grid import COLUMNS, GAP, STRIP, corner, shown_side, write_grid
+
+
+@pytest.fixture
+def gallery(tmp_path):
+    write_gallery(tmp_path)
+    return load_gallery(tmp_path)
+
+
+def pixels(path):
+    return np.asarray(Image.open(path).convert("RGB")).astype(float)
+
+
+def enlarged(image, side):
+    picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+    return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC)).astype(float)
+
+
+def test_every_image_stands_where_it_should(tmp_path, gallery):
+    page = pixels(write_grid(gallery, tmp_path / "grid.png"))
+    shown = shown_side(64)
+    assert shown == 192
+    for index in range(16):
+        left, top = corner(index, 64)
+        for offset, images in ((0, gallery.before), (shown + GAP, gallery.after)):
+            found = page[top : top + shown, left + offset : left + offset + shown]
+            assert np.abs(found - enlarged(images[index], shown)).max() <= 1
+
+
+def test_prompts_are_the_first_ones_in_order_and_no_more(tmp_path, gallery):
+    assert len(PROMPTS) > 16
+    sixteen = pixels(write_grid(gallery, tmp_path / "grid.png"))
+    last_row = corner(16 - 1, 64)[1]
+    assert sixteen.shape[0] < last_row + shown_side(64) + STRIP + corner(COLUMNS, 64)[1]
+    shuffled = replace(gallery, before=gallery.before.flip(0), prompts=gallery.prompts[::-1])
+    left, top = corner(0, 64)
+    page = pixels(write_grid(shuffled, tmp_path / "other.png"))
+    assert np.abs(page[top : top + 192, left : left + 192] - enlarged(gallery.before[-1], 192)).max() <= 1
+
+
+def test_marks_are_green_for_right_and_red_for_wrong(tmp_path, gallery):
+    page = pixels(write_grid(gallery, tmp_path / "grid.png"))
+    shown = shown_side(64)
+    for index, marks in enumerate(gallery.marks[:16]):
+        left, top = corner(index, 64)
+        for after, good in enumerate(marks):
+            x = left + after * (shown + GAP)
+            strip = page[top + shown + 2 : top + shown + STRIP, x : x + shown]
+            ink = strip[strip.min(-1) < 120].mean(0)
+            assert (ink[1] > ink[0]) == good
+
+
+def test_without_marks_the_strip_is_empty(tmp_path, gallery):
+    page = pixels(write_grid(replace(gallery, marks=None), tmp_path / "grid.png"))
+    left, top = corner(0, 64)
+    assert page[top + 194 : top + 192 + STRIP, left : left + 192].min() == 255
+
+
+@pytest.mark.parametrize("side", [16, 64, 100, 200, 512])
+def test_images_are_shown_neither_tiny_nor_huge(side):
+    assert 128 <= shown_side(side) <= 256
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_few_prompts_make_a_small_page(tmp_path, gallery, count):
+    few = replace(
+        gallery,
+        prompts=["x" * 400] * count,
+        before=gallery.before[:count],
+        after=gallery.after[:count],
+        marks=gallery.marks[:count],
+    )
+    page = Image.open(write_grid(few, tmp_path / "grid.png"))
+    assert page.width >= 2 * shown_side(64)
+    assert page.height <= corner(COLUMNS, 64)[1] + 300
+
+
+def test_images_that_are_not_square_keep_their_shape(tmp_path, gallery):
+    wide = torch.zeros(20, 3, 32, 64, dtype=torch.uint8)
+    page = pixels(write_grid(replace(gallery, before=wide, after=wide), tmp_path / "grid.png"))
+    left, top = corner(0, 64)
+    assert page[top + 96, left + 96].max() == 0
+    assert page[top + 20, left + 96].min() == 255

@@ -1,0 +1,89 @@
+import io
+import os
+import pty
+import re
+import select
+
+from rich.console import Console
+from run_folders import RESULT, iteration_line
+from solrl_trainer.progress import RichReporter, result_table
+
+
+def drive(reporter, iterations, start=0):
+    with reporter:
+        reporter.note("comparing digests [with] http://127.0.0.1:8100")
+        reporter.phase(start, "evaluate")
+        for iteration in range(start, iterations):
+            for name in ("explore", "regenerate", "train", "push"):
+                reporter.phase(iteration, name)
+            reporter.finished(iteration_line(iteration))
+        reporter.phase(iterations, "evaluate")
+
+
+def test_elsewhere_than_in_a_terminal_lines_are_plain():
+    out = io.StringIO()
+    drive(RichReporter(3, file=out), 3)
+    lines = out.getvalue().splitlines()
+    assert "\x1b" not in out.getvalue()
+    assert "\r" not in out.getvalue()
+    assert lines[0] == "comparing digests [with] http://127.0.0.1:8100"
+    assert lines[1] == "evaluating held-out prompts (version 0)"
+    assert " ".join(lines[2].split()) == "iteration explore regenerate train push proxy best worst loss"
+    assert " ".join(lines[3].split()) == "1/3 4.2 s 1.4 s 5.0 s 0.1 s 0.2350 0.2720 0.1920 0.1100"
+    assert len(lines) == 7
+
+
+def test_columns_are_aligned_and_the_heading_comes_again():
+    out = io.StringIO()
+    drive(RichReporter(25, file=out), 25)
+    table = [line for line in out.getvalue().splitlines() if "version" not in line and "digests" not in line]
+    assert len({len(line) for line in table}) == 1
+    assert sum("regenerate" in line for line in table) == 2
+
+
+def test_a_resumed_run_counts_on():
+    out = io.StringIO()
+    drive(RichReporter(30, start=28, file=out), 30, start=28)
+    assert "29/30" in out.getvalue()
+    assert "30/30" in out.getvalue()
+
+
+def test_nothing_goes_to_stdout(capsys):
+    drive(RichReporter(1), 1)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "1/1" in captured.err
+
+
+def test_in_a_terminal_a_line_shows_iteration_phase_and_time_left(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    main, other = pty.openpty()
+    shown = b""
+    with os.fdopen(other, "w") as terminal:
+        drive(RichReporter(3, file=terminal), 3)
+        terminal.flush()
+        while select.select([main], [], [], 0.2)[0]:
+            shown += os.read(main, 65536)
+    os.close(main)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    assert "iteration 2 of 3" in text
+    assert "regenerate" in text
+    assert re.search(r"\d s left", text)
+    assert "evaluating held-out prompts" in text
+
+
+def test_the_table_shows_the_result():
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(result_table(RESULT))
+    text = " ".join(re.sub(r"[│╭╮╰╯─├┤╴╶━]", " ", console.export_text()).split())
+    assert "clipscore 0.2412 0.2731 +0.0319 [+0.0281, +0.0357]" in text
+    assert "strict accuracy (verifier) 48.2 % 67.3 % +19.1 points [+14.5, +23.6]" in text
+    assert "126.0 42.0 150.0 3.0 61.0 385.0" in text
+    assert "0.873" in text
+
+
+def test_a_correlation_that_was_not_measured_is_said_so():
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(result_table(RESULT | {"spearman": None}))
+    assert "not measured" in console.export_text()

@@ -1,0 +1,128 @@
+import json
+import re
+
+import pytest
+from run_folders import HOSTILE, PROMPTS, finished_run, write_gallery, write_metrics
+from solrl_trainer.report import write_report
+from solrl_trainer.report_fidelity import describe_fidelity
+
+
+def page_of(folder):
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def words(page):
+    """What a reader sees."""
+    text = re.sub(r"<(style|title)>.*?</\1>", "", page, flags=re.S)
+    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+
+def test_a_finished_run_shows_its_figures(tmp_path):
+    text = words(page_of(finished_run(tmp_path)))
+    for figure in (
+        "made-up finished",
+        "30 of 30 iterations",
+        "explored in NVFP4 (emulated), 6 steps",
+        "0.2412 → 0.2731",
+        "+0.0319 95 % [+0.0281, +0.0357]",
+        "48.2 % → 67.3 %",
+        "+19.1 points 95 % [+14.5, +23.6]",
+        "over 512 images",
+        "Spearman 0.873",
+        "Kendall 0.712",
+        "12 of either order 69 % 73 %",
+        "stand at rank 14.2 on average (perfect 6.5, chance 48.5)",
+        "explore 2 min 06 s",
+        "evaluate 1 min 01 s",
+        "proxy 0.3126",
+        "true 0.3068",
+        "30 29 sha256:00000000000",
+        "learning_rate 0.001",
+    ):
+        assert figure in text
+
+
+def test_the_page_needs_nothing_from_elsewhere(tmp_path):
+    page = page_of(finished_run(tmp_path))
+    links = re.findall(r"""\b(?:src|href|srcset|action|data)\s*=\s*["']?([^"'>\s]*)""", page)
+    # Before, after, and two pairs twice.
+    assert len(links) == 2 * len(PROMPTS) + 4
+    assert all(link.startswith("data:image/") for link in links)
+    assert "@import" not in page
+    assert "url(" not in page
+
+
+def test_prompts_are_escaped(tmp_path):
+    page = page_of(finished_run(tmp_path))
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(&#34;red&#34;)&lt;/script&gt;" in page
+    assert HOSTILE not in page
+
+
+def test_charts_have_a_value_for_each_iteration(tmp_path):
+    page = page_of(finished_run(tmp_path))
+    assert page.count("<title>30: kept best, BF16 0.301") == 1
+    assert len(re.findall(r'<rect class="(?:explore|regenerate|train|push)"', page)) == 4 * 30
+
+
+def test_a_run_that_goes_on_shows_what_it_has(tmp_path):
+    write_metrics(tmp_path, 3)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "iteration", "ver')
+    text = words(page_of(tmp_path))
+    assert "not finished" in text
+    assert "No result yet" in text
+    assert "version 0: clipscore 0.2412 , strict accuracy (verifier) 48.2 %" in text
+    assert "3 iterations" in text
+    assert "Before and after" not in text
+    assert "Settings" not in text
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 2, 500])
+def test_any_number_of_iterations_gives_a_page(tmp_path, iterations):
+    write_metrics(tmp_path, iterations)
+    page = page_of(tmp_path)
+    assert ("Rewards while training" in page) == (iterations > 0)
+    assert page.count('<rect class="push"') <= 120
+
+
+def test_images_show_when_there_is_a_gallery(tmp_path):
+    finished_run(tmp_path)
+    (tmp_path / "gallery.json").unlink()
+    assert "48.2 % → 67.3 %" in words(page_of(tmp_path))
+    write_gallery(tmp_path)
+    assert "Before and after" in page_of(tmp_path)
+
+
+def test_a_resumed_run_shows_each_version_once(tmp_path):
+    finished_run(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        again = {"event": "evaluation", "version": 0, "rewards": {"clipscore": 0.2412, "verifier": 0.482}}
+        file.write(json.dumps(again) + "\n")
+    page = page_of(tmp_path)
+    assert page.count("<title>0: clipscore 0.2412</title>") == 1
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("spearman", "words"),
+    [(0.97, "almost the same order"), (0.6, "an order similar to"), (-0.1, "an order quite unlike")],
+)
+def test_the_fidelity_sentence_says_how_good_it_is(spearman, words):
+    line = {
+        "spearman": spearman,
+        "kendall": 0.5,
+        "top_rank": 9.0,
+        "bottom_rank": 90.0,
+        "top_overlap": {"4": 0.5},
+        "bottom_overlap": {"4": 0.25},
+    }
+    told = describe_fidelity(line, None)
+    assert words in told["sentence"]
+    assert told["strip"] is None
+    assert told["overlaps"] == [("4", "50 %", "25 %")]

@@ -1,0 +1,104 @@
+"""The report in a real browser."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from PIL import Image
+from run_folders import PROMPTS, finished_run
+from solrl_trainer.report import write_report
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+]
+LIGHT, DARK = 1, 0
+
+
+@pytest.fixture
+def browse(tmp_path):
+    """Run chromium on a file with its own profile; returns its stdout."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.fail(
+            "chromium is not installed; the report is tested in a real one (apt-get install chromium)"
+        )
+
+    def run(page, *options):
+        profile = tmp_path / "profile"
+        command = [program, *FLAGS, f"--user-data-dir={profile}", *options, page.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        shutil.rmtree(profile, ignore_errors=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def report(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return write_report(finished_run(folder))
+
+
+# Measures the page inside a frame, since not every build of the browser has windows as narrow as a phone.
+PROBE = """<!doctype html><iframe width="{width}" height="900" srcdoc="{page}"></iframe><pre id="out"></pre>
+<script>
+document.querySelector("iframe").onload = event => {{
+  const page = event.target.contentDocument, seen = [...page.images];
+  document.getElementById("out").textContent = JSON.stringify({{
+    width: page.documentElement.clientWidth,
+    reach: page.documentElement.scrollWidth,
+    images: seen.length,
+    broken: seen.filter(image => !image.naturalWidth).length,
+    scripts: page.scripts.length,
+    charts: [...page.querySelectorAll(".chart svg")].map(chart => chart.getBoundingClientRect().width),
+    smallest: Math.min(...[...page.querySelectorAll(".x span, .y span")].map(
+      label => parseFloat(page.defaultView.getComputedStyle(label).fontSize))),
+    text: page.body.innerText,
+  }});
+}};
+</script>"""
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_page_fits_and_shows_everything(browse, report, tmp_path, width):
+    probe = tmp_path / "probe.html"
+    probe.write_text(PROBE.format(width=width, page=html.escape(report.read_text())))
+    dom = browse(probe, "--dump-dom", "--virtual-time-budget=5000", "--window-size=1400,1000")
+    seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dom, re.S).group(1)))
+    assert seen["width"] == width
+    assert seen["reach"] <= width, "the page scrolls sideways"
+    assert seen["images"] == 2 * len(PROMPTS) + 4
+    assert seen["broken"] == 0
+    assert seen["scripts"] == 0
+    assert len(seen["charts"]) == 6
+    assert min(seen["charts"]) >= 0.6 * min(width, 420)
+    assert seen["smallest"] >= 11
+    for part in ("48.2 %", "67.3 %", "Before and after", "<script>alert", "Adapter lineage", "learning_rate"):
+        assert part in seen["text"]
+
+
+@pytest.mark.parametrize(("width", "scheme", "paper"), [(1280, LIGHT, (230, 255)), (390, DARK, (0, 30))])
+def test_light_and_dark_are_painted(browse, report, tmp_path, width, scheme, paper):
+    shot = tmp_path / "page.png"
+    options = (f"--screenshot={shot}", f"--window-size={width},1600")
+    browse(report, *options, f"--blink-settings=preferredColorScheme={scheme}")
+    page = np.asarray(Image.open(shot).convert("RGB"))
+    assert page.shape[1] == width
+    assert paper[0] <= page[2, 2].mean() <= paper[1]
+    ink = np.median(page[30:60, 12:200].reshape(-1, 3), axis=0)
+    assert abs(page[30:60, 12:200].astype(float) - ink).max() > 150, "the heading does not stand out"
+    assert len(np.unique(page.reshape(-1, 3), axis=0)) > 200

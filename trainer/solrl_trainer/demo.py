@@ -1,0 +1,115 @@
+"""`solrl-train demo`: a rollout service and a trainer on this machine, and what came of it."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from solrl_trainer.presets import resolve
+from solrl_trainer.progress import result_table
+from solrl_trainer.runner import STRICT, run
+
+PRESET = "mini-sana/sol_rl/clipscore"
+_READY_SECONDS = 180.0
+
+
+@contextmanager
+def rollout_service(model: str, log: Path) -> Iterator[str]:
+    """Run `solrl-rollout serve` beside us; yields its URL and stops it with SIGTERM.
+
+    Raises:
+        RuntimeError: it did not become ready, or did not stop cleanly; shows the end of its log.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [str(Path(sys.executable).with_name("solrl-rollout")), "serve", "--model", model, "--port", str(port)]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        service = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            _wait_until_ready(url, service, log)
+            yield url
+        finally:
+            service.send_signal(signal.SIGTERM)
+            try:
+                code: int | None = service.wait(60)
+            except subprocess.TimeoutExpired:
+                service.kill()
+                service.wait()
+                code = None
+    if code != 0:
+        raise RuntimeError(f"the rollout service ended with {code}; the end of {log}:\n{_tail(log)}")
+
+
+def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline:
+        if service.poll() is not None:
+            raise RuntimeError(f"the rollout service ended at its start; the end of {log}:\n{_tail(log)}")
+        try:
+            if httpx.get(f"{url}/health/ready", timeout=5).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.3)
+    raise RuntimeError(f"the rollout service was not ready in {_READY_SECONDS:.0f} s; the end of {log}:\n{_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text().splitlines()[-15:])
+
+
+def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
+    """Serve, train, stop; print the table, and as the last line one JSON object.
+
+    Args:
+        output: folder of the run; what a demo left there before is replaced.
+        seed: of the run.
+        overrides: `key=value` settings, as for `run --set`.
+    """
+    console = Console(stderr=True)
+    if (output / "metrics.jsonl").is_file():
+        shutil.rmtree(output)
+    output.mkdir(parents=True, exist_ok=True)
+    console.print("starting the rollout service (mini-sana, NVFP4 emulated on this CPU)")
+    with rollout_service("mini-sana", output / "service.log") as url:
+        config = resolve(
+            PRESET,
+            overrides=[*DEMO_SETTINGS, *overrides],
+            arguments={"rollout_url": url, "output": output, "run": "demo", "seed": seed},
+        ).config
+        summary = run(config)
+    Console().print(result_table(summary))
+    print(json.dumps(last_line(summary, output)))
+
+
+DEMO_SETTINGS = ("iterations=8", "optimizer.updates=6")
+"""What the demo changes in its preset, to end in minutes."""
+
+
+def last_line(summary: dict[str, Any], output: Path) -> dict[str, Any]:
+    """The demo's result for programs."""
+    strict = summary["rewards"][STRICT]
+    seconds = summary["seconds"]
+    return {
+        "strict_before": strict["before"],
+        "strict_after": strict["after"],
+        "strict_gain_ci95": [strict["low"], strict["high"]],
+        "rewards": {name: [value["before"], value["after"]] for name, value in summary["rewards"].items()},
+        "spearman": summary["spearman"],
+        "seconds": {name: seconds[name] for name in ("explore", "regenerate", "train", "push", "total")},
+        "iterations": summary["iterations"],
+        "report": str(output / "report.html"),
+    }

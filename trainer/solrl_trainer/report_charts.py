@@ -1,0 +1,62 @@
+"""The report's charts, made from lines of the metrics: one line a version, in order."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from solrl_trainer import figures
+from solrl_trainer.charts import Chart, Series, line_chart, stacked_chart
+
+PHASES = ("explore", "regenerate", "train", "push")
+
+
+def reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
+    """Kept best, kept worst and all candidates; None before the first iteration."""
+    if not iterations:
+        return None
+    series = [
+        Series("kept best, BF16", "best", [line["reward_best"] for line in iterations]),
+        Series("kept worst, BF16", "worst", [line["reward_worst"] for line in iterations]),
+        Series("all candidates, proxy", "proxy", [line["proxy_mean"] for line in iterations]),
+    ]
+    return line_chart("Mean reward per iteration", _numbers(iterations), series, band=True)
+
+
+def evaluation_charts(evaluations: Sequence[dict[str, Any]]) -> list[Chart]:
+    """A chart for each held-out reward; none when there is but one evaluation."""
+    if len(evaluations) < 2:
+        return []
+    versions = [line["version"] for line in evaluations]
+    charts = []
+    for name in evaluations[-1]["rewards"]:
+        values = [line["rewards"][name] for line in evaluations if name in line["rewards"]]
+        if len(values) == len(versions):
+            label, scale = figures.reward_axis(name)
+            shown = [Series(label, "best", [value * scale for value in values])]
+            charts.append(line_chart(label, versions, shown, dots=True, smooth=False))
+    return charts
+
+
+def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
+    """Seconds of each phase; None before the first iteration."""
+    if not iterations:
+        return None
+    layers = {phase: [line["seconds"].get(phase, 0.0) for line in iterations] for phase in PHASES}
+    return stacked_chart("Seconds per iteration and phase", _numbers(iterations), layers, "s")
+
+
+def optimisation_charts(iterations: Sequence[dict[str, Any]]) -> list[Chart]:
+    """Loss and gradient norm."""
+    if not iterations:
+        return []
+    loss, mean, largest = (
+        [line[key] for line in iterations] for key in ("loss", "grad_norm", "grad_norm_max")
+    )
+    norms = [Series("largest", "worst", largest), Series("mean", "best", mean)]
+    return [
+        line_chart("Loss", _numbers(iterations), [Series("loss", "best", loss)]),
+        line_chart("Gradient norm before clipping", _numbers(iterations), norms, smooth=False),
+    ]
+
+
+def _numbers(iterations: Sequence[dict[str, Any]]) -> list[int]:
+    return [line["version"] for line in iterations]
