@@ -48,9 +48,7 @@ class Adapter:
     def modules(self) -> tuple[str, ...]:
         """Names of the modules the adapter binds, sorted."""
         head, tail = lora_a_key("\0").split("\0")
-        return tuple(
-            sorted(k.removeprefix(head).removesuffix(tail) for k in self.tensors if k.endswith(tail))
-        )
+        return tuple(sorted(k.removeprefix(head).removesuffix(tail) for k in self.tensors if k.endswith(tail)))
 
     @property
     def scale(self) -> float:
@@ -124,9 +122,7 @@ def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapte
         if bad := int((~torch.isfinite(tensor)).sum()):
             got = f"{bad} of {tensor.numel()} values NaN or infinite"
             action = "find the training step that diverged; resume from the version before it"
-            raise _problem(
-                "adapter-nonfinite", "a tensor is not finite", key, got, "finite values only", action
-            )
+            raise _problem("adapter-nonfinite", "a tensor is not finite", key, got, "finite values only", action)
         tensors[key] = tensor
     return Adapter(rank=rank, alpha=alpha, tensors=tensors)
 
@@ -177,9 +173,7 @@ def _check_keys(present: Set[str], shapes: Mapping[str, list[int]], modules: int
 
 
 def _problem(kind: str, detail: str, where: str | None, got: Any, expected: Any, action: str) -> ProblemError:
-    return ProblemError(
-        kind, 422, "Adapter refused", detail, where=where, got=got, expected=expected, action=action
-    )
+    return ProblemError(kind, 422, "Adapter refused", detail, where=where, got=got, expected=expected, action=action)
 
 
 def _malformed(got: str, expected: str) -> ProblemError:
@@ -190,9 +184,7 @@ def _malformed(got: str, expected: str) -> ProblemError:
 def _metadata_problem(name: str, got: str | None, expected: str) -> ProblemError:
     detail = f"metadata {name!r} is missing or out of range"
     action = "write r and lora_alpha into the safetensors metadata"
-    return _problem(
-        "adapter-metadata", detail, f"__metadata__.{name}", got and got[:_SHOWN], expected, action
-    )
+    return _problem("adapter-metadata", detail, f"__metadata__.{name}", got and got[:_SHOWN], expected, action)
 
 
 def _dtype_problem(key: str, got: str) -> ProblemError:

@@ -29,8 +29,7 @@ def target_modules(transformer: nn.Module, targets: str) -> dict[str, nn.Linear]
 def adapter_layout(transformer: nn.Module, targets: str) -> dict[str, tuple[int, int]]:
     """Module name → (out_features, in_features) of every LoRA target of a clean transformer."""
     return {
-        name: (module.out_features, module.in_features)
-        for name, module in target_modules(transformer, targets).items()
+        name: (module.out_features, module.in_features) for name, module in target_modules(transformer, targets).items()
     }
 
 

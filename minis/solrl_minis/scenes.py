@@ -128,9 +128,7 @@ def render(scenes: Scenes, seed: int, device: torch.device | str = "cpu") -> tor
     return image
 
 
-def signed_distance(
-    dx: torch.Tensor, dy: torch.Tensor, radius: torch.Tensor, shape: torch.Tensor
-) -> torch.Tensor:
+def signed_distance(dx: torch.Tensor, dy: torch.Tensor, radius: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
     """Signed distance in pixels to each shape's outline; every shape fills the box of side 2·radius."""
     ax, ay = dx.abs(), dy.abs()
     circle = (dx**2 + dy**2).sqrt() - radius

@@ -97,9 +97,7 @@ class Combination:
         many = f"{colour} {_PLURALS[shape] if self.count > 1 else shape}"
         relation = f"to the {self.relation}" if self.relation in ("left of", "right of") else self.relation
         return [
-            template.format(
-                a=names[0], b=names[-1], n=_NUMBERS[self.count], many=many, rel=relation, size=self.size
-            )
+            template.format(a=names[0], b=names[-1], n=_NUMBERS[self.count], many=many, rel=relation, size=self.size)
             for template in _TEMPLATES[self.kind]
         ]
 

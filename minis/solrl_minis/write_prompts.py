@@ -6,7 +6,7 @@ from pathlib import Path
 
 from solrl_minis.world import sample_prompts
 
-TRAIN, TEST = 1024, 256
+TRAIN, TEST = 1024, 128
 
 
 def write(folder: Path) -> None:

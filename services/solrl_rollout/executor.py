@@ -31,7 +31,6 @@ class Executor:
 
     def __init__(self, settings: Settings) -> None:
         _check_names(settings)
-        _quiet()
         device = settings.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -153,12 +152,3 @@ def _check_names(settings: Settings) -> None:
     for name in settings.rewards:
         if ":" not in name and name not in known:
             raise ValueError(f"got reward {name!r}; expected one of {known}, or package.module:attribute")
-
-
-def _quiet() -> None:
-    """No progress bars of the loaders in a service's log."""
-    import diffusers
-    import transformers
-
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.disable_progress_bar()

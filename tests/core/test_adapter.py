@@ -167,9 +167,7 @@ def test_rank_metadata_must_be_a_positive_whole_number(rank: str | None) -> None
     assert len(str(problem)) < 1000
 
 
-@pytest.mark.parametrize(
-    "alpha", [None, "", "0", "0.0", "-4", "nan", "inf", "1e999", "1e-999", "4_0", "four"]
-)
+@pytest.mark.parametrize("alpha", [None, "", "0", "0.0", "-4", "nan", "inf", "1e999", "1e-999", "4_0", "four"])
 def test_alpha_metadata_must_be_positive_and_finite(alpha: str | None) -> None:
     meta = {"r": "2"} | ({} if alpha is None else {"lora_alpha": alpha})
     problem = refusal(file_of(meta=meta))
@@ -219,9 +217,7 @@ def test_a_rank_that_is_not_the_tensors_is_a_shape_problem() -> None:
     assert refusal(file_of(meta={"r": "3", "lora_alpha": "4"})).kind == "adapter-shape"
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.float8_e4m3fn]
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.float8_e4m3fn])
 def test_other_types_than_float32_are_refused(dtype: torch.dtype) -> None:
     problem = refusal(file_of({B_KEY: torch.zeros(6, 2, dtype=dtype)}))
     assert (problem.kind, problem.where, problem.expected) == ("adapter-dtype", B_KEY, "F32")

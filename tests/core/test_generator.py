@@ -145,24 +145,42 @@ def test_two_generators_of_one_backbone_do_not_see_each_others_adapter(backbone:
 
 def test_a_candidate_does_not_depend_on_its_batch_mates(backbone: Backbone, generator: Generator) -> None:
     generator.set_adapter(random_adapter(backbone, 0, size=0.02))
-    prompt, seeds = PROMPTS[0], list(range(20, 20 + CHUNK + 2))
-    whole = generator.generate(prompt, seeds, steps=STEPS).images
-    assert whole.shape[0] == CHUNK + 2
-    # Other mates, another place and another batch size.
-    loud = "four purple crosses"
-    mixed = generator.generate([loud, loud, prompt], [7, 8, seeds[5]], steps=STEPS).images[2]
-    alone = generator.generate(prompt, [seeds[CHUNK]], steps=STEPS).images[0]
-    assert float((mixed - whole[5]).abs().max()) <= 1e-4
-    assert float((alone - whole[CHUNK]).abs().max()) <= 1e-4
-    assert float((whole[0] - whole[1]).abs().max()) > 0.1
+    alike = generator.generate(PROMPTS[0], range(CHUNK), steps=STEPS)
+    loud = generator.generate([PROMPTS[0], *["four purple crosses"] * (CHUNK - 1)], [0, *range(50, 73)], steps=STEPS)
+    assert torch.equal(alike.images[0], loud.images[0])
+    assert torch.equal(alike.latents[0], loud.latents[0])
+    assert float((alike.images[1:] - loud.images[1:]).abs().max()) > 0.1
+
+
+def check_close(generator: Generator, one: Generated, other: Generated) -> None:
+    """The same candidates from batches of other sizes.
+
+    The matrix products of other sizes sum in another order. In BF16 that is all; in NVFP4 a value that lies on a
+    boundary may then take the next code, which moves a candidate a little, but never to another picture.
+    """
+    if generator.precision == "bf16":
+        assert float((one.images - other.images).abs().max()) <= 1e-4
+        assert float((one.latents - other.latents).abs().max()) <= 1e-4
+    off = (one.latents - other.latents).flatten(1).norm(dim=1)
+    apart = torch.cdist(one.latents.flatten(1), one.latents.flatten(1))
+    assert float(off.max()) < 0.2 * float(apart[apart > 0].min())
+
+
+def test_a_candidate_hardly_depends_on_the_size_of_its_batch(generator: Generator) -> None:
+    whole = generator.generate(PROMPTS[0], range(CHUNK + 2), steps=STEPS)
+    assert len(whole.images) == len(whole.latents) == CHUNK + 2
+    for start, stop in ((0, 7), (5, 7), (CHUNK - 1, CHUNK + 2)):
+        part = generator.generate(PROMPTS[0], range(start, stop), steps=STEPS)
+        check_close(generator, part, Generated(whole.latents[start:stop], whole.images[start:stop]))
 
 
 def test_prompts_as_a_list_equal_prompts_one_by_one(generator: Generator) -> None:
     together = generator.generate(PROMPTS, SEEDS, steps=STEPS)
     singly = [generator.generate(prompt, [seed], steps=STEPS) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
-    assert float((together.images - torch.cat([one.images for one in singly])).abs().max()) <= 1e-4
-    assert float((together.latents - torch.cat([one.latents for one in singly])).abs().max()) <= 1e-3
+    made = Generated(torch.cat([one.latents for one in singly]), torch.cat([one.images for one in singly]))
+    check_close(generator, together, made)
     swapped = generator.generate(PROMPTS[::-1], SEEDS, steps=STEPS)
+    assert torch.equal(together.images[1], swapped.images[1])
     assert float((together.images[0] - swapped.images[0]).abs().max()) > 0.01
 
 

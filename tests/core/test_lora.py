@@ -30,7 +30,8 @@ def test_the_targets_are_those_peft_would_adapt(backbone: Backbone) -> None:
     adapted = inject_adapter_in_model(
         LoraConfig(r=2, target_modules=backbone.lora_targets), copy.deepcopy(backbone.transformer)
     )
-    names = {name.removesuffix(".lora_A.default") for name, _ in adapted.named_modules() if name.endswith("lora_A.default")}
+    end = ".lora_A.default"
+    names = {name.removesuffix(end) for name, _ in adapted.named_modules() if name.endswith(end)}
     assert names == set(adapter_layout(backbone.transformer, backbone.lora_targets))
 
 

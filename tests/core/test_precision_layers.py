@@ -61,9 +61,7 @@ def test_the_pointwise_conv_is_the_linear_over_channels() -> None:
     ids=["linear", "conv"],
 )
 @torch.no_grad()
-def test_batch_mates_do_not_change_a_candidate(
-    layer: QuantLinear | QuantPointwiseConv, shape: tuple[int, ...]
-) -> None:
+def test_batch_mates_do_not_change_a_candidate(layer: QuantLinear | QuantPointwiseConv, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     loud = x.clone()
     loud[1:] *= 1e4
@@ -98,9 +96,7 @@ def test_autocast_does_not_round_the_quantised_values() -> None:
     ],
     ids=["linear", "conv", "conv-2d"],
 )
-def test_a_refresh_requantises_in_place(
-    layer: QuantLinear | QuantPointwiseConv, shape: tuple[int, ...]
-) -> None:
+def test_a_refresh_requantises_in_place(layer: QuantLinear | QuantPointwiseConv, shape: tuple[int, ...]) -> None:
     storage = layer.weight.data_ptr()
     weight = torch.randn(shape)
     refresh_weight_(layer, weight)
@@ -115,9 +111,7 @@ def test_a_refresh_requantises_in_place(
 
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layer", [nn.Linear(24, 8), nn.Conv2d(24, 8, 3)], ids=["linear", "conv"])
-def test_a_plain_layer_takes_the_weight_rounded_to_bfloat16(
-    layer: nn.Linear | nn.Conv2d, held: torch.dtype
-) -> None:
+def test_a_plain_layer_takes_the_weight_rounded_to_bfloat16(layer: nn.Linear | nn.Conv2d, held: torch.dtype) -> None:
     layer = layer.to(held)
     storage = layer.weight.data_ptr()
     weight = torch.randn(layer.weight.shape)

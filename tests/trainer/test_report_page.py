@@ -31,9 +31,7 @@ def browse(tmp_path):
     """Run chromium on a file with its own profile; returns its stdout."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
-        pytest.fail(
-            "chromium is not installed; the report is tested in a real one (apt-get install chromium)"
-        )
+        pytest.fail("chromium is not installed; the report is tested in a real one (apt-get install chromium)")
 
     def run(page, *options):
         profile = tmp_path / "profile"

@@ -106,9 +106,7 @@ def line_chart(
     filled = ""
     if band and len(xs) > 1:
         filled = _path(points, means[0]) + _path(points[::-1], means[1][::-1]).replace("M", "L", 1) + "Z"
-    texts = [
-        f"{x}: " + ", ".join(f"{one.name} {one.values[i]:.4g}" for one in series) for i, x in enumerate(xs)
-    ]
+    texts = [f"{x}: " + ", ".join(f"{one.name} {one.values[i]:.4g}" for one in series) for i, x in enumerate(xs)]
     return Chart(
         label=label,
         x_ticks=x_ticks(xs, place_x),
@@ -138,11 +136,7 @@ def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, Sequence[f
         under = 0.0
         for name, values in means.items():
             over = under + values[index]
-            bars.append(
-                Bar(
-                    name, index * slot + 0.1 * slot, place_y(over), 0.8 * slot, place_y(under) - place_y(over)
-                )
-            )
+            bars.append(Bar(name, index * slot + 0.1 * slot, place_y(over), 0.8 * slot, place_y(under) - place_y(over)))
             under = over
         last = xs[min(start + group, len(xs)) - 1]
         span = f"{xs[start]}" if group == 1 else f"{xs[start]}–{last}, mean"
@@ -160,9 +154,7 @@ def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, Sequence[f
 
 def running_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
     """Mean of each value and those before it, `window` at most."""
-    return [
-        sum(part) / len(part) for part in (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))
-    ]
+    return [sum(part) / len(part) for part in (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))]
 
 
 def _path(xs: Sequence[float], ys: Sequence[float]) -> str:

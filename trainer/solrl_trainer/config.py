@@ -72,8 +72,8 @@ class Objective(Section):
 class Evaluate(Section):
     """Held-out prompts with fixed seeds and the averaged weights."""
 
-    prompts: Positive = 256
-    seeds: Positive = 2
+    prompts: Positive = 128
+    seeds: Positive = 4
     """Images a prompt."""
     steps: Positive = 40
     every: Annotated[int, Field(ge=0)] = 0

@@ -18,10 +18,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "mini-sana": {
         "model": "mini-sana",
         "prompts": "shapes",
-        "iterations": 60,
+        "iterations": 40,
         "explore.prompts": 8,
-        "optimizer.learning_rate": 1e-3,
-        "optimizer.updates": 4,
+        "optimizer.learning_rate": 1.5e-3,
+        "optimizer.updates": 6,
         "optimizer.batch": 48,
         "evaluate.steps": 10,
         "evaluate.rewards": ("verifier", "verifier_graded"),

@@ -99,13 +99,9 @@ class RichReporter:
         self._printed += 1
         done = line["iteration"] + 1
         seconds = [line["seconds"].get(phase, 0.0) for phase in _PHASES]
-        times = "".join(
-            f"{f'{value:.1f} s':>{width}}" for value, width in zip(seconds, (9, 12, 9, 8), strict=True)
-        )
+        times = "".join(f"{f'{value:.1f} s':>{width}}" for value, width in zip(seconds, (9, 12, 9, 8), strict=True))
         values = (line["proxy_mean"], line["reward_best"], line["reward_worst"], line["loss"])
-        self._print(
-            f"{f'{done}/{self._iterations}':>9}{times}" + "".join(f"{value:9.4f}" for value in values)
-        )
+        self._print(f"{f'{done}/{self._iterations}':>9}{times}" + "".join(f"{value:9.4f}" for value in values))
         if self._progress is not None and self._began is not None:
             first, began = self._began
             pace = (time.monotonic() - began) / (done - first)
@@ -145,9 +141,7 @@ def result_table(result: dict[str, Any]) -> Table:
 
     spearman = result["spearman"]
     measured = "not measured" if spearman is None else f"{spearman:.3f}"
-    table = Table(
-        title=f"{result['preset']}, {result['iterations']} iterations", box=box.ROUNDED, show_header=False
-    )
+    table = Table(title=f"{result['preset']}, {result['iterations']} iterations", box=box.ROUNDED, show_header=False)
     table.add_column()
     for part in (rewards, times, f"Spearman of proxy against BF16 rewards within a prompt: {measured}"):
         table.add_row(part)

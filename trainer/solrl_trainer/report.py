@@ -143,9 +143,7 @@ def _reward(name: str, row: dict[str, float]) -> dict[str, Any]:
         "gain": figures.gain_text(name, gain),
         "interval": figures.interval_text(name, low, high),
         "verdict": verdict,
-        "whisker": {
-            key: 50 + 50 * value / reach for key, value in (("low", low), ("gain", gain), ("high", high))
-        },
+        "whisker": {key: 50 + 50 * value / reach for key, value in (("low", low), ("gain", gain), ("high", high))},
     }
 
 
@@ -159,7 +157,5 @@ def _candidates(gallery: Gallery | None) -> dict[str, dict[str, list[int]]]:
 
 def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Settings by section; those outside any come first."""
-    sections: dict[str, dict[str, Any]] = {
-        "run": {k: v for k, v in config.items() if not isinstance(v, dict)}
-    }
+    sections: dict[str, dict[str, Any]] = {"run": {k: v for k, v in config.items() if not isinstance(v, dict)}}
     return sections | {name: values for name, values in config.items() if isinstance(values, dict)}

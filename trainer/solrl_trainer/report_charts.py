@@ -48,9 +48,7 @@ def optimisation_charts(iterations: Sequence[dict[str, Any]]) -> list[Chart]:
     """Loss and gradient norm."""
     if not iterations:
         return []
-    loss, mean, largest = (
-        [line[key] for line in iterations] for key in ("loss", "grad_norm", "grad_norm_max")
-    )
+    loss, mean, largest = ([line[key] for line in iterations] for key in ("loss", "grad_norm", "grad_norm_max"))
     norms = [Series("largest", "worst", largest), Series("mean", "best", mean)]
     return [
         line_chart("Loss", _numbers(iterations), [Series("loss", "best", loss)]),

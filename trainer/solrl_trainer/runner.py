@@ -93,9 +93,7 @@ def _save_images(config: RunConfig, result: Result) -> None:
     )
 
 
-def _best_and_worst(
-    config: RunConfig, result: Result
-) -> tuple[list[Pair], torch.Tensor | None, torch.Tensor | None]:
+def _best_and_worst(config: RunConfig, result: Result) -> tuple[list[Pair], torch.Tensor | None, torch.Tensor | None]:
     """Some kept seeds of the last iteration: what the service saw beside what was trained on."""
     if result.regenerated is None:
         return [], None, None
@@ -113,9 +111,7 @@ def _best_and_worst(
                     adapter=AdapterRef(run=config.run, version=config.iterations - 1),
                     prompts=(group.prompt,),
                     candidates=Candidates(seeds=(tuple(group.seeds[i] for i in index),)),
-                    plan=Plan(
-                        steps=config.explore.steps, precision=config.explore.precision, guidance=config.guidance
-                    ),
+                    plan=Plan(steps=config.explore.steps, precision=config.explore.precision, guidance=config.guidance),
                     rewards=(RewardSpec(name=config.reward),),
                     images="png",
                 )

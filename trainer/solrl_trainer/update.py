@@ -59,9 +59,10 @@ def train_on(
             batch = slice(start, start + config.optimizer.batch)
             rows, t = chunk[batch], at[batch]
             loss = _loss(samples, rows, t, policy, backbone, config, generator) * (len(rows) / len(chunk))
-            require_finite(float(loss), "the loss", where)
+            value = float(loss.detach())
+            require_finite(value, "the loss", where)
             loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss)
+            total += value
         norm = policy.gradient_norm(config.optimizer.max_grad_norm)
         require_finite(norm, "the gradient norm", where)
         optimizer.step()

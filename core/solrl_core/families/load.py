@@ -80,7 +80,11 @@ def load_backbone(
         OSError: files are missing, offline, or access was not granted.
     """
     from diffusers import DiffusionPipeline
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
 
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
     where = locate(model)
     try:
         config = DiffusionPipeline.load_config(where, revision=revision, token=token)

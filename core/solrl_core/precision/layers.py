@@ -131,16 +131,13 @@ def refresh_weight_(module: nn.Module, weight: Tensor) -> None:
         module.weight.data.copy_(weight.detach().to(torch.bfloat16))
     else:
         raise TypeError(
-            f"cannot refresh a {type(module).__name__}: "
-            "expected Linear, Conv2d, QuantLinear or QuantPointwiseConv"
+            f"cannot refresh a {type(module).__name__}: expected Linear, Conv2d, QuantLinear or QuantPointwiseConv"
         )
 
 
 def _quantized_weight(weight: Tensor) -> Tensor:
     if weight.ndim < 2 or weight.shape[1] % BLOCK:
-        raise ValueError(
-            f"NVFP4 weights need an in axis that is a multiple of {BLOCK}: got {tuple(weight.shape)}"
-        )
+        raise ValueError(f"NVFP4 weights need an in axis that is a multiple of {BLOCK}: got {tuple(weight.shape)}")
     return quantize_dequantize(weight.detach().flatten(1)).view(weight.shape)
 
 

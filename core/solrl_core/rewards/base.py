@@ -51,7 +51,7 @@ def load_reward(name: str, backbone: Backbone) -> Reward:
         module, _, attribute = name.partition(":")
         try:
             found: Reward = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"cannot load reward {name!r}: {error}") from error
         return found
     raise ValueError(f"got reward {name!r}; expected one of {known_rewards()}, or package.module:attribute")
@@ -95,8 +95,9 @@ class RewardSet:
         """
         scores = {}
         for name in names:
+            reward = self._rewards[name]
             try:
-                values = self._rewards[name](images, prompts, metadata).float().cpu()
+                values = reward(images, prompts, metadata).float().cpu()
             except Exception as error:
                 raise RuntimeError(f"reward {name!r} failed on {len(images)} images: {error}") from error
             if values.shape != (len(images),):

@@ -15,6 +15,7 @@ from solrl_minis.recipe.quantization import quantizable
 from solrl_minis.recipe.tokenizers import gemma_tokenizer
 
 TEXT_TOKENS = 16
+
 NO_CAPTIONS = 0.05
 AWARE_RATE = 5e-4
 
@@ -85,9 +86,7 @@ class Captions:
 
     def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """[N, 16] token ids and their mask."""
-        out = self._tokenizer(
-            texts, padding="max_length", max_length=TEXT_TOKENS, truncation=True, return_tensors="pt"
-        )
+        out = self._tokenizer(texts, padding="max_length", max_length=TEXT_TOKENS, truncation=True, return_tensors="pt")
         return out.input_ids, out.attention_mask
 
 

@@ -34,9 +34,7 @@ class Source:
     def change(self, combination: Combination) -> Combination:
         """Return one that differs in one attribute."""
         if combination not in self._changes:
-            self._changes[combination] = [
-                c for c in differing_in_one(combination) if self._held_out or not c.held_out
-            ]
+            self._changes[combination] = [c for c in differing_in_one(combination) if self._held_out or not c.held_out]
         options = self._changes[combination]
         return options[int(self.rng.random() * len(options))]
 

@@ -28,7 +28,7 @@ class AdapterStore(ABC):
     async def put(self, info: AdapterInfo, body: bytes) -> AdapterInfo:
         """Store a version and make it the run's head, atomically; return what is stored.
 
-        A version that is stored already with this digest, parent and model is a success. Raises 409
+        A version that is stored already with this digest and model is a success, whatever its parent. Raises 409
         `version-conflict` or `parent-conflict`, 422 `digest-mismatch` when `body` is not what `info` says.
         """
 

@@ -1,0 +1,140 @@
+"""Digests: equal for equal models however they are held, and different for any other."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline, SanaTransformer2DModel
+from solrl_core import fingerprint, sampler
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.families.load import locate
+from solrl_core.fingerprint import check_digests, module_digest, part_digests, source_digest
+from solrl_proto.problems import ProblemError
+from torch import nn
+from transformers import AutoTokenizer
+
+PARTS = {"transformer", "text_encoder", "tokenizer", "vae", "scheduler"}
+
+
+@pytest.fixture(scope="module")
+def digests(backbone: Backbone) -> dict[str, str]:
+    return part_digests(backbone.parts)
+
+
+def test_every_part_has_a_digest_of_its_own(digests: dict[str, str]) -> None:
+    assert digests.keys() == PARTS
+    assert len(set(digests.values())) == len(PARTS)
+    for digest in digests.values():
+        assert digest.startswith("sha256:")
+        assert len(digest) == len("sha256:") + 64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_digests_do_not_depend_on_the_dtype_or_the_place(
+    digests: dict[str, str], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(locate("mini-sana"), tmp_path / "elsewhere")
+    pipeline = SanaPipeline.from_pretrained(folder, dtype=dtype)
+    parts = {name: getattr(pipeline, name) for name in PARTS}
+    assert parts["transformer"].dtype == dtype
+    assert part_digests(parts) == digests
+
+
+def test_the_digests_do_not_depend_on_what_was_done_with_the_parts(backbone: Backbone, digests: dict[str, str]) -> None:
+    backbone.encode(["a red circle", "two blue squares"], 2.0)
+    backbone.decode(torch.zeros(1, *backbone.latent_shape))
+    assert part_digests(backbone.parts) == digests
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder", "vae"])
+def test_one_changed_weight_changes_the_digest(backbone: Backbone, digests: dict[str, str], part: str) -> None:
+    module = copy.deepcopy(backbone.parts[part])
+    assert module_digest(module) == digests[part]
+    with torch.no_grad():
+        weight = list(module.parameters())[-1].view(-1)
+        weight[-1] = weight[-1] * 1.01 + 0.01
+    assert module_digest(module) != digests[part]
+
+
+def test_two_swapped_weights_of_one_shape_change_the_digest() -> None:
+    def digest(first: str, second: str) -> str:
+        return module_digest(nn.ParameterDict({first: torch.zeros(2), second: torch.ones(2)}))
+
+    assert digest("a", "b") == digest("a", "b")
+    assert digest("a", "b") != digest("b", "a")
+
+
+def test_the_shape_of_a_weight_counts() -> None:
+    one, other = nn.ParameterDict({"a": torch.zeros(2, 3)}), nn.ParameterDict({"a": torch.zeros(3, 2)})
+    assert module_digest(one) != module_digest(other)
+
+
+def test_a_scalar_buffer_counts() -> None:
+    def digest(value: float) -> str:
+        module = nn.Module()
+        module.register_buffer("scale", torch.tensor(value))
+        return module_digest(module)
+
+    assert digest(1.0) == digest(1.0)
+    assert digest(1.0) != digest(2.0)
+
+
+def test_a_changed_configuration_changes_the_digest(backbone: Backbone, digests: dict[str, str]) -> None:
+    transformer: SanaTransformer2DModel = copy.deepcopy(backbone.parts["transformer"])
+    transformer.register_to_config(timestep_scale=2.0)
+    assert module_digest(transformer) != digests["transformer"]
+    shifted = FlowMatchEulerDiscreteScheduler.from_config(backbone.parts["scheduler"].config, shift=3.0)
+    assert part_digests({"scheduler": shifted})["scheduler"] != digests["scheduler"]
+
+
+def edited(tmp_path: Path, edit: Callable[[dict[str, dict[str, int]]], None]) -> str:
+    folder = shutil.copytree(Path(locate("mini-sana"), "tokenizer"), tmp_path / "tokenizer")
+    path = folder / "tokenizer.json"
+    definition = json.loads(path.read_text())
+    edit(definition["model"])
+    path.write_text(json.dumps(definition))
+    return part_digests({"tokenizer": AutoTokenizer.from_pretrained(folder)})["tokenizer"]
+
+
+def test_a_tokenizer_written_and_read_again_has_its_digest(digests: dict[str, str], tmp_path: Path) -> None:
+    assert edited(tmp_path, lambda model: None) == digests["tokenizer"]
+
+
+def test_two_swapped_tokens_change_the_digest(digests: dict[str, str], tmp_path: Path) -> None:
+    def swap(model: dict[str, dict[str, int]]) -> None:
+        vocabulary = model["vocab"]
+        vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+
+    assert edited(tmp_path, swap) != digests["tokenizer"]
+
+
+def test_a_changed_model_folder_is_named_by_its_part(digests: dict[str, str], tmp_path: Path) -> None:
+    folder = shutil.copytree(locate("mini-sana"), tmp_path / "mini-sana")
+    config = folder / "vae" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"scaling_factor": 0.5}))
+    changed = part_digests(load_backbone(str(folder)).parts)
+    assert {name for name, digest in changed.items() if digests[name] != digest} == {"vae"}
+    with pytest.raises(ProblemError) as raised:
+        check_digests(changed, digests)
+    problem = raised.value.problem
+    assert (problem.kind, problem.where) == ("digest-mismatch", "vae")
+    assert (problem.got, problem.expected) == (changed["vae"], digests["vae"])
+    assert "vae" in problem.detail
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_a_missing_or_other_part_is_named(digests: dict[str, str], part: str) -> None:
+    check_digests(digests | {"reward:more": "sha256:0"}, digests)
+    for theirs in (digests | {part: "sha256:0"}, {name: digest for name, digest in digests.items() if name != part}):
+        with pytest.raises(ProblemError) as raised:
+            check_digests(theirs, digests)
+        assert raised.value.problem.where == part
+
+
+def test_a_functions_module_is_digested() -> None:
+    assert source_digest(fingerprint.module_digest) == source_digest(fingerprint.part_digests)
+    assert source_digest(fingerprint.module_digest) != source_digest(sampler.solve)

@@ -1,0 +1,222 @@
+"""The shapes world: what can be asked for, in which words, and what is held out."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from solrl_minis import catalog
+from solrl_minis.world import (
+    COLOURS,
+    KINDS,
+    OPPOSITE,
+    RELATIONS,
+    SHAPES,
+    SIZES,
+    Combination,
+    all_combinations,
+    differing_in_one,
+    sample_prompts,
+    split,
+)
+from solrl_minis.write_prompts import TEST, TRAIN, write
+
+A, B = ("red", "circle"), ("blue", "square")
+EVERY = list(all_combinations())
+
+Meaning = tuple[Any, ...]
+
+
+def meaning(combination: Combination) -> Meaning:
+    """What a picture must show, told without the code under test: objects, relation, size."""
+    objects = tuple(sorted(combination.things * combination.count))
+    if combination.relation is None:
+        return objects, None, combination.size
+    second, first = combination.things[1], combination.things[0]
+    stands = {(second, combination.relation, first), (first, OPPOSITE[combination.relation], second)}
+    return objects, frozenset(stands), combination.size
+
+
+def test_the_world_is_large_enough() -> None:
+    assert len(set(COLOURS)) >= 6
+    assert len(set(SHAPES)) >= 4
+    assert set(KINDS) == {"single_object", "two_object", "counting", "position", "size"}
+    assert {c.kind for c in EVERY} == set(KINDS)
+    assert {c.count for c in EVERY if c.kind == "counting"} == {1, 2, 3, 4}
+    assert {c.relation for c in EVERY if c.kind == "position"} == set(RELATIONS)
+    assert {c.size for c in EVERY if c.kind == "size"} == set(SIZES)
+    for kind in KINDS:
+        of_kind = [c for c in EVERY if c.kind == kind]
+        assert {thing for c in of_kind for thing in c.things} == {(c, s) for c in COLOURS for s in SHAPES}
+
+
+def test_each_meaning_stands_once_a_kind() -> None:
+    for kind in KINDS:
+        meanings = [meaning(c) for c in EVERY if c.kind == kind]
+        assert len(set(meanings)) == len(meanings)
+
+
+def test_keys_are_equal_exactly_where_the_picture_is() -> None:
+    keys: dict[str, set[Meaning]] = defaultdict(set)
+    turned = [Combination("position", c.things[::-1], relation=OPPOSITE[c.relation]) for c in EVERY if c.relation]
+    swapped = [Combination("two_object", c.things[::-1]) for c in EVERY if c.kind == "two_object"]
+    everything = [*EVERY, *turned, *swapped]
+    for combination in everything:
+        keys[combination.key].add(meaning(combination))
+    assert all(len(meanings) == 1 for meanings in keys.values())
+    assert len(keys) == len({meaning(c) for c in everything})
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_swapped_relations_share_their_key(relation: str) -> None:
+    one = Combination("position", (A, B), relation=relation)
+    same = Combination("position", (B, A), relation=OPPOSITE[relation])
+    other = Combination("position", (B, A), relation=relation)
+    assert one.key == same.key
+    assert one.held_out == same.held_out
+    assert one.key != other.key
+    assert one.ordered() == same.ordered()
+
+
+def test_one_object_counted_is_a_single_object() -> None:
+    assert Combination("counting", (A,), count=1).key == Combination("single_object", (A,)).key
+    assert Combination("counting", (A,), count=2).key != Combination("single_object", (A,)).key
+    assert Combination("two_object", (A, B)).key == Combination("two_object", (B, A)).key
+
+
+def test_held_out_pictures_are_never_trained_on() -> None:
+    train, test = split(False), split(True)
+    trained = {meaning(c) for group in train.values() for c in group}
+    held = {meaning(c) for group in test.values() for c in group}
+    assert not trained & held
+    assert all(train[kind] and test[kind] for kind in KINDS)
+    assert sum(len(group) for split_ in (train, test) for group in split_.values()) == len(EVERY)
+    assert 0.1 < sum(len(group) for group in test.values()) / len(EVERY) < 0.2
+
+
+def test_every_combination_has_several_wordings() -> None:
+    for combination in EVERY:
+        texts = combination.phrasings()
+        assert len(texts) >= 3
+        assert len(set(texts)) == len(texts)
+        for colour, shape in combination.things:
+            assert all(colour in text and shape in text for text in texts)
+        assert all("None" not in text and "{" not in text for text in texts)
+
+
+def test_no_text_belongs_to_two_meanings() -> None:
+    meanings: dict[str, set[Meaning]] = defaultdict(set)
+    for combination in EVERY:
+        for text in combination.phrasings():
+            meanings[text].add(meaning(combination))
+    assert [text for text, of in meanings.items() if len(of) > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("combination", "text"),
+    [
+        (Combination("single_object", (A,)), "a red circle"),
+        (Combination("two_object", (A, B)), "a red circle and a blue square"),
+        (Combination("counting", (A,), count=1), "one red circle"),
+        (Combination("counting", (("cyan", "cross"),), count=4), "four cyan crosses"),
+        (Combination("position", (A, B), relation="left of"), "a blue square to the left of a red circle"),
+        (Combination("position", (A, B), relation="above"), "a blue square above a red circle"),
+        (Combination("size", (A,), size="large"), "a large red circle"),
+    ],
+)
+def test_wordings_say_what_is_meant(combination: Combination, text: str) -> None:
+    assert combination.phrasings()[0] == text
+
+
+def test_metadata_is_genevals() -> None:
+    for combination in EVERY:
+        metadata = combination.metadata
+        assert metadata.keys() == {"tag", "include"}
+        assert metadata["tag"] == combination.kind
+        include = metadata["include"]
+        assert [(item["color"], item["class"]) for item in include] == list(combination.things)
+        assert all(item["count"] == combination.count for item in include)
+        assert json.loads(json.dumps(metadata)) == metadata
+        extra = [item.keys() - {"class", "count", "color"} for item in include]
+        assert extra == {
+            "position": [set(), {"position"}],
+            "two_object": [set(), set()],
+            "size": [{"size"}],
+        }.get(combination.kind, [set()])
+
+
+def test_metadata_of_a_position_points_at_the_first_object() -> None:
+    include = Combination("position", (A, B), relation="below").metadata["include"]
+    assert include == [
+        {"class": "circle", "count": 1, "color": "red"},
+        {"class": "square", "count": 1, "color": "blue", "position": ["below", 0]},
+    ]
+
+
+def test_one_attribute_is_changed_and_no_more() -> None:
+    known = set(EVERY)
+    for combination in EVERY[::7]:
+        others = differing_in_one(combination)
+        assert len(set(others)) == len(others) >= 6
+        for other in others:
+            assert other in known
+            assert meaning(other) != meaning(combination)
+            mine, theirs = list(combination.things), list(other.ordered().things)
+            kept = [thing for thing in mine if thing in theirs]
+            assert len(theirs) == len(mine)
+            changed = [
+                len(kept) < len(mine),
+                other.count != combination.count,
+                other.size != combination.size,
+                len(kept) == len(mine) and meaning(other)[1] != meaning(combination)[1],
+            ]
+            assert sum(changed) == 1, (combination, other)
+            if len(kept) < len(mine):
+                (old,), (new,) = [[t for t in ts if t not in kept] for ts in (mine, theirs)]
+                assert (old[0] == new[0]) != (old[1] == new[1])
+                if len(mine) == 2 and combination.relation:
+                    # The changed object stands where the old one stood.
+                    renamed = [new if thing == old else thing for thing in mine]
+                    assert meaning(Combination("position", tuple(renamed), relation=combination.relation)) == meaning(
+                        other
+                    )
+
+
+def test_samples_take_kinds_in_turn_and_no_text_twice() -> None:
+    prompts = sample_prompts(True, 100, 3)
+    assert [p["tag"] for p in prompts[:5]] == list(KINDS)
+    assert len({p["prompt"] for p in prompts}) == 100
+    assert sample_prompts(True, 100, 3) == prompts
+    assert sample_prompts(True, 100, 4) != prompts
+    texts = {text: c for c in EVERY for text in c.phrasings()}
+    for prompt in prompts:
+        assert texts[prompt["prompt"]].held_out
+
+
+def test_more_prompts_than_there_are_is_an_error() -> None:
+    with pytest.raises(ValueError, match="100000"):
+        sample_prompts(True, 100_000, 0)
+
+
+def test_the_shipped_prompt_files_are_what_is_written(tmp_path: Path) -> None:
+    write(tmp_path / "new")
+    written = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
+    shipped = {path.name: path.read_bytes() for path in catalog.prompts().iterdir()}
+    assert written == shipped
+    assert set(shipped) == {"train.txt", "test.txt", "train_metadata.jsonl", "test_metadata.jsonl"}
+
+
+def test_the_shipped_prompts_are_as_many_and_apart() -> None:
+    texts = {text: c for c in EVERY for text in c.phrasings()}
+    for name, count, held_out in (("train", TRAIN, False), ("test", TEST, True)):
+        lines = (catalog.prompts() / f"{name}.txt").read_text().splitlines()
+        items = [json.loads(line) for line in (catalog.prompts() / f"{name}_metadata.jsonl").read_text().splitlines()]
+        assert [item["prompt"] for item in items] == lines
+        assert len(set(lines)) == count
+        assert {texts[line].held_out for line in lines} == {held_out}
+        assert {item["tag"] for item in items} == set(KINDS)
+        for item in items:
+            assert meaning(texts[item["prompt"]])[0] == tuple(
+                sorted((i["color"], i["class"]) for i in item["include"] for _ in range(i["count"]))
+            )
