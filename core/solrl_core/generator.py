@@ -4,6 +4,8 @@ Service and trainer both generate through this, so a seed means the same image o
 """
 
 import copy
+import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from torch import nn
 
 from solrl_core.adapter import Adapter
 from solrl_core.families.base import Backbone, Conditioning, stack
+from solrl_core.lanes import lane_count, side_by_side
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise
 from solrl_core.precision import apply_policy, quantized_share
@@ -41,6 +44,13 @@ class Generated:
 def numerics(precision: str, device: torch.device) -> Literal["native", "emulated"]:
     """Whether `device` computes in `precision`, or its rounding is reproduced in a wider one."""
     return "native" if precision == "bf16" and device.type == "cuda" else "emulated"
+
+
+def _chunks(count: int, lanes: int) -> list[slice]:
+    """Equal chunks of at most 24, at least one for each lane."""
+    number = max(math.ceil(count / CHUNK), min(lanes, count))
+    size = math.ceil(count / number)
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 class Generator:
@@ -80,7 +90,6 @@ class Generator:
                 self._prompts.popitem(last=False)
         return self._prompts[key]
 
-    @torch.inference_mode()
     def generate(
         self,
         prompt: str | Sequence[str],
@@ -102,21 +111,33 @@ class Generator:
             between: called before each step; raise from it to stop.
         """
         texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
+        rows = [self.encode(text, guidance) for text in texts]
         sigmas = self.backbone.sigmas(steps)
         device = self.backbone.device
-        parts = []
-        for start in range(0, len(seeds), CHUNK):
-            chunk = seeds[start : start + CHUNK]
-            rows = stack([self.encode(text, guidance) for text in texts[start : start + CHUNK]])
+        turn = threading.Lock()
 
-            def velocity(x: torch.Tensor, sigma: float, rows: Conditioning = rows) -> torch.Tensor:
+        def between_steps() -> None:
+            if between is not None:
+                with turn:
+                    between()
+
+        @torch.inference_mode()
+        def make(chunk: slice) -> Generated:
+            conditioning = stack(rows[chunk])
+
+            def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
                 at = torch.full((len(x),), sigma, device=device)
-                return self.backbone.velocity(self.transformer, x, at, rows, guidance)
+                return self.backbone.velocity(self.transformer, x, at, conditioning, guidance)
 
-            noise = initial_noise(chunk, self.backbone.latent_shape).to(device)
-            latents = solve(velocity, noise, sigmas, solver, between)
-            parts.append((latents, self.backbone.decode(latents)))
-        return Generated(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
+            noise = initial_noise(seeds[chunk], self.backbone.latent_shape).to(device)
+            latents = solve(velocity, noise, sigmas, solver, between_steps)
+            return Generated(latents, self.backbone.decode(latents))
+
+        if device.type == "cpu":
+            parts = side_by_side(make, _chunks(len(seeds), lane_count()))
+        else:
+            parts = [make(chunk) for chunk in _chunks(len(seeds), 1)]
+        return Generated(torch.cat([p.latents for p in parts]), torch.cat([p.images for p in parts]))
 
     def _share(self) -> float:
         def run() -> None:

@@ -1,18 +1,18 @@
 """The settings of a run, validated when read. Defaults are the paper's; presets set what a model needs."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from solrl_proto.identifiers import RunName, Seed
 
 Positive = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors."""
+    """Base of all sections: unknown keys are errors, and so are numbers that are not finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Explore(Section):
@@ -25,6 +25,12 @@ class Explore(Section):
     """Seeds kept of a group, half best and half worst."""
     steps: Positive = 6
     precision: Literal["auto", "nvfp4", "bf16"] = "nvfp4"
+
+    @model_validator(mode="after")
+    def _keeps_what_there_is(self) -> Self:
+        if self.keep > self.candidates:
+            raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
+        return self
 
 
 class Regenerate(Section):

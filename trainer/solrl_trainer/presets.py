@@ -82,6 +82,8 @@ def resolve(
     Raises:
         ConfigError: unknown preset or key, or a value of the wrong kind.
     """
+    if file is not None and not isinstance(file, Mapping):
+        raise ConfigError(f"got a settings file that holds a {type(file).__name__}; expected a mapping of settings")
     parts = preset.split("/")
     if len(parts) != 3:
         raise ConfigError(f"got preset {preset!r}; expected <model>/<recipe>/<reward>, e.g. {names()[0]}")
@@ -108,9 +110,11 @@ def resolve(
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"setting {key} (from {sources.get(key, 'defaults')}): got {first['input']!r}; {first['msg']}"
-        ) from error
+        # The place may lie within a setting (an item of a list), or be a section.
+        given = [source for name, source in sources.items() if f"{key}.".startswith(f"{name}.")]
+        given = given or [source for name, source in sources.items() if name.startswith(f"{key}.")]
+        source = ", ".join(dict.fromkeys(given)) or "defaults"
+        raise ConfigError(f"setting {key} (from {source}): got {first['input']!r}; {first['msg']}") from error
     return Resolved(config, {key: sources.get(key, "default") for key in sorted(known)})
 
 
@@ -118,7 +122,10 @@ def _parse(override: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals:
         raise ConfigError(f"got --set {override!r}; expected key=value")
-    return key.strip(), yaml.safe_load(value)
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"got --set {override!r}; expected a value in YAML ({error})") from error
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

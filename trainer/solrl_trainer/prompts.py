@@ -41,16 +41,22 @@ def read_prompts(folder: Path, split: str) -> list[PromptItem]:
             if line.strip():
                 try:
                     fields: dict[str, Any] = json.loads(line)
-                    prompt = str(fields.pop("prompt"))
-                except (json.JSONDecodeError, KeyError, AttributeError) as error:
+                    item = _item(str(fields.pop("prompt")), fields)
+                except (ValueError, KeyError, AttributeError, TypeError) as error:
                     raise ValueError(
-                        f"{lines}:{number}: expected a JSON object with a 'prompt', got {line[:80]!r}"
+                        f"{lines}:{number}: expected a JSON object with a 'prompt' of 1 to 4096 characters, "
+                        f"got {line[:80]!r}"
                     ) from error
-                items.setdefault(prompt, _item(prompt, fields))
+                items.setdefault(item.text, item)
     elif text.is_file():
-        for line in text.read_text(encoding="utf-8").splitlines():
+        for number, line in enumerate(text.read_text(encoding="utf-8").splitlines(), start=1):
             if line.strip():
-                items.setdefault(line.strip(), _item(line.strip(), {}))
+                try:
+                    items.setdefault(line.strip(), _item(line.strip(), {}))
+                except ValueError as error:
+                    raise ValueError(
+                        f"{text}:{number}: expected a prompt of at most 4096 characters, got {line[:80]!r}…"
+                    ) from error
     else:
         raise ValueError(f"{folder} holds neither {lines.name} nor {text.name}; one of them is needed")
     if not items:

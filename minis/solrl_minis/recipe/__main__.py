@@ -39,8 +39,8 @@ class Setup:
         return self.device == "cuda"
 
     def steps(self, count: int) -> int:
-        """A scaled number of steps or images."""
-        return max(20, int(count * self.scale))
+        """A scaled number of steps or images; with 20 steps the warm-up of 5 % would have no length."""
+        return max(24, int(count * self.scale))
 
     def autoencoder(self) -> AutoencoderDC:
         """The autoencoder that the first stage left."""

@@ -1,0 +1,37 @@
+"""Side by side on a CPU: a batch a thread, each single-threaded, is about twice as fast as all threads on one batch.
+
+The tensors here are small, so that sharing each operation among threads costs more than it saves.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+import torch
+
+Part = TypeVar("Part")
+Done = TypeVar("Done")
+
+
+@cache
+def lane_count() -> int:
+    """How many lanes this process runs: as many as torch had threads when first asked."""
+    return torch.get_num_threads()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    # The number of threads is a setting of the thread that makes it, so the caller's own stays as it is.
+    return ThreadPoolExecutor(lane_count(), "solrl-lane", initializer=lambda: torch.set_num_threads(1))
+
+
+def side_by_side(work: Callable[[Part], Done], parts: Sequence[Part]) -> list[Done]:
+    """Apply `work` to each part, in lanes; results in order. The first error is raised once all have ended."""
+    if lane_count() == 1 or len(parts) == 1:
+        return [work(part) for part in parts]
+    futures = [_pool().submit(work, part) for part in parts]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise errors[0]
+    return [future.result() for future in futures]

@@ -1,0 +1,220 @@
+"""Presets: every name resolves, later layers win, and mistakes are told with their source."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from solrl_trainer.config import RunConfig
+from solrl_trainer.presets import ConfigError, names, resolve
+
+PRESET = "mini-sana/sol_rl/clipscore"
+PROGRAM = str(Path(sys.executable).parent / "solrl-train")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_preset_resolves(name: str) -> None:
+    resolved = resolve(name)
+    assert resolved.config.preset == name
+    assert resolved.config.reward == name.rpartition("/")[2]
+    assert resolved.config.explore.keep <= resolved.config.explore.candidates
+    assert RunConfig.model_validate_json(resolved.config.model_dump_json()) == resolved.config
+
+
+def test_the_miniatures_preset_is_there() -> None:
+    assert PRESET in names()
+    assert len(set(names())) == len(names())
+
+
+def test_what_no_layer_sets_is_the_papers() -> None:
+    config = resolve("sana/sol_rl/clipscore").config
+    assert (config.explore.prompts, config.explore.candidates, config.explore.keep, config.explore.steps) == (
+        48,
+        96,
+        24,
+        6,
+    )
+    assert config.regenerate.steps == 10
+    assert (config.lora.rank, config.lora.alpha, config.seed, config.guidance) == (32, 64, 42, 1.0)
+    optimizer, objective = config.optimizer, config.objective
+    assert (optimizer.learning_rate, optimizer.betas, optimizer.weight_decay, optimizer.eps) == (
+        3e-4,
+        (0.9, 0.999),
+        1e-4,
+        1e-8,
+    )
+    assert (optimizer.max_grad_norm, optimizer.updates, optimizer.batch) == (1.0, 1, 16)
+    assert (objective.beta, objective.adv_clip, objective.kl_weight, objective.global_std) == (1.0, 5.0, 1e-4, True)
+    assert (objective.timestep_fraction, objective.decay_rate, objective.decay_max, objective.ema) == (
+        0.6,
+        0.001,
+        0.5,
+        0.9,
+    )
+    assert (config.evaluate.steps, config.explore.precision) == (40, "nvfp4")
+
+
+def seeds_source(**layers: Any) -> tuple[int, str]:
+    resolved = resolve(PRESET, **layers)
+    return resolved.config.seed, resolved.sources["seed"]
+
+
+def test_later_layers_win_and_say_so() -> None:
+    file, overrides, arguments = {"seed": 1}, ["seed=2"], {"seed": 3}
+    assert seeds_source() == (42, "default")
+    assert seeds_source(file=file) == (1, "file")
+    assert seeds_source(file=file, overrides=overrides) == (2, "--set")
+    assert seeds_source(file=file, overrides=overrides, arguments=arguments) == (3, "command line")
+    assert seeds_source(arguments={"seed": None}, overrides=["seed=4", "seed=5"]) == (5, "--set")
+
+
+def test_a_model_wins_over_defaults_and_a_file_over_the_model() -> None:
+    resolved = resolve(PRESET)
+    assert resolved.sources["optimizer.learning_rate"] == "model mini-sana"
+    assert resolved.sources["reward"] == "reward clipscore"
+    changed = resolve(PRESET, file={"optimizer": {"learning_rate": 5e-4}})
+    assert changed.config.optimizer.learning_rate == 5e-4
+    assert changed.sources["optimizer.learning_rate"] == "file"
+    # One key of a section leaves the others as they were.
+    assert changed.config.optimizer.updates == resolved.config.optimizer.updates
+
+
+def test_files_may_be_nested_or_dotted() -> None:
+    nested = resolve(PRESET, file={"explore": {"steps": 3, "keep": 8}, "iterations": 2})
+    assert nested == resolve(PRESET, file={"explore.steps": 3, "explore.keep": 8, "iterations": 2})
+    assert (nested.config.explore.steps, nested.config.explore.keep, nested.config.iterations) == (3, 8, 2)
+
+
+def test_every_setting_has_a_source() -> None:
+    resolved = resolve(PRESET)
+    dumped = resolved.config.model_dump()
+    keys = {f"{k}.{inner}" for k, v in dumped.items() if isinstance(v, dict) for inner in v}
+    keys |= {k for k, v in dumped.items() if not isinstance(v, dict)}
+    assert resolved.sources.keys() == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "of", "value"),
+    [
+        ("optimizer.learning_rate=1e-3", "learning_rate", 1e-3),
+        ("optimizer.betas=[0.8, 0.9]", "betas", (0.8, 0.9)),
+        ("optimizer.updates = 2", "updates", 2),
+    ],
+)
+def test_set_takes_yaml(text: str, of: str, value: Any) -> None:
+    assert getattr(resolve(PRESET, overrides=[text]).config.optimizer, of) == value
+
+
+def refusal(preset: str = PRESET, **layers: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        resolve(preset, **layers)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("preset", "said"),
+    [
+        ("mini-sana", ["'mini-sana'", "<model>/<recipe>/<reward>", PRESET]),
+        ("mini-sama/sol_rl/clipscore", ["model 'mini-sama'", "did you mean 'mini-sana'?"]),
+        ("mini-sana/sol-rl/clipscore", ["recipe 'sol-rl'", "did you mean 'sol_rl'?"]),
+        ("mini-sana/sol_rl/clip", ["reward 'clip'", "clipscore"]),
+        ("", ["<model>/<recipe>/<reward>"]),
+    ],
+)
+def test_an_unknown_preset_is_refused_with_what_there_is(preset: str, said: list[str]) -> None:
+    message = refusal(preset)
+    assert all(part in message for part in said), message
+
+
+@pytest.mark.parametrize("key", ["explore.promts", "explore", "optimiser.learning_rate", "nonsense"])
+@pytest.mark.parametrize("layer", ["overrides", "file"])
+def test_an_unknown_setting_is_refused_by_name(key: str, layer: str) -> None:
+    message = refusal(**{layer: [f"{key}=3"] if layer == "overrides" else {key: 3}})
+    assert f"setting {key!r}" in message
+    assert "explore.prompts" in message
+
+
+def test_a_near_miss_is_guessed() -> None:
+    assert "did you mean 'explore.prompts'?" in refusal(overrides=["explore.promts=3"])
+    assert "did you mean 'optimizer.learning_rate'?" in refusal(file={"optimiser": {"learning_rate": 1}})
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ({"overrides": ["explore.steps=0"]}, ["explore.steps", "--set", "0"]),
+        ({"overrides": ["explore.candidates=1"]}, ["explore.candidates", "--set"]),
+        ({"overrides": ["explore.precision=fp8"]}, ["explore.precision", "--set", "'fp8'", "nvfp4"]),
+        ({"file": {"optimizer": {"learning_rate": "fast"}}}, ["optimizer.learning_rate", "file", "'fast'"]),
+        ({"arguments": {"run": "a/../b"}}, ["run", "command line", "'a/../b'"]),
+        ({"arguments": {"seed": -1}}, ["seed", "command line", "-1"]),
+        ({"overrides": ["optimizer.betas=[a, 0.9]"]}, ["optimizer.betas", "--set", "'a'"]),
+        ({"overrides": ["objective.decay_max=1"]}, ["objective.decay_max", "--set"]),
+        ({"overrides": ["guidance=0.5"]}, ["guidance", "--set"]),
+        ({"overrides": ["objective.timestep_fraction=0"]}, ["objective.timestep_fraction", "--set"]),
+        ({"overrides": ["optimizer.learning_rate=.nan"]}, ["optimizer.learning_rate", "--set", "nan"]),
+        ({"overrides": ["optimizer.learning_rate=.inf"]}, ["optimizer.learning_rate", "--set", "inf"]),
+    ],
+)
+def test_a_bad_value_names_its_setting_and_its_source(layers: dict[str, Any], said: list[str]) -> None:
+    message = refusal(**layers)
+    assert all(part in message for part in said), message
+
+
+def test_more_kept_than_explored_is_refused() -> None:
+    message = refusal(overrides=["explore.candidates=12", "explore.keep=24"])
+    assert "keep" in message
+    assert "12" in message
+
+
+def test_an_override_without_a_value_is_refused() -> None:
+    assert "expected key=value" in refusal(overrides=["explore.steps"])
+
+
+def test_an_override_that_is_not_yaml_is_refused_by_name() -> None:
+    assert "explore.steps" in refusal(overrides=["explore.steps=["])
+
+
+def test_a_file_that_is_no_mapping_is_refused() -> None:
+    assert "mapping" in refusal(file=["seed"])
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_a_dry_run_prints_each_setting_with_its_source_and_does_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("explore:\n  steps: 4\n")
+    done = command(
+        "run",
+        "--dry-run",
+        *("--preset", PRESET, "--config", str(file), "--output", str(tmp_path / "run"), "--iterations", "3"),
+        *("--set", "optimizer.updates=2", "--set", "explore.keep=8"),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for line in (
+        "explore.steps = 4  # file",
+        "optimizer.updates = 2  # --set",
+        "explore.keep = 8  # --set",
+        "iterations = 3  # command line",
+        f"optimizer.learning_rate = {resolve(PRESET).config.optimizer.learning_rate}  # model mini-sana",
+        "lora.rank = 32  # default",
+    ):
+        assert line in lines
+    assert len(lines) == len(resolve(PRESET).sources)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = command("run", "--dry-run", "--set", "explore.promts=3")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("solrl-train: got setting 'explore.promts' (did you mean 'explore.prompts'?)")
+    assert "Traceback" not in done.stderr
+
+
+def test_presets_are_listed() -> None:
+    assert command("presets").stdout.split() == names()

@@ -1,0 +1,134 @@
+"""Reading prompt sets, and which prompts an iteration gets."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from solrl_minis import catalog
+from solrl_proto.rollouts import PromptItem
+from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_text_files_hold_a_prompt_a_line(tmp_path: Path) -> None:
+    items = read_prompts(
+        written(tmp_path, "train.txt", "a red circle\n\n  ein größer Würfel \na red circle\nlast"), "train"
+    )
+    assert [item.text for item in items] == ["a red circle", "ein größer Würfel", "last"]
+    assert all(item.metadata == {} for item in items)
+
+
+def test_geneval_metadata_is_kept_as_it_is(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "a photo of two cats", "tag": "counting", "include": [{"class": "cat", "count": 2}], "exclude": []},
+        {"prompt": "a bench", "tag": "single_object", "include": [{"class": "bench", "count": 1}]},
+    ]
+    text = json.dumps(lines[0]) + "\n\n" + json.dumps(lines[1]) + "\n"
+    items = read_prompts(written(tmp_path, "test_metadata.jsonl", text), "test")
+    assert [{"prompt": item.text, **item.metadata} for item in items] == lines
+
+
+def test_metadata_wins_over_text_and_splits_do_not_mix(tmp_path: Path) -> None:
+    written(tmp_path, "train.txt", "from text\n")
+    written(tmp_path, "test.txt", "other split\n")
+    written(tmp_path, "train_metadata.jsonl", '{"prompt": "from metadata"}\n')
+    assert [item.text for item in read_prompts(tmp_path, "train")] == ["from metadata"]
+    assert [item.text for item in read_prompts(tmp_path, "test")] == ["other split"]
+
+
+def test_an_id_depends_on_the_text_alone(tmp_path: Path) -> None:
+    first = {i.text: i.id for i in read_prompts(written(tmp_path, "train.txt", "one\ntwo\nthree"), "train")}
+    lines = '{"prompt": "three", "tag": "x"}\n{"prompt": "one"}\n'
+    again = {i.text: i.id for i in read_prompts(written(tmp_path, "test_metadata.jsonl", lines), "test")}
+    assert again == {text: first[text] for text in ("three", "one")}
+    assert len(set(first.values())) == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not json",
+        '{"text": "no prompt"}',
+        '["a list"]',
+        "5",
+        '"a string"',
+        "null",
+        '{"prompt": ""}',
+        '{"prompt": "   "}',
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
+    text = f'{{"prompt": "good"}}\n\n{line}\n'
+    with pytest.raises(ValueError, match=r"train_metadata\.jsonl:3: "):
+        read_prompts(written(tmp_path, "train_metadata.jsonl", text), "train")
+
+
+def test_a_prompt_that_is_too_long_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.txt:2: "):
+        read_prompts(written(tmp_path, "train.txt", "good\n" + "x" * 5000), "train")
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train_metadata.jsonl"])
+def test_an_empty_set_is_an_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="train prompts are empty"):
+        read_prompts(written(tmp_path, name, "\n \n"), "train")
+
+
+def test_a_folder_without_the_split_names_both_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"test_metadata\.jsonl.*test\.txt"):
+        read_prompts(written(tmp_path, "train.txt", "one"), "test")
+
+
+def test_sets_are_found_by_name_or_folder(tmp_path: Path) -> None:
+    assert find_prompts("shapes") == catalog.prompts()
+    assert find_prompts(str(tmp_path)) == tmp_path
+    with pytest.raises(ValueError, match=r"'nowhere'.*shapes"):
+        find_prompts("nowhere")
+
+
+def test_the_shapes_prompts_carry_what_the_verifier_needs() -> None:
+    for split in ("train", "test"):
+        items = read_prompts(find_prompts("shapes"), split)
+        assert all(item.metadata["include"] and item.metadata["tag"] for item in items)
+        assert len({item.id for item in items}) == len(items)
+
+
+ITEMS = [PromptItem(id=str(i), text=f"prompt {i}") for i in range(23)]
+
+
+def taken(count: int, seed: int, iterations: range) -> list[list[str]]:
+    return [[p.id for p in prompts_of_iteration(ITEMS, count, seed, i)] for i in iterations]
+
+
+def test_a_pass_repeats_nothing() -> None:
+    passes = 23 // 5
+    for start in (0, passes, 7 * passes):
+        counts = Counter(i for ids in taken(5, 1, range(start, start + passes)) for i in ids)
+        assert set(counts.values()) == {1}
+        assert len(counts) == 5 * passes
+    assert taken(5, 1, range(4)) != taken(5, 1, range(4, 8))
+    # What does not fill an iteration is not always the same.
+    everything = {i for ids in taken(5, 1, range(40)) for i in ids}
+    assert len(everything) == 23
+
+
+def test_an_iterations_prompts_depend_on_the_seed_alone() -> None:
+    whole = taken(5, 3, range(20))
+    assert [taken(5, 3, range(i, i + 1))[0] for i in reversed(range(20))] == whole[::-1]
+    assert taken(5, 4, range(20)) != whole
+
+
+def test_all_prompts_at_once_are_a_shuffle_each_time() -> None:
+    one, other = taken(23, 0, range(2))
+    assert sorted(one) == sorted(other) == sorted(p.id for p in ITEMS)
+    assert one != other
+
+
+def test_more_than_there_are_is_an_error() -> None:
+    with pytest.raises(ValueError, match="24 prompts an iteration, but the set has 23"):
+        prompts_of_iteration(ITEMS, 24, 0, 0)
