@@ -4,7 +4,6 @@ Service and trainer both generate through this, so a seed means the same image o
 """
 
 import copy
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from torch import nn
 
 from solrl_core.adapter import Adapter
 from solrl_core.families.base import Backbone, Conditioning, stack
-from solrl_core.lanes import lane_count, side_by_side
+from solrl_core.lanes import side_by_side, split
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise
 from solrl_core.precision import apply_policy, quantized_share
@@ -44,13 +43,6 @@ class Generated:
 def numerics(precision: str, device: torch.device) -> Literal["native", "emulated"]:
     """Whether `device` computes in `precision`, or its rounding is reproduced in a wider one."""
     return "native" if precision == "bf16" and device.type == "cuda" else "emulated"
-
-
-def _chunks(count: int, lanes: int) -> list[slice]:
-    """Equal chunks of at most 24, at least one for each lane."""
-    number = max(math.ceil(count / CHUNK), min(lanes, count))
-    size = math.ceil(count / number)
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 class Generator:
@@ -133,10 +125,7 @@ class Generator:
             latents = solve(velocity, noise, sigmas, solver, between_steps)
             return Generated(latents, self.backbone.decode(latents))
 
-        if device.type == "cpu":
-            parts = side_by_side(make, _chunks(len(seeds), lane_count()))
-        else:
-            parts = [make(chunk) for chunk in _chunks(len(seeds), 1)]
+        parts = side_by_side(make, split(len(seeds), CHUNK, device), device)
         return Generated(torch.cat([p.latents for p in parts]), torch.cat([p.images for p in parts]))
 
     def _share(self) -> float:

@@ -3,6 +3,7 @@
 The tensors here are small, so that sharing each operation among threads costs more than it saves.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -26,9 +27,20 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(lane_count(), "solrl-lane", initializer=lambda: torch.set_num_threads(1))
 
 
-def side_by_side(work: Callable[[Part], Done], parts: Sequence[Part]) -> list[Done]:
-    """Apply `work` to each part, in lanes; results in order. The first error is raised once all have ended."""
-    if lane_count() == 1 or len(parts) == 1:
+def split(count: int, limit: int, device: torch.device) -> list[slice]:
+    """Cut `count` rows into equal slices of at most `limit`; on a CPU at least one for each lane."""
+    lanes = lane_count() if device.type == "cpu" else 1
+    number = max(math.ceil(count / limit), min(lanes, count))
+    size = math.ceil(count / number)
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def side_by_side(work: Callable[[Part], Done], parts: Sequence[Part], device: torch.device) -> list[Done]:
+    """Apply `work` to each part, on a CPU in lanes; results in order. The first error is raised once all have ended.
+
+    Grad mode is a thread's own: `work` must set the one it needs.
+    """
+    if device.type != "cpu" or lane_count() == 1 or len(parts) == 1:
         return [work(part) for part in parts]
     futures = [_pool().submit(work, part) for part in parts]
     errors = [error for future in futures if (error := future.exception()) is not None]

@@ -215,8 +215,10 @@ def test_the_cache_of_prompts_is_bounded(backbone: Backbone, monkeypatch: pytest
 
 def test_between_is_called_before_every_step_of_every_chunk(bf16: Generator) -> None:
     calls: list[None] = []
-    bf16.generate("a", list(range(CHUNK + 1)), steps=2, between=lambda: calls.append(None))
-    assert len(calls) == 4
+    bf16.generate("a", list(range(CHUNK + 1)), steps=3, between=lambda: calls.append(None))
+    # At least two chunks, each of three steps; a machine with more lanes makes more of them.
+    assert len(calls) >= 6
+    assert len(calls) % 3 == 0
 
     def stop() -> None:
         raise InterruptedError

@@ -74,8 +74,9 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
         if found is not None:
             checkpoints.restore(found, policy, session.optimizer)
             version = found.version
-            metrics.rewind(version)
             reporter.note(f"continuing after {version} iterations")
+        # A run that stopped before its first checkpoint leaves lines too.
+        metrics.rewind(version if found is not None else -1)
         pushed = found.adapter if found is not None else encode_adapter(policy.adapter(policy.tensors(OLD)))
         serve(session, pushed)
         explorer.push(version, pushed)

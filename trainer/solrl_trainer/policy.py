@@ -1,6 +1,7 @@
 """The three policies of a run on one transformer: current (trained), old (behaviour) and reference (no adapter)."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,7 +34,8 @@ class Policy:
             target_modules=backbone.lora_targets,
             init_lora_weights="gaussian",
         )
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # two adapters are meant
             torch.manual_seed(seed)
             for name in (CURRENT, OLD):
                 inject_adapter_in_model(config, self.transformer, adapter_name=name)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, RolloutRequest
 
+from solrl_trainer import checkpoints
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import paired_gain
@@ -29,7 +30,9 @@ def run(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
         What result.json holds.
     """
     config.output.mkdir(parents=True, exist_ok=True)
-    if not resume and (config.output / "checkpoints").exists():
+    if resume:
+        checkpoints.latest(config.output / "checkpoints", config)  # other settings are refused before theirs are lost
+    elif (config.output / "checkpoints").exists():
         raise FileExistsError(
             f"{config.output} already holds a run; continue it with --resume, or choose another --output"
         )

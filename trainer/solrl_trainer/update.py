@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from solrl_core.families import Backbone, Conditioning
+from solrl_core.lanes import side_by_side, split
 from solrl_proto.noise import expand_seeds
 
 from solrl_trainer.config import RunConfig
@@ -57,12 +58,8 @@ def train_on(
         total = 0.0
         for start in range(0, len(chunk), config.optimizer.batch):
             batch = slice(start, start + config.optimizer.batch)
-            rows, t = chunk[batch], at[batch]
-            loss = _loss(samples, rows, t, policy, backbone, config, generator) * (len(rows) / len(chunk))
-            value = float(loss.detach())
-            require_finite(value, "the loss", where)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += value
+            total += _accumulate(samples, chunk[batch], at[batch], len(chunk), policy, backbone, config, generator)
+            require_finite(total, "the loss", where)
         norm = policy.gradient_norm(config.optimizer.max_grad_norm)
         require_finite(norm, "the gradient norm", where)
         optimizer.step()
@@ -83,40 +80,56 @@ def _pairs(
     return index[shuffle], schedule[order.flatten()][shuffle]
 
 
-def _loss(
+def _accumulate(
     samples: Samples,
     rows: torch.Tensor,
     t: torch.Tensor,
+    count: int,
     policy: Policy,
     backbone: Backbone,
     config: RunConfig,
     generator: torch.Generator,
-) -> torch.Tensor:
+) -> float:
+    """Add the gradient of these rows' share (of `count`) to the parameters' and return their share of the loss."""
     device = backbone.device
     x0 = samples.latents[rows].to(device)
     noise = torch.randn(x0.shape, generator=generator).to(device)
     t = t.to(device)
+    advantages = samples.advantages[rows].to(device)
     at = t.view(-1, *[1] * (x0.ndim - 1))
     x_t = (1 - at) * x0 + at * noise
     conditioning = {name: value[rows.to(value.device)] for name, value in samples.conditioning.items()}
+    parts = split(len(rows), config.optimizer.batch, device)
 
-    def velocity() -> torch.Tensor:
-        return backbone.velocity(policy.transformer, x_t, t, conditioning, config.guidance)
+    def velocity(part: slice) -> torch.Tensor:
+        own = {name: value[part] for name, value in conditioning.items()}
+        return backbone.velocity(policy.transformer, x_t[part], t[part], own, config.guidance)
 
+    fixed_velocity = torch.no_grad()(velocity)
     with policy.reference():
-        v_ref = velocity()
+        v_ref = side_by_side(fixed_velocity, parts, device)
     with policy.old():
-        v_old = velocity()
-    objective = config.objective
-    return nft_loss(
-        velocity(),
-        v_old,
-        v_ref,
-        x0,
-        noise,
-        t,
-        samples.advantages[rows].to(device),
-        beta=objective.beta,
-        adv_clip=objective.adv_clip,
-        kl_weight=objective.kl_weight,
-    )
+        v_old = side_by_side(fixed_velocity, parts, device)
+
+    def gradients(index: int) -> tuple[float, tuple[torch.Tensor, ...]]:
+        part, objective = parts[index], config.objective
+        loss = nft_loss(
+            velocity(part),
+            v_old[index],
+            v_ref[index],
+            x0[part],
+            noise[part],
+            t[part],
+            advantages[part],
+            beta=objective.beta,
+            adv_clip=objective.adv_clip,
+            kl_weight=objective.kl_weight,
+        )
+        loss = loss * (len(x0[part]) / count)
+        return float(loss.detach()), torch.autograd.grad(loss, policy.parameters)
+
+    done = side_by_side(gradients, range(len(parts)), device)
+    for _, gradient in done:
+        for parameter, value in zip(policy.parameters, gradient, strict=True):
+            parameter.grad = value if parameter.grad is None else parameter.grad + value
+    return sum(loss for loss, _ in done)

@@ -105,8 +105,9 @@ trained on had one attribute wrong, and later {aware_wrong:.0%}. Held-out combin
 never shown, neither as image nor as text.
 
 A third stage taught the transformer to keep its course in NVFP4 (`recipe/quantization.py`): a model this small loses
-more to four bits than the large ones it stands for. The shipped weights went through that stage in {goes}; the
-recipe now does it in one go of 4,000 steps. `benchmarks/rank_fidelity.py` measures what remains.
+more to four bits than the large ones it stands for. The shipped weights went through that stage in
+{goes}; the recipe now does it
+in one go of 4,000 steps. `benchmarks/rank_fidelity.py` measures what remains.
 
 ![loss curves](../../../../docs/minis/losses.png)
 

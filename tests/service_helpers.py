@@ -106,11 +106,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_service(*flags: str) -> Iterator[RunningService]:
+def running_service(*flags: str, model: str = MODEL, port: int | None = None) -> Iterator[RunningService]:
     """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0."""
-    port = free_port()
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "COLUMNS": "120"}
-    command = [PROGRAM, "serve", "--model", MODEL, "--port", str(port), *flags]
+    port = free_port() if port is None else port
+    # Where the faulty rewards are.
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent / "services"), "COLUMNS": "120"}
+    command = [PROGRAM, "serve", "--model", model, "--port", str(port), *flags]
     with tempfile.TemporaryDirectory(prefix="solrl-service-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:

@@ -1,0 +1,180 @@
+"""The house's rules: imports run one way, help is light, and the public names are what they were said to be."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "solrl_proto": ROOT / "proto",
+    "solrl_core": ROOT / "core",
+    "solrl_minis": ROOT / "minis",
+    "solrl_rollout": ROOT / "services",
+    "solrl_trainer": ROOT / "trainer",
+}
+ALLOWED = {
+    "solrl_proto": set(),
+    "solrl_core": {"solrl_proto"},
+    "solrl_minis": {"solrl_core", "solrl_proto"},
+    "solrl_rollout": {"solrl_core", "solrl_proto"},
+    "solrl_trainer": {"solrl_core", "solrl_proto"},
+}
+HEAVY = {
+    "torch",
+    "diffusers",
+    "transformers",
+    "peft",
+    "scipy",
+    "matplotlib",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "redis",
+}
+
+
+def sources(package: str) -> list[Path]:
+    found = sorted((PACKAGES[package] / package).rglob("*.py"))
+    assert found, package
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names that a file imports anywhere in it, also within functions and by `import_module`."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where they lead"
+            names.add(node.module or "")
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__", "find_spec"):
+                names.add(str(node.args[0].value))
+    return {name.partition(".")[0] for name in names}
+
+
+def test_the_reader_of_imports_sees_every_kind(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(
+        "import a.b as x\nfrom c.d import e\n"
+        "def f():\n    import g\n    importlib.import_module('h.i')\n    __import__('j')\n"
+    )
+    assert imported(path) == {"a", "c", "g", "h", "j"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_run_one_way(package: str) -> None:
+    for path in sources(package):
+        ours = {name for name in imported(path) if name.startswith("solrl")} - {package}
+        assert ours <= ALLOWED[package], path
+
+
+@pytest.mark.parametrize("package", ["solrl_core", "solrl_rollout", "solrl_trainer"])
+def test_the_miniatures_are_reached_by_entry_points_alone(package: str) -> None:
+    for path in sources(package):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not node.value.startswith("solrl_minis"), path
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert all(
+        target.startswith("solrl_minis.") for group, entries in declared.items() for target in entries.values()
+    ), declared
+
+
+def test_the_contract_knows_neither_torch_nor_the_web() -> None:
+    for path in sources("solrl_proto"):
+        outside = imported(path) - set(sys.stdlib_module_names) - {"solrl_proto"}
+        assert outside <= {"pydantic"}, path
+
+
+def test_the_core_knows_no_web_either() -> None:
+    for path in sources("solrl_core"):
+        assert not imported(path) & {"fastapi", "starlette", "uvicorn", "redis", "httpx", "tyro", "rich"}, path
+
+
+def test_every_package_is_in_the_distribution() -> None:
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {Path(path).name for path in built["packages"]} == set(PACKAGES)
+
+
+def modules_after(code: str) -> tuple[str, set[str]]:
+    """What a fresh interpreter prints, and the top-level modules it holds at its end."""
+    script = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint('\\nMODULES', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    printed, _, modules = done.stdout.rpartition("\nMODULES ")
+    return printed, {name.partition(".")[0] for name in modules.split()}
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "said"),
+    [
+        ("solrl-train", ["--help"], "doctor"),
+        ("solrl-train", ["run", "--help"], "--rollout-url"),
+        ("solrl-train", ["presets"], "mini-sana/sol_rl/clipscore"),
+        ("solrl-rollout", ["--help"], "serve"),
+        ("solrl-rollout", ["serve", "--help"], "--model"),
+    ],
+)
+def test_help_imports_nothing_heavy(program: str, arguments: list[str], said: str) -> None:
+    script = Path(sys.executable).parent / program
+    printed, modules = modules_after(
+        f"import runpy; sys.argv = {[program, *arguments]}; runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
+    assert said in printed
+    assert program.replace("-train", "_trainer").replace("-rollout", "_rollout") in modules
+    assert not modules & HEAVY
+
+
+def test_the_contract_imports_alone() -> None:
+    _, modules = modules_after("import solrl_proto, solrl_proto.noise, solrl_proto.problems, solrl_proto.adapters")
+    assert "pydantic" in modules
+    assert not modules & (HEAVY | set(PACKAGES) - {"solrl_proto"} | {"numpy"})
+
+
+def parameters(function: object) -> list[str]:
+    return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+
+
+def test_the_public_names_are_as_agreed() -> None:
+    from solrl_core.noise import initial_noise
+    from solrl_core.precision.nvfp4 import quantize_dequantize
+    from solrl_trainer.client import RolloutClient
+    from solrl_trainer.objectives.nft import nft_loss
+    from solrl_trainer.selection import best_worst
+
+    assert parameters(initial_noise) == ["seeds", "shape"]
+    assert parameters(quantize_dequantize)[0] == "x"
+    required = [p.default is p.empty for p in inspect.signature(quantize_dequantize).parameters.values()]
+    assert sum(required) == 1
+    assert parameters(best_worst) == ["rewards", "count"]
+    positional = ["v", "v_old", "v_ref", "x0", "noise", "t", "advantages"]
+    keywords = ["beta", "adv_clip", "kl_weight"]
+    assert parameters(nft_loss) == [*positional, *keywords]
+    kinds = {name: p.kind for name, p in inspect.signature(nft_loss).parameters.items()}
+    assert all(kinds[name] is inspect.Parameter.KEYWORD_ONLY for name in keywords)
+    assert all(kinds[name] is inspect.Parameter.POSITIONAL_OR_KEYWORD for name in positional)
+    with RolloutClient("http://localhost:1/") as client:
+        assert client.url == "http://localhost:1"
+
+
+def test_files_stay_short() -> None:
+    lines = {path: len(path.read_text().splitlines()) for package in PACKAGES for path in sources(package)}
+    assert max(lines.values()) <= 500
+    assert sorted(lines.values())[len(lines) // 2] <= 200
+
+
+def test_nothing_is_unpickled() -> None:
+    for package in PACKAGES:
+        for path in sources(package):
+            text = path.read_text(encoding="utf-8")
+            assert not imported(path) & {"pickle", "cloudpickle", "dill", "shelve"}, path
+            assert not re.search(r"\btorch\.load\(", text), path

@@ -1,0 +1,177 @@
+"""Checkpoints: bit for bit, whole or not there, and of the same settings or refused."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from solrl_core.adapter import encode_adapter
+from solrl_core.families import Backbone
+from solrl_trainer import checkpoints
+from solrl_trainer.config import RunConfig
+from solrl_trainer.policy import CURRENT, OLD, Policy
+from solrl_trainer.update import train_on
+from training_helpers import make_policy, make_samples, tiny_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return tiny_config("keep_checkpoints=3", output=tmp_path)
+
+
+@pytest.fixture
+def trained(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
+    """A policy whose three sets of weights differ, and an optimiser with moments."""
+    policy, optimizer = make_policy(backbone, config)
+    train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
+    policy.decay_old(0.5)
+    policy.average(0, 0.9)
+    return policy, optimizer
+
+
+Trained = tuple[Policy, torch.optim.AdamW]
+
+
+def write(trained: Trained, config: RunConfig, version: int) -> bytes:
+    policy, optimizer = trained
+    adapter = encode_adapter(policy.adapter(policy.tensors(OLD)))
+    folder = checkpoints.save(config.output, version, adapter, policy, optimizer, config)
+    assert folder.is_dir()
+    return adapter
+
+
+def everything(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    tensors = {f"{name} {key}": value for name in (CURRENT, OLD) for key, value in policy.tensors(name).items()}
+    tensors |= {f"averaged {key}": value.clone() for key, value in policy.averaged.items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer {index} {key}": value.clone() for key, value in state.items()}
+    return tensors
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_everything_comes_back_bit_for_bit(loaded: Backbone, trained: Trained, config: RunConfig) -> None:
+    adapter = write(trained, config, 1)
+    kept = everything(*trained)
+    mine = copy.copy(loaded)
+    mine.transformer = copy.deepcopy(loaded.transformer)
+    policy, optimizer = make_policy(mine, config)
+    assert not same(everything(policy, optimizer), kept)
+    found = checkpoints.latest(config.output, config)
+    assert found is not None
+    assert (found.version, found.adapter) == (1, adapter)
+    checkpoints.restore(found, policy, optimizer)
+    assert same(everything(policy, optimizer), kept)
+    # And they go on alike.
+    samples = make_samples(mine)
+    old_policy, old_optimizer = trained
+    original = copy.copy(mine)
+    original.transformer = old_policy.transformer
+    logged = train_on(samples, policy, mine, optimizer, config, 1)
+    assert logged == train_on(samples, old_policy, original, old_optimizer, config, 1)
+    assert same(everything(policy, optimizer), everything(old_policy, old_optimizer))
+
+
+def test_a_learning_rate_is_that_of_the_optimiser_it_is_put_into(trained: Trained, config: RunConfig) -> None:
+    write(trained, config, 1)
+    found = checkpoints.latest(config.output, config)
+    assert found is not None
+    policy, _ = trained
+    other = torch.optim.AdamW(policy.parameters, lr=0.5)
+    checkpoints.restore(found, policy, other)
+    assert other.param_groups[0]["lr"] == 0.5
+
+
+def test_there_is_none_at_first(config: RunConfig, tmp_path: Path) -> None:
+    assert checkpoints.latest(config.output, config) is None
+    assert checkpoints.latest(tmp_path / "nowhere", config) is None
+
+
+def test_the_newest_is_taken_by_number(trained: Trained, config: RunConfig) -> None:
+    for version in (9, 10):
+        write(trained, config, version)
+    found = checkpoints.latest(config.output, config)
+    assert found is not None
+    assert found.version == 10
+
+
+def test_a_checkpoint_that_was_not_finished_is_ignored(trained: Trained, config: RunConfig) -> None:
+    write(trained, config, 1)
+    partial = config.output / "000002.partial"
+    shutil.copytree(config.output / "000001", partial)
+    (partial / "state.safetensors").write_bytes(b"cut")
+    found = checkpoints.latest(config.output, config)
+    assert found is not None
+    assert found.version == 1
+    # The same version written whole replaces what was left.
+    write(trained, config, 2)
+    assert not partial.exists()
+    found = checkpoints.latest(config.output, config)
+    assert found is not None
+    assert found.version == 2
+
+
+def test_only_a_partial_one_is_none(trained: Trained, config: RunConfig) -> None:
+    write(trained, config, 1)
+    (config.output / "000001").rename(config.output / "000001.partial")
+    assert checkpoints.latest(config.output, config) is None
+
+
+def test_the_same_version_is_written_again(trained: Trained, config: RunConfig) -> None:
+    write(trained, config, 1)
+    policy, _ = trained
+    policy.decay_old(0.0)
+    adapter = write(trained, config, 1)
+    found = checkpoints.latest(config.output, config)
+    assert found is not None
+    assert found.adapter == adapter
+
+
+def test_the_oldest_go(trained: Trained, config: RunConfig) -> None:
+    for version in range(8, 13):
+        write(trained, config, version)
+    assert sorted(path.name for path in config.output.iterdir()) == ["000010", "000011", "000012"]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("seed=1", "seed"),
+        ("optimizer.learning_rate=0.5", "optimizer"),
+        ("explore.candidates=48", "explore"),
+        ("run=other", "run"),
+        ("prompts=elsewhere", "prompts"),
+        ("lora.rank=4", "lora"),
+        ("guidance=2", "guidance"),
+    ],
+)
+def test_other_settings_are_refused_by_name(trained: Trained, config: RunConfig, change: str, key: str) -> None:
+    write(trained, config, 1)
+    with pytest.raises(ValueError, match=rf"{key}: then .*, now .*resume with the same settings"):
+        checkpoints.latest(config.output, tiny_config("keep_checkpoints=3", change, output=config.output))
+
+
+def test_what_does_not_decide_the_weights_may_change(trained: Trained, config: RunConfig) -> None:
+    write(trained, config, 1)
+    changed = tiny_config(
+        "iterations=999",
+        "rollout_url=http://elsewhere",
+        "evaluate.prompts=1",
+        "checkpoint_every=7",
+        "keep_checkpoints=1",
+        "device=cpu",
+        output=config.output / "moved",
+    )
+    assert checkpoints.latest(config.output, changed) is not None
+
+
+def test_the_files_are_safetensors_and_json_alone(trained: Trained, config: RunConfig) -> None:
+    write(trained, config, 1)
+    files = {path.name for path in (config.output / "000001").iterdir()}
+    assert files == {"state.safetensors", "adapter.safetensors", "config.json"}
+    saved = json.loads((config.output / "000001" / "config.json").read_text())
+    assert RunConfig.model_validate(saved) == config

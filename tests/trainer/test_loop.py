@@ -1,0 +1,348 @@
+"""Whole runs against real services: first to last, in parts, through a service's death, and refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from service_helpers import RunningService, free_port, running_service
+from solrl_core.adapter import adapter_digest
+from solrl_minis import catalog
+from solrl_proto.adapters import AdapterList
+from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, RolloutAnswer, RolloutRequest
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.config import RunConfig
+from solrl_trainer.explore import Explorer
+from solrl_trainer.images import from_png
+from solrl_trainer.loop import Result, train
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.prompts import prompts_of_iteration, read_prompts
+from solrl_trainer.runner import run
+from solrl_trainer.selection import best_worst
+from training_helpers import tiny_config
+
+PROGRAM = str(Path(sys.executable).parent / "solrl-train")
+SMALL = (
+    *("explore.prompts=2", "explore.candidates=24", "explore.keep=8", "explore.steps=2"),
+    *("evaluate.prompts=8", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=1"),
+    *("optimizer.updates=1", "optimizer.batch=16", "objective.timestep_fraction=0.5"),
+)
+
+
+class Service:
+    """A service on one port, which can die and come back without its adapters."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._stack = ExitStack()
+        self.start()
+
+    def start(self) -> None:
+        self.running: RunningService = self._stack.enter_context(running_service(port=self.port))
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def adapters(self, run: str) -> AdapterList:
+        return AdapterList.model_validate(self.running.client.get(f"/v1/runs/{run}/adapters").json())
+
+
+@dataclass
+class Watcher:
+    """A reporter that remembers, and restarts the service after one iteration if it is given one."""
+
+    restarts: Service | None = None
+    phases: list[tuple[int, str]] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def phase(self, iteration: int, name: str) -> None:
+        self.phases.append((iteration, name))
+
+    def finished(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        if self.restarts is not None:
+            self.restarts.stop()
+            self.restarts.start()
+            self.restarts = None
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@dataclass
+class Run:
+    """A finished training, and what the service held at its end."""
+
+    config: RunConfig
+    result: Result
+    watcher: Watcher
+    held: AdapterList
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        return load_file(self.config.output / "checkpoints" / "000002" / "state.safetensors")
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_metrics(self.config.output / "metrics.jsonl")
+
+    def adapter_digest(self, version: int) -> str:
+        return adapter_digest(
+            (self.config.output / "checkpoints" / f"{version:06d}" / "adapter.safetensors").read_bytes()
+        )
+
+
+def go(service: Service, output: Path, *overrides: str, watcher: Watcher | None = None, resume: bool = False) -> Run:
+    watcher = watcher or Watcher()
+    config = tiny_config(*SMALL, *overrides, output=output, run=output.name, rollout_url=service.url)
+    result = train(config, watcher, resume=resume)
+    return Run(config, result, watcher, service.adapters(config.run))
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    found = Service()
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def unreachable(folder: Path) -> subprocess.Popen[str]:
+    """A run without a service, started early: it waits between its tries."""
+    command = [PROGRAM, "run", "--rollout-url", f"http://127.0.0.1:{free_port()}", "--output", str(folder / "alone")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def whole(unreachable: subprocess.Popen[str], service: Service, folder: Path) -> Run:
+    """Two iterations in one go, in a folder where a run broke off before its first checkpoint."""
+    output = folder / "whole"
+    output.mkdir()
+    (output / "metrics.jsonl").write_text('{"event": "iteration", "iteration": 0, "version": 1, "loss": 99}\n')
+    return go(service, output, "iterations=2")
+
+
+@pytest.fixture(scope="module")
+def half(whole: Run, service: Service, folder: Path) -> Run:
+    """The first iteration of a run, interrupted there."""
+    return go(service, folder / "parts", "iterations=1")
+
+
+@pytest.fixture(scope="module")
+def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch.Tensor]]:
+    """What the service says to the last iteration's question, and its BF16 images of the seeds kept then."""
+    config = whole.config
+    prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 2, config.seed, 1)
+    with RolloutClient(service.url) as client:
+        explorer = Explorer(client, config)
+        answer = explorer.explore(prompts, 1, explorer.seed_root(1))
+        images = client.rollouts(
+            RolloutRequest(
+                model="mini-sana",
+                adapter=AdapterRef(run=config.run, version=1),
+                prompts=tuple(prompts),
+                candidates=Candidates(seeds=tuple(tuple(kept.seeds) for kept in whole.result.kept)),
+                plan=Plan(steps=config.regenerate.steps, precision="bf16"),
+                rewards=(RewardSpec(name="clipscore"),),
+                images="png",
+            )
+        )
+    return answer, [torch.stack([from_png(image) for image in group.images or ()]) for group in images.groups]
+
+
+@pytest.fixture(scope="module")
+def bereft(half: Run, asked_again: object, service: Service, folder: Path) -> Run:
+    """Two iterations, between which the service dies and comes back empty."""
+    return go(service, folder / "bereft", "iterations=2", watcher=Watcher(restarts=service))
+
+
+@pytest.fixture(scope="module")
+def resumed(half: Run, bereft: Run, service: Service) -> Run:
+    """The interrupted run continued, with a service that has lost its adapters."""
+    return go(service, half.config.output, "iterations=2", resume=True)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_a_run_goes_through_its_phases(whole: Run) -> None:
+    each = ("explore", "regenerate", "train", "push")
+    iterations = [(i, name) for i, name in whole.watcher.phases if name in each]
+    assert iterations == [(i, name) for i in (0, 1) for name in each]
+    assert [line["iteration"] for line in whole.watcher.lines] == [0, 1]
+    assert set(each) | {"evaluate", "total"} <= whole.result.seconds.keys()
+
+
+def test_its_metrics_say_what_happened_and_nothing_of_runs_before(whole: Run) -> None:
+    events = [(line["event"], line["version"]) for line in whole.metrics]
+    assert events == [("evaluation", 0), ("fidelity", 0), ("iteration", 1), ("iteration", 2), ("evaluation", 2)]
+    for line in whole.metrics:
+        if line["event"] == "iteration":
+            assert (line["precision"], line["numerics"]) == ("nvfp4", "emulated")
+            assert line["seconds"].keys() == {"explore", "regenerate", "train", "push"}
+            assert line["loss"] < 99
+            assert line["grad_norm"] > 0
+            assert line["reward_best"] >= line["reward_worst"] - 0.05
+
+
+def test_every_version_is_handed_to_the_service(whole: Run) -> None:
+    versions = {info.version: info for info in whole.held.versions}
+    assert list(versions) == [0, 1, 2]
+    assert [info.parent for info in versions.values()] == [None, 0, 1]
+    assert len({info.digest for info in versions.values()}) == 3
+    for version in (1, 2):
+        logged = next(line for line in whole.metrics if line["event"] == "iteration" and line["version"] == version)
+        assert versions[version].digest == whole.adapter_digest(version) == logged["digest"]
+
+
+def test_the_base_is_judged_before_and_the_average_after(whole: Run) -> None:
+    before, after = whole.result.before, whole.result.after
+    assert before.scores.keys() == after.scores.keys() == {"clipscore", "verifier", "verifier_graded"}
+    assert before.scores["clipscore"].shape == (8, 1)
+    assert len(whole.result.prompts) == len(before.images) == 8
+    assert not torch.equal(before.scores["clipscore"], after.scores["clipscore"])
+    assert whole.result.spearman is not None
+    assert -1 <= whole.result.spearman <= 1
+
+
+def test_the_seeds_kept_are_the_best_and_worst_of_what_the_service_says(
+    whole: Run, asked_again: tuple[RolloutAnswer, list[torch.Tensor]]
+) -> None:
+    answer, _ = asked_again
+    for group, kept in zip(answer.groups, whole.result.kept, strict=True):
+        assert group.prompt_id == kept.prompt.id
+        index = best_worst(group.scores, 8)
+        assert kept.seeds == [group.seeds[i] for i in index]
+        assert kept.proxy.tolist() == pytest.approx([group.scores[i] for i in index])
+
+
+def test_a_regenerated_candidate_is_the_services_bf16_image_of_its_seed(
+    whole: Run, asked_again: tuple[RolloutAnswer, list[torch.Tensor]]
+) -> None:
+    made = whole.result.regenerated
+    assert made is not None
+    assert made.images.shape == (2, 8, 3, 64, 64)
+    theirs = torch.stack(asked_again[1])
+    # Its PNGs are rounded to whole values once more.
+    assert float((made.images - theirs).abs().max()) <= 1.5 / 255
+    assert float((made.images - theirs.roll(1, 1)).abs().max()) > 0.1
+
+
+def test_a_run_in_parts_is_the_whole_run_bit_for_bit(whole: Run, half: Run, resumed: Run) -> None:
+    assert [line["iteration"] for line in half.watcher.lines] == [0]
+    assert [line["iteration"] for line in resumed.watcher.lines] == [1]
+    assert same(resumed.state, whole.state)
+    assert [resumed.adapter_digest(v) for v in (1, 2)] == [whole.adapter_digest(v) for v in (1, 2)]
+    assert [kept.seeds for kept in resumed.result.kept] == [kept.seeds for kept in whole.result.kept]
+    assert all(torch.equal(v, whole.result.after.scores[name]) for name, v in resumed.result.after.scores.items())
+    assert all(torch.equal(v, whole.result.before.scores[name]) for name, v in resumed.result.before.scores.items())
+
+
+def test_a_resumed_runs_metrics_tell_each_iteration_once(whole: Run, resumed: Run) -> None:
+    def iterations(run: Run) -> list[dict[str, Any]]:
+        free = {"time", "seconds"}
+        return [{k: v for k, v in m.items() if k not in free} for m in run.metrics if m["event"] == "iteration"]
+
+    assert iterations(resumed) == iterations(whole)
+
+
+def test_an_empty_store_is_filled_again_when_a_run_is_resumed(half: Run, resumed: Run) -> None:
+    assert [(info.version, info.parent) for info in resumed.held.versions] == [(1, None), (2, 1)]
+    assert resumed.held.versions[0].digest == half.held.versions[1].digest
+
+
+def test_a_service_that_lost_its_adapters_gets_them_again_within_a_run(whole: Run, bereft: Run) -> None:
+    assert any("pushing it again" in note for note in bereft.watcher.notes)
+    assert not any("pushing it again" in note for note in whole.watcher.notes)
+    assert [(info.version, info.parent) for info in bereft.held.versions] == [(1, None), (2, 1)]
+    assert same(bereft.state, whole.state)
+    assert bereft.held.versions[1].digest == whole.held.versions[2].digest
+
+
+def test_a_finished_run_resumed_pushes_the_same_bytes_and_trains_nothing(resumed: Run, service: Service) -> None:
+    state, held = resumed.state, resumed.held
+    again = go(service, resumed.config.output, "iterations=2", "evaluate.prompts=1", resume=True)
+    assert again.watcher.lines == []
+    assert same(again.state, state)
+    assert again.held == held
+
+
+def test_other_settings_are_refused_and_the_old_ones_kept(resumed: Run) -> None:
+    config, path = resumed.config, resumed.config.output / "config.json"
+    path.write_text(config.model_dump_json())
+    changed = tiny_config(*SMALL, "seed=1", output=config.output, run=config.run, rollout_url=config.rollout_url)
+    with pytest.raises(ValueError, match="seed: then 42, now 1"):
+        run(changed, resume=True)
+    assert json.loads(path.read_text())["seed"] == 42
+
+
+def test_the_command_refuses_a_folder_that_holds_a_run(whole: Run, service: Service) -> None:
+    before = {path: path.read_bytes() for path in whole.config.output.rglob("*") if path.is_file()}
+    command = [PROGRAM, "run", "--rollout-url", service.url, "--output", str(whole.config.output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("solrl-train: ")
+    assert "already holds a run" in done.stderr
+    assert "--resume" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert before == {path: path.read_bytes() for path in whole.config.output.rglob("*") if path.is_file()}
+
+
+def test_a_service_of_another_run_with_the_same_name_is_not_overwritten(whole: Run, resumed: Run, folder: Path) -> None:
+    """Version 1 of run "parts" is stored; another run of that name would begin at version 0."""
+    held = resumed.held
+    with pytest.raises(ProblemError) as raised:
+        train(resumed.config.model_copy(update={"output": folder / "other", "seed": 1}), Watcher())
+    assert raised.value.problem.status == 409
+    assert raised.value.problem.action
+    with RolloutClient(resumed.config.rollout_url) as client:
+        answer = client._http.get(f"/v1/runs/{resumed.config.run}/adapters")
+    assert AdapterList.model_validate_json(answer.content) == held
+
+
+def test_a_service_with_another_weight_is_refused_by_part(
+    service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = shutil.copytree(catalog.WEIGHTS, folder / "changed")
+    path = weights / "mini-sana" / "transformer" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(path)
+    tensors[sorted(tensors)[-1]].view(-1)[0] += 0.5
+    save_file(tensors, path, metadata={"format": "pt"})
+    # The name means the changed folder here, and the shipped one there.
+    monkeypatch.setattr(catalog, "mini_sana", lambda: weights / "mini-sana")
+    output, watcher = folder / "refused", Watcher()
+    with pytest.raises(ProblemError) as raised:
+        train(tiny_config(*SMALL, output=output, run="refused", rollout_url=service.url), watcher)
+    problem = raised.value.problem
+    assert (problem.kind, problem.where) == ("digest-mismatch", "transformer")
+    assert "transformer" in (problem.action or "")
+    assert watcher.phases == []
+    assert not (output / "checkpoints").exists()
+    assert service.running.client.get("/v1/runs/refused/adapters").status_code == 404
+
+
+def test_an_unreachable_service_is_one_clear_message(unreachable: subprocess.Popen[str], folder: Path) -> None:
+    _, said = unreachable.communicate(timeout=120)
+    assert unreachable.returncode == 2
+    message = next(line for line in said.splitlines() if line.startswith("solrl-train: "))
+    assert "no answer from http://127.0.0.1:" in message
+    assert "solrl-rollout serve" in message
+    assert "Traceback" not in said
+    assert not (folder / "alone" / "checkpoints").exists()

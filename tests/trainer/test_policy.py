@@ -1,0 +1,192 @@
+"""Three policies on one transformer: which one answers when, and what moves which weights."""
+
+import copy
+
+import pytest
+import torch
+from solrl_core.adapter import decode_adapter, encode_adapter
+from solrl_core.families import Backbone
+from solrl_core.generator import Generator
+from solrl_core.lora import adapter_layout
+from solrl_trainer.config import Lora
+from solrl_trainer.policy import CURRENT, OLD, Policy, require_finite
+from training_helpers import velocity
+
+LORA = Lora(rank=2, alpha=4)
+
+
+@pytest.fixture
+def policy(backbone: Backbone) -> Policy:
+    return Policy(backbone, LORA, seed=5)
+
+
+def move(policy: Policy, size: float = 0.05, seed: int = 0) -> None:
+    """A step of the current policy."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in policy.parameters:
+            weight.add_(size * torch.randn(weight.shape, generator=generator))
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_at_the_start_all_three_are_the_base(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
+    base = velocity(loaded)
+    assert torch.equal(velocity(backbone, policy), base)
+    with policy.old():
+        assert torch.equal(velocity(backbone, policy), base)
+    with policy.reference():
+        assert torch.equal(velocity(backbone, policy), base)
+    assert equal(policy.tensors(CURRENT), policy.tensors(OLD))
+    assert equal(policy.tensors(CURRENT), policy.averaged)
+
+
+def test_the_start_is_gaussian_and_depends_on_the_seed_alone(loaded: Backbone) -> None:
+    def made(seed: int) -> Policy:
+        mine = copy.copy(loaded)
+        mine.transformer = copy.deepcopy(loaded.transformer)
+        return Policy(mine, LORA, seed)
+
+    torch.manual_seed(1)
+    first = made(5).tensors(CURRENT)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    assert equal(made(5).tensors(CURRENT), first)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not equal(made(6).tensors(CURRENT), first)
+    a = torch.cat([value.flatten() for key, value in first.items() if "lora_A" in key])
+    assert float(a.std()) == pytest.approx(1 / LORA.rank, rel=0.05)
+    assert abs(float(a.mean())) < 0.02
+    assert all(not value.any() for key, value in first.items() if "lora_B" in key)
+
+
+def test_after_a_step_only_the_current_policy_differs(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
+    base = velocity(loaded)
+    move(policy)
+    with policy.reference():
+        assert torch.equal(velocity(backbone, policy), base)
+    with policy.old():
+        assert torch.equal(velocity(backbone, policy), base)
+    assert not torch.allclose(velocity(backbone, policy), base, atol=1e-3)
+
+
+def test_old_follows_by_its_decay(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
+    move(policy)
+    first, current = policy.tensors(OLD), policy.tensors(CURRENT)
+    policy.decay_old(0.25)
+    old = policy.tensors(OLD)
+    assert all(torch.allclose(old[key], 0.25 * first[key] + 0.75 * current[key], atol=1e-7) for key in old)
+    assert equal(policy.tensors(CURRENT), current)
+    with policy.old():
+        between = velocity(backbone, policy)
+    assert not torch.allclose(between, velocity(loaded), atol=1e-4)
+    assert not torch.allclose(between, velocity(backbone, policy), atol=1e-4)
+
+
+def test_a_decay_of_nought_makes_old_the_current(backbone: Backbone, policy: Policy) -> None:
+    move(policy)
+    policy.decay_old(0.0)
+    assert equal(policy.tensors(OLD), policy.tensors(CURRENT))
+    with policy.old():
+        old = velocity(backbone, policy)
+    assert torch.equal(old, velocity(backbone, policy))
+    move(policy)
+    policy.decay_old(1.0)
+    assert not equal(policy.tensors(OLD), policy.tensors(CURRENT))
+
+
+def test_the_average_follows_faster_at_first(policy: Policy) -> None:
+    expected = {key: value.double() for key, value in policy.averaged.items()}
+    for iteration in range(100):
+        move(policy, seed=iteration)
+        policy.average(iteration, 0.9)
+        decay = min(0.9, (1 + iteration) / (10 + iteration))
+        current = policy.tensors(CURRENT)
+        expected = {key: decay * value + (1 - decay) * current[key].double() for key, value in expected.items()}
+    assert all(torch.allclose(policy.averaged[key], value.float(), atol=1e-5) for key, value in expected.items())
+    before = policy.tensors(CURRENT)
+    policy.averaged["base_model.model.x"] = torch.zeros(1)
+    assert equal(policy.tensors(CURRENT), before)
+
+
+def test_only_the_current_weights_are_trained(backbone: Backbone, policy: Policy) -> None:
+    def trained() -> set[int]:
+        return {id(p) for p in policy.transformer.parameters() if p.requires_grad}
+
+    wanted = {id(p) for p in policy.parameters}
+    assert trained() == wanted
+    for within in (policy.old, policy.reference):
+        with within():
+            assert not torch.is_grad_enabled()
+            assert not velocity(backbone, policy).requires_grad
+        assert torch.is_grad_enabled()
+        assert trained() == wanted
+    with policy.reference(), policy.old():
+        pass
+    assert trained() == wanted
+
+
+def test_switching_survives_an_error_within(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
+    move(policy)
+    before = velocity(backbone, policy)
+    for within in (policy.old, policy.reference):
+        with pytest.raises(KeyError), within():
+            raise KeyError
+        assert torch.equal(velocity(backbone, policy), before)
+    assert all(p.requires_grad for p in policy.parameters)
+
+
+def test_gradients_reach_every_current_weight_and_nothing_else(backbone: Backbone, policy: Policy) -> None:
+    move(policy)
+    with policy.old():
+        velocity(backbone, policy)
+    velocity(backbone, policy).square().mean().backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None and bool(p.grad.any()) for p in policy.parameters)
+    others = [p for p in policy.transformer.parameters() if all(p is not mine for mine in policy.parameters)]
+    assert all(p.grad is None for p in others)
+    norm = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]).norm()
+    assert policy.gradient_norm(float(norm) / 2) == pytest.approx(float(norm), rel=1e-4)
+    clipped = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]).norm()
+    assert float(clipped) == pytest.approx(float(norm) / 2, rel=1e-3)
+
+
+def test_weights_given_out_are_copies(policy: Policy) -> None:
+    kept = policy.tensors(CURRENT)
+    move(policy)
+    assert not equal(policy.tensors(CURRENT), kept)
+    given = policy.tensors(CURRENT)
+    for value in given.values():
+        value.zero_()
+    assert not equal(policy.tensors(CURRENT), given)
+    policy.restore(OLD, kept)
+    policy.restore(CURRENT, kept)
+    assert equal(policy.tensors(CURRENT), policy.tensors(OLD))
+
+
+def test_its_adapter_binds_every_target_and_merges_to_what_it_trains(loaded: Backbone, backbone: Backbone) -> None:
+    generator = Generator(loaded, "bf16")
+    policy = Policy(backbone, LORA, seed=5)
+    move(policy)
+    layout = adapter_layout(loaded.transformer, loaded.lora_targets)
+    adapter = decode_adapter(encode_adapter(policy.adapter(policy.tensors(CURRENT))), layout)
+    assert (adapter.rank, adapter.alpha) == (2, 4)
+    generator.set_adapter(adapter)
+    with torch.no_grad():
+        trained, base = velocity(backbone, policy), velocity(loaded)
+        merged = loaded.velocity(
+            generator.transformer,
+            torch.randn(2, *loaded.latent_shape, generator=torch.Generator().manual_seed(3)),
+            torch.tensor([0.8, 0.3]),
+            loaded.encode(["a red circle", "two blue squares"]),
+        )
+    # The merged weight is rounded to BF16; that moves the velocity by far less than the adapter does.
+    assert float((merged - trained).norm()) < 0.1 * float((trained - base).norm())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_not_finite_stops_the_run_by_name(value: float) -> None:
+    with pytest.raises(FloatingPointError, match=r"the loss is (nan|inf|-inf) at iteration 3"):
+        require_finite(value, "the loss", "iteration 3")
+    require_finite(1.0, "the loss", "iteration 3")

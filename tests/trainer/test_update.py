@@ -1,0 +1,138 @@
+"""One iteration's optimisation: repeatable, of the right size, and stopped by what is not finite."""
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from solrl_core.families import Backbone
+from solrl_trainer.config import RunConfig
+from solrl_trainer.policy import CURRENT, OLD
+from solrl_trainer.update import _pairs, train_on
+from training_helpers import make_policy, make_samples, tiny_config
+
+
+def trained(
+    loaded: Backbone, config: RunConfig, iteration: int = 0, noise: int = 0
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Current weights after one iteration from a fresh start, and what was logged."""
+    mine = copy.copy(loaded)
+    mine.transformer = copy.deepcopy(loaded.transformer)
+    policy, optimizer = make_policy(mine, config)
+    samples = make_samples(mine)
+    torch.manual_seed(noise)
+    logged = train_on(samples, policy, mine, optimizer, config, iteration)
+    return policy.tensors(CURRENT), logged
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_it_depends_on_seed_and_iteration_alone(loaded: Backbone) -> None:
+    config = tiny_config()
+    weights, logged = trained(loaded, config, iteration=3, noise=1)
+    again, logged_again = trained(loaded, config, iteration=3, noise=2)
+    assert equal(weights, again)
+    assert logged == logged_again
+    other, _ = trained(loaded, config, iteration=4)
+    assert not equal(weights, other)
+
+
+def test_the_seed_draws_other_noise_and_times(loaded: Backbone, backbone: Backbone) -> None:
+    config = tiny_config()
+    samples = make_samples(backbone)
+    policy, optimizer = make_policy(backbone, config)
+    start = policy.tensors(CURRENT)
+    losses = []
+    for seed in (1, 2, 1):
+        policy.restore(CURRENT, start)
+        optimizer = torch.optim.AdamW(policy.parameters, lr=1e-3)
+        losses.append(train_on(samples, policy, backbone, optimizer, tiny_config(f"seed={seed}"), 0)["loss"])
+    assert losses[0] == losses[2] != losses[1]
+
+
+def test_the_current_weights_move_and_the_old_do_not(backbone: Backbone) -> None:
+    config = tiny_config()
+    policy, optimizer = make_policy(backbone, config)
+    before = {name: policy.tensors(name) for name in (CURRENT, OLD)}
+    base = {k: v.clone() for k, v in backbone.transformer.state_dict().items() if "lora" not in k}
+    logged = train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
+    after = policy.tensors(CURRENT)
+    assert all(not torch.equal(value, before[CURRENT][key]) for key, value in after.items() if "lora_B" in key)
+    assert equal(policy.tensors(OLD), before[OLD])
+    assert all(torch.equal(value, base[key]) for key, value in backbone.transformer.state_dict().items() if key in base)
+    assert logged.keys() == {"loss", "grad_norm", "grad_norm_max"}
+    assert 0 < logged["grad_norm"] <= logged["grad_norm_max"]
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_as_many_steps_are_taken_as_asked(backbone: Backbone, updates: int) -> None:
+    config = tiny_config(f"optimizer.updates={updates}")
+    policy, optimizer = make_policy(backbone, config)
+    train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
+    steps = {float(state["step"]) for state in optimizer.state.values()}
+    assert steps == {float(updates)}
+
+
+def test_the_size_of_a_batch_changes_the_rounding_alone(loaded: Backbone) -> None:
+    """Gradients are summed over the batches of a step, each by its share."""
+    norms = {
+        size: trained(loaded, tiny_config("optimizer.updates=1", f"optimizer.batch={size}"))[1] for size in (5, 12)
+    }
+    assert norms[5]["loss"] == pytest.approx(norms[12]["loss"], rel=1e-4)
+    assert norms[5]["grad_norm"] == pytest.approx(norms[12]["grad_norm"], rel=1e-3)
+
+
+def pairs(config: RunConfig, count: int, steps: int, seed: int = 0) -> list[tuple[int, float]]:
+    sigmas = [1 - i / steps for i in range(steps + 1)]
+    index, times = _pairs(count, sigmas, config, torch.Generator().manual_seed(seed))
+    return list(zip(index.tolist(), [round(float(t), 4) for t in times], strict=True))
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.6, 6), (1.0, 10), (0.05, 1), (0.01, 1)])
+def test_a_fraction_of_the_samplers_own_times_is_trained(fraction: float, expected: int) -> None:
+    found = pairs(tiny_config(f"objective.timestep_fraction={fraction}"), 24, 10)
+    assert len(found) == len(set(found)) == 24 * expected
+    assert set(Counter(i for i, _ in found).values()) == {expected}
+    assert {t for _, t in found} <= {round(1 - i / 10, 4) for i in range(10)}
+    assert min(t for _, t in found) > 0
+
+
+def test_times_are_shuffled_for_each_sample_and_pairs_over_the_updates() -> None:
+    found = pairs(tiny_config("objective.timestep_fraction=0.6"), 24, 10)
+    sets = {tuple(sorted(t for i, t in found if i == sample)) for sample in range(24)}
+    assert len(sets) > 5
+    first = [i for i, _ in found[: len(found) // 2]]
+    assert 12 < len(set(first)) <= 24
+    assert [i for i, _ in found] != sorted(i for i, _ in found)
+    assert pairs(tiny_config("objective.timestep_fraction=0.6"), 24, 10, seed=1) != found
+
+
+@pytest.mark.parametrize("where", ["advantages", "latents", "conditioning"])
+def test_what_is_not_finite_stops_the_run_before_a_weight_is_touched(backbone: Backbone, where: str) -> None:
+    config = tiny_config("optimizer.updates=1")
+    policy, optimizer = make_policy(backbone, config)
+    train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
+    before = {name: policy.tensors(name) for name in (CURRENT, OLD)}
+    moments = copy.deepcopy(optimizer.state_dict()["state"])
+    samples = make_samples(backbone)
+    bad = {"advantages": samples.advantages, "latents": samples.latents, "conditioning": samples.conditioning["states"]}
+    bad[where].view(-1)[0] = float("nan")
+    with pytest.raises(FloatingPointError, match="at iteration 7, update 0"):
+        train_on(samples, policy, backbone, optimizer, config, 7)
+    assert all(equal(policy.tensors(name), before[name]) for name in (CURRENT, OLD))
+    for index, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, moments[index][name]) for name, value in state.items())
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_too(backbone: Backbone) -> None:
+    """The loss is finite, but the gradient of one weight overflows."""
+    config = tiny_config("optimizer.updates=1")
+    policy, optimizer = make_policy(backbone, config)
+    before = policy.tensors(CURRENT)
+    handle = policy.parameters[-1].register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(FloatingPointError, match=r"the gradient norm is (nan|inf) at iteration 2, update 0"):
+        train_on(make_samples(backbone), policy, backbone, optimizer, config, 2)
+    handle.remove()
+    assert equal(policy.tensors(CURRENT), before)

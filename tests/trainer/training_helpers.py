@@ -1,0 +1,38 @@
+"""Small runs without a service: a policy, its optimiser, and samples to train on."""
+
+from typing import Any
+
+import torch
+from solrl_core.families import Backbone
+from solrl_trainer.config import RunConfig
+from solrl_trainer.policy import Policy
+from solrl_trainer.presets import resolve
+from solrl_trainer.update import Samples
+
+TINY = ("lora.rank=2", "lora.alpha=4", "regenerate.steps=4", "optimizer.updates=2", "optimizer.batch=4")
+PROMPTS = ["a red circle", "two blue squares", "a green cross", "a small cyan triangle"]
+
+
+def tiny_config(*overrides: str, **arguments: Any) -> RunConfig:
+    """The miniature's preset, made small."""
+    return resolve("mini-sana/sol_rl/clipscore", overrides=[*TINY, *overrides], arguments=arguments).config
+
+
+def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
+    """A fresh policy and its optimiser."""
+    policy = Policy(backbone, config.lora, config.seed)
+    return policy, torch.optim.AdamW(policy.parameters, lr=config.optimizer.learning_rate)
+
+
+def make_samples(backbone: Backbone, advantages: list[float] | None = None) -> Samples:
+    """Random latents of the four prompts."""
+    latents = torch.randn(4, *backbone.latent_shape, generator=torch.Generator().manual_seed(7))
+    values = [1.0, -1.0, 0.5, -0.5] if advantages is None else advantages
+    return Samples(latents, backbone.encode(PROMPTS), torch.tensor(values))
+
+
+def velocity(backbone: Backbone, policy: Policy | None = None) -> torch.Tensor:
+    """The transformer's velocity at one fixed place."""
+    x = torch.randn(2, *backbone.latent_shape, generator=torch.Generator().manual_seed(3))
+    transformer = backbone.transformer if policy is None else policy.transformer
+    return backbone.velocity(transformer, x, torch.tensor([0.8, 0.3]), backbone.encode(PROMPTS[:2]))
