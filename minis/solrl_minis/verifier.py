@@ -55,7 +55,7 @@ def find_objects(image: npt.NDArray[np.float32]) -> list[Found]:
     ink = _PALETTE - background
     # How far each pixel has gone from the background towards each colour, and how far it is off that line.
     offset = pixels - background
-    along = np.einsum("hwc,kc->hwk", offset, ink) / (ink**2).sum(-1)
+    along = np.einsum("hwc,kc->hwk", offset, ink) / np.maximum((ink**2).sum(-1), 1e-9)
     off = np.linalg.norm(offset[:, :, None] - along[..., None] * ink, axis=-1)
     colour = np.where(along > 0.35, off, np.inf).argmin(-1)
     solid = np.take_along_axis(along, colour[..., None], -1)[..., 0] > 0.5

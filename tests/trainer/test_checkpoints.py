@@ -21,17 +21,20 @@ def config(tmp_path: Path) -> RunConfig:
     return tiny_config("keep_checkpoints=3", output=tmp_path)
 
 
-@pytest.fixture
-def trained(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
+Trained = tuple[Policy, torch.optim.AdamW]
+
+
+@pytest.fixture(scope="module")
+def trained(loaded: Backbone) -> Trained:
     """A policy whose three sets of weights differ, and an optimiser with moments."""
-    policy, optimizer = make_policy(backbone, config)
-    train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
+    config = tiny_config()
+    mine = copy.copy(loaded)
+    mine.transformer = copy.deepcopy(loaded.transformer)
+    policy, optimizer = make_policy(mine, config)
+    train_on(make_samples(mine), policy, mine, optimizer, config, 0)
     policy.decay_old(0.5)
     policy.average(0, 0.9)
     return policy, optimizer
-
-
-Trained = tuple[Policy, torch.optim.AdamW]
 
 
 def write(trained: Trained, config: RunConfig, version: int) -> bytes:
