@@ -95,7 +95,7 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
     print(json.dumps(last_line(summary, output)))
 
 
-DEMO_SETTINGS = ("iterations=7",)
+DEMO_SETTINGS = ("iterations=6",)
 """What the demo changes in its preset, to end in minutes."""
 
 
