@@ -55,7 +55,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(autoencoder, "Source", FewImages)
         patch.setattr(clip, "agreement", partial(clip.agreement, pairs=50))
         patch.setattr(sys, "argv", ["recipe", "--out", str(folder), "--device", "cpu", "--scale", "1e-6"])
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # faster on tensors this small
         main()
+    torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("highest")
     return folder
 

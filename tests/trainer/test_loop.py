@@ -130,7 +130,16 @@ def unreachable(folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(unreachable: subprocess.Popen[str], service: Service, folder: Path) -> Run:
+def taken(folder: Path) -> subprocess.Popen[str]:
+    """A run that is to write where another's checkpoints lie, also started early."""
+    (folder / "taken" / "checkpoints" / "000001").mkdir(parents=True)
+    (folder / "taken" / "config.json").write_text("{}")
+    command = [PROGRAM, "run", "--output", str(folder / "taken")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def whole(unreachable: subprocess.Popen[str], taken: subprocess.Popen[str], service: Service, folder: Path) -> Run:
     """Two iterations in one go, in a folder where a run broke off before its first checkpoint."""
     output = folder / "whole"
     output.mkdir()
@@ -293,16 +302,16 @@ def test_other_settings_are_refused_and_the_old_ones_kept(resumed: Run) -> None:
     assert json.loads(path.read_text())["seed"] == 42
 
 
-def test_the_command_refuses_a_folder_that_holds_a_run(whole: Run, service: Service) -> None:
-    before = {path: path.read_bytes() for path in whole.config.output.rglob("*") if path.is_file()}
-    command = [PROGRAM, "run", "--rollout-url", service.url, "--output", str(whole.config.output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.startswith("solrl-train: ")
-    assert "already holds a run" in done.stderr
-    assert "--resume" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert before == {path: path.read_bytes() for path in whole.config.output.rglob("*") if path.is_file()}
+def test_the_command_refuses_a_folder_that_holds_a_run(taken: subprocess.Popen[str], folder: Path) -> None:
+    _, said = taken.communicate(timeout=120)
+    assert taken.returncode == 2
+    assert said.startswith("solrl-train: ")
+    assert "already holds a run" in said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    files = [path.relative_to(folder / "taken") for path in (folder / "taken").rglob("*") if path.is_file()]
+    assert files == [Path("config.json")]
+    assert (folder / "taken" / "config.json").read_text() == "{}"
 
 
 def test_a_service_of_another_run_with_the_same_name_is_not_overwritten(whole: Run, resumed: Run, folder: Path) -> None:
