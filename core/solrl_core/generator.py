@@ -53,6 +53,7 @@ class Generator:
         numerics: "native" if the hardware computes in that precision, "emulated" if its rounding is reproduced
             in a wider one (NVFP4 anywhere so far; BF16 weights with float32 arithmetic on a CPU).
         quantized_share: share of the blocks' linear FLOPs that is quantised.
+        layout: module → (out_features, in_features) of what an adapter binds.
     """
 
     def __init__(self, backbone: Backbone, precision: str) -> None:
@@ -66,6 +67,7 @@ class Generator:
         if precision == "nvfp4":
             apply_policy(self.transformer, backbone.policy)
         clean = target_modules(backbone.transformer, backbone.lora_targets)
+        self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
         self._merger = Merger(clean, self.transformer)
         self.quantized_share = self._share() if precision == "nvfp4" else 0.0
 

@@ -9,7 +9,9 @@ from solrl_proto.problems import ProblemError
 
 
 def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-    """Draw one standard normal row a seed.
+    """Draw one standard normal row a seed, as diffusers does from a CPU `torch.Generator` of that seed.
+
+    torch's CPU generator reads the lower 32 bits of a seed: two seeds that agree in those draw the same row.
 
     Args:
         seeds: candidates' seeds, each 0 ≤ seed < 2**53.

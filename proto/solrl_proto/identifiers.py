@@ -1,5 +1,6 @@
 """Names and numbers that travel in paths and messages, with the one pattern each must match."""
 
+import re
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -29,3 +30,9 @@ class Message(BaseModel):
     """Base of every message: immutable, and an unknown field is an error rather than ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def default_model_name(model: str) -> str:
+    """What a model is called at a service unless told otherwise: the last part of its name, folder or hub id."""
+    last = model.rstrip("/").rpartition("/")[2].lower()
+    return re.sub(r"[^a-z0-9._-]", "-", last)[:64].strip("._-") or "model"

@@ -12,7 +12,7 @@ MAX_CANDIDATES = 4096
 MAX_STEPS = 200
 
 Precision = Literal["auto", "nvfp4", "bf16"]
-Solver = Literal["euler"]
+Solver = Literal["euler", "dpm2"]
 Images = Literal["none", "png"]
 
 

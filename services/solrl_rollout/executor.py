@@ -125,7 +125,7 @@ class Executor:
         # Built only to know the share, if it is not the default: a second copy of a large model is not kept.
         quantised = self._generators.get("nvfp4") or Generator(backbone, "nvfp4")
         info = ModelInfo(
-            name=settings.name or backbone.name,
+            name=settings.served_as,
             family=backbone.family,
             height=backbone.height,
             width=backbone.width,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from solrl_proto.identifiers import ModelName
+from solrl_proto.identifiers import ModelName, default_model_name
 
 from solrl_rollout.store.base import DEFAULT_RETAIN
 
@@ -62,6 +62,11 @@ class Settings(BaseSettings):
 
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
     """Seconds in which the engine thread must answer /health/live (it does between two steps)."""
+
+    @property
+    def served_as(self) -> str:
+        """The model's name in requests."""
+        return self.name or default_model_name(self.model)
 
     @property
     def default_precision(self) -> Literal["nvfp4", "bf16"]:

@@ -26,6 +26,7 @@ from solrl_trainer.images import from_png
 from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.prompts import prompts_of_iteration, read_prompts
+from solrl_trainer.rollouts import Gathered, seed_root
 from solrl_trainer.runner import run
 from solrl_trainer.selection import best_worst
 from training_helpers import tiny_config
@@ -160,13 +161,13 @@ def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 2, config.seed, 1)
     with RolloutClient(service.url) as client:
         explorer = Explorer(client, config)
-        answer = explorer.explore(prompts, 1, explorer.seed_root(1))
+        answer = explorer.explore(prompts, 1, seed_root(config, 1))
         images = client.rollouts(
             RolloutRequest(
                 model="mini-sana",
                 adapter=AdapterRef(run=config.run, version=1),
                 prompts=tuple(prompts),
-                candidates=Candidates(seeds=tuple(tuple(kept.seeds) for kept in whole.result.kept)),
+                candidates=Candidates(seeds=tuple(tuple(kept.seeds) for kept in gathered(whole).kept)),
                 plan=Plan(steps=config.regenerate.steps, precision="bf16"),
                 rewards=(RewardSpec(name="clipscore"),),
                 images="png",
@@ -187,6 +188,11 @@ def resumed(half: Run, bereft: Run, service: Service) -> Run:
     return go(service, half.config.output, "iterations=2", resume=True)
 
 
+def gathered(run: Run) -> Gathered:
+    assert run.result.gathered is not None
+    return run.result.gathered
+
+
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
@@ -201,11 +207,13 @@ def test_a_run_goes_through_its_phases(whole: Run) -> None:
 
 def test_its_metrics_say_what_happened_and_nothing_of_runs_before(whole: Run) -> None:
     events = [(line["event"], line["version"]) for line in whole.metrics]
-    assert events == [("evaluation", 0), ("fidelity", 0), ("iteration", 1), ("iteration", 2), ("evaluation", 2)]
+    each = [(event, version) for version in (1, 2) for event in ("iteration", "push")]
+    assert events == [("evaluation", 0), ("fidelity", 0), *each, ("evaluation", 2)]
     for line in whole.metrics:
         if line["event"] == "iteration":
             assert (line["precision"], line["numerics"]) == ("nvfp4", "emulated")
-            assert line["seconds"].keys() == {"explore", "regenerate", "train", "push"}
+            assert line["seconds"].keys() == {"explore", "regenerate", "train"}
+            assert line["rewards"].keys() == {"clipscore"}
             assert line["loss"] < 99
             assert line["grad_norm"] > 0
             assert line["reward_best"] >= line["reward_worst"] - 0.05
@@ -235,7 +243,7 @@ def test_the_seeds_kept_are_the_best_and_worst_of_what_the_service_says(
     whole: Run, asked_again: tuple[RolloutAnswer, list[torch.Tensor]]
 ) -> None:
     answer, _ = asked_again
-    for group, kept in zip(answer.groups, whole.result.kept, strict=True):
+    for group, kept in zip(answer.groups, gathered(whole).kept, strict=True):
         assert group.prompt_id == kept.prompt.id
         index = best_worst(group.scores, 8)
         assert kept.seeds == [group.seeds[i] for i in index]
@@ -245,8 +253,7 @@ def test_the_seeds_kept_are_the_best_and_worst_of_what_the_service_says(
 def test_a_regenerated_candidate_is_the_services_bf16_image_of_its_seed(
     whole: Run, asked_again: tuple[RolloutAnswer, list[torch.Tensor]]
 ) -> None:
-    made = whole.result.regenerated
-    assert made is not None
+    made = gathered(whole).made
     assert made.images.shape == (2, 8, 3, 64, 64)
     theirs = torch.stack(asked_again[1])
     # Its PNGs are rounded to whole values once more.
@@ -259,7 +266,7 @@ def test_a_run_in_parts_is_the_whole_run_bit_for_bit(whole: Run, half: Run, resu
     assert [line["iteration"] for line in resumed.watcher.lines] == [1]
     assert same(resumed.state, whole.state)
     assert [resumed.adapter_digest(v) for v in (1, 2)] == [whole.adapter_digest(v) for v in (1, 2)]
-    assert [kept.seeds for kept in resumed.result.kept] == [kept.seeds for kept in whole.result.kept]
+    assert [kept.seeds for kept in gathered(resumed).kept] == [kept.seeds for kept in gathered(whole).kept]
     assert all(torch.equal(v, whole.result.after.scores[name]) for name, v in resumed.result.after.scores.items())
     assert all(torch.equal(v, whole.result.before.scores[name]) for name, v in resumed.result.before.scores.items())
 
@@ -270,6 +277,38 @@ def test_a_resumed_runs_metrics_tell_each_iteration_once(whole: Run, resumed: Ru
         return [{k: v for k, v in m.items() if k not in free} for m in run.metrics if m["event"] == "iteration"]
 
     assert iterations(resumed) == iterations(whole)
+
+
+def test_a_resumed_run_measures_its_base_once(whole: Run, resumed: Run) -> None:
+    def once(run: Run) -> list[tuple[str, int]]:
+        return [(m["event"], m["version"]) for m in run.metrics if m["event"] in ("evaluation", "fidelity")]
+
+    assert once(resumed) == [("evaluation", 0), ("fidelity", 0), ("evaluation", 1), ("evaluation", 2)]
+    assert resumed.result.spearman == whole.result.spearman
+    for phase in ("explore", "regenerate", "train"):
+        lines = [m["seconds"][phase] for m in resumed.metrics if m["event"] == "iteration"]
+        assert resumed.result.seconds[phase] == pytest.approx(sum(lines))
+
+
+def test_a_push_that_fails_loses_no_line_and_is_made_up_for(service: Service, folder: Path) -> None:
+    output, watcher = folder / "unpushed", Watcher()
+    real = Explorer.push
+
+    def failing(self: Explorer, version: int, adapter: bytes) -> None:
+        if version:
+            raise ConnectionError("gone")
+        real(self, version, adapter)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Explorer, "push", failing)
+        with pytest.raises(ConnectionError):
+            go(service, output, "iterations=1", watcher=watcher)
+    assert watcher.lines == []
+    resumed = go(service, output, "iterations=1", resume=True)
+    events = [(m["event"], m["version"]) for m in resumed.metrics]
+    assert events == [("evaluation", 0), ("fidelity", 0), ("iteration", 1), ("evaluation", 1)]
+    assert [info.version for info in resumed.held.versions] == [0, 1]
+    assert resumed.held.versions[1].digest == resumed.adapter_digest(1) == resumed.metrics[2]["digest"]
 
 
 def test_an_empty_store_is_filled_again_when_a_run_is_resumed(half: Run, resumed: Run) -> None:

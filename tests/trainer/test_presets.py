@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from solrl_rollout.settings import Settings
 from solrl_trainer.config import RunConfig
-from solrl_trainer.presets import ConfigError, names, resolve
+from solrl_trainer.presets import RECIPES, ConfigError, names, resolve
 
 PRESET = "mini-sana/sol_rl/clipscore"
 PROGRAM = str(Path(sys.executable).parent / "solrl-train")
@@ -17,7 +18,7 @@ PROGRAM = str(Path(sys.executable).parent / "solrl-train")
 def test_every_preset_resolves(name: str) -> None:
     resolved = resolve(name)
     assert resolved.config.preset == name
-    assert resolved.config.reward == name.rpartition("/")[2]
+    assert resolved.config.rewards == {name.rpartition("/")[2]: 1.0}
     assert resolved.config.explore.keep <= resolved.config.explore.candidates
     assert RunConfig.model_validate_json(resolved.config.model_dump_json()) == resolved.config
 
@@ -72,7 +73,7 @@ def test_later_layers_win_and_say_so() -> None:
 def test_a_model_wins_over_defaults_and_a_file_over_the_model() -> None:
     resolved = resolve(PRESET)
     assert resolved.sources["optimizer.learning_rate"] == "model mini-sana"
-    assert resolved.sources["reward"] == "reward clipscore"
+    assert resolved.sources["rewards"] == "reward clipscore"
     changed = resolve(PRESET, file={"optimizer": {"learning_rate": 5e-4}})
     assert changed.config.optimizer.learning_rate == 5e-4
     assert changed.sources["optimizer.learning_rate"] == "file"
@@ -89,8 +90,8 @@ def test_files_may_be_nested_or_dotted() -> None:
 def test_every_setting_has_a_source() -> None:
     resolved = resolve(PRESET)
     dumped = resolved.config.model_dump()
-    keys = {f"{k}.{inner}" for k, v in dumped.items() if isinstance(v, dict) for inner in v}
-    keys |= {k for k, v in dumped.items() if not isinstance(v, dict)}
+    sections = {k: v for k, v in dumped.items() if isinstance(v, dict) and k != "rewards"}
+    keys = {f"{k}.{inner}" for k, v in sections.items() for inner in v} | (dumped.keys() - sections.keys())
     assert resolved.sources.keys() == keys
 
 
@@ -218,3 +219,37 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 def test_presets_are_listed() -> None:
     assert command("presets").stdout.split() == names()
+
+
+def test_rewards_are_weighed_from_a_file_as_from_the_command_line() -> None:
+    wanted = {"clipscore": 0.5, "hpsv2": 1.0, "pickscore": 0.0}
+    by_file = resolve(PRESET, file={"rewards": wanted})
+    by_override = resolve(PRESET, overrides=["rewards={clipscore: 0.5, hpsv2: 1.0, pickscore: 0}"])
+    assert by_file.config.rewards == by_override.config.rewards == wanted
+    assert [(spec.name, spec.weight) for spec in by_file.config.trained] == [("clipscore", 0.5), ("hpsv2", 1.0)]
+    with pytest.raises(ConfigError, match="every reward has weight 0"):
+        resolve(PRESET, overrides=["rewards={clipscore: 0}"])
+
+
+@pytest.mark.parametrize(
+    ("model", "served"),
+    [
+        ("mini-sana", "mini-sana"),
+        ("black-forest-labs/FLUX.1-dev", "flux.1-dev"),
+        ("/models/My Model (v2)/", "my-model--v2"),
+    ],
+)
+def test_a_model_is_asked_for_by_the_name_that_the_service_gives_it(model: str, served: str) -> None:
+    config = resolve(PRESET, overrides=[f"model={model}"]).config
+    assert config.model_name == served == Settings(model=model).served_as
+    assert resolve(PRESET, overrides=[f"model={model}", "served_as=other"]).config.model_name == "other"
+
+
+def test_recipes_differ_in_what_makes_the_trained_samples() -> None:
+    explore = {recipe: resolve(f"flux1/{recipe}/hpsv2").config.explore for recipe in RECIPES}
+    assert {recipe: (e.source, e.precision, e.steps, e.candidates, e.keep) for recipe, e in explore.items()} == {
+        "diffusionnft": ("local", "bf16", 10, 24, 24),
+        "naive_scaling": ("local", "bf16", 10, 96, 24),
+        "naive_quant": ("local", "nvfp4", 10, 96, 24),
+        "sol_rl": ("service", "nvfp4", 6, 96, 24),
+    }

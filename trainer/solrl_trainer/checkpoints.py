@@ -17,7 +17,10 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import CURRENT, OLD, Policy
 
 # What may change between a run and its continuation.
-_FREE = {"iterations", "rollout_url", "output", "device", "checkpoint_every", "keep_checkpoints", "evaluate"}
+_FREE = {
+    *("iterations", "rollout_url", "served_as", "output", "device"),
+    *("checkpoint_every", "keep_checkpoints", "evaluate"),
+}
 
 
 @dataclass(frozen=True)

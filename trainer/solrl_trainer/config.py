@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from solrl_proto.identifiers import RunName, Seed
+from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
+from solrl_proto.rollouts import RewardSpec, Solver
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -16,13 +17,16 @@ class Section(BaseModel):
 
 
 class Explore(Section):
-    """Cheap candidates, made by the service."""
+    """The candidates of each prompt."""
 
+    source: Literal["service", "local"] = "service"
+    """service: cheap candidates name the seeds that are made again and trained on.
+    local: candidates are made here, and the kept ones themselves are trained on."""
     prompts: Positive = 48
     """Prompt groups an iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96
     keep: Annotated[int, Field(ge=2)] = 24
-    """Seeds kept of a group, half best and half worst."""
+    """Kept of a group, half best and half worst."""
     steps: Positive = 6
     precision: Literal["auto", "nvfp4", "bf16"] = "nvfp4"
 
@@ -85,7 +89,7 @@ class Evaluate(Section):
     every: Annotated[int, Field(ge=0)] = 0
     """Iterations between evaluations; 0 is before and after only."""
     rewards: tuple[str, ...] = ()
-    """Judged besides the trained reward."""
+    """Judged besides the trained rewards."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
     """Held-out prompts on which proxy and BF16 rewards are compared over all candidates; 0 is none."""
 
@@ -95,7 +99,13 @@ class RunConfig(Section):
 
     preset: str
     model: str
-    reward: str
+    """Registered name, local folder in diffusers format, or hub id."""
+    revision: str | None = None
+    """Hub commit or tag of the model."""
+    served_as: ModelName | None = None
+    """The model's name at the service, where that was started with --name."""
+    rewards: Annotated[dict[str, float], Field(min_length=1)]
+    """Reward → weight in the score; one of weight 0 is logged and not trained."""
     rollout_url: str = "http://127.0.0.1:8100"
     run: RunName
     output: Path
@@ -105,6 +115,7 @@ class RunConfig(Section):
     seed: Seed = 42
     device: str = "auto"
     guidance: Annotated[float, Field(ge=1)] = 1.0
+    solver: Solver = "euler"
     explore: Explore = Explore()
     regenerate: Regenerate = Regenerate()
     lora: Lora = Lora()
@@ -113,3 +124,19 @@ class RunConfig(Section):
     evaluate: Evaluate = Evaluate()
     checkpoint_every: Positive = 1
     keep_checkpoints: Positive = 2
+
+    @property
+    def model_name(self) -> str:
+        """What the service calls the model."""
+        return self.served_as or default_model_name(self.model)
+
+    @property
+    def trained(self) -> tuple[RewardSpec, ...]:
+        """The rewards that make the score."""
+        return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight)
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> Self:
+        if not self.trained:
+            raise ValueError("every reward has weight 0; give one that is trained another weight")
+        return self

@@ -38,6 +38,7 @@ def evaluate(
     *,
     seeds: int,
     steps: int,
+    solver: str = "euler",
     guidance: float = 1.0,
 ) -> Evaluation:
     """Generate `seeds` images a prompt, always from the same seeds, and score them with every loaded reward."""
@@ -47,7 +48,7 @@ def evaluate(
     for start in range(0, len(pairs), CHUNK):
         chunk = pairs[start : start + CHUNK]
         texts = [prompt.text for prompt, _ in chunk]
-        made = generator.generate(texts, [seed for _, seed in chunk], steps=steps, guidance=guidance)
+        made = generator.generate(texts, [seed for _, seed in chunk], steps=steps, solver=solver, guidance=guidance)
         scored = rewards.score(rewards.names, made.images, texts, [prompt.metadata for prompt, _ in chunk])
         for name, values in scored.items():
             scores[name].append(values)

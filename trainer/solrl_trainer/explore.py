@@ -1,19 +1,15 @@
-"""Exploration over HTTP, and regeneration of what it found."""
+"""Exploration over HTTP, and selection from what it found."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from solrl_core.generator import Generator
-from solrl_core.rewards import RewardSet
-from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import (
     AdapterRef,
     Candidates,
     Plan,
     PromptItem,
-    RewardSpec,
     RolloutAnswer,
     RolloutRequest,
 )
@@ -32,15 +28,6 @@ class Kept:
     proxy: torch.Tensor
 
 
-@dataclass(frozen=True)
-class Regenerated:
-    """The kept seeds in BF16: latents x0 [groups, kept, ...], images, and their true rewards [groups, kept]."""
-
-    latents: torch.Tensor
-    images: torch.Tensor
-    rewards: torch.Tensor
-
-
 class Explorer:
     """Asks the service for candidates under exact adapter versions."""
 
@@ -53,7 +40,7 @@ class Explorer:
 
         A store that lost this run (or never had it) takes it as the run's first version.
         """
-        run, model = self._config.run, self._config.model
+        run, model = self._config.run, self._config.model_name
         parent = version - 1 if version else None
         try:
             self._client.push(run, version, parent, model, adapter)
@@ -67,18 +54,24 @@ class Explorer:
         explore = self._config.explore
         return self._client.rollouts(
             RolloutRequest(
-                model=self._config.model,
+                model=self._config.model_name,
                 adapter=AdapterRef(run=self._config.run, version=version),
                 prompts=tuple(prompts),
                 candidates=Candidates(count=explore.candidates, seed_root=seed_root),
-                plan=Plan(steps=explore.steps, precision=explore.precision, guidance=self._config.guidance),
-                rewards=(RewardSpec(name=self._config.reward),),
+                plan=plan(self._config),
+                rewards=self._config.trained,
             )
         )
 
-    def seed_root(self, iteration: int) -> int:
-        """The seed root of an iteration."""
-        return expand_seeds(self._config.seed, f"explore/{iteration}", 1)[0]
+
+def plan(config: RunConfig) -> Plan:
+    """How the service is to make the candidates."""
+    return Plan(
+        steps=config.explore.steps,
+        solver=config.solver,
+        guidance=config.guidance,
+        precision=config.explore.precision,
+    )
 
 
 def keep(answer: RolloutAnswer, prompts: Sequence[PromptItem], count: int) -> list[Kept]:
@@ -94,17 +87,3 @@ def keep(answer: RolloutAnswer, prompts: Sequence[PromptItem], count: int) -> li
         index = best_worst(group.scores, count)
         kept.append(Kept(prompt, [group.seeds[i] for i in index], torch.tensor([group.scores[i] for i in index])))
     return kept
-
-
-def regenerate(kept: Sequence[Kept], generator: Generator, rewards: RewardSet, config: RunConfig) -> Regenerated:
-    """Make exactly the kept seeds again in BF16 under the behaviour policy, and score them with the true images."""
-    latents, images, scores = [], [], []
-    for group in kept:
-        texts, metadata = [group.prompt.text] * len(group.seeds), [group.prompt.metadata] * len(group.seeds)
-        made = generator.generate(
-            group.prompt.text, group.seeds, steps=config.regenerate.steps, guidance=config.guidance
-        )
-        latents.append(made.latents)
-        images.append(made.images.cpu())
-        scores.append(rewards.score([config.reward], made.images, texts, metadata)[config.reward])
-    return Regenerated(torch.stack(latents), torch.stack(images), torch.stack(scores))

@@ -2,25 +2,26 @@
 
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from solrl_core.adapter import adapter_digest, decode_adapter, encode_adapter
+from solrl_core.adapter import adapter_digest, encode_adapter
 from solrl_core.families.base import stack
 from solrl_core.fidelity import rank_fidelity
-from solrl_core.lora import adapter_layout
-from solrl_proto.problems import ProblemError
 
 from solrl_trainer import checkpoints
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import Evaluation, evaluate
-from solrl_trainer.explore import Kept, Regenerated, keep, regenerate
+from solrl_trainer.explore import Kept
 from solrl_trainer.metrics import Metrics, Stopwatch
 from solrl_trainer.objectives.nft import group_advantages
 from solrl_trainer.policy import OLD
 from solrl_trainer.prompts import prompts_of_iteration
+from solrl_trainer.rollouts import Gathered, merge, regenerate, seed_root
 from solrl_trainer.session import Session
 from solrl_trainer.update import Samples, train_on
 
@@ -32,7 +33,7 @@ class Reporter(Protocol):
         """A phase of an iteration begins."""
 
     def finished(self, line: dict[str, Any]) -> None:
-        """An iteration is done; `line` is what metrics.jsonl got."""
+        """An iteration is done; `line` is what metrics.jsonl got, with the seconds of the push."""
 
     def note(self, text: str) -> None:
         """Something worth a line."""
@@ -47,10 +48,10 @@ class Result:
     before: Evaluation
     after: Evaluation
     seconds: dict[str, float]
+    """By phase, and in all; of a resumed run, what went before is counted in."""
     spearman: float | None
-    kept: list[Kept]
-    """The last iteration's selection."""
-    regenerated: Regenerated | None
+    gathered: Gathered | None
+    """The last iteration's samples."""
 
 
 def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Result:
@@ -63,12 +64,11 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
     metrics = Metrics(config.output / "metrics.jsonl")
     folder = config.output / "checkpoints"
     found = checkpoints.latest(folder, config) if resume else None
-    total = Stopwatch()
     started = time.perf_counter()
-    with RolloutClient(config.rollout_url) as client:
-        reporter.note(f"loading {config.model} and comparing digests with {client.url}")
-        session = Session.open(config, client)
-        policy, explorer = session.policy, session.explorer
+    with _client(config) as client:
+        reporter.note(f"loading {config.model}" + (f" and comparing digests with {client.url}" if client else ""))
+        session = Session.open(config, client, reporter.note)
+        policy, rollouts = session.policy, session.rollouts
 
         version = 0
         if found is not None:
@@ -77,138 +77,139 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
             reporter.note(f"continuing after {version} iterations")
         # A run that stopped before its first checkpoint leaves lines too.
         metrics.rewind(version if found is not None else -1)
+        earlier = metrics.seconds()
         pushed = found.adapter if found is not None else encode_adapter(policy.adapter(policy.tensors(OLD)))
-        serve(session, pushed)
-        explorer.push(version, pushed)
+        rollouts.push(version, pushed)
 
-        with total.measure("evaluate"):
-            session.generator.set_adapter(None)
-            before = _evaluation(session, metrics, reporter, 0)
-            spearman = _fidelity(session, version, metrics, reporter)
-        serve(session, pushed)
+        clock = Stopwatch()
+        with clock.measure("evaluate"):
+            before = _evaluate(session, metrics, reporter, 0)
+            _measure_fidelity(session, pushed, version, metrics, reporter)
 
-        kept: list[Kept] = []
-        made: Regenerated | None = None
+        gathered: Gathered | None = None
         for iteration in range(version, config.iterations):
             watch = Stopwatch()
+            phase = _phases(reporter, watch, iteration)
             prompts = prompts_of_iteration(session.train_prompts, config.explore.prompts, config.seed, iteration)
+            gathered = rollouts.gather(prompts, iteration, phase)
 
-            reporter.phase(iteration, "explore")
-            with watch.measure("explore"):
-                root = explorer.seed_root(iteration)
-                try:
-                    answer = explorer.explore(prompts, iteration, root)
-                except ProblemError as error:
-                    if error.problem.kind not in ("run-not-found", "version-not-found"):
-                        raise
-                    reporter.note("the service has lost this run's adapter; pushing it again")
-                    explorer.push(iteration, pushed)
-                    answer = explorer.explore(prompts, iteration, root)
-                kept = keep(answer, prompts, config.explore.keep)
-
-            reporter.phase(iteration, "regenerate")
-            with watch.measure("regenerate"):
-                made = regenerate(kept, session.generator, session.rewards, config)
-
-            reporter.phase(iteration, "train")
-            with watch.measure("train"):
-                samples = _samples(session, kept, made)
-                update = train_on(samples, policy, session.backbone, session.optimizer, config, iteration)
+            with phase("train"):
+                update = train_on(
+                    _samples(session, gathered), policy, session.backbone, session.optimizer, config, iteration
+                )
                 objective = config.objective
                 policy.decay_old(min(objective.decay_rate * (iteration + 1), objective.decay_max))
                 policy.average(iteration, objective.ema)
-
-            reporter.phase(iteration, "push")
-            with watch.measure("push"):
                 pushed = encode_adapter(policy.adapter(policy.tensors(OLD)))
-                if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.iterations:
-                    checkpoints.save(folder, iteration + 1, pushed, policy, session.optimizer, config)
-                explorer.push(iteration + 1, pushed)
-                serve(session, pushed)
 
-            line = {
-                "iteration": iteration,
-                "version": iteration + 1,
-                "proxy_mean": sum(sum(g.scores) for g in answer.groups) / sum(len(g.scores) for g in answer.groups),
-                "reward_best": float(made.rewards[:, : config.explore.keep // 2].mean()),
-                "reward_worst": float(made.rewards[:, config.explore.keep // 2 :].mean()),
-                "precision": answer.precision,
-                "numerics": answer.numerics,
-                "digest": adapter_digest(pushed),
-                **update,
-                "seconds": watch.seconds,
-            }
+            # The line comes before the checkpoint, which comes before the push: a run that breaks off at any of
+            # them and is resumed neither loses a line nor pushes other bytes under the same version.
+            line = _line(iteration, gathered, pushed, update, watch, config)
             metrics.log("iteration", **line)
-            reporter.finished(line)
-            for phase, seconds in watch.seconds.items():
-                total.seconds[phase] = total.seconds.get(phase, 0.0) + seconds
+            if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.iterations:
+                checkpoints.save(folder, iteration + 1, pushed, policy, session.optimizer, config)
+            with phase("push"):
+                rollouts.push(iteration + 1, pushed)
+            metrics.log("push", version=iteration + 1, seconds={"push": watch.seconds["push"]})
+            reporter.finished({**line, "seconds": watch.seconds})
+            clock.add(watch)
+
             every = config.evaluate.every
             if every and (iteration + 1) % every == 0 and iteration + 1 < config.iterations:
-                with total.measure("evaluate"):
-                    _evaluate_average(session, metrics, reporter, iteration + 1)
-                serve(session, pushed)
+                with clock.measure("evaluate"):
+                    _evaluate(session, metrics, reporter, iteration + 1)
+                    merge(session.generator, pushed)
 
-        with total.measure("evaluate"):
-            after = _evaluate_average(session, metrics, reporter, config.iterations)
-    total.seconds["total"] = time.perf_counter() - started
+        with clock.measure("evaluate"):
+            after = _evaluate(session, metrics, reporter, config.iterations)
+    total = {"total": time.perf_counter() - started + sum(earlier.values())}
+    clock.seconds = {k: clock.seconds.get(k, 0.0) + earlier.get(k, 0.0) for k in {**earlier, **clock.seconds}}
     held_out = [prompt.text for prompt in session.test_prompts]
-    return Result(held_out, before, after, total.seconds, spearman, kept, made)
+    measured = metrics.last("fidelity")
+    return Result(held_out, before, after, clock.seconds | total, measured["spearman"] if measured else None, gathered)
 
 
-def serve(session: Session, adapter: bytes) -> None:
-    """Merge the adapter that the service serves, from the same bytes, into the local generator."""
-    layout = adapter_layout(session.generator.transformer, session.backbone.lora_targets)
-    session.generator.set_adapter(decode_adapter(adapter, layout))
+def _client(config: RunConfig) -> AbstractContextManager[RolloutClient | None]:
+    return RolloutClient(config.rollout_url) if config.explore.source == "service" else nullcontext()
 
 
-def _samples(session: Session, kept: list[Kept], made: Regenerated) -> Samples:
-    advantages = group_advantages(made.rewards, global_std=session.config.objective.global_std)
-    rows = [session.generator.encode(k.prompt.text, session.config.guidance) for k in kept for _ in k.seeds]
+def _phases(reporter: Reporter, watch: Stopwatch, iteration: int) -> Callable[[str], AbstractContextManager[None]]:
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        reporter.phase(iteration, name)
+        with watch.measure(name):
+            yield
+
+    return phase
+
+
+def _samples(session: Session, gathered: Gathered) -> Samples:
+    made = gathered.made
+    advantages = group_advantages(made.scores, global_std=session.config.objective.global_std)
+    guidance = session.config.guidance
+    rows = [session.generator.encode(k.prompt.text, guidance) for k in gathered.kept for _ in k.seeds]
     return Samples(made.latents.flatten(0, 1), stack(rows), advantages.flatten())
 
 
-def _evaluate_average(session: Session, metrics: Metrics, reporter: Reporter, version: int) -> Evaluation:
-    session.generator.set_adapter(session.policy.adapter(session.policy.averaged))
-    return _evaluation(session, metrics, reporter, version)
+def _line(
+    iteration: int, gathered: Gathered, pushed: bytes, update: dict[str, float], watch: Stopwatch, config: RunConfig
+) -> dict[str, Any]:
+    half, made = config.explore.keep // 2, gathered.made
+    return {
+        "iteration": iteration,
+        "version": iteration + 1,
+        "proxy_mean": gathered.proxy_mean,
+        "reward_best": float(made.scores[:, :half].mean()),
+        "reward_worst": float(made.scores[:, half:].mean()),
+        "rewards": {name: float(values.mean()) for name, values in made.rewards.items()},
+        "precision": gathered.precision,
+        "numerics": gathered.numerics,
+        "digest": adapter_digest(pushed),
+        **update,
+        "seconds": dict(watch.seconds),
+    }
 
 
-def _evaluation(session: Session, metrics: Metrics, reporter: Reporter, version: int) -> Evaluation:
+def _evaluate(session: Session, metrics: Metrics, reporter: Reporter, version: int) -> Evaluation:
+    """Held-out prompts under the averaged weights; version 0 is the base."""
     settings = session.config.evaluate
     reporter.phase(version, "evaluate")
+    average = session.policy.adapter(session.policy.averaged)
+    session.generator.set_adapter(average if version else None)
     result = evaluate(
         session.generator,
         session.rewards,
         session.test_prompts,
         seeds=settings.seeds,
         steps=settings.steps,
+        solver=session.config.solver,
         guidance=session.config.guidance,
     )
     means = {name: result.mean(name) for name in result.scores}
-    metrics.log("evaluation", version=version, rewards=means)
+    if not any(line["version"] == version for line in metrics.lines("evaluation")):
+        metrics.log("evaluation", version=version, rewards=means)
     reporter.note(f"held out, version {version}: " + ", ".join(f"{k} {v:.4f}" for k, v in means.items()))
     return result
 
 
-def _fidelity(session: Session, version: int, metrics: Metrics, reporter: Reporter) -> float | None:
-    """Spearman of the service's proxy rewards against BF16 rewards over whole groups of held-out prompts."""
-    config = session.config
+def _measure_fidelity(session: Session, pushed: bytes, version: int, metrics: Metrics, reporter: Reporter) -> None:
+    """Rank correlation of the service's proxy with BF16 rewards, over whole groups of held-out prompts."""
+    config, explorer = session.config, session.explorer
+    merge(session.generator, pushed)
     prompts = session.test_prompts[: config.evaluate.fidelity_prompts]
-    if not prompts or version:
-        return None
+    if explorer is None or not prompts or version:
+        return
     reporter.phase(version, "fidelity")
-    answer = session.explorer.explore(prompts, version, session.explorer.seed_root(-1))
-    true = [
-        regenerate([Kept(p, list(g.seeds), torch.empty(0))], session.generator, session.rewards, config).rewards[0]
-        for p, g in zip(prompts, answer.groups, strict=True)
-    ]
+    answer = explorer.explore(prompts, version, seed_root(config, -1))
+    groups = [Kept(p, list(g.seeds), torch.empty(0)) for p, g in zip(prompts, answer.groups, strict=True)]
+    true = regenerate(groups, session.generator, session.rewards, config).scores
     proxy = torch.tensor([group.scores for group in answer.groups])
-    fidelity = rank_fidelity(proxy, torch.stack(true), config.explore.keep)
+    fidelity = rank_fidelity(proxy, true, config.explore.keep)
     if not math.isfinite(fidelity.spearman):
         reporter.note("the rewards of a whole group are equal: no rank correlation can be given")
-        return None
+        return
     metrics.log("fidelity", version=version, prompts=len(prompts), **vars(fidelity))
     reporter.note(
         f"{answer.precision} at {config.explore.steps} steps against BF16 at {config.regenerate.steps}: "
         f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {proxy.shape[1]}"
     )
-    return fidelity.spearman

@@ -28,6 +28,22 @@ class Metrics:
             kept = [line for line in lines if line.get("version", 0) <= version and line["event"] != "result"]
             self._path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        """The lines of one kind so far."""
+        return [line for line in read_metrics(self._path) if line["event"] == event] if self._path.is_file() else []
+
+    def last(self, event: str) -> dict[str, Any] | None:
+        """The newest line of one kind."""
+        return next(iter(self.lines(event)[::-1]), None)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, over all iterations so far."""
+        total: dict[str, float] = {}
+        for line in [*self.lines("iteration"), *self.lines("push")]:
+            for phase, seconds in line["seconds"].items():
+                total[phase] = total.get(phase, 0.0) + seconds
+        return total
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a metrics file; a last line cut short by a crash is left out."""
@@ -45,6 +61,11 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+
+    def add(self, other: "Stopwatch") -> None:
+        """Count another's time too."""
+        for phase, seconds in other.seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     @contextmanager
     def measure(self, phase: str) -> Iterator[None]:

@@ -14,26 +14,49 @@ from pydantic import ValidationError
 
 from solrl_trainer.config import RunConfig
 
+_MINIATURE = {
+    "prompts": "shapes",
+    "iterations": 40,
+    "explore.prompts": 8,
+    "optimizer.learning_rate": 1.5e-3,
+    "optimizer.updates": 6,
+    "optimizer.batch": 48,
+    "evaluate.steps": 10,
+    "evaluate.rewards": ("verifier", "verifier_graded"),
+}
 MODELS: dict[str, dict[str, Any]] = {
-    "mini-sana": {
-        "model": "mini-sana",
-        "prompts": "shapes",
-        "iterations": 40,
-        "explore.prompts": 8,
-        "optimizer.learning_rate": 1.5e-3,
-        "optimizer.updates": 6,
-        "optimizer.batch": 48,
-        "evaluate.steps": 10,
-        "evaluate.rewards": ("verifier", "verifier_graded"),
-    },
+    "mini-sana": {"model": "mini-sana", **_MINIATURE},
     "sana": {
         "model": "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers",
         "prompts": "prompts",
         "optimizer.batch": 16,
     },
+    "sd3": {
+        "model": "stabilityai/stable-diffusion-3.5-large",
+        "prompts": "prompts",
+        "solver": "dpm2",
+        "optimizer.batch": 4,
+        "optimizer.max_grad_norm": 0.002,
+    },
+    "flux1": {
+        "model": "black-forest-labs/FLUX.1-dev",
+        "prompts": "prompts",
+        "solver": "dpm2",
+        "optimizer.batch": 12,
+        "objective.timestep_fraction": 0.4,
+        "evaluate.steps": 28,
+    },
 }
-RECIPES: dict[str, dict[str, Any]] = {"sol_rl": {}}
-REWARDS: dict[str, dict[str, Any]] = {"clipscore": {"reward": "clipscore"}}
+_LOCAL = {"explore.source": "local", "explore.steps": 10}
+RECIPES: dict[str, dict[str, Any]] = {
+    "diffusionnft": {**_LOCAL, "explore.precision": "bf16", "explore.candidates": 24},
+    "naive_scaling": {**_LOCAL, "explore.precision": "bf16"},
+    "naive_quant": {**_LOCAL, "explore.precision": "nvfp4"},
+    "sol_rl": {},
+}
+REWARDS: dict[str, dict[str, Any]] = {
+    name: {"rewards": {name: 1.0}} for name in ("clipscore", "pickscore", "hpsv2", "imagereward")
+}
 
 
 class ConfigError(ValueError):
@@ -86,19 +109,19 @@ def resolve(
         raise ConfigError(f"got a settings file that holds a {type(file).__name__}; expected a mapping of settings")
     parts = preset.split("/")
     if len(parts) != 3:
-        raise ConfigError(f"got preset {preset!r}; expected <model>/<recipe>/<reward>, e.g. {names()[0]}")
+        raise ConfigError(f"got preset {preset!r}; expected <model>/<recipe>/<reward>, e.g. mini-sana/sol_rl/clipscore")
     model, recipe, reward = parts
+    known = set(_flatten_fields())
     layers: list[tuple[str, Mapping[str, Any]]] = [
         (f"model {model}", _pick(MODELS, "model", model)),
         (f"recipe {recipe}", _pick(RECIPES, "recipe", recipe)),
         (f"reward {reward}", _pick(REWARDS, "reward", reward)),
-        ("file", _flatten(file or {})),
+        ("file", _flatten(file or {}, known)),
         ("--set", dict(_parse(override) for override in overrides)),
         ("command line", {k: v for k, v in (arguments or {}).items() if v is not None}),
     ]
     values: dict[str, Any] = {"preset": preset, "run": preset.replace("/", "-"), "output": "runs/" + parts[0]}
     sources = dict.fromkeys(values, "preset")
-    known = set(_flatten_fields())
     for source, layer in layers:
         for key, value in layer.items():
             if key not in known:
@@ -128,11 +151,11 @@ def _parse(override: str) -> tuple[str, Any]:
         raise ConfigError(f"got --set {override!r}; expected a value in YAML ({error})") from error
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(values: Mapping[str, Any], known: set[str], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping) and prefix + key not in known:
+            flat |= _flatten(value, known, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat

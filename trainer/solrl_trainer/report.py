@@ -70,7 +70,7 @@ def data_uri(image: torch.Tensor) -> str:
 def _content(folder: Path) -> dict[str, Any]:
     config, result = _read(folder / "config.json"), _read(folder / "result.json")
     lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
-    iterations = _latest(lines, "iteration")
+    iterations = _with_push(_latest(lines, "iteration"), _latest(lines, "push"))
     evaluations = _latest(lines, "evaluation")
     measured = [line for line in lines if line["event"] == "fidelity"]
     try:
@@ -87,7 +87,8 @@ def _content(folder: Path) -> dict[str, Any]:
         "title": facts.get("run", folder.name),
         "preset": facts.get("preset"),
         "model": facts.get("model"),
-        "trained_reward": (config or {}).get("reward"),
+        "trained": [name for name, weight in (config or {}).get("rewards", {}).items() if weight],
+        "source": explore.get("source", "service"),
         "images": (result or {}).get("images"),
         "finished": result is not None,
         "done": iterations[-1]["version"] if iterations else 0,
@@ -123,6 +124,12 @@ def _latest(lines: Sequence[dict[str, Any]], event: str) -> list[dict[str, Any]]
     """One line a version, in order; a resumed run logs its first evaluation again."""
     found = {line["version"]: line for line in lines if line["event"] == event}
     return [found[version] for version in sorted(found)]
+
+
+def _with_push(iterations: list[dict[str, Any]], pushes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Iterations with the seconds of their push, which is logged by itself."""
+    seconds = {line["version"]: line["seconds"] for line in pushes}
+    return [line | {"seconds": line["seconds"] | seconds.get(line["version"], {})} for line in iterations]
 
 
 def _served(iterations: Sequence[dict[str, Any]]) -> str:

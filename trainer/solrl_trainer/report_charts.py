@@ -14,9 +14,9 @@ def reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
     if not iterations:
         return None
     series = [
-        Series("kept best, BF16", "best", [line["reward_best"] for line in iterations]),
-        Series("kept worst, BF16", "worst", [line["reward_worst"] for line in iterations]),
-        Series("all candidates, proxy", "proxy", [line["proxy_mean"] for line in iterations]),
+        Series("kept best", "best", [line["reward_best"] for line in iterations]),
+        Series("kept worst", "worst", [line["reward_worst"] for line in iterations]),
+        Series("all candidates", "proxy", [line["proxy_mean"] for line in iterations]),
     ]
     return line_chart("Mean reward per iteration", _numbers(iterations), series, band=True)
 

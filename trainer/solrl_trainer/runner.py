@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, RolloutRequest
+from solrl_proto.rollouts import AdapterRef, Candidates, RolloutRequest
 
 from solrl_trainer import checkpoints
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import paired_gain
+from solrl_trainer.explore import plan
 from solrl_trainer.gallery import Pair, load_gallery, save_gallery
 from solrl_trainer.grid import write_grid
 from solrl_trainer.images import from_png
@@ -65,7 +66,7 @@ def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
         "preset": config.preset,
         "run": config.run,
         "iterations": config.iterations,
-        "images": result.before.scores[config.reward].numel(),
+        "images": next(iter(result.before.scores.values())).numel(),
         "rewards": rewards,
         "spearman": result.spearman,
         "seconds": result.seconds,
@@ -98,24 +99,25 @@ def _save_images(config: RunConfig, result: Result) -> None:
 
 def _best_and_worst(config: RunConfig, result: Result) -> tuple[list[Pair], torch.Tensor | None, torch.Tensor | None]:
     """Some kept seeds of the last iteration: what the service saw beside what was trained on."""
-    if result.regenerated is None:
+    gathered = result.gathered
+    if gathered is None or config.explore.source != "service":
         return [], None, None
     pairs, explored, regenerated = [], [], []
     half = config.explore.keep // 2
     for group, images, true in zip(
-        result.kept[:_SHOWN_PROMPTS], result.regenerated.images, result.regenerated.rewards, strict=False
+        gathered.kept[:_SHOWN_PROMPTS], gathered.made.images, gathered.made.scores, strict=False
     ):
         each = min(_SHOWN_EACH, half)
         index = [*range(each), *range(len(group.seeds) - each, len(group.seeds))]
         with RolloutClient(config.rollout_url) as client:
             answer = client.rollouts(
                 RolloutRequest(
-                    model=config.model,
+                    model=config.model_name,
                     adapter=AdapterRef(run=config.run, version=config.iterations - 1),
                     prompts=(group.prompt,),
                     candidates=Candidates(seeds=(tuple(group.seeds[i] for i in index),)),
-                    plan=Plan(steps=config.explore.steps, precision=config.explore.precision, guidance=config.guidance),
-                    rewards=(RewardSpec(name=config.reward),),
+                    plan=plan(config),
+                    rewards=config.trained,
                     images="png",
                 )
             )

@@ -1,5 +1,6 @@
 """What a run holds: model, rewards, policies, client; loaded once, and checked against the service."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +17,12 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.explore import Explorer
 from solrl_trainer.policy import Policy
 from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.rollouts import LocalRollouts, Rollouts, ServiceRollouts
 
 
 @dataclass
 class Session:
-    """The parts of a run. `generator` is the BF16 one with the behaviour policy merged while training."""
+    """The parts of a run. `generator` is the BF16 one, with the behaviour policy merged while training."""
 
     config: RunConfig
     backbone: Backbone
@@ -28,13 +30,20 @@ class Session:
     generator: Generator
     policy: Policy
     optimizer: torch.optim.AdamW
-    explorer: Explorer
+    explorer: Explorer | None
+    """Asks the service; None where the recipe has none."""
+    rollouts: Rollouts
     train_prompts: list[PromptItem]
     test_prompts: list[PromptItem]
 
     @classmethod
-    def open(cls, config: RunConfig, client: RolloutClient) -> "Session":
+    def open(cls, config: RunConfig, client: RolloutClient | None, note: Callable[[str], None]) -> "Session":
         """Load everything and refuse a service that differs from what is loaded here.
+
+        Args:
+            config: the run's settings.
+            client: the service; None for recipes that roll out here.
+            note: told what is worth a line.
 
         Raises:
             ProblemError: the service is not there, does not host the model, or differs (names the part).
@@ -42,11 +51,14 @@ class Session:
         """
         folder = find_prompts(config.prompts)
         train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
-        client.model(config.model)
-        backbone = load_backbone(config.model, device=_device(config.device))
-        rewards = RewardSet.load([config.reward, *config.evaluate.rewards], backbone)
-        check_service(client, config, backbone, rewards)
+        if client is not None:
+            client.model(config.model_name)  # before anything large is loaded
+        backbone = load_backbone(config.model, device=_device(config.device), revision=config.revision)
+        rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone)
+        if client is not None:
+            check_service(client, config, backbone, rewards)
         generator = Generator(backbone, "bf16")
+        explorer, rollouts = _rollouts(config, client, generator, rewards, note)
         policy = Policy(backbone, config.lora, config.seed)
         settings = config.optimizer
         optimizer = torch.optim.AdamW(
@@ -63,7 +75,8 @@ class Session:
             generator=generator,
             policy=policy,
             optimizer=optimizer,
-            explorer=Explorer(client, config),
+            explorer=explorer,
+            rollouts=rollouts,
             train_prompts=train,
             test_prompts=test[: config.evaluate.prompts],
         )
@@ -77,19 +90,36 @@ def check_service(client: RolloutClient, config: RunConfig, backbone: Backbone, 
     """
     hosted = client.models()
     check_noise_contract(hosted.noise)
-    model = client.model(config.model)
-    if config.reward not in model.rewards:
+    model = client.model(config.model_name)
+    wanted = [spec.name for spec in config.trained]
+    missing = sorted(set(wanted) - set(model.rewards))
+    if missing:
         raise ProblemError(
             "reward-not-loaded",
             422,
             "Reward not loaded",
-            f"the service at {client.url} does not score {config.reward!r}",
-            got=config.reward,
+            f"the service at {client.url} does not score {', '.join(missing)}",
+            got=wanted,
             expected=sorted(model.rewards),
-            action=f"start the service with --rewards {config.reward}",
+            action=f"start the service with --rewards {' '.join(sorted({*model.rewards, *missing}))}",
         )
-    wanted = f"reward:{config.reward}"
-    check_digests(model.digests, part_digests(backbone.parts) | {wanted: rewards.digests()[wanted]})
+    ours = rewards.digests()
+    check_digests(model.digests, part_digests(backbone.parts) | {f"reward:{n}": ours[f"reward:{n}"] for n in wanted})
+
+
+def _rollouts(
+    config: RunConfig,
+    client: RolloutClient | None,
+    generator: Generator,
+    rewards: RewardSet,
+    note: Callable[[str], None],
+) -> tuple[Explorer | None, Rollouts]:
+    if client is not None:
+        explorer = Explorer(client, config)
+        return explorer, ServiceRollouts(explorer, generator, rewards, config, note)
+    precision = "bf16" if config.explore.precision == "auto" else config.explore.precision
+    own = generator if precision == generator.precision else Generator(generator.backbone, precision)
+    return None, LocalRollouts(own, rewards, config)
 
 
 def _device(name: str) -> str:

@@ -1,0 +1,74 @@
+"""Recipes that roll out in the trainer: what is kept is what is trained on, and no service is asked."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from solrl_core.families import load_backbone
+from solrl_core.generator import Generator
+from solrl_core.rewards import RewardSet
+from solrl_trainer.config import RunConfig
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.presets import resolve
+from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.rollouts import LocalRollouts
+from solrl_trainer.runner import run
+from solrl_trainer.selection import best_worst
+from training_helpers import TINY
+
+SMALL = (
+    *TINY,
+    *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
+    *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "iterations=1"),
+)
+
+
+def config_of(recipe: str, output: Path) -> RunConfig:
+    arguments = {"output": output, "rollout_url": "http://127.0.0.1:9"}
+    return resolve(f"mini-sana/{recipe}/clipscore", overrides=SMALL, arguments=arguments).config
+
+
+@pytest.mark.parametrize("recipe", ["diffusionnft", "naive_scaling", "naive_quant"])
+def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> None:
+    summary = run(config_of(recipe, tmp_path))
+    line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
+    assert line["precision"] == ("nvfp4" if recipe == "naive_quant" else "bf16")
+    assert "regenerate" not in line["seconds"]
+    assert line["reward_best"] > line["reward_worst"]
+    assert summary["spearman"] is None
+    assert json.loads((tmp_path / "result.json").read_text()) == summary
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+class Watch:
+    """Remembers the phases."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __call__(self, name: str) -> Any:
+        from contextlib import nullcontext
+
+        self.names.append(name)
+        return nullcontext()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "nvfp4"])
+def test_the_kept_samples_are_the_candidates_themselves(precision: str, tmp_path: Path) -> None:
+    config = config_of("naive_scaling", tmp_path)
+    backbone = load_backbone("mini-sana")
+    rewards = RewardSet.load(["clipscore"], backbone)
+    generator = Generator(backbone, precision)
+    prompt = read_prompts(find_prompts("shapes"), "train")[0]
+    watch = Watch()
+    gathered = LocalRollouts(generator, rewards, config).gather([prompt], 3, watch)
+    assert watch.names == ["explore"]
+    assert (gathered.precision, gathered.made.latents.shape[:2]) == (precision, (1, 4))
+    kept = gathered.kept[0]
+    alone = generator.generate(prompt.text, kept.seeds, steps=2)
+    assert torch.allclose(alone.latents, gathered.made.latents[0], atol=1e-4)
+    again = rewards.score(["clipscore"], alone.images, [prompt.text] * 4, [{}] * 4)["clipscore"]
+    assert torch.allclose(again, gathered.made.scores[0], atol=1e-4)
+    assert best_worst(gathered.made.scores[0], 4) == [0, 1, 2, 3]

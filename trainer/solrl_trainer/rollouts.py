@@ -1,0 +1,176 @@
+"""Where an iteration's samples come from: seeds that the service named, made again here, or candidates made here.
+
+Both end in the same: the kept samples of each prompt, with their latents and true rewards.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from solrl_core.adapter import decode_adapter
+from solrl_core.generator import Generator
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import weighted_sum
+from solrl_proto.noise import expand_seeds
+from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import PromptItem
+
+from solrl_trainer.config import RunConfig
+from solrl_trainer.explore import Explorer, Kept, keep
+from solrl_trainer.selection import best_worst
+
+Phase = Callable[[str], AbstractContextManager[None]]
+"""Shows and times a phase."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Kept candidates: latents x0 [groups, kept, ...], images, score and each reward [groups, kept]."""
+
+    latents: torch.Tensor
+    images: torch.Tensor
+    scores: torch.Tensor
+    rewards: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """An iteration's samples, and what ranked the candidates they were chosen from.
+
+    Attributes:
+        kept: the chosen seeds of each prompt.
+        made: the samples of those seeds, which are trained on.
+        proxy_mean: mean score of all candidates.
+        precision, numerics: what made the candidates.
+    """
+
+    kept: list[Kept]
+    made: Made
+    proxy_mean: float
+    precision: str
+    numerics: str
+
+
+class Rollouts(Protocol):
+    """One way to get samples."""
+
+    def push(self, version: int, adapter: bytes) -> None:
+        """From now on roll out under this version of the behaviour policy."""
+
+    def gather(self, prompts: Sequence[PromptItem], iteration: int, phase: Phase) -> Gathered:
+        """Samples of these prompts under the version pushed last."""
+
+
+class ServiceRollouts:
+    """Explore at the service, then make exactly the kept seeds again in BF16 (the Sol-RL recipe)."""
+
+    def __init__(
+        self,
+        explorer: Explorer,
+        generator: Generator,
+        rewards: RewardSet,
+        config: RunConfig,
+        note: Callable[[str], None],
+    ) -> None:
+        self._explorer = explorer
+        self._generator = generator
+        self._rewards = rewards
+        self._config = config
+        self._note = note
+        self._adapter = b""
+
+    def push(self, version: int, adapter: bytes) -> None:
+        """Hand the version to the service and merge the same bytes here."""
+        self._explorer.push(version, adapter)
+        merge(self._generator, adapter)
+        self._adapter = adapter
+
+    def gather(self, prompts: Sequence[PromptItem], iteration: int, phase: Phase) -> Gathered:
+        """Explore, select, regenerate."""
+        root = seed_root(self._config, iteration)
+        with phase("explore"):
+            try:
+                answer = self._explorer.explore(prompts, iteration, root)
+            except ProblemError as error:
+                if error.problem.kind not in ("run-not-found", "version-not-found"):
+                    raise
+                self._note("the service has lost this run's adapter; pushing it again")
+                self._explorer.push(iteration, self._adapter)
+                answer = self._explorer.explore(prompts, iteration, root)
+            kept = keep(answer, prompts, self._config.explore.keep)
+        with phase("regenerate"):
+            made = regenerate(kept, self._generator, self._rewards, self._config)
+        scores = [score for group in answer.groups for score in group.scores]
+        return Gathered(kept, made, sum(scores) / len(scores), answer.precision, answer.numerics)
+
+
+class LocalRollouts:
+    """Make all candidates here and train on the kept ones themselves, at whatever precision they were made."""
+
+    def __init__(self, generator: Generator, rewards: RewardSet, config: RunConfig) -> None:
+        self._generator = generator
+        self._rewards = rewards
+        self._config = config
+
+    def push(self, version: int, adapter: bytes) -> None:
+        """Merge the adapter here; nobody else is told."""
+        merge(self._generator, adapter)
+
+    def gather(self, prompts: Sequence[PromptItem], iteration: int, phase: Phase) -> Gathered:
+        """Roll out and select."""
+        explore, root = self._config.explore, seed_root(self._config, iteration)
+        kept, parts, total = [], [], 0.0
+        with phase("explore"):
+            for prompt in prompts:
+                seeds = expand_seeds(root, prompt.id, explore.candidates)
+                whole = Kept(prompt, seeds, torch.empty(0))
+                made = _make([whole], explore.steps, self._generator, self._rewards, self._config)
+                index = best_worst(made.scores[0], explore.keep)
+                kept.append(Kept(prompt, [seeds[i] for i in index], made.scores[0, index]))
+                parts.append(_rows(made, index))
+                total += float(made.scores.sum())
+        mean = total / (len(prompts) * explore.candidates)
+        return Gathered(kept, _join(parts), mean, self._generator.precision, self._generator.numerics)
+
+
+def seed_root(config: RunConfig, iteration: int) -> int:
+    """The seed root of an iteration."""
+    return expand_seeds(config.seed, f"explore/{iteration}", 1)[0]
+
+
+def merge(generator: Generator, adapter: bytes) -> None:
+    """Serve an adapter, from the bytes that everyone else gets, in a local generator."""
+    generator.set_adapter(decode_adapter(adapter, generator.layout))
+
+
+def regenerate(kept: Sequence[Kept], generator: Generator, rewards: RewardSet, config: RunConfig) -> Made:
+    """Make exactly the kept seeds at full length and score the true images."""
+    return _make(kept, config.regenerate.steps, generator, rewards, config)
+
+
+def _make(kept: Sequence[Kept], steps: int, generator: Generator, rewards: RewardSet, config: RunConfig) -> Made:
+    parts = []
+    for group in kept:
+        count, text = len(group.seeds), group.prompt.text
+        made = generator.generate(text, group.seeds, steps=steps, solver=config.solver, guidance=config.guidance)
+        each = rewards.score(tuple(config.rewards), made.images, [text] * count, [group.prompt.metadata] * count)
+        score = weighted_sum(each, {spec.name: spec.weight for spec in config.trained})
+        each = {name: values[None] for name, values in each.items()}
+        parts.append(Made(made.latents[None], made.images.cpu()[None], score[None], each))
+    return _join(parts)
+
+
+def _rows(made: Made, index: list[int]) -> Made:
+    rewards = {name: values[:, index] for name, values in made.rewards.items()}
+    return Made(made.latents[:, index], made.images[:, index], made.scores[:, index], rewards)
+
+
+def _join(parts: Sequence[Made]) -> Made:
+    return Made(
+        torch.cat([part.latents for part in parts]),
+        torch.cat([part.images for part in parts]),
+        torch.cat([part.scores for part in parts]),
+        {name: torch.cat([part.rewards[name] for part in parts]) for name in parts[0].rewards},
+    )
