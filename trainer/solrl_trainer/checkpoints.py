@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
+from solrl_core.adapter import Adapter
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import CURRENT, OLD, Policy
@@ -31,6 +32,12 @@ class Checkpoint:
     adapter: bytes
     tensors: dict[str, torch.Tensor]
     config: dict[str, Any]
+
+    @property
+    def averaged(self) -> Adapter:
+        """The evaluation weights."""
+        tensors = {k.removeprefix("averaged/"): v for k, v in self.tensors.items() if k.startswith("averaged/")}
+        return Adapter(rank=self.config["lora"]["rank"], alpha=self.config["lora"]["alpha"], tensors=tensors)
 
 
 def save(

@@ -1,4 +1,4 @@
-"""The trainer's command line: `solrl-train run | demo | presets | report | doctor`.
+"""The trainer's command line: `solrl-train run | demo | evaluate | presets | report | doctor`.
 
 Imports are deferred, so that `--help` and mistakes answer at once.
 """
@@ -50,6 +50,20 @@ class Demo:
 
 
 @dataclass
+class Evaluate:
+    """Compare a run's averaged weights with its base on held-out prompts, by any set of rewards."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """A run's folder."""
+    rewards: tuple[str, ...] = ()
+    """Names, or package.module:attribute; by default those of the run."""
+    prompts: int | None = None
+    seeds: int | None = None
+    """Images a prompt."""
+    steps: int | None = None
+
+
+@dataclass
 class Presets:
     """List the presets."""
 
@@ -73,7 +87,7 @@ class Doctor:
 def main() -> None:
     """Entry point of `solrl-train`."""
     command = tyro.cli(
-        Run | Demo | Presets | Report | Doctor,
+        Run | Demo | Evaluate | Presets | Report | Doctor,
         prog="solrl-train",
         description=__doc__,
         config=(tyro.conf.OmitSubcommandPrefixes,),
@@ -90,7 +104,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _dispatch(command: Run | Demo | Presets | Report | Doctor) -> int:
+def _dispatch(command: Run | Demo | Evaluate | Presets | Report | Doctor) -> int:
     match command:
         case Run():
             return _run(command)
@@ -98,6 +112,8 @@ def _dispatch(command: Run | Demo | Presets | Report | Doctor) -> int:
             from solrl_trainer.demo import demo
 
             demo(command.output, seed=command.seed, overrides=command.set)
+        case Evaluate():
+            _evaluate(command)
         case Presets():
             from solrl_trainer.presets import names
 
@@ -151,6 +167,25 @@ def _run(command: Run) -> int:
     console.print(result_table(summary))
     console.print(f"report: {resolved.config.output / 'report.html'}")
     return 0
+
+
+def _evaluate(command: Evaluate) -> None:
+    from rich.console import Console
+
+    from solrl_trainer.judge import judge
+    from solrl_trainer.progress import rewards_table
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    counts = {"prompts": command.prompts, "seeds": command.seeds, "steps": command.steps}
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"got --{name} {value}; expected at least 1")
+    summary = judge(command.folder, note, rewards=command.rewards, **counts)
+    console = Console()
+    console.print(rewards_table(summary["rewards"]))
+    console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}")
 
 
 if __name__ == "__main__":

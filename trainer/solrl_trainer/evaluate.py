@@ -11,6 +11,8 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 
 SEED_ROOT = 0
+STRICT = "verifier"
+"""The reward that says right or wrong."""
 _RESAMPLES = 10_000
 
 
@@ -73,3 +75,26 @@ def paired_gain(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float
     picks = np.random.default_rng(0).integers(len(gains), size=(_RESAMPLES, len(gains)))
     low, high = np.percentile(gains[picks].mean(1), [2.5, 97.5])
     return float(gains.mean()), float(low), float(high)
+
+
+def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]]:
+    """Reward → means before and after, gain, and the gain's 95 % interval."""
+    rows = {}
+    for name, scores in before.scores.items():
+        gain, low, high = paired_gain(scores, after.scores[name])
+        rows[name] = {
+            "before": before.mean(name),
+            "after": after.mean(name),
+            "gain": gain,
+            "low": low,
+            "high": high,
+        }
+    return rows
+
+
+def verdicts(before: Evaluation, after: Evaluation) -> list[tuple[bool, bool]] | None:
+    """The strict verifier's verdicts on the shown images, before and after; None where it was not asked."""
+    if STRICT not in before.scores:
+        return None
+    flags = zip(before.scores[STRICT][:, 0].tolist(), after.scores[STRICT][:, 0].tolist(), strict=True)
+    return [(was == 1, now == 1) for was, now in flags]

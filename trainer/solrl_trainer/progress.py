@@ -116,13 +116,13 @@ class RichReporter:
         self._console.print(text, style=style, markup=False, soft_wrap=True)
 
 
-def result_table(result: dict[str, Any]) -> Table:
-    """A finished run's figures, from result.json: held-out rewards, seconds by phase, rank correlation."""
+def rewards_table(rows: dict[str, dict[str, float]]) -> Table:
+    """Held-out rewards before and after, with the gain and its interval."""
     rewards = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     rewards.add_column("held-out reward")
     for heading in ("before", "after", "gain", "95 % interval"):
         rewards.add_column(heading, justify="right", no_wrap=True)
-    for name, row in result["rewards"].items():
+    for name, row in rows.items():
         style = "green" if row["low"] > 0 else "red" if row["high"] < 0 else ""
         rewards.add_row(
             reward_label(name),
@@ -131,7 +131,11 @@ def result_table(result: dict[str, Any]) -> Table:
             Text(gain_text(name, row["gain"]), style=style),
             interval_text(name, row["low"], row["high"]),
         )
+    return rewards
 
+
+def result_table(result: dict[str, Any]) -> Table:
+    """A finished run's figures, from result.json: held-out rewards, seconds by phase, rank correlation."""
     times = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     order = [*_PHASES, "evaluate", "total"]
     seconds = {phase: result["seconds"][phase] for phase in order if phase in result["seconds"]}
@@ -143,7 +147,11 @@ def result_table(result: dict[str, Any]) -> Table:
     measured = "not measured" if spearman is None else f"{spearman:.3f}"
     table = Table(title=f"{result['preset']}, {result['iterations']} iterations", box=box.ROUNDED, show_header=False)
     table.add_column()
-    for part in (rewards, times, f"Spearman of proxy against BF16 rewards within a prompt: {measured}"):
+    for part in (
+        rewards_table(result["rewards"]),
+        times,
+        f"Spearman of proxy against BF16 rewards within a prompt: {measured}",
+    ):
         table.add_row(part)
         table.add_section()
     return table

@@ -10,7 +10,7 @@ from solrl_proto.rollouts import AdapterRef, Candidates, RolloutRequest
 from solrl_trainer import checkpoints
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluate import paired_gain
+from solrl_trainer.evaluate import compare, verdicts
 from solrl_trainer.explore import plan
 from solrl_trainer.gallery import Pair, load_gallery, save_gallery
 from solrl_trainer.grid import write_grid
@@ -19,7 +19,6 @@ from solrl_trainer.loop import Result, train
 from solrl_trainer.progress import RichReporter
 from solrl_trainer.report import write_report
 
-STRICT = "verifier"
 _SHOWN_PROMPTS = 3
 _SHOWN_EACH = 3
 
@@ -51,23 +50,13 @@ def run(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
 
 def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
     """The figures of a finished run."""
-    rewards = {}
-    for name, before in result.before.scores.items():
-        gain, low, high = paired_gain(before, result.after.scores[name])
-        rewards[name] = {
-            "before": result.before.mean(name),
-            "after": result.after.mean(name),
-            "gain": gain,
-            "low": low,
-            "high": high,
-        }
     return {
         "model": config.model,
         "preset": config.preset,
         "run": config.run,
         "iterations": config.iterations,
         "images": next(iter(result.before.scores.values())).numel(),
-        "rewards": rewards,
+        "rewards": compare(result.before, result.after),
         "spearman": result.spearman,
         "seconds": result.seconds,
     }
@@ -80,17 +69,13 @@ def gallery_grid(folder: Path) -> Path:
 
 def _save_images(config: RunConfig, result: Result) -> None:
     before, after = result.before, result.after
-    marks = None
-    if STRICT in before.scores:
-        flags = zip(before.scores[STRICT][:, 0].tolist(), after.scores[STRICT][:, 0].tolist(), strict=True)
-        marks = [(was == 1, now == 1) for was, now in flags]
     pairs, explored, regenerated = _best_and_worst(config, result)
     save_gallery(
         config.output,
         prompts=result.prompts,
         before=before.images,
         after=after.images,
-        marks=marks,
+        marks=verdicts(before, after),
         pairs=pairs,
         explored=explored,
         regenerated=regenerated,

@@ -53,7 +53,7 @@ class Session:
         train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
         if client is not None:
             client.model(config.model_name)  # before anything large is loaded
-        backbone = load_backbone(config.model, device=_device(config.device), revision=config.revision)
+        backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
         rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone)
         if client is not None:
             check_service(client, config, backbone, rewards)
@@ -122,7 +122,8 @@ def _rollouts(
     return None, LocalRollouts(own, rewards, config)
 
 
-def _device(name: str) -> str:
+def pick_device(name: str) -> str:
+    """`auto` takes CUDA where there is one."""
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,63 @@
+"""`solrl-train evaluate`: the figures of a finished run again, and by other rewards."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from solrl_trainer.judge import judge
+from solrl_trainer.presets import resolve
+from solrl_trainer.runner import run
+from training_helpers import TINY
+
+PROGRAM = str(Path(sys.executable).parent / "solrl-train")
+SMALL = (
+    *TINY,
+    *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
+    *("evaluate.prompts=3", "evaluate.seeds=2", "evaluate.steps=2", "iterations=1"),
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    run(resolve("mini-sana/naive_scaling/clipscore", overrides=SMALL, arguments={"output": folder}).config)
+    return folder
+
+
+def test_it_repeats_the_runs_own_figures(finished: Path) -> None:
+    notes: list[str] = []
+    summary = judge(finished, notes.append)
+    assert summary["rewards"] == json.loads((finished / "result.json").read_text())["rewards"]
+    assert (summary["version"], summary["prompts"], summary["seeds"]) == (1, 3, 2)
+    assert [note.split()[0] for note in notes] == ["loading", "base:", "version"]
+    assert json.loads((finished / "evaluation" / "evaluation.json").read_text()) == summary
+
+
+def test_the_command_judges_by_other_rewards(finished: Path) -> None:
+    command = [PROGRAM, "evaluate", str(finished), "--rewards", "verifier_graded", "--prompts", "2", "--seeds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "verifier_graded" in done.stdout
+    assert "clipscore" not in done.stdout
+    with Image.open(finished / "evaluation" / "grid.png") as grid:
+        assert grid.width > 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "holds no run"),
+        (["RUN", "--prompts", "0"], "got --prompts 0; expected at least 1"),
+        (["RUN", "--rewards", "beauty"], "got reward 'beauty'; expected one of"),
+    ],
+)
+def test_what_it_cannot_do_is_told(finished: Path, arguments: list[str], message: str) -> None:
+    given = [str(finished) if value == "RUN" else value for value in arguments]
+    done = subprocess.run([PROGRAM, "evaluate", *given], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("solrl-train: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
