@@ -27,7 +27,7 @@ class ModelOptions:
         height, width: image size in pixels.
         max_sequence_length: text tokens.
         complex_human_instruction: SANA's prompt prefix; an empty list turns it off.
-        quantize, keep: patterns of the layer policy.
+        quantize, keep, keep_max_dim: the layer policy.
         rewards: reward name → options of its loader, paths relative to the folder.
     """
 
@@ -37,6 +37,7 @@ class ModelOptions:
     complex_human_instruction: list[str] | None = None
     quantize: tuple[str, ...] | None = None
     keep: tuple[str, ...] | None = None
+    keep_max_dim: int | None = None
     rewards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -52,6 +53,7 @@ class Backbone(ABC):
         height, width: default image size in pixels.
         lora_targets: regular expression (whole dotted name) of the modules that LoRA adapts.
         policy: which layers are quantised at nvfp4.
+        blocks: names of the transformer's lists of blocks, of whose work the quantised share is taken.
         parts: what digests are taken of, by name.
     """
 
@@ -64,6 +66,7 @@ class Backbone(ABC):
     width: int
     lora_targets: str
     policy: LayerPolicy
+    blocks: tuple[str, ...] = ("transformer_blocks",)
     parts: Mapping[str, Any]
     options: ModelOptions
 

@@ -1,18 +1,46 @@
 """Loading a model by name, folder or hub id, through diffusers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import torch
+from huggingface_hub import errors
 
-from solrl_core.families import sana
+from solrl_core.families import flux, sana, sd3
 from solrl_core.families.base import Backbone, ModelOptions
+from solrl_core.families.pipeline import PipelineBackbone
 
 GROUP = "solrl.models"
-FAMILIES: dict[str, Callable[[Any, str, ModelOptions], Backbone]] = {sana.PIPELINE: sana.Sana}
+FAMILIES: dict[str, type[PipelineBackbone]] = {
+    sana.PIPELINE: sana.Sana,
+    sd3.PIPELINE: sd3.StableDiffusion3,
+    flux.PIPELINE: flux.Flux,
+}
+
+# The first that is among the causes of a failure is given; a gated model counts as not found, too.
+_ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
+    (
+        (errors.GatedRepoError,),
+        "access was not granted: accept the terms at https://huggingface.co/{where} and pass a token of that account",
+    ),
+    (
+        (errors.RepositoryNotFoundError,),
+        "the hub has no such model, or it is private: check the id, or pass a token that may read it",
+    ),
+    ((errors.RevisionNotFoundError,), "the hub's model has no such revision: give a commit, tag or branch of it"),
+    (
+        (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError),
+        "the hub cannot be reached and the model is not in the local cache: check the network and HF_HUB_OFFLINE, "
+        "or run `hf download {where}` where there is a network and give the folder",
+    ),
+)
+_ADVICE_ELSE = (
+    "expected a folder in diffusers format (model_index.json, a folder for each part, weights as safetensors), "
+    "or a hub id that this machine can reach; for gated models pass a token whose account was granted access"
+)
 
 
 def known_models() -> list[str]:
@@ -61,19 +89,39 @@ def read_options(folder: str) -> ModelOptions:
         raise ValueError(f"{path}: {error}; expected a JSON object with some of: {fields}") from error
 
 
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Any failure within as an OSError that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        known = (advice for kinds, advice in _ADVICE if any(isinstance(cause, kinds) for cause in causes))
+        advice = next(known, _ADVICE_ELSE).format(where=where)
+        raise OSError(f"cannot load {where!r}: {advice}; the reason given was: {error}") from error
+
+
 def load_backbone(
-    model: str, *, device: str = "cpu", revision: str | None = None, token: str | None = None
+    model: str,
+    *,
+    device: str = "cpu",
+    revision: str | None = None,
+    token: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Backbone:
     """Load a model's pipeline and wrap it in its family.
 
-    On CUDA weights are held and computed in bfloat16. On a CPU they hold the same bfloat16 values in float32,
-    because few processors multiply bfloat16 at speed.
+    By default weights are held and computed in bfloat16 on CUDA. On a CPU they hold the same bfloat16 values in
+    float32, because few processors multiply bfloat16 at speed.
 
     Args:
         model: registered name, local folder in diffusers format, or hub id.
         device: "cpu", "cuda", "cuda:1", …
         revision: hub commit or tag.
         token: for gated models.
+        dtype: of all weights, which then are not rounded to bfloat16; None for the default above.
 
     Raises:
         ValueError: unknown model or family.
@@ -86,25 +134,24 @@ def load_backbone(
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     where = locate(model)
-    try:
+    held = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
+    with _explained(where):
         config = DiffusionPipeline.load_config(where, revision=revision, token=token)
-    except Exception as error:
-        raise OSError(
-            f"cannot read the pipeline of {where!r} ({error}); expected a folder with a model_index.json, or a hub "
-            "id that this machine can reach; for gated models pass a token whose account was granted access"
-        ) from error
-    kind = str(config["_class_name"])
+    kind = str(config.get("_class_name"))
     if kind not in FAMILIES:
         raise ValueError(f"got a pipeline of class {kind} in {where!r}; expected one of {sorted(FAMILIES)}")
-    on_cuda = device.startswith("cuda")
-    pipeline = DiffusionPipeline.from_pretrained(
-        where, revision=revision, token=token, dtype=torch.bfloat16 if on_cuda else torch.float32
-    ).to(device)
+    family = FAMILIES[kind]
+    with _explained(where):
+        local = Path(where).is_dir()
+        folder = Path(where if local else DiffusionPipeline.download(where, revision=revision, token=token))
+        pipeline = DiffusionPipeline.from_pretrained(folder, dtype=held, **family.components(folder, held))
+    pipeline.to(device)
     for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(False)
-            if not on_cuda:
-                for tensor in part.parameters():
-                    tensor.copy_(tensor.bfloat16())
+            if dtype is None and held is torch.float32:
+                for tensor in part.state_dict().values():
+                    if tensor.is_floating_point():
+                        tensor.copy_(tensor.bfloat16())
     name = model if where != model else Path(model).name.lower()
-    return FAMILIES[kind](pipeline, name, read_options(where))
+    return family(pipeline, name, read_options(str(folder)))

@@ -3,61 +3,44 @@
 Source: Xie et al., arXiv 2410.10629; layer choices of Sol-RL, arXiv 2604.06916, in diffusers' names.
 """
 
+import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import nn
 
-from solrl_core.families.base import Backbone, Conditioning, ModelOptions
-from solrl_core.precision import LayerPolicy
+from solrl_core.families.base import Conditioning
+from solrl_core.families.pipeline import PipelineBackbone, classifier_free
 from solrl_core.sampler import unshifted_sigmas
 
 PIPELINE = "SanaPipeline"
-MAX_SEQUENCE_LENGTH = 300
-LORA_TARGETS = r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)"
-
-# What the paper leaves quantised: cross-attention keys and values (one fused, larger layer in the authors'
-# naming) and the feed-forward. Everything outside the blocks stays in BF16.
-QUANTIZE = (r"^transformer_blocks\.",)
-KEEP = (r"attn1\.", r"attn2\.to_q$", r"attn2\.to_out\.0$")
+_WEIGHTS = "diffusion_pytorch_model.safetensors"
+_POINTWISE = re.compile(r"\.ff\.conv_(inverted|point)\.weight$")
 
 
-class Sana(Backbone):
+class Sana(PipelineBackbone):
     """A SANA pipeline loaded through diffusers."""
 
     family = "sana"
-    lora_targets = LORA_TARGETS
+    max_sequence_length = 300
+    lora_targets = r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)"
+    # What the paper leaves quantised: cross-attention keys and values (one fused, larger layer in the authors'
+    # naming) and the feed-forward. Everything outside the blocks stays in BF16.
+    quantize = (r"^transformer_blocks\.",)
+    keep = (r"attn1\.", r"attn2\.to_q$", r"attn2\.to_out\.0$")
 
-    def __init__(self, pipeline: Any, name: str, options: ModelOptions) -> None:
-        self.name = name
-        self.options = options
-        self._pipeline = pipeline
-        self._vae = pipeline.vae
-        self.transformer: nn.Module = pipeline.transformer
-        self.device = next(self.transformer.parameters()).device
-        self.dtype = next(self.transformer.parameters()).dtype
-        self._scale: int = pipeline.vae_scale_factor
-        size: int = pipeline.transformer.config.sample_size * self._scale
-        self.height = options.height or size
-        self.width = options.width or size
-        self.policy = LayerPolicy(
-            quantize=QUANTIZE if options.quantize is None else options.quantize,
-            keep=KEEP if options.keep is None else options.keep,
-        )
-        self.parts = {
-            "transformer": pipeline.transformer,
-            "text_encoder": pipeline.text_encoder,
-            "tokenizer": pipeline.tokenizer,
-            "vae": pipeline.vae,
-            "scheduler": pipeline.scheduler,
-        }
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        """(channels, height / f, width / f)."""
-        channels: int = self._pipeline.transformer.config.in_channels
-        return channels, self.height // self._scale, self.width // self._scale
+    @classmethod
+    def components(cls, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
+        """The transformer, where its feed-forward was saved as linear layers."""
+        files = _weight_files(folder / "transformer")
+        if not any(_has_linear_feed_forward(file) for file in files):
+            return {}
+        return {"transformer": _transformer_of_linear_feed_forward(folder / "transformer", files, dtype)}
 
     def sigmas(self, steps: int) -> list[float]:
         """Unshifted."""
@@ -73,7 +56,7 @@ class Sana(Backbone):
             list(prompts),
             do_classifier_free_guidance=guidance > 1,
             device=self.device,
-            max_sequence_length=self.options.max_sequence_length or MAX_SEQUENCE_LENGTH,
+            max_sequence_length=self.max_sequence_length,
             **extra,
         )
         conditioning = {"states": states, "mask": mask}
@@ -90,27 +73,49 @@ class Sana(Backbone):
         guidance: float = 1.0,
     ) -> torch.Tensor:
         """One pass, or two in one batch with classifier-free guidance."""
-        states, mask = conditioning["states"], conditioning["mask"]
-        if guidance > 1:
-            latents, sigma = torch.cat([latents, latents]), torch.cat([sigma, sigma])
-            states = torch.cat([conditioning["negative_states"], states])
-            mask = torch.cat([conditioning["negative_mask"], mask])
-        scale: float = self._pipeline.transformer.config.timestep_scale
-        out: torch.Tensor = transformer(
-            latents.to(self.dtype),
-            encoder_hidden_states=states.to(self.dtype),
-            encoder_attention_mask=mask,
-            timestep=sigma.to(self.device) * 1000 * scale,
-            return_dict=False,
-        )[0].float()
-        if guidance > 1:
-            without, with_prompt = out.chunk(2)
-            out = without + guidance * (with_prompt - without)
-        return out
+        scale: float = self._config.timestep_scale
 
-    @torch.no_grad()
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Images through the DC-AE."""
-        vae = self._vae
-        out: torch.Tensor = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
-        return (out.float() / 2 + 0.5).clamp(0, 1)
+        def predict(latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+            out: torch.Tensor = transformer(
+                latents.to(self.dtype),
+                encoder_hidden_states=conditioning["states"].to(self.dtype),
+                encoder_attention_mask=conditioning["mask"],
+                timestep=sigma.to(self.device) * 1000 * scale,
+                return_dict=False,
+            )[0]
+            return out.float()
+
+        return classifier_free(predict, latents, sigma, conditioning, guidance)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files, in shards or one, from which diffusers would load a model; none if there are none."""
+    index = folder / f"{_WEIGHTS}.index.json"
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    return [folder / _WEIGHTS] if (folder / _WEIGHTS).is_file() else []
+
+
+def _has_linear_feed_forward(file: Path) -> bool:
+    with safe_open(file, framework="pt") as weights:
+        shapes = [weights.get_slice(key).get_shape() for key in weights.keys() if _POINTWISE.search(key)]  # noqa: SIM118
+    return any(len(shape) == 2 for shape in shapes)
+
+
+def _transformer_of_linear_feed_forward(folder: Path, files: Sequence[Path], dtype: torch.dtype) -> nn.Module:
+    """SANA's transformer with weights whose 1×1 convolutions were saved as the linear layers [out, in] they are.
+
+    RuntimeError where the files hold other tensors than the configuration asks for.
+    """
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
+    from diffusers import SanaTransformer2DModel
+
+    weights = {}
+    for file in files:
+        for key, weight in load_file(file).items():
+            pointwise = _POINTWISE.search(key) and weight.ndim == 2
+            weights[key] = (weight[..., None, None] if pointwise else weight).to(dtype)
+    with init_empty_weights(include_buffers=False):
+        transformer: nn.Module = SanaTransformer2DModel.from_config(SanaTransformer2DModel.load_config(folder))
+    transformer.load_state_dict(weights, assign=True)
+    return transformer

@@ -1,0 +1,96 @@
+"""FLUX.1: pooled CLIP and T5, transformer of double- and single-stream blocks, 16-channel VAE.
+
+Source: Black Forest Labs, FLUX.1, through diffusers; layer choices of Sol-RL, arXiv 2604.06916.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from solrl_core.families.base import Conditioning
+from solrl_core.families.pipeline import PipelineBackbone
+
+PIPELINE = "FluxPipeline"
+PATCH = 2
+"""Latent pixels along the side of one image token."""
+
+
+class Flux(PipelineBackbone):
+    """A FLUX.1 pipeline loaded through diffusers.
+
+    Latents are unpacked [B, C, H/8, W/8] everywhere; only the transformer sees them packed into 2×2 patches.
+    Guidance is a number that the guidance-distilled model (dev) is told, 1.0 too; the other (schnell) has no use
+    for it. It is never classifier-free.
+    """
+
+    family = "flux"
+    blocks = ("transformer_blocks", "single_transformer_blocks")
+    max_sequence_length = 128
+    lora_targets = r"(single_)?transformer_blocks\.\d+\.attn\.(to_[qkv]|to_out\.0)"
+    # The paper's list keeps neither the blocks' modulation nor the last projection.
+    quantize = (r"^(single_)?transformer_blocks\.", r"^proj_out$")
+    keep = ("x_embedder", "context_embedder", "time_text_embed", "norm_out")
+    keep_max_dim = 1000
+
+    def _default_size(self) -> int:
+        # The configuration names no size; this is Sol-RL's for FLUX.1.
+        return 512
+
+    @property
+    def _patch_size(self) -> int:
+        return PATCH
+
+    def sigmas(self, steps: int) -> list[float]:
+        """The pipeline's own: shifted by the number of image tokens if configured (dev), else not (schnell)."""
+        unshifted = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).tolist()
+        return self._flow_match_sigmas(steps, unshifted)
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
+        """T5's states and CLIP's pooled ones, whatever the guidance."""
+        states, pooled, _ = self._pipeline.encode_prompt(
+            list(prompts), device=self.device, max_sequence_length=self.max_sequence_length
+        )
+        return {"states": states, "pooled": pooled}
+
+    def velocity(
+        self,
+        transformer: nn.Module,
+        latents: torch.Tensor,
+        sigma: torch.Tensor,
+        conditioning: Conditioning,
+        guidance: float = 1.0,
+    ) -> torch.Tensor:
+        """One pass."""
+        states = conditioning["states"]
+        rows, columns = latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
+        out: torch.Tensor = transformer(
+            pack(latents).to(self.dtype),
+            encoder_hidden_states=states.to(self.dtype),
+            pooled_projections=conditioning["pooled"].to(self.dtype),
+            # Rounded where the pipeline rounds it.
+            timestep=(sigma.to(self.device) * 1000).to(self.dtype) / 1000,
+            guidance=torch.full_like(sigma, guidance, device=self.device) if self._config.guidance_embeds else None,
+            img_ids=position_ids(rows, columns, self.device),
+            txt_ids=torch.zeros(states.shape[1], 3, device=self.device),
+            return_dict=False,
+        )[0]
+        return unpack(out.float(), rows, columns)
+
+
+def pack(latents: torch.Tensor) -> torch.Tensor:
+    """[B, C, H, W] → [B, H/2 · W/2, 4 · C]: one row for each 2×2 patch."""
+    return F.pixel_unshuffle(latents, PATCH).flatten(2).mT
+
+
+def unpack(packed: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """The inverse of `pack`, for `rows` × `columns` patches."""
+    return F.pixel_shuffle(packed.mT.reshape(len(packed), -1, rows, columns), PATCH)
+
+
+def position_ids(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    """(0, row, column) of each patch in the order of `pack`: float32 [rows · columns, 3]."""
+    axes = [torch.arange(size, dtype=torch.float32, device=device) for size in (1, rows, columns)]
+    return torch.cartesian_prod(*axes)

@@ -1,0 +1,71 @@
+"""Stable Diffusion 3 and 3.5: two CLIP text encoders and T5, joint-attention transformer, 16-channel VAE.
+
+Source: Esser et al., arXiv 2403.03206; layer choices of Sol-RL, arXiv 2604.06916, in diffusers' names.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from solrl_core.families.base import Conditioning
+from solrl_core.families.pipeline import PipelineBackbone, classifier_free
+
+PIPELINE = "StableDiffusion3Pipeline"
+
+
+class StableDiffusion3(PipelineBackbone):
+    """A Stable Diffusion 3 pipeline loaded through diffusers.
+
+    `max_sequence_length` counts T5's tokens; those of CLIP (77) come before them and are never fewer.
+    """
+
+    family = "sd3"
+    max_sequence_length = 128
+    lora_targets = r"transformer_blocks\.\d+\.attn\.(add_[qkv]_proj|to_add_out|to_[qkv]|to_out\.0)"
+    # The paper's list also names pos_embed, which here is a convolution over 2×2 patches and never quantised.
+    quantize = (r"^transformer_blocks\.",)
+    keep = ("context_embedder", "time_text_embed", "norm_out", "norm1", "ff_context")
+    keep_max_dim = 2432
+
+    def sigmas(self, steps: int) -> list[float]:
+        """The pipeline's own: a static shift (3 for the released models), or a dynamic one if configured."""
+        return self._flow_match_sigmas(steps)
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
+        """States of CLIP and T5 in one sequence and CLIP's pooled ones; with guidance above 1 also for ""."""
+        states, negative_states, pooled, negative_pooled = self._pipeline.encode_prompt(
+            list(prompts),
+            None,
+            None,
+            device=self.device,
+            do_classifier_free_guidance=guidance > 1,
+            max_sequence_length=self.max_sequence_length,
+        )
+        conditioning = {"states": states, "pooled": pooled}
+        if guidance > 1:
+            conditioning |= {"negative_states": negative_states, "negative_pooled": negative_pooled}
+        return conditioning
+
+    def velocity(
+        self,
+        transformer: nn.Module,
+        latents: torch.Tensor,
+        sigma: torch.Tensor,
+        conditioning: Conditioning,
+        guidance: float = 1.0,
+    ) -> torch.Tensor:
+        """One pass, or two in one batch with classifier-free guidance."""
+
+        def predict(latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+            out: torch.Tensor = transformer(
+                latents.to(self.dtype),
+                encoder_hidden_states=conditioning["states"].to(self.dtype),
+                pooled_projections=conditioning["pooled"].to(self.dtype),
+                timestep=sigma.to(self.device) * 1000,
+                return_dict=False,
+            )[0]
+            return out.float()
+
+        return classifier_free(predict, latents, sigma, conditioning, guidance)
