@@ -85,6 +85,20 @@ def encode_adapter(adapter: Adapter) -> bytes:
     return b"".join((len(text).to_bytes(8, "little"), text, memoryview(plain)[8 + length :]))
 
 
+def encode_for_diffusers(adapter: Adapter) -> bytes:
+    """Return the adapter as a file for `load_lora_weights` of the model's diffusers pipeline.
+
+    There modules are named `transformer.…`, and without metadata alpha is taken to be the rank, so lora_B is
+    written times alpha / rank. `decode_adapter` refuses such a file.
+    """
+    tensors = {}
+    for module in adapter.modules:
+        tensors[f"transformer.{module}.lora_A.weight"] = adapter.tensors[lora_a_key(module)]
+        tensors[f"transformer.{module}.lora_B.weight"] = adapter.tensors[lora_b_key(module)] * adapter.scale
+    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+    return safetensors.torch.save(copies, metadata={"format": "pt"})
+
+
 def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapter:
     """Read an adapter file and check that it binds every module of `layout`.
 
