@@ -1,0 +1,22 @@
+"""The tiny models of each family, written and loaded once."""
+
+import pytest
+from tiny_pipelines import Tiny, load_both, write_flux, write_sd3
+
+SD3 = {
+    "sd3": {"sd35": False},
+    "sd3.5": {"sd35": True},
+    "sd3-dynamic": {"sd35": False, "dynamic": True},
+}
+
+
+@pytest.fixture(scope="session", params=SD3)
+def sd3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Stable Diffusion 3 and 3.5, and one whose schedule depends on the size."""
+    return load_both(write_sd3(tmp_path_factory.mktemp("models") / request.param, **SD3[request.param]))
+
+
+@pytest.fixture(scope="session", params=["dev", "schnell"])
+def flux(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """FLUX.1 with and without a guidance embedding."""
+    return load_both(write_flux(tmp_path_factory.mktemp("models") / request.param, dev=request.param == "dev"))

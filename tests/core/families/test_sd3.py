@@ -1,0 +1,124 @@
+"""Stable Diffusion 3: its own diffusers pipeline is the judge of images, the paper's list that of layers."""
+
+import pytest
+import torch
+from diffusers import SD3Transformer2DModel
+from solrl_core.families.base import stack
+from solrl_core.families.sd3 import StableDiffusion3
+from solrl_core.lora import adapter_layout
+from solrl_core.noise import initial_noise
+from solrl_core.precision import LayerPolicy, linear_flops
+from tiny_pipelines import HEIGHT, PROMPTS, T5_TOKENS, WIDTH, Tiny, difference, sized
+
+STEPS = 4
+POLICY = LayerPolicy(StableDiffusion3.quantize, StableDiffusion3.keep, StableDiffusion3.keep_max_dim)
+
+
+def by_diffusers(tiny: Tiny, prompts: list[str], seeds: list[int], guidance: float) -> torch.Tensor:
+    """Images by the pipeline's own loop and schedule."""
+    backbone = tiny.backbone
+    images: torch.Tensor = tiny.pipeline(
+        prompts,
+        height=backbone.height,
+        width=backbone.width,
+        num_inference_steps=STEPS,
+        guidance_scale=guidance,
+        latents=initial_noise(seeds, backbone.latent_shape),
+        max_sequence_length=T5_TOKENS,
+        output_type="pt",
+    ).images
+    return images
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.5])
+@pytest.mark.parametrize("size", [(HEIGHT, WIDTH), (96, 64), (64, 64)])
+def test_the_pipeline_itself_makes_the_same_images(sd3: Tiny, size: tuple[int, int], guidance: float) -> None:
+    tiny = sized(sd3, *size)
+    ours = tiny.generator.generate(PROMPTS, [3, 14], steps=STEPS, guidance=guidance).images
+    theirs = by_diffusers(tiny, PROMPTS, [3, 14], guidance)
+    assert ours.shape == (2, 3, *size)
+    assert difference(ours, theirs) <= 1e-5
+    assert float(ours.std()) > 0.02
+
+
+def test_prompt_and_guidance_show_in_the_latents(sd3: Tiny) -> None:
+    def latents(prompt: str, guidance: float) -> torch.Tensor:
+        return sd3.generator.generate(prompt, [3], steps=2, guidance=guidance).latents
+
+    plain = latents(PROMPTS[0], 1.0)
+    assert difference(plain, latents(PROMPTS[1], 1.0)) > 1e-3
+    assert difference(plain, latents(PROMPTS[0], 3.5)) > 1e-3
+
+
+@pytest.mark.parametrize("steps", [1, 6, 10])
+def test_sigmas_are_those_the_pipeline_sets(sd3: Tiny, steps: int) -> None:
+    latents = torch.zeros(1, *sd3.backbone.latent_shape)
+    sd3.pipeline(PROMPTS[0], num_inference_steps=steps, latents=latents, output_type="latent")
+    sigmas = sd3.backbone.sigmas(steps)
+    assert sigmas == sd3.pipeline.scheduler.sigmas.tolist()
+    assert (len(sigmas), sigmas[0], sigmas[-1]) == (steps + 1, 1.0, 0.0)
+
+
+def test_prompts_are_encoded_one_by_one_as_together(sd3: Tiny) -> None:
+    together = sd3.backbone.encode(PROMPTS, guidance=2.0)
+    assert {name: tuple(t.shape) for name, t in together.items()} == {
+        "states": (2, 77 + T5_TOKENS, 64),
+        "pooled": (2, 64),
+        "negative_states": (2, 77 + T5_TOKENS, 64),
+        "negative_pooled": (2, 64),
+    }
+    singly = stack([sd3.backbone.encode([prompt], guidance=2.0) for prompt in PROMPTS])
+    assert all(difference(singly[name], tensor) <= 1e-5 for name, tensor in together.items())
+    assert sd3.backbone.encode(PROMPTS).keys() == {"states", "pooled"}
+
+
+def test_digests_cover_what_makes_an_image(sd3: Tiny) -> None:
+    encoders = {f"{kind}{end}" for kind in ("text_encoder", "tokenizer") for end in ("", "_2", "_3")}
+    assert set(sd3.backbone.parts) == {"transformer", "vae", "scheduler"} | encoders
+
+
+@pytest.fixture(scope="module")
+def large() -> SD3Transformer2DModel:
+    """SD3.5-Large without weights, by its published configuration."""
+    with torch.device("meta"):
+        return SD3Transformer2DModel(
+            sample_size=128,
+            patch_size=2,
+            in_channels=16,
+            num_layers=38,
+            attention_head_dim=64,
+            num_attention_heads=38,
+            joint_attention_dim=4096,
+            caption_projection_dim=2432,
+            pooled_projection_dim=2048,
+            out_channels=16,
+            pos_embed_max_size=192,
+            dual_attention_layers=(),
+            qk_norm="rms_norm",
+        )
+
+
+def test_the_papers_list_quantises_the_image_feed_forward_of_sd35_large(large: SD3Transformer2DModel) -> None:
+    """Attention is 2432 wide, which the list keeps along with everything of the text stream."""
+    selected = POLICY.select(large)
+    assert selected == [f"transformer_blocks.{i}.ff.net.{layer}" for i in range(38) for layer in ("0.proj", "2")]
+
+    def run() -> None:
+        text, pooled = torch.zeros(1, 77 + 128, 4096, device="meta"), torch.zeros(1, 2048, device="meta")
+        large(torch.zeros(1, 16, 128, 128, device="meta"), text, pooled, torch.zeros(1, device="meta"))
+
+    flops = {name: n for name, n in linear_flops(large, run).items() if name.startswith("transformer_blocks.")}
+    share = sum(flops[name] for name in selected) / sum(flops.values())
+    print(f"SD3.5-Large at 1024 px: {share:.1%} of the blocks' linear FLOPs are quantised")
+    assert share == pytest.approx(0.635, abs=0.002)
+
+
+def test_lora_targets_of_sd35_large_are_the_papers(large: SD3Transformer2DModel, sd3: Tiny) -> None:
+    names = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", "to_k", "to_out.0", "to_q", "to_v"]
+    for model in (large, sd3.backbone.transformer):
+        # PEFT takes a list of names as ends of dotted names.
+        ends = tuple(f".attn.{name}" for name in names)
+        expected = {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name.endswith(ends)}
+        assert set(adapter_layout(model, StableDiffusion3.lora_targets)) == expected
+    # The last block hands no text on.
+    assert len(adapter_layout(large, StableDiffusion3.lora_targets)) == 38 * 8 - 1

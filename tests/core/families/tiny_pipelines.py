@@ -1,0 +1,216 @@
+"""Folders of tiny pipelines with random weights, of the very classes that the released models are made of."""
+
+import copy
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    DiffusionPipeline,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
+from lora_helpers import own_copy
+from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.generator import Generator
+from solrl_core.lora import target_modules
+from solrl_minis.recipe.tokenizers import clip_tokenizer
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5TokenizerFast,
+)
+
+HEIGHT, WIDTH = 64, 96
+"""Default image size in pixels; latents are 8 times smaller."""
+PROMPTS = ["a red circle", "two blue squares to the left of a green cross"]
+T5_TOKENS = 20
+
+_PIECES = ("<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "▁red", "▁blue", "▁circle", "▁squares")
+
+
+@cache
+def _clip_tokenizer() -> CLIPTokenizer:
+    tokenizer = clip_tokenizer()
+    tokenizer.model_max_length = 77
+    return tokenizer
+
+
+def _t5_tokenizer() -> T5TokenizerFast:
+    vocabulary = [(piece, -float(len(_PIECES) - len(piece))) for piece in _PIECES]
+    return T5TokenizerFast(vocab=vocabulary, extra_ids=0)
+
+
+def _clip_config() -> CLIPTextConfig:
+    tokenizer = _clip_tokenizer()
+    return CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        projection_dim=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=77,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _t5() -> T5EncoderModel:
+    return T5EncoderModel(
+        T5Config(vocab_size=len(_PIECES), d_model=64, d_kv=16, d_ff=64, num_layers=1, num_heads=4, is_gated_act=True)
+    )
+
+
+def _vae() -> AutoencoderKL:
+    # Four levels, so that latents are 8 times smaller as in the released models.
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(8, 8, 16, 16),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        scaling_factor=0.7,
+        shift_factor=0.1,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+
+
+def _save(pipeline: DiffusionPipeline, folder: Path) -> Path:
+    """Write a pipeline with weights that BF16 holds exactly, so whoever loads them has the same ones."""
+    for name, part in pipeline.components.items():
+        if not isinstance(part, torch.nn.Module):
+            continue
+        for tensor in part.state_dict().values():
+            if not tensor.is_floating_point():
+                continue
+            # Biases and modulations start at or near zero, where a mistake in them would not show.
+            if name == "transformer":
+                tensor.add_(torch.randn_like(tensor) * 0.05)
+            tensor.copy_(tensor.bfloat16())
+    pipeline.save_pretrained(folder)
+    settings = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": T5_TOKENS, "keep_max_dim": 0}
+    (folder / "solrl.json").write_text(json.dumps(settings))
+    return folder
+
+
+def write_sd3(folder: Path, *, sd35: bool, dynamic: bool = False) -> Path:
+    """A tiny Stable Diffusion 3; `sd35` has normalised queries and keys and dual attention, as 3.5 Medium."""
+    torch.manual_seed(0)
+    transformer = SD3Transformer2DModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=64,
+        caption_projection_dim=32,
+        pooled_projection_dim=64,
+        pos_embed_max_size=16,
+        dual_attention_layers=(0,) if sd35 else (),
+        qk_norm="rms_norm" if sd35 else None,
+    )
+    pipeline = StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=dynamic),
+        vae=_vae(),
+        text_encoder=CLIPTextModelWithProjection(_clip_config()),
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=CLIPTextModelWithProjection(_clip_config()),
+        tokenizer_2=_clip_tokenizer(),
+        text_encoder_3=_t5(),
+        tokenizer_3=_t5_tokenizer(),
+    )
+    return _save(pipeline, folder)
+
+
+def write_flux(folder: Path, *, dev: bool) -> Path:
+    """A tiny FLUX.1; `dev` is guidance-distilled with a dynamic shift, the other, like schnell, neither."""
+    torch.manual_seed(0)
+    transformer = FluxTransformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=64,
+        pooled_projection_dim=32,
+        guidance_embeds=dev,
+        axes_dims_rope=(4, 6, 6),
+    )
+    pipeline = FluxPipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0 if dev else 1.0, use_dynamic_shifting=dev),
+        vae=_vae(),
+        text_encoder=CLIPTextModel(_clip_config()),
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=_t5(),
+        tokenizer_2=_t5_tokenizer(),
+    )
+    return _save(pipeline, folder)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One folder, loaded twice.
+
+    Attributes:
+        folder: where it is.
+        backbone: as this project loads it.
+        pipeline: as diffusers does, in float32.
+        generator: BF16, of the backbone.
+    """
+
+    folder: Path
+    backbone: Backbone
+    pipeline: Any
+    generator: Generator
+
+
+def load_both(folder: Path) -> Tiny:
+    """A folder as a backbone, and as the pipeline that diffusers makes of it."""
+    pipeline = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    backbone = load_backbone(str(folder))
+    return Tiny(folder, backbone, pipeline, Generator(backbone, "bf16"))
+
+
+def sized(tiny: Tiny, height: int, width: int) -> Tiny:
+    """The same model at another default size."""
+    backbone = copy.copy(tiny.backbone)
+    backbone.height, backbone.width = height, width
+    return Tiny(tiny.folder, backbone, tiny.pipeline, Generator(backbone, "bf16"))
+
+
+def on_a_grid(backbone: Backbone) -> tuple[Backbone, Adapter]:
+    """A base and an adapter on multiples of 1/32 so small that their sum needs no rounding to BF16."""
+    mine = own_copy(backbone)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, module in target_modules(mine.transformer, mine.lora_targets).items():
+        module.weight.data.copy_((module.weight * 32).round().clamp(-32, 32) / 32)
+        tensors[lora_a_key(name)] = torch.randint(-1, 2, (2, module.in_features), generator=generator) / 8
+        tensors[lora_b_key(name)] = torch.randint(-1, 2, (module.out_features, 2), generator=generator) / 8
+    return mine, Adapter(rank=2, alpha=4.0, tensors=tensors)
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest."""
+    assert one.shape == other.shape
+    return float((one - other).abs().max())
