@@ -46,7 +46,7 @@ def numerics(precision: str, device: torch.device) -> Literal["native", "emulate
 
 
 class Generator:
-    """Generates with its own copy of a backbone's transformer.
+    """Generates with its own copy of a backbone's transformer; what no adapter changes is shared with the backbone.
 
     Attributes:
         precision: "nvfp4" or "bf16".
@@ -62,11 +62,11 @@ class Generator:
         self.backbone = backbone
         self.precision = precision
         self.numerics = numerics(precision, backbone.device)
-        self.transformer: nn.Module = copy.deepcopy(backbone.transformer)
+        clean = target_modules(backbone.transformer, backbone.lora_targets)
+        self.transformer = _copy(backbone.transformer, {id(module.weight) for module in clean.values()})
         self._prompts: OrderedDict[tuple[str, float], Conditioning] = OrderedDict()
         if precision == "nvfp4":
             apply_policy(self.transformer, backbone.policy)
-        clean = target_modules(backbone.transformer, backbone.lora_targets)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
         self._merger = Merger(clean, self.transformer)
         self.quantized_share = self._share() if precision == "nvfp4" else 0.0
@@ -135,3 +135,9 @@ class Generator:
             self.generate("a", [0], steps=1)
 
         return quantized_share(self.transformer, run)
+
+
+def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:
+    """A copy that has weights of its own where their `id` is in `own`, and shares all others."""
+    tensors = [*transformer.parameters(), *transformer.buffers()]
+    return copy.deepcopy(transformer, {id(tensor): tensor for tensor in tensors if id(tensor) not in own})

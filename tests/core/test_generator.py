@@ -152,6 +152,12 @@ def test_two_generators_of_one_backbone_do_not_see_each_others_adapter(backbone:
     assert same(weights(bf16), before)
 
 
+def test_only_what_an_adapter_changes_is_held_twice(backbone: Backbone, bf16: Generator) -> None:
+    clean = dict(backbone.transformer.named_parameters())
+    own = {name for name, weight in bf16.transformer.named_parameters() if weight is not clean[name]}
+    assert own == {f"{module}.weight" for module in bf16.layout}
+
+
 def test_a_candidate_does_not_depend_on_its_batch_mates(backbone: Backbone, generator: Generator) -> None:
     generator.set_adapter(random_adapter(backbone, 0, size=0.02))
     alike = generator.generate(PROMPTS[0], range(CHUNK), steps=STEPS)
