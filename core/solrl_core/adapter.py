@@ -96,7 +96,8 @@ def encode_for_diffusers(adapter: Adapter) -> bytes:
         tensors[f"transformer.{module}.lora_A.weight"] = adapter.tensors[lora_a_key(module)]
         tensors[f"transformer.{module}.lora_B.weight"] = adapter.tensors[lora_b_key(module)] * adapter.scale
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-    return safetensors.torch.save(copies, metadata={"format": "pt"})
+    file: bytes = safetensors.torch.save(copies, metadata={"format": "pt"})
+    return file
 
 
 def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapter:

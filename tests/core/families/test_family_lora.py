@@ -1,0 +1,125 @@
+"""LoRA on every family: PEFT and each family's own diffusers pipeline are the judges."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from diffusers import DiffusionPipeline
+from lora_helpers import random_adapter
+from peft import LoraConfig, PeftModel, get_peft_model
+from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, encode_for_diffusers
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.families.load import locate
+from solrl_core.generator import Generator
+from solrl_core.lora import adapter_layout
+from solrl_core.noise import initial_noise
+from solrl_core.sampler import unshifted_sigmas
+from solrl_proto.problems import ProblemError
+from tiny_pipelines import HEIGHT, PROMPTS, T5_TOKENS, WIDTH, difference, on_a_grid, write_flux, write_sd3
+
+SANA_CALL = {"height": 64, "width": 64, "complex_human_instruction": [], "max_sequence_length": 16}
+SANA_CALL |= {"use_resolution_binning": False, "sigmas": unshifted_sigmas(3)[:-1]}
+
+
+@pytest.fixture(scope="module", params=["sana", "sd3", "flux"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of each family."""
+    if request.param == "sana":
+        return Path(locate("mini-sana"))
+    made = tmp_path_factory.mktemp("lora") / request.param
+    return write_sd3(made, sd35=True) if request.param == "sd3" else write_flux(made, dev=True)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Backbone:
+    return load_backbone(str(folder))
+
+
+def with_peft(backbone: Backbone, adapter: Adapter) -> PeftModel:
+    """PEFT's unmerged model of the adapter, by PEFT's own names."""
+    config = LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=backbone.lora_targets)  # type: ignore[arg-type, unused-ignore]
+    model = get_peft_model(copy.deepcopy(backbone.transformer), config)
+    for key, tensor in adapter.tensors.items():
+        head, _, tail = key.rpartition(".")
+        model.get_parameter(f"{head}.default.{tail}").data.copy_(tensor)
+    return model
+
+
+@torch.no_grad()
+def test_a_merged_adapter_is_pefts_unmerged_forward(model: Backbone) -> None:
+    mine, adapter = on_a_grid(model)
+    generator = Generator(mine, "bf16")
+    generator.set_adapter(adapter)
+    x, at, rows = initial_noise([3, 14], mine.latent_shape), torch.tensor([1.0, 0.3]), mine.encode(PROMPTS, 2.0)
+    for guidance in (1.0, 2.0):
+        ours = mine.velocity(generator.transformer, x, at, rows, guidance)
+        theirs = mine.velocity(with_peft(mine, adapter), x, at, rows, guidance)
+        base = mine.velocity(mine.transformer, x, at, rows, guidance)
+        assert ours.dtype == torch.float32
+        assert difference(ours, theirs) <= 1e-5 * max(1.0, float(theirs.abs().max()))
+        assert difference(ours, base) > 0.01
+
+
+def test_gradients_reach_every_factor(model: Backbone) -> None:
+    transformer = with_peft(model, random_adapter(model, 0))
+    x, rows = initial_noise([3], model.latent_shape), model.encode(PROMPTS[:1])
+    model.velocity(transformer, x, torch.tensor([0.5]), rows).square().mean().backward()
+    factors = {name: p for name, p in transformer.named_parameters() if p.requires_grad}
+    assert len(factors) == 2 * len(adapter_layout(model.transformer, model.lora_targets))
+    # What the last block of SD3 does with the text is thrown away, so its text queries change nothing.
+    idle = "transformer_blocks.1.attn.add_q_proj" if model.family == "sd3" else "none"
+    assert all(p.grad is not None and bool(p.grad.any()) != (idle in name) for name, p in factors.items())
+
+
+def test_the_adapter_file_holds_what_peft_saves_and_loads(model: Backbone, tmp_path: Path) -> None:
+    adapter = random_adapter(model, 0)
+    transformer = with_peft(model, adapter)
+    transformer.save_pretrained(str(tmp_path))
+    saved = safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")
+    layout = adapter_layout(model.transformer, model.lora_targets)
+    read = decode_adapter(encode_adapter(Adapter(adapter.rank, adapter.alpha, saved)), layout)
+    assert (read.rank, read.alpha) == (adapter.rank, adapter.alpha)
+    assert read.tensors.keys() == adapter.tensors.keys()
+    assert all(torch.equal(tensor, adapter.tensors[key]) for key, tensor in read.tensors.items())
+
+    other = random_adapter(model, 1)
+    (tmp_path / "adapter_model.safetensors").write_bytes(encode_adapter(other))
+    loaded = PeftModel.from_pretrained(copy.deepcopy(model.transformer), str(tmp_path)).state_dict()
+    for key, tensor in other.tensors.items():
+        head, _, tail = key.rpartition(".")
+        assert torch.equal(loaded[f"{head}.default.{tail}"], tensor)
+
+
+def test_the_exported_file_gives_the_same_image_in_diffusers(model: Backbone, folder: Path, tmp_path: Path) -> None:
+    mine, adapter = on_a_grid(model)
+    generator = Generator(mine, "bf16")
+    base = generator.generate(PROMPTS[0], [3], steps=3).images
+    generator.set_adapter(adapter)
+    ours = generator.generate(PROMPTS[0], [3], steps=3).images
+
+    pipeline = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.transformer.load_state_dict(mine.transformer.state_dict())
+    (tmp_path / "lora.safetensors").write_bytes(encode_for_diffusers(adapter))
+    pipeline.load_lora_weights(str(tmp_path), weight_name="lora.safetensors")
+    noise = initial_noise([3], mine.latent_shape)
+    call: dict[str, Any] = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": T5_TOKENS}
+    theirs = pipeline(
+        PROMPTS[0],
+        guidance_scale=1.0,
+        num_inference_steps=3,
+        latents=pipeline._pack_latents(noise, *noise.shape) if mine.family == "flux" else noise,
+        output_type="pt",
+        **(SANA_CALL if mine.family == "sana" else call),
+    ).images
+    assert difference(ours, theirs) <= 1e-5
+    assert difference(ours, base) > 0.01
+
+
+def test_the_exported_file_is_not_taken_for_an_adapter(model: Backbone) -> None:
+    layout = adapter_layout(model.transformer, model.lora_targets)
+    with pytest.raises(ProblemError, match="metadata 'r' is missing"):
+        decode_adapter(encode_for_diffusers(random_adapter(model, 0)), layout)

@@ -1,0 +1,132 @@
+"""Loading a folder or a hub id: settings, dtypes, and errors that say what to do."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from huggingface_hub import errors
+from solrl_core.families import load_backbone
+from tiny_pipelines import T5_TOKENS, write_flux
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_flux(tmp_path_factory.mktemp("loading") / "flux", dev=True)
+
+
+@pytest.fixture
+def own(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the folder to change."""
+    return Path(shutil.copytree(folder, tmp_path / "flux"))
+
+
+def settings(folder: Path, **changes: Any) -> str:
+    path = folder / "solrl.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return str(folder)
+
+
+def test_settings_are_the_families_defaults_unless_the_folder_says_otherwise(own: Path) -> None:
+    given = load_backbone(str(own))
+    assert (given.latent_shape, given.policy.keep_max_dim) == ((4, 8, 12), 0)
+    assert given.encode(["a"])["states"].shape[1] == T5_TOKENS
+    (own / "solrl.json").unlink()
+    default = load_backbone(str(own))
+    assert (default.height, default.width, default.policy.keep_max_dim) == (512, 512, 1000)
+    assert default.encode(["a"])["states"].shape[1] == 128
+    assert (default.name, default.family) == ("flux", "flux")
+
+
+@pytest.mark.parametrize("size", [{"height": 72}, {"width": 100}])
+def test_a_size_that_does_not_fit_is_refused(own: Path, size: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="multiples of 16 px"):
+        load_backbone(settings(own, **size))
+
+
+def test_weights_are_rounded_to_bfloat16_unless_a_dtype_is_given(own: Path) -> None:
+    fine = 1 + 2**-20
+    pipeline = DiffusionPipeline.from_pretrained(own, dtype=torch.float32)
+    pipeline.transformer.proj_out.bias.data.fill_(fine)
+    pipeline.transformer.save_pretrained(own / "transformer")
+    for dtype, value, held in [
+        (None, 1.0, torch.float32),
+        (torch.float32, fine, torch.float32),
+        (torch.bfloat16, 1.0, torch.bfloat16),
+    ]:
+        backbone = load_backbone(str(own), dtype=dtype)
+        bias = backbone.transformer.get_parameter("proj_out.bias")
+        assert (bias[0].item(), bias.dtype, backbone.dtype) == (value, held, held)
+        rows = backbone.encode(["a"])
+        noise = torch.zeros(1, *backbone.latent_shape)
+        with torch.no_grad():
+            velocity = backbone.velocity(backbone.transformer, noise, torch.ones(1), rows)
+        assert velocity.dtype == backbone.decode(velocity).dtype == torch.float32
+
+
+@pytest.mark.parametrize("lost", ["model_index.json", "transformer", "text_encoder_2/model.safetensors"])
+def test_missing_files_are_an_oserror_that_says_what_to_do(own: Path, lost: str) -> None:
+    path = own / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(OSError, match=r"cannot load '.*flux': expected a folder in diffusers format"):
+        load_backbone(str(own))
+
+
+def test_another_pipeline_is_refused_with_the_choices(own: Path) -> None:
+    index = json.loads((own / "model_index.json").read_text())
+    (own / "model_index.json").write_text(json.dumps(index | {"_class_name": "KolorsPipeline"}))
+    choices = r"\['FluxPipeline', 'SanaPipeline', 'StableDiffusion3Pipeline'\]"
+    with pytest.raises(ValueError, match=f"class KolorsPipeline.*expected one of {choices}"):
+        load_backbone(str(own))
+
+
+def hub_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
+    return kind("refused", response=httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co")))
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        (hub_error(errors.GatedRepoError), "accept the terms at https://huggingface.co/some/model and pass a token"),
+        (hub_error(errors.RepositoryNotFoundError), "check the id, or pass a token"),
+        (hub_error(errors.RevisionNotFoundError), "no such revision"),
+        (errors.OfflineModeIsEnabled("offline"), "run `hf download some/model`"),
+        (errors.LocalEntryNotFoundError("not in the cache"), "not in the local cache"),
+        (RuntimeError("something else"), "for gated models pass a token"),
+    ],
+)
+def test_what_the_hub_refuses_says_what_to_do(monkeypatch: pytest.MonkeyPatch, reason: Exception, advice: str) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def refuse(where: str, **options: Any) -> None:
+        asked.append({"where": where} | options)
+        # As diffusers does: another error, raised while this one was handled.
+        try:
+            raise reason
+        except Exception:
+            raise OSError("cannot load the configuration")  # noqa: B904
+
+    monkeypatch.setattr(DiffusionPipeline, "load_config", refuse)
+    with pytest.raises(OSError, match="cannot load 'some/model'") as refused:
+        load_backbone("some/model", revision="abc", token="secret")
+    assert advice in str(refused.value)
+    assert "secret" not in str(refused.value)
+    assert asked == [{"where": "some/model", "revision": "abc", "token": "secret"}]
+
+
+def test_a_hub_model_is_loaded_from_its_snapshot_at_the_revision(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+    config = DiffusionPipeline.load_config(folder)
+
+    def download(where: str, **options: Any) -> str:
+        asked.append((where, options))
+        return str(folder)
+
+    monkeypatch.setattr(DiffusionPipeline, "load_config", lambda where, **options: config)
+    monkeypatch.setattr(DiffusionPipeline, "download", download)
+    assert load_backbone("some/model", revision="abc", token="secret").family == "flux"
+    assert asked == [("some/model", {"revision": "abc", "token": "secret"})]

@@ -1,0 +1,123 @@
+"""The dpm2 solver against DPM-Solver++(2M) as published and as in diffusers, and against known solutions."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DPMSolverMultistepScheduler
+from solrl_core.sampler import SOLVERS, log_snr, solve, unshifted_sigmas
+
+UNEVEN = [1.0, 0.93, 0.81, 0.62, 0.33, 0.02, 0.0]
+SCHEDULES = [UNEVEN, UNEVEN[1:], unshifted_sigmas(10), unshifted_sigmas(3), unshifted_sigmas(2), [1.0, 0.0]]
+NOISE = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
+    """Nonlinear in latents and sigma, so that every term of a solver shows."""
+    return torch.tanh(1.3 * x + sigma) - 0.4 * x * sigma**2 + math.sin(5 * sigma)
+
+
+def published(noise: np.ndarray, sigmas: list[float]) -> np.ndarray:
+    """Lu et al., arXiv 2211.01095, algorithm 2 in its own terms, with alpha_t = 1 − sigma_t; ends of first order."""
+    alphas = 1 - np.array(sigmas)
+    with np.errstate(divide="ignore"):
+        lambdas = np.log(alphas) - np.log(sigmas)
+    x, q = noise, []
+    for i in range(1, len(sigmas)):
+        q.append(x - sigmas[i - 1] * velocity(torch.from_numpy(x), sigmas[i - 1]).numpy())
+        h = lambdas[i] - lambdas[i - 1]
+        d = q[-1]
+        if 1 < i < len(sigmas) - 1:
+            r0 = (lambdas[i - 1] - lambdas[i - 2]) / h
+            d = (1 + 1 / (2 * r0)) * q[-1] - 1 / (2 * r0) * q[-2]
+        x = sigmas[i] / sigmas[i - 1] * x - alphas[i] * np.expm1(-h) * d
+    return x
+
+
+@pytest.mark.parametrize("sigmas", SCHEDULES)
+def test_dpm2_is_the_published_algorithm(sigmas: list[float]) -> None:
+    found = solve(velocity, NOISE, sigmas, "dpm2")
+    assert np.abs(found.numpy() - published(NOISE.numpy(), sigmas)).max() <= 1e-12
+    if len(sigmas) > 4:
+        assert float((found - solve(velocity, NOISE, sigmas, "euler")).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("sigmas", SCHEDULES)
+def test_dpm2_is_diffusers_multistep_scheduler(sigmas: list[float]) -> None:
+    scheduler = DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, solver_order=2, final_sigmas_type="zero"
+    )
+    scheduler.set_timesteps(len(sigmas) - 1)
+    # The schedule that it makes itself begins a little below 1, so ours is put in its place.
+    scheduler.sigmas = torch.tensor(sigmas, dtype=torch.float64)
+    x = NOISE
+    for t, sigma in zip(scheduler.timesteps, sigmas[:-1], strict=True):
+        x = scheduler.step(velocity(x, sigma), t, x).prev_sample.double()
+    # A step of theirs is computed in float32.
+    assert float((solve(velocity, NOISE, sigmas, "dpm2") - x).abs().max()) <= 1e-5
+
+
+def test_two_steps_and_fewer_are_eulers() -> None:
+    for sigmas in ([1.0, 0.0], [1.0, 0.4, 0.0]):
+        euler, dpm2 = (solve(velocity, NOISE, sigmas, solver) for solver in ("euler", "dpm2"))
+        assert torch.allclose(euler, dpm2, atol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 6, 10])
+def test_a_straight_path_is_followed_exactly(steps: int) -> None:
+    clean, noise = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double().unbind(0)
+    found = solve(lambda x, sigma: noise - clean, noise, unshifted_sigmas(steps), "dpm2")
+    assert torch.allclose(found, clean, atol=1e-12)
+
+
+def test_dpm2_is_of_second_order() -> None:
+    # Clean latents of one Gaussian with deviation s: x(σ) = x(σ₀)·d(σ)/d(σ₀) with d² = (1 − σ)²·s² + σ².
+    s, start, stop = 0.5, 0.95, 0.05
+
+    def deviation(sigma: float) -> float:
+        return math.hypot((1 - sigma) * s, sigma)
+
+    def field(x: torch.Tensor, sigma: float) -> torch.Tensor:
+        return x * (sigma - (1 - sigma) * s * s) / deviation(sigma) ** 2
+
+    def off(steps: int, solver: str) -> float:
+        # Evenly in λ; the last step is of first order, and so is compared on its own size.
+        ends = [log_snr(start), log_snr(stop)]
+        sigmas = [1 / (1 + math.exp(ends[0] + (ends[1] - ends[0]) * i / steps)) for i in range(steps + 1)]
+        found = solve(field, torch.ones(1, dtype=torch.float64), sigmas, solver)
+        return abs(float(found) - deviation(stop) / deviation(start))
+
+    assert off(100, "euler") / off(200, "euler") == pytest.approx(2, rel=0.1)
+    assert off(100, "dpm2") / off(200, "dpm2") == pytest.approx(4, rel=0.2)
+    assert off(20, "dpm2") < off(20, "euler") / 3
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_velocity_is_asked_once_a_step(solver: str) -> None:
+    asked: list[float] = []
+
+    def counted(x: torch.Tensor, sigma: float) -> torch.Tensor:
+        asked.append(sigma)
+        return velocity(x, sigma)
+
+    noise = NOISE.clone()
+    found = solve(counted, noise, UNEVEN, solver)
+    assert asked == UNEVEN[:-1]
+    assert torch.equal(noise, NOISE)
+    assert torch.equal(solve(velocity, NOISE, UNEVEN, solver), found), "a solver keeps nothing from a run before"
+    single = solve(velocity, NOISE.float(), UNEVEN, solver)
+    assert single.dtype == torch.float32
+    assert float((single - found).abs().max()) < 1e-5
+
+
+def test_lambda_falls_with_sigma_and_is_zero_in_the_middle() -> None:
+    assert log_snr(0.5) == 0
+    assert log_snr(1.0) == -math.inf
+    assert all(log_snr(a) < log_snr(b) for a, b in pairwise(UNEVEN[:-1]))
+
+
+def test_an_unknown_solver_names_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"got solver 'heun'; expected one of \['dpm2', 'euler'\]"):
+        solve(velocity, NOISE, UNEVEN, "heun")
