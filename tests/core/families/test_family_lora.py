@@ -66,7 +66,7 @@ def test_a_merged_adapter_is_pefts_unmerged_forward(model: Backbone) -> None:
 def test_gradients_reach_every_factor(model: Backbone) -> None:
     transformer = with_peft(model, random_adapter(model, 0))
     x, rows = initial_noise([3], model.latent_shape), model.encode(PROMPTS[:1])
-    model.velocity(transformer, x, torch.tensor([0.5]), rows).square().mean().backward()
+    model.velocity(transformer, x, torch.tensor([0.5]), rows).square().mean().backward()  # type: ignore[no-untyped-call]
     factors = {name: p for name, p in transformer.named_parameters() if p.requires_grad}
     assert len(factors) == 2 * len(adapter_layout(model.transformer, model.lora_targets))
     # What the last block of SD3 does with the text is thrown away, so its text queries change nothing.

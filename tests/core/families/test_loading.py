@@ -85,7 +85,8 @@ def test_another_pipeline_is_refused_with_the_choices(own: Path) -> None:
 
 
 def hub_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
-    return kind("refused", response=httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co")))
+    response = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))
+    return kind("refused", response=response)  # type: ignore[arg-type, unused-ignore]
 
 
 @pytest.mark.parametrize(
