@@ -25,6 +25,8 @@ PRECISIONS = ("nvfp4", "bf16")
 CHUNK = 24
 """Candidates generated in one batch, on both sides."""
 _CACHED_PROMPTS = 1024
+_DECODED_PIXELS = 4 * 1024 * 1024
+"""At once: an autoencoder's activations are many times its images."""
 
 
 @dataclass(frozen=True)
@@ -125,16 +127,21 @@ class Generator:
 
             noise = initial_noise(seeds[chunk], self.backbone.latent_shape).to(device)
             latents = solve(velocity, noise, sigmas, solver, between_steps)
-            return Generated(latents, self.backbone.decode(latents))
+            return Generated(latents, self.decode(latents))
 
         parts = side_by_side(make, split(len(seeds), CHUNK, device), device)
         return Generated(torch.cat([p.latents for p in parts]), torch.cat([p.images for p in parts]))
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Images [N, 3, H, W], decoded a few at a time where they are large."""
+        at_once = max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width))
+        return torch.cat([self.backbone.decode(part) for part in torch.split(latents, at_once)])
 
     def _share(self) -> float:
         def run() -> None:
             self.generate("a", [0], steps=1)
 
-        return quantized_share(self.transformer, run)
+        return quantized_share(self.transformer, run, self.backbone.blocks)
 
 
 def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:

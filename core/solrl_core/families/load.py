@@ -90,7 +90,7 @@ def read_options(folder: str) -> ModelOptions:
 
 
 @contextmanager
-def _explained(where: str) -> Iterator[None]:
+def explained(where: str) -> Iterator[None]:
     """Any failure within as an OSError that says what to do."""
     try:
         yield
@@ -135,13 +135,13 @@ def load_backbone(
     transformers_logging.disable_progress_bar()
     where = locate(model)
     held = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
-    with _explained(where):
+    with explained(where):
         config = DiffusionPipeline.load_config(where, revision=revision, token=token)
     kind = str(config.get("_class_name"))
     if kind not in FAMILIES:
         raise ValueError(f"got a pipeline of class {kind} in {where!r}; expected one of {sorted(FAMILIES)}")
     family = FAMILIES[kind]
-    with _explained(where):
+    with explained(where):
         local = Path(where).is_dir()
         folder = Path(where if local else DiffusionPipeline.download(where, revision=revision, token=token))
         pipeline = DiffusionPipeline.from_pretrained(folder, dtype=held, **family.components(folder, held))

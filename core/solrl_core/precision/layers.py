@@ -37,6 +37,8 @@ class _QuantLayer(nn.Module):
                 "run it under torch.no_grad() or torch.inference_mode()"
             )
         values = quantize_dequantize_per_candidate(x)
+        if x.is_meta:
+            return F.linear(values, self.weight.flatten(1), self.bias)
         # Autocast would round the quantised values once more.
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(values, self.weight.flatten(1), self.bias)

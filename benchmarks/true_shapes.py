@@ -1,0 +1,139 @@
+"""The real models' true shapes as folders of configurations, by their published config.json files.
+
+Tokenizers are the miniatures': they only turn a prompt into as many tokens as the model takes.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from diffusers import (
+    AutoencoderDC,
+    AutoencoderKL,
+    FluxTransformer2DModel,
+    SanaTransformer2DModel,
+    SD3Transformer2DModel,
+)
+from transformers import CLIPTextConfig, Gemma2Config, T5Config
+
+WIDE_VAE = {
+    "block_out_channels": [128, 256, 512, 512],
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "layers_per_block": 2,
+    "latent_channels": 16,
+    "sample_size": 1024,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
+CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+CLIP_G = {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "projection_dim": 1280,
+    "hidden_act": "gelu",
+}
+T5_XXL = {
+    "d_model": 4096,
+    "d_ff": 10240,
+    "d_kv": 64,
+    "num_layers": 24,
+    "num_heads": 64,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}
+GEMMA_2_2B = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 256000,
+}
+DC_AE_F32C32 = {
+    "in_channels": 3,
+    "latent_channels": 32,
+    "attention_head_dim": 32,
+    "encoder_block_types": ["ResBlock"] * 3 + ["EfficientViTBlock"] * 3,
+    "decoder_block_types": ["ResBlock"] * 3 + ["EfficientViTBlock"] * 3,
+    "encoder_block_out_channels": [128, 256, 512, 512, 1024, 1024],
+    "decoder_block_out_channels": [128, 256, 512, 512, 1024, 1024],
+    "encoder_layers_per_block": [2, 2, 2, 3, 3, 3],
+    "decoder_layers_per_block": [3, 3, 3, 3, 3, 3],
+    "encoder_qkv_multiscales": [[], [], [], [5], [5], [5]],
+    "decoder_qkv_multiscales": [[], [], [], [5], [5], [5]],
+    "upsample_block_type": "interpolate",
+    "downsample_block_type": "Conv",
+    "decoder_norm_types": "rms_norm",
+    "decoder_act_fns": "silu",
+    "scaling_factor": 0.41407,
+}
+FLUX = {
+    "in_channels": 64,
+    "num_layers": 19,
+    "num_single_layers": 38,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 768,
+    "guidance_embeds": True,
+}
+SD35_LARGE = {
+    "sample_size": 128,
+    "num_layers": 38,
+    "attention_head_dim": 64,
+    "num_attention_heads": 38,
+    "joint_attention_dim": 4096,
+    "caption_projection_dim": 2432,
+    "pooled_projection_dim": 2048,
+    "pos_embed_max_size": 192,
+    "qk_norm": "rms_norm",
+}
+SANA_1600M: dict[str, Any] = {}
+"""diffusers' own defaults."""
+
+MODELS: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
+    "flux": {
+        "transformer": (FluxTransformer2DModel, FLUX),
+        "vae": (AutoencoderKL, WIDE_VAE | {"scaling_factor": 0.3611, "shift_factor": 0.1159}),
+        "text_encoder": (CLIPTextConfig, CLIP_L),
+        "text_encoder_2": (T5Config, T5_XXL),
+    },
+    "sd3": {
+        "transformer": (SD3Transformer2DModel, SD35_LARGE),
+        "vae": (AutoencoderKL, WIDE_VAE | {"scaling_factor": 1.5305, "shift_factor": 0.0609}),
+        "text_encoder": (CLIPTextConfig, CLIP_L | {"projection_dim": 768}),
+        "text_encoder_2": (CLIPTextConfig, CLIP_G),
+        "text_encoder_3": (T5Config, T5_XXL),
+    },
+    "sana": {
+        "transformer": (SanaTransformer2DModel, SANA_1600M),
+        "vae": (AutoencoderDC, DC_AE_F32C32),
+        "text_encoder": (Gemma2Config, GEMMA_2_2B),
+    },
+}
+
+
+def write_skeleton(family: str, miniature: Path, folder: Path) -> Path:
+    """Write a folder like the miniature's of `family`, with the true configurations and no weights.
+
+    Args:
+        family: "flux", "sd3" or "sana".
+        miniature: a pipeline folder of the same classes, for its index, scheduler and tokenizers.
+        folder: where to write.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(miniature, folder, ignore=shutil.ignore_patterns("*.safetensors", "solrl.json", "*.md", "*.png"))
+    for part, (kind, values) in MODELS[family].items():
+        path = folder / part / "config.json"
+        old = json.loads(path.read_text())
+        if hasattr(kind, "load_config"):
+            config = {"_class_name": kind.__name__, **values}
+        else:
+            config = kind(**values).to_dict() | {"architectures": old["architectures"]}
+        path.write_text(json.dumps(config, indent=1))
+    return folder

@@ -1,0 +1,67 @@
+"""A model without its weights: the same classes from the same configurations, on the meta device."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from solrl_core.families.load import FAMILIES, explained, locate, read_options
+from solrl_core.families.pipeline import PipelineBackbone
+
+# All that is read of a hub model: configurations and tokenizers, no weights.
+_PATTERNS = ["*.json", "*/*.json", "*/*.txt", "*/*.model"]
+
+
+def load_skeleton(model: str, *, revision: str | None = None, token: str | None = None) -> PipelineBackbone:
+    """Build a model's pipeline from its configurations alone, in bfloat16 on the meta device.
+
+    Args:
+        model: registered name, local folder (weights may be missing), or hub id.
+        revision: hub commit or tag.
+        token: for gated models.
+
+    Raises:
+        ValueError: unknown model or family.
+        OSError: configurations are missing, offline, or access was not granted.
+    """
+    from diffusers.utils import logging
+
+    logging.set_verbosity_error()
+    where = locate(model)
+    with explained(where):
+        folder = Path(where)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            folder = Path(snapshot_download(where, revision=revision, token=token, allow_patterns=_PATTERNS))
+        index = json.loads((folder / "model_index.json").read_text())
+    kind = str(index.get("_class_name"))
+    if kind not in FAMILIES:
+        raise ValueError(f"got a pipeline of class {kind} in {where!r}; expected one of {sorted(FAMILIES)}")
+    with explained(where):
+        parts = {name: _part(folder, name, *value) for name, value in index.items() if _is_part(value)}
+        import diffusers
+
+        pipeline = getattr(diffusers, kind)(**parts)
+    return FAMILIES[kind](pipeline, folder.name.lower(), read_options(str(folder)))
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+def _part(folder: Path, name: str, library: str | None, kind: str | None) -> Any:
+    if library is None or kind is None:
+        return None
+    import importlib
+
+    cls = getattr(importlib.import_module(library), kind)
+    if not issubclass(cls, torch.nn.Module):
+        return cls.from_pretrained(folder / name)
+    with torch.device("meta"):
+        if library == "diffusers":
+            module = cls.from_config(cls.load_config(folder / name))
+        else:
+            module = cls(cls.config_class.from_pretrained(folder / name))
+    return module.to(torch.bfloat16).eval().requires_grad_(False)

@@ -1,0 +1,145 @@
+"""How much memory a model takes, without having it: the serving code itself, run on the meta device."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.generator import Generator
+
+_GRANULE = 512
+"""CUDA's allocator rounds up to this many bytes."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes that a rollout service needs on its device.
+
+    Attributes:
+        weights: part → bytes; "transformer" is the clean base, "served" what its generator holds besides.
+        activations: phase → peak bytes beyond the weights, at `batch` candidates.
+        batch: candidates in one batch.
+        per_candidate: phase → its growth with one candidate more.
+    """
+
+    weights: dict[str, int]
+    activations: dict[str, int]
+    batch: int
+    per_candidate: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Weights and the largest phase."""
+        return sum(self.weights.values()) + max(self.activations.values())
+
+    def largest_batch(self, limit: int) -> int:
+        """The most candidates of one batch within `limit` bytes; 0 where not even the weights fit."""
+        room = limit - sum(self.weights.values())
+        most = [
+            self.batch + (room - self.activations[phase]) // max(1, growth)
+            for phase, growth in self.per_candidate.items()
+        ]
+        return max(0, min(most))
+
+
+def plan_memory(backbone: PipelineBackbone, precision: str, batch: int) -> MemoryPlan:
+    """Plan a service of this model on the meta device (see `load_skeleton`).
+
+    Counted are tensors. CUDA's own context (about 0.5 GiB) and the workspaces of its libraries come on top.
+    """
+    generator = Generator(backbone, precision)
+    seen: set[int] = set()
+    modules = {name: part for name, part in backbone.parts.items() if isinstance(part, nn.Module)}
+    weights = {name: _new_bytes(_tensors(part), seen) for name, part in modules.items()}
+    weights["served"] = _new_bytes(_tensors(generator.transformer), seen)
+    generator.encode("a")
+    phases = {size: _phases(generator, size) for size in (batch, 2 * batch)}
+    growth = {phase: (peak - phases[batch][phase]) // batch for phase, peak in phases[2 * batch].items()}
+    return MemoryPlan(weights, phases[batch], batch, growth)
+
+
+def _phases(generator: Generator, batch: int) -> dict[str, int]:
+    backbone = generator.backbone
+    with _Attention(), torch.inference_mode():
+        with PeakBytes() as encode:
+            backbone.encode(["a"])
+        latents = torch.empty(batch, *backbone.latent_shape, device="meta")
+        row = generator.encode("a")
+        conditioning = {name: tensor.expand(batch, *tensor.shape[1:]).clone() for name, tensor in row.items()}
+        held = _new_bytes([latents, *conditioning.values()], set())
+        with PeakBytes() as denoise:
+            sigma = torch.ones(batch, device="meta")
+            backbone.velocity(generator.transformer, latents, sigma, conditioning)
+        with PeakBytes() as decode:
+            generator.decode(latents)
+    return {"encode": encode.peak, "denoise": held + denoise.peak, "decode": held + decode.peak}
+
+
+class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors made within it that live at the same time.
+
+    Attributes:
+        peak: the most at any time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = {_key(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and _key(tensor) not in inputs:
+                storage = tensor.untyped_storage()
+                held = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._live.setdefault(_key(tensor), (held, _rounded(storage.nbytes())))
+        self._live = {
+            key: value
+            for key, value in self._live.items()
+            if not value[0].expired()  # type: ignore[no-untyped-call]
+        }
+        self.peak = max(self.peak, sum(size for _, size in self._live.values()))
+        return out
+
+
+class _Attention(TorchFunctionMode):
+    """Fused attention, as on a GPU: the scores, quadratic in the tokens, are never held."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            given = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+            query, value = given["query"], given["value"]
+            return query.new_empty(*query.shape[:-1], value.shape[-1])
+        return func(*args, **(kwargs or {}))
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _new_bytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
+    """Bytes of the storages that are not in `seen`, which is added to."""
+    total = 0
+    for tensor in tensors:
+        if _key(tensor) not in seen:
+            seen.add(_key(tensor))
+            total += _rounded(tensor.untyped_storage().nbytes())
+    return total
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _GRANULE) * _GRANULE

@@ -1,0 +1,68 @@
+"""`solrl-rollout memory`: what a model takes on a GPU, planned from its configurations alone."""
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from solrl_core.families.skeleton import load_skeleton
+from solrl_core.memory import MemoryPlan, plan_memory
+
+GPUS = {
+    "24 GB (L4, RTX 4090)": 24,
+    "48 GB (L40S)": 48,
+    "80 GB (A100, H100)": 80,
+    "141 GB (H200)": 141,
+    "192 GB (B200)": 192,
+}
+"""Sizes that people have, in 10⁹ bytes as vendors count."""
+RESERVED = 2 * 2**30
+"""Left to CUDA's context, its libraries' workspaces and fragmentation."""
+
+
+def plan(
+    model: str, precision: str, batch: int, *, revision: str | None = None, token: str | None = None, out: Path | None
+) -> None:
+    """Print the plan; with `out`, write it as JSON too.
+
+    Raises:
+        ValueError, OSError: the model is unknown or its configurations cannot be read.
+    """
+    if batch < 1:
+        raise ValueError(f"got a batch of {batch}; expected at least 1")
+    print(f"reading the configurations of {model}", file=sys.stderr)
+    backbone = load_skeleton(model, revision=revision, token=token)
+    planned = plan_memory(backbone, precision, batch)
+    console = Console()
+    console.print(_table(planned, f"{model}, {precision}, {backbone.width}×{backbone.height}, batch {batch}"))
+    console.print(_limits(planned))
+    console.print(f"Tensors alone; the limits leave {_gib(RESERVED)} GiB to CUDA. Reward models come on top.")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(vars(planned) | {"total": planned.total}, indent=1) + "\n")
+
+
+def _table(planned: MemoryPlan, title: str) -> Table:
+    table = Table("what", "GiB", title=title, title_justify="left")
+    table.columns[1].justify = "right"
+    for name, size in planned.weights.items():
+        table.add_row(f"weights: {name}", _gib(size))
+    for name, size in planned.activations.items():
+        table.add_row(f"activations: {name}", _gib(size))
+    table.add_section()
+    table.add_row("in all (weights and the largest phase)", _gib(planned.total))
+    return table
+
+
+def _limits(planned: MemoryPlan) -> Table:
+    table = Table("GPU", "largest batch")
+    table.columns[1].justify = "right"
+    for name, size in GPUS.items():
+        most = planned.largest_batch(size * 10**9 - RESERVED)
+        table.add_row(name, str(most) if most else "does not fit")
+    return table
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"
