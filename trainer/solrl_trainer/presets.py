@@ -17,8 +17,8 @@ from solrl_trainer.config import RunConfig
 _MINIATURE = {
     "prompts": "shapes",
     "iterations": 40,
-    "explore.prompts": 8,
-    "optimizer.learning_rate": 1.5e-3,
+    "explore.prompts": 12,
+    "optimizer.learning_rate": 1e-3,
     "optimizer.updates": 6,
     "optimizer.batch": 48,
     "evaluate.steps": 10,
