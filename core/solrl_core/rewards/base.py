@@ -25,7 +25,31 @@ def _clipscore(**options: Any) -> Reward:
     return ClipScore(**options)
 
 
-_BUILT_IN: dict[str, Callable[..., Reward]] = {"clipscore": _clipscore}
+def _pickscore(**options: Any) -> Reward:
+    from solrl_core.rewards.pickscore import PickScore
+
+    return PickScore(**options)
+
+
+def _hpsv2(**options: Any) -> Reward:
+    from solrl_core.rewards.hpsv2 import HpsV2
+
+    return HpsV2(**options)
+
+
+def _imagereward(**options: Any) -> Reward:
+    from solrl_core.rewards.imagereward import ImageReward
+
+    return ImageReward(**options)
+
+
+# Each imports transformers only when it is asked for.
+_BUILT_IN: dict[str, Callable[..., Reward]] = {
+    "clipscore": _clipscore,
+    "hpsv2": _hpsv2,
+    "imagereward": _imagereward,
+    "pickscore": _pickscore,
+}
 
 
 def known_rewards() -> list[str]:
@@ -36,13 +60,23 @@ def known_rewards() -> list[str]:
 def load_reward(name: str, backbone: Backbone) -> Reward:
     """Load a reward on the backbone's device.
 
-    A built-in reward takes its weights from the model's `solrl.json` if that names some, else its usual hub id.
+    A built-in reward takes its options (weights, dtype, batch size, another device) from the model's `solrl.json` if
+    that has some, else its usual hub id.
 
     Raises:
-        ValueError: nothing is registered under the name and it is not `package.module:attribute`.
+        ValueError: nothing is registered under the name and it is not `package.module:attribute`, or a built-in
+            reward's options, weights or tokenizer are wrong.
+        OSError: a built-in reward's files are missing.
     """
     if name in _BUILT_IN:
-        return _BUILT_IN[name](device=str(backbone.device), **backbone.options.rewards.get(name, {}))
+        options = {"device": str(backbone.device), **backbone.options.rewards.get(name, {})}
+        try:
+            return _BUILT_IN[name](**options)
+        except TypeError as error:
+            raise ValueError(f"cannot load reward {name!r} with options {sorted(options)}: {error}") from error
+        except (ValueError, OSError) as error:
+            kind = OSError if isinstance(error, OSError) else ValueError
+            raise kind(f"cannot load reward {name!r}: {error}") from error
     for entry in entry_points(group=GROUP):
         if entry.name == name:
             loaded: Reward = entry.load()
@@ -99,7 +133,9 @@ class RewardSet:
             try:
                 values = reward(images, prompts, metadata).float().cpu()
             except Exception as error:
-                raise RuntimeError(f"reward {name!r} failed on {len(images)} images: {error}") from error
+                at = _first_failing(reward, images, prompts, metadata)
+                which = f"{len(images)} images" if at is None else f"image {at} of prompt {prompts[at]!r}"
+                raise RuntimeError(f"reward {name!r} failed on {which}: {error}") from error
             if values.shape != (len(images),):
                 raise RuntimeError(f"reward {name!r} gave shape {tuple(values.shape)}; expected ({len(images)},)")
             bad = (~torch.isfinite(values)).nonzero()
@@ -108,6 +144,19 @@ class RewardSet:
                 raise RuntimeError(f"reward {name!r} gave {values[at]} for image {at} of prompt {prompts[at]!r}")
             scores[name] = values
         return scores
+
+
+def _first_failing(
+    reward: Reward, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> int | None:
+    """Index of the first image that fails alone as well; None if only the whole does (too many, say)."""
+    for at in range(len(images)):
+        one = slice(at, at + 1)
+        try:
+            reward(images[one], prompts[one], metadata[one]).float()
+        except Exception:
+            return at
+    return None
 
 
 def weighted_sum(scores: Mapping[str, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:

@@ -1,67 +1,51 @@
 """CLIPScore: logits_per_image / 100 of a CLIP model. Source: the FlowGRPO and DiffusionNFT reward servers."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 
-from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
+from solrl_core.rewards.clip import ClipReward
+from solrl_core.rewards.images import Normalize, short_side_then_centre
+from solrl_core.rewards.loading import dtype_named, image_processor_at, pretrained, tokenizer_at
 
 DEFAULT_MODEL = "openai/clip-vit-large-patch14"
 
 
-class ClipScore:
-    """Scores (image, prompt) pairs. Loads any transformers CLIP with its processor.
+class ClipScore(ClipReward):
+    """Scores with any transformers CLIP.
 
     Args:
         model: folder or hub id.
-        device: where it runs, in float32.
+        processor: folder or hub id of tokenizer and image mean and standard deviation; the model's by default.
+        device, dtype, batch_size: where it runs, in what, and how many images at a time.
+
+    Raises:
+        OSError: files are missing.
+        ValueError: model, tokenizer or an option do not fit.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, device: str = "cpu") -> None:
-        from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        processor: str | None = None,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        batch_size: int = 32,
+    ) -> None:
+        from transformers import CLIPModel
 
-        self._model = CLIPModel.from_pretrained(model, dtype=torch.float32).to(device).eval().requires_grad_(False)
-        self._tokenizer = AutoTokenizer.from_pretrained(model)
-        images = CLIPImageProcessorPil.from_pretrained(model)
-        self._mean = torch.tensor(images.image_mean, device=device)[:, None, None]
-        self._std = torch.tensor(images.image_std, device=device)[:, None, None]
-        self._size: int = self._model.config.vision_config.image_size
-        self._length: int = self._model.config.text_config.max_position_embeddings
-        self._texts: dict[str, torch.Tensor] = {}
-        self.digest = combined_digest(
-            module_digest(self._model),
-            tokenizer_digest(self._tokenizer),
+        clip = pretrained(CLIPModel, model, dtype_named(dtype))
+        images = image_processor_at(processor or model)
+        self._normalize = Normalize(images.image_mean, images.image_std)
+        super().__init__(
+            clip,
+            tokenizer_at(processor or model),
             f"{images.image_mean} {images.image_std}",
+            device=device,
+            batch_size=batch_size,
         )
 
-    @torch.inference_mode()
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
-        """Return logits_per_image / 100 of each pair, float32 [N]."""
-        pixels = (self._square(images.to(self._mean.device).float()) - self._mean) / self._std
-        seen = self._model.get_image_features(pixel_values=pixels).pooler_output
-        said = torch.stack([self._encode(prompt) for prompt in prompts])
-        cosine = F.cosine_similarity(seen, said, dim=-1)
-        scores: torch.Tensor = cosine * self._model.logit_scale.exp() / 100
-        return scores
+    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
+        return self._normalize(short_side_then_centre(images, self._side))
 
-    def _square(self, images: torch.Tensor) -> torch.Tensor:
-        """Shortest side to the model's size (bilinear, antialiased), then the centre."""
-        height, width = images.shape[-2:]
-        short = min(height, width)
-        if short != self._size:
-            size = (height * self._size // short, width * self._size // short)
-            images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
-        top, left = ((side - self._size) // 2 for side in images.shape[-2:])
-        return images[..., top : top + self._size, left : left + self._size]
-
-    def _encode(self, prompt: str) -> torch.Tensor:
-        if prompt not in self._texts:
-            tokens = self._tokenizer(
-                [prompt], padding="max_length", max_length=self._length, truncation=True, return_tensors="pt"
-            ).to(self._mean.device)
-            self._texts[prompt] = self._model.get_text_features(**tokens).pooler_output[0]
-        return self._texts[prompt]
+    def _score(self, cosines: torch.Tensor) -> torch.Tensor:
+        return cosines * self._logit_scale / 100

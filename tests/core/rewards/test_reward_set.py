@@ -1,106 +1,22 @@
-"""Rewards: CLIPScore against transformers' own CLIP, the registry, and what RewardSet refuses."""
+"""Rewards: the registry, and what RewardSet gives and refuses."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from reward_helpers import CLIP, HPSV2, IMAGEREWARD
 from solrl_core.families import Backbone
-from solrl_core.families.load import locate
-from solrl_core.rewards import Reward, RewardSet, load_reward
+from solrl_core.rewards import Reward, RewardSet, base, load_reward
 from solrl_core.rewards.base import known_rewards, weighted_sum
 from solrl_core.rewards.clipscore import ClipScore
 from solrl_minis.verifier import verifier_graded_reward, verifier_reward
-from transformers import CLIPModel, CLIPProcessor
-
-CLIP = Path(locate("mini-sana")).parent / "mini-clip"
-PROMPTS = [
-    "a red circle",
-    "two blue squares",
-    "a green cross above a yellow triangle",
-    "a picture of a very long winded and winding prompt that says far more than twenty four tokens can ever hold " * 2,
-]
 
 
 @pytest.fixture(scope="module")
 def clipscore() -> ClipScore:
-    return ClipScore(str(CLIP))
-
-
-@pytest.fixture(scope="module")
-def reference() -> CLIPModel:
-    return CLIPModel.from_pretrained(CLIP, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def processor() -> CLIPProcessor:
-    return CLIPProcessor.from_pretrained(CLIP)
-
-
-def on_bytes(count: int, height: int, width: int) -> torch.Tensor:
-    """Random images whose values are whole numbers of 255."""
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.rand(count, 3, height // 8, width // 8, generator=generator)
-    images = torch.nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")
-    return (images * 255).round() / 255
-
-
-def as_pil(image: torch.Tensor) -> Image.Image:
-    return Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
-
-
-def test_clipscore_is_transformers_logits_of_the_pairs(
-    clipscore: ClipScore, reference: CLIPModel, processor: CLIPProcessor
-) -> None:
-    images = on_bytes(4, 64, 64)
-    inputs = processor(
-        text=PROMPTS,
-        images=[as_pil(image) for image in images],
-        return_tensors="pt",
-        padding="max_length",
-        max_length=reference.config.text_config.max_position_embeddings,
-        truncation=True,
-    )
-    with torch.no_grad():
-        expected = reference(**inputs).logits_per_image.diagonal() / 100
-    scores = clipscore(images, PROMPTS, [{}] * 4)
-    assert scores.shape == (4,)
-    assert scores.dtype == torch.float32
-    assert torch.allclose(scores, expected, rtol=1e-4, atol=1e-6)
-    assert float(scores.std()) > 1e-3
-    again = clipscore(images.flip(0), PROMPTS[::-1], [{}] * 4).flip(0)
-    assert torch.allclose(scores, again, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("height", "width"), [(64, 96), (104, 64), (160, 96), (48, 80), (32, 32), (256, 256)])
-def test_other_sizes_are_resized_with_antialiasing_and_cut_from_the_centre(
-    clipscore: ClipScore, reference: CLIPModel, processor: CLIPProcessor, height: int, width: int
-) -> None:
-    images = on_bytes(3, height, width)
-    short = min(height, width)
-    size = (width * 64 // short, height * 64 // short)
-    left, top = (size[0] - 64) // 2, (size[1] - 64) // 2
-    resized = []
-    for channels in images.numpy():
-        planes = [np.asarray(Image.fromarray(plane).resize(size, Image.Resampling.BILINEAR)) for plane in channels]
-        resized.append(np.stack(planes)[:, top : top + 64, left : left + 64])
-    scaler = processor.image_processor
-    pixels = torch.from_numpy(np.stack(resized)) - torch.tensor(scaler.image_mean)[:, None, None]
-    pixels = pixels / torch.tensor(scaler.image_std)[:, None, None]
-    tokens = processor.tokenizer(PROMPTS[:3], padding="max_length", max_length=24, truncation=True, return_tensors="pt")
-    with torch.no_grad():
-        expected = reference(pixel_values=pixels, **tokens).logits_per_image.diagonal() / 100
-    assert torch.allclose(clipscore(images, PROMPTS[:3], [{}] * 3), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_clipscore_does_not_change_its_images_nor_pass_gradients(clipscore: ClipScore) -> None:
-    images = on_bytes(2, 64, 64)
-    kept = images.clone()
-    assert not clipscore(images, PROMPTS[:2], [{}] * 2).requires_grad
-    assert torch.equal(images, kept)
+    return ClipScore(CLIP)
 
 
 def test_clipscore_is_loaded_from_where_the_model_says(backbone: Backbone, clipscore: ClipScore) -> None:
@@ -181,10 +97,30 @@ def test_a_failing_reward_is_named_with_its_error() -> None:
     def fails(images: torch.Tensor) -> torch.Tensor:
         raise ZeroDivisionError("no such luck")
 
-    with pytest.raises(RuntimeError, match="'b' failed on 3 images: no such luck"):
+    with pytest.raises(RuntimeError, match="'b' failed on image 0 of prompt 'one': no such luck"):
         scored(a=giving(torch.zeros(3)), b=giving(fails))
     with pytest.raises(RuntimeError, match="'b' failed"):
         scored(b=giving([0.0, 0.0, 0.0]))
+
+
+def test_the_image_that_a_reward_fails_on_is_named() -> None:
+    def fails(images: torch.Tensor) -> torch.Tensor:
+        if bool((images == IMAGES[1]).flatten(1).all(1).any()):
+            raise ZeroDivisionError("no such luck")
+        return torch.zeros(len(images))
+
+    with pytest.raises(RuntimeError, match="'b' failed on image 1 of prompt 'two': no such luck"):
+        scored(b=giving(fails))
+
+
+def test_a_reward_that_fails_on_many_images_only_says_on_how_many() -> None:
+    def fails(images: torch.Tensor) -> torch.Tensor:
+        if len(images) > 2:
+            raise MemoryError("too many")
+        return torch.zeros(len(images))
+
+    with pytest.raises(RuntimeError, match="'b' failed on 3 images: too many"):
+        scored(b=giving(fails))
 
 
 def test_a_reward_that_was_not_loaded_is_a_key_error() -> None:
@@ -199,6 +135,53 @@ def test_each_reward_is_loaded_once_and_digested(backbone: Backbone, clipscore: 
     assert digests.keys() == {"reward:verifier", "reward:clipscore"}
     assert digests["reward:clipscore"] == clipscore.digest
     assert digests["reward:verifier"].startswith("sha256:")
+
+
+def test_a_reward_is_loaded_once_however_often_it_is_named(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[str] = []
+
+    def loading(name: str, backbone: Backbone) -> Reward:
+        loads.append(name)
+        return giving(torch.zeros(1))
+
+    monkeypatch.setattr(base, "load_reward", loading)
+    RewardSet.load(["a", "b", "a", "a", "b"], backbone)
+    assert loads == ["a", "b"]
+
+
+def test_options_of_built_in_rewards_come_from_the_model(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "clipscore": {"model": CLIP, "batch_size": 5, "dtype": "bfloat16"},
+        "pickscore": {"model": CLIP},
+        "hpsv2": HPSV2,
+        "imagereward": IMAGEREWARD,
+    }
+    monkeypatch.setattr(backbone, "options", replace(backbone.options, rewards=given))
+    rewards = RewardSet.load(list(given), backbone)
+    assert set(given) <= set(known_rewards())
+    images = torch.rand(2, 3, 50, 64, generator=torch.Generator().manual_seed(0))
+    scores = rewards.score(list(given), images, ["one", "two"], [{}] * 2)
+    assert list(scores) == list(given)
+    assert len(set(rewards.digests().values())) == 4
+    found = load_reward("clipscore", backbone)
+    assert isinstance(found, ClipScore)
+    assert found._batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"modle": CLIP}, ValueError, "cannot load reward 'pickscore'.*modle"),
+        ({"model": CLIP, "dtype": "float8"}, ValueError, "cannot load reward 'pickscore': got dtype 'float8'"),
+        ({"model": "./no/such/folder"}, OSError, "cannot load reward 'pickscore'"),
+    ],
+)
+def test_options_that_do_not_fit_name_the_reward(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    monkeypatch.setattr(backbone, "options", replace(backbone.options, rewards={"pickscore": options}))
+    with pytest.raises(kind, match=said):
+        load_reward("pickscore", backbone)
 
 
 def test_the_weighted_sum_is_of_the_named_scores_alone() -> None:

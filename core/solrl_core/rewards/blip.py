@@ -1,0 +1,44 @@
+"""ImageReward's network in transformers classes: BLIP's image encoder, its text encoder looking at it, and an MLP."""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BlipConfig, BlipTextModel, BlipVisionModel
+from transformers.models.blip.modeling_blip import BlipPreTrainedModel
+
+MLP_WIDTHS = (1024, 128, 64, 16)
+MEAN, STD = 0.16717362830052426, 1.0333394966054072
+
+
+def mlp(width: int, hidden: tuple[int, ...]) -> nn.Sequential:
+    """Linear layers `width` → each of `hidden` → 1, with nothing between them: that is how ImageReward was trained."""
+    widths = (width, *hidden, 1)
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+
+
+class ImageRewardModel(BlipPreTrainedModel):  # type: ignore[misc]  # transformers is not followed by mypy
+    """(pixels, tokens) → reward. `save_pretrained` and `from_pretrained` write and read config.json and weights.
+
+    Args:
+        config: BlipConfig with `mlp_widths` (hidden widths), `reward_mean` and `reward_std` besides; those of the
+            published model by default. Its `text_config.is_decoder` must be true, which makes the cross-attention,
+            and its `vision_config.layer_norm_eps` 1e-6 for weights that came from BLIP.
+    """
+
+    def __init__(self, config: BlipConfig) -> None:
+        super().__init__(config)
+        self.vision = BlipVisionModel(config.vision_config)
+        self.text = BlipTextModel(config.text_config, add_pooling_layer=False)
+        self.mlp = mlp(config.text_config.hidden_size, tuple(getattr(config, "mlp_widths", MLP_WIDTHS)))
+        self.mean: float = getattr(config, "reward_mean", MEAN)
+        self.std: float = getattr(config, "reward_std", STD)
+        self.post_init()
+
+    def forward(self, pixel_values: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        """Rewards float32 [N] of N pairs: pixels [N, 3, S, S], tokens and mask [N, L]."""
+        seen = self.vision(pixel_values=pixel_values).last_hidden_state
+        said = self.text(input_ids=input_ids, attention_mask=attention_mask, encoder_hidden_states=seen)
+        reward = self.mlp(said.last_hidden_state[:, 0])[:, 0].float()
+        return (reward - self.mean) / self.std

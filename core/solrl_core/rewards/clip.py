@@ -1,0 +1,104 @@
+"""What the rewards on a CLIP share: loading, cosines of images and texts in batches, and a bounded cache of texts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
+from solrl_core.rewards.loading import batches
+
+CACHED_TEXTS = 4096
+
+
+class ClipReward(ABC):
+    """Scores (image, prompt) pairs by the cosine of their features.
+
+    Args:
+        model: a transformers CLIPModel.
+        tokenizer: its fast tokenizer; prompts are cut to the model's positions, the end of text kept.
+        preprocessing: describes what is done to images and texts, for the digest.
+        device: where the model runs.
+        batch_size: images at a time.
+
+    Attributes:
+        digest: of weights, tokenizer and preprocessing.
+
+    Raises:
+        ValueError: the tokenizer is not the model's.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, preprocessing: str, *, device: str, batch_size: int) -> None:
+        texts = model.config.text_config
+        # The features of a text are taken at its end; with another token there they would be of no text at all.
+        if texts.eos_token_id not in (tokenizer.eos_token_id, 2) or len(tokenizer) > texts.vocab_size:
+            raise ValueError(
+                f"got a tokenizer of {len(tokenizer)} tokens that ends a text with {tokenizer.eos_token_id}; the model "
+                f"expects at most {texts.vocab_size}, ended with {texts.eos_token_id}: name the tokenizer that the "
+                "model was trained with by the option `processor`"
+            )
+        batches(0, batch_size)
+        self._model = model.to(device).eval().requires_grad_(False)
+        self._tokenizer = tokenizer
+        self._device = torch.device(device)
+        self._batch_size = batch_size
+        self._side: int = model.config.vision_config.image_size
+        self._text_features = lru_cache(maxsize=CACHED_TEXTS)(self._encode)
+        self.digest = combined_digest(module_digest(model), tokenizer_digest(tokenizer), preprocessing)
+
+    @torch.inference_mode()
+    def __call__(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Score images [N, 3, H, W] in [0, 1] with N prompts; float32 [N].
+
+        Raises:
+            ValueError: the numbers of images and prompts differ.
+        """
+        if len(images) != len(prompts):
+            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected a prompt an image")
+        cosines = [
+            F.cosine_similarity(
+                self._image_features(images[rows]), torch.stack([self._text_features(text) for text in prompts[rows]])
+            )
+            for rows in batches(len(images), self._batch_size)
+        ]
+        return self._score(torch.cat(cosines) if cosines else torch.zeros(0, device=self._device))
+
+    @abstractmethod
+    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
+        """Images [N, 3, H, W] in [0, 1], float32 on the reward's device → what the model sees, [N, 3, S, S]."""
+
+    @abstractmethod
+    def _score(self, cosines: torch.Tensor) -> torch.Tensor:
+        """Cosines [N] → scores [N]."""
+
+    def _clean(self, prompt: str) -> str:
+        return prompt
+
+    @property
+    def _logit_scale(self) -> torch.Tensor:
+        scale: torch.Tensor = self._model.logit_scale.float().exp()
+        return scale
+
+    def _image_features(self, images: torch.Tensor) -> torch.Tensor:
+        pixels = self._pixels(images.to(self._device).float()).to(self._device, self._model.dtype)
+        features: torch.Tensor = self._model.get_image_features(pixel_values=pixels).pooler_output
+        return features.float()
+
+    def _encode(self, prompt: str) -> torch.Tensor:
+        """Features [D] of one prompt: alone, so that they do not depend on which others come with it."""
+        tokens = self._tokenizer(
+            [self._clean(prompt)],
+            padding="max_length",
+            max_length=self._model.config.text_config.max_position_embeddings,
+            truncation=True,
+            return_tensors="pt",
+        ).to(self._device)
+        features: torch.Tensor = self._model.get_text_features(
+            input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
+        ).pooler_output[0]
+        return features.float()

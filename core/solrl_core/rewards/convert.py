@@ -1,0 +1,257 @@
+"""Published checkpoints of HPSv2 (open_clip's names) and ImageReward (BLIP's names) into transformers classes.
+
+Each weight of the transformers class is looked up under its name in the checkpoint, so that what is missing, left
+over, or of another shape is told in the checkpoint's own names. Sizes are read off the shapes; heads cannot be.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from solrl_core.rewards.loading import listed, read_checkpoint
+
+Take = Literal["whole", "transposed", 0, 1, 2]
+"""How a weight is cut out of its source: whole, transposed, or the first, second or third of three equal parts."""
+
+_OPEN_CLIP = (
+    ("vision_model.", "visual."),
+    ("text_model.", ""),
+    ("visual_projection.weight", "visual.proj"),
+    ("text_projection.weight", "text_projection"),
+    ("encoder.layers.", "transformer.resblocks."),
+    ("self_attn.out_proj.", "attn.out_proj."),
+    ("layer_norm1.", "ln_1."),
+    ("layer_norm2.", "ln_2."),
+    ("mlp.fc1.", "mlp.c_fc."),
+    ("mlp.fc2.", "mlp.c_proj."),
+    ("embeddings.class_embedding", "class_embedding"),
+    ("embeddings.patch_embedding.", "conv1."),
+    ("embeddings.position_embedding.weight", "positional_embedding"),
+    ("embeddings.token_embedding.", "token_embedding."),
+    ("pre_layrnorm.", "ln_pre."),
+    ("post_layernorm.", "ln_post."),
+    ("final_layer_norm.", "ln_final."),
+)
+_BLIP = (
+    ("vision.", "visual_encoder."),
+    ("text.", "text_encoder."),
+    ("visual_encoder.embeddings.class_embedding", "visual_encoder.cls_token"),
+    ("visual_encoder.embeddings.position_embedding", "visual_encoder.pos_embed"),
+    ("visual_encoder.embeddings.patch_embedding.", "visual_encoder.patch_embed.proj."),
+    ("visual_encoder.encoder.layers.", "visual_encoder.blocks."),
+    (".self_attn.qkv.", ".attn.qkv."),
+    (".self_attn.projection.", ".attn.proj."),
+    (".layer_norm1.", ".norm1."),
+    (".layer_norm2.", ".norm2."),
+    ("visual_encoder.post_layernorm.", "visual_encoder.norm."),
+)
+# BLIP's contrastive projections, which the reward does not use, and constants that are not weights.
+_UNUSED = re.compile(r"(vision_proj|text_proj)\.|(^|\.)(position_ids|attn_mask)$")
+
+
+def open_clip_model(path: str, vision_heads: int, text_heads: int, dtype: torch.dtype) -> Any:
+    """CLIPModel of an open_clip checkpoint with exact GELU, such as HPSv2's.
+
+    Args:
+        path: .pt (tensors bare or under "state_dict") or .safetensors file.
+        vision_heads, text_heads: attention heads; ViT-H-14 has 16 and 16.
+        dtype: what the weights are held and computed in.
+
+    Raises:
+        OSError: no such file.
+        ValueError: not such a checkpoint; says what is missing, left over or of another shape.
+    """
+    from transformers import CLIPConfig, CLIPModel
+
+    source = _Source(path, "an open_clip checkpoint such as HPS_v2.1_compressed.pt")
+    vision_width, _, patch, _ = source.shape("visual.conv1.weight", 4)
+    positions, _ = source.shape("visual.positional_embedding", 2)
+    vocabulary, text_width = source.shape("token_embedding.weight", 2)
+    length, _ = source.shape("positional_embedding", 2)
+    _check_heads(vision_width, vision_heads, "vision_heads")
+    _check_heads(text_width, text_heads, "text_heads")
+    config = CLIPConfig(
+        projection_dim=source.shape("text_projection", 2)[1],
+        vision_config={
+            "hidden_size": vision_width,
+            "intermediate_size": source.shape("visual.transformer.resblocks.0.mlp.c_fc.weight", 2)[0],
+            "num_hidden_layers": source.layers("visual.transformer.resblocks."),
+            "num_attention_heads": vision_heads,
+            "image_size": patch * round((positions - 1) ** 0.5),
+            "patch_size": patch,
+            "hidden_act": "gelu",
+        },
+        text_config={
+            "vocab_size": vocabulary,
+            "hidden_size": text_width,
+            "intermediate_size": source.shape("transformer.resblocks.0.mlp.c_fc.weight", 2)[0],
+            "num_hidden_layers": source.layers("transformer.resblocks."),
+            "num_attention_heads": text_heads,
+            "max_position_embeddings": length,
+            "hidden_act": "gelu",
+            # open_clip's vocabulary ends with the start and the end of a text.
+            "bos_token_id": vocabulary - 2,
+            "eos_token_id": vocabulary - 1,
+            "pad_token_id": 0,
+        },
+    )
+    return source.load(CLIPModel, config, _open_clip_name, dtype)
+
+
+def image_reward_model(path: str, med_config: str, vision_heads: int, dtype: torch.dtype) -> Any:
+    """ImageRewardModel of a checkpoint in ImageReward's own format.
+
+    Args:
+        path: .pt or .safetensors file; names with or without the prefix "blip.".
+        med_config: BLIP's med_config.json, read for heads, activation and epsilon of the text encoder.
+        vision_heads: attention heads of the image encoder; BLIP's large one has 16.
+        dtype: what the weights are held and computed in.
+
+    Raises:
+        OSError: no such file.
+        ValueError: not such a checkpoint; says what is missing, left over or of another shape.
+    """
+    from transformers import BlipConfig
+
+    from solrl_core.rewards.blip import ImageRewardModel
+
+    settings = _read_med_config(med_config)
+    source = _Source(path, "ImageReward's own checkpoint, as ImageReward.pt", prefix="blip.")
+    width, _, patch, _ = source.shape("visual_encoder.patch_embed.proj.weight", 4)
+    positions = source.shape("visual_encoder.pos_embed", 3)[1]
+    vocabulary, text_width = source.shape("text_encoder.embeddings.word_embeddings.weight", 2)
+    linear = source.numbers(r"mlp\.layers\.(\d+)\.weight")
+    _check_heads(width, vision_heads, "vision_heads")
+    _check_heads(text_width, settings["num_attention_heads"], "num_attention_heads of med_config")
+    config = BlipConfig(
+        mlp_widths=[source.shape(f"mlp.layers.{number}.weight", 2)[0] for number in linear[:-1]],
+        vision_config={
+            "hidden_size": width,
+            "intermediate_size": source.shape("visual_encoder.blocks.0.mlp.fc1.weight", 2)[0],
+            "num_hidden_layers": source.layers("visual_encoder.blocks."),
+            "num_attention_heads": vision_heads,
+            "image_size": patch * round((positions - 1) ** 0.5),
+            "patch_size": patch,
+            "layer_norm_eps": 1e-6,
+        },
+        text_config={
+            "vocab_size": vocabulary,
+            "hidden_size": text_width,
+            "intermediate_size": source.shape("text_encoder.encoder.layer.0.intermediate.dense.weight", 2)[0],
+            "num_hidden_layers": source.layers("text_encoder.encoder.layer."),
+            "num_attention_heads": settings["num_attention_heads"],
+            "max_position_embeddings": source.shape("text_encoder.embeddings.position_embeddings.weight", 2)[0],
+            "hidden_act": settings.get("hidden_act", "gelu"),
+            "layer_norm_eps": settings.get("layer_norm_eps", 1e-12),
+            "is_decoder": True,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "sep_token_id": None,
+        },
+    )
+
+    def name_in_blip(name: str) -> tuple[str, Take]:
+        if name.startswith("mlp."):
+            number, kind = name.removeprefix("mlp.").split(".")
+            return f"mlp.layers.{linear[int(number)]}.{kind}", "whole"
+        return _renamed(name, _BLIP), "whole"
+
+    return source.load(ImageRewardModel, config, name_in_blip, dtype)
+
+
+class _Source:
+    """A checkpoint's tensors, and complaints in its own names."""
+
+    def __init__(self, path: str, kind: str, prefix: str = "") -> None:
+        self._path, self._kind = path, kind
+        self._tensors = {name.removeprefix(prefix): tensor for name, tensor in read_checkpoint(path).items()}
+
+    def _error(self, *problems: str) -> ValueError:
+        return ValueError(f"{self._path!r} has {'; '.join(problems)}; expected {self._kind}")
+
+    def shape(self, name: str, axes: int) -> tuple[int, ...]:
+        if name not in self._tensors:
+            raise self._error(f"no {name!r} among its {len(self._tensors)} tensors ({listed(self._tensors)})")
+        shape = tuple(self._tensors[name].shape)
+        if len(shape) != axes:
+            raise self._error(f"{name!r} of shape {list(shape)}, expected {axes} axes")
+        return shape
+
+    def numbers(self, pattern: str) -> list[int]:
+        found = sorted({int(match[1]) for name in self._tensors if (match := re.match(pattern, name))})
+        if not found:
+            raise self._error(f"no tensor named like {pattern!r} among its {len(self._tensors)}")
+        return found
+
+    def layers(self, prefix: str) -> int:
+        return self.numbers(re.escape(prefix) + r"(\d+)\.")[-1] + 1
+
+    def load(self, kind: Any, config: Any, named: Callable[[str], tuple[str, Take]], dtype: torch.dtype) -> Any:
+        with torch.device("meta"):
+            expected = {name: tuple(weight.shape) for name, weight in kind(config).state_dict().items()}
+        found = {name: named(name) for name in expected}
+        sources = {source for source, _ in found.values()}
+        missing = sources - self._tensors.keys()
+        unexpected = {name for name in self._tensors.keys() - sources if not _UNUSED.search(name)}
+        shapes = {
+            f"{source} {list(self._tensors[source].shape)} (expected {list(wanted)})"
+            for name, (source, take) in found.items()
+            if source not in missing
+            and tuple(self._tensors[source].shape) != (wanted := _source_shape(expected[name], take))
+        }
+        told = {"missing": missing, "unexpected": unexpected, "wrong shapes": shapes}
+        if any(told.values()):
+            raise self._error(*(f"{what}: {listed(names)}" for what, names in told.items() if names))
+        config.architectures = [kind.__name__]  # as save_pretrained writes it, so that digests agree
+        weights = {name: _taken(self._tensors[source], take) for name, (source, take) in found.items()}
+        return kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype).eval().requires_grad_(False)
+
+
+def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
+    for ours, theirs in rules:
+        # Only at the start of a name or of a part of it, so that "text." does not also find "context.".
+        name = re.sub(rf"(^|(?<=\.)){re.escape(ours)}" if ours[0] != "." else re.escape(ours), theirs, name)
+    return name
+
+
+def _open_clip_name(name: str) -> tuple[str, Take]:
+    part = re.search(r"self_attn\.([qkv])_proj\.(weight|bias)$", name)
+    if part:
+        stem = _renamed(name[: part.start()], _OPEN_CLIP)
+        takes: dict[str, Take] = {"q": 0, "k": 1, "v": 2}
+        return f"{stem}attn.in_proj_{part[2]}", takes[part[1]]
+    return _renamed(name, _OPEN_CLIP), "transposed" if name.endswith("_projection.weight") else "whole"
+
+
+def _source_shape(shape: tuple[int, ...], take: Take) -> tuple[int, ...]:
+    if take == "whole":
+        return shape
+    return shape[::-1] if take == "transposed" else (3 * shape[0], *shape[1:])
+
+
+def _taken(tensor: torch.Tensor, take: Take) -> torch.Tensor:
+    if take == "whole":
+        return tensor
+    return tensor.T.contiguous() if take == "transposed" else tensor.chunk(3)[take].contiguous()
+
+
+def _check_heads(width: int, heads: int, option: str) -> None:
+    if heads < 1 or width % heads:
+        raise ValueError(f"got {option} {heads} for a width of {width}; expected a divisor of the width")
+
+
+def _read_med_config(path: str) -> Mapping[str, Any]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"got no file {path!r}; expected BLIP's med_config.json beside the checkpoint, or named by `med_config`"
+        )
+    try:
+        settings = json.loads(Path(path).read_text())
+        int(settings["num_attention_heads"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path!r} is not BLIP's med_config.json with num_attention_heads: {error!r}") from error
+    return dict(settings)

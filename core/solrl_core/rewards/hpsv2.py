@@ -1,0 +1,80 @@
+"""HPSv2: the bare cosine. Source: Wu et al. 2023 (arXiv 2306.09341), the `hpsv2` package and its reward servers."""
+
+import html
+import re
+from pathlib import Path
+
+import torch
+
+from solrl_core.rewards.clip import ClipReward
+from solrl_core.rewards.convert import open_clip_model
+from solrl_core.rewards.images import Normalize, long_side_then_pad
+from solrl_core.rewards.loading import dtype_named, hub_file, pretrained, tokenizer_at
+
+REPOSITORY, CHECKPOINT = "xswu/HPSv2", "HPS_v2.1_compressed.pt"
+DEFAULT_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+
+
+def clean_text(text: str) -> str:
+    """What open_clip does to a text before it is tokenised: mend it, resolve HTML entities twice, one space, lower."""
+    import ftfy
+
+    mended = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return re.sub(r"\s+", " ", mended).strip().lower()
+
+
+class HpsV2(ClipReward):
+    """Scores with HPS v2.1's CLIP. Text is cleaned as open_clip does; images are padded, not cut.
+
+    Args:
+        model: folder or hub id of a transformers CLIP; excludes `checkpoint`.
+        processor: folder or hub id of the CLIP tokenizer; by default `model` if that is a folder, else the published
+            one.
+        checkpoint: file in open_clip's format, as HPSv2 publishes it, and the default from the hub.
+        vision_heads, text_heads: attention heads of a checkpoint, which its shapes do not tell; those of ViT-H-14.
+        device, dtype, batch_size: where it runs, in what, and how many images at a time.
+
+    Raises:
+        OSError: files are missing.
+        ValueError: model, checkpoint, tokenizer or an option do not fit.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        processor: str | None = None,
+        checkpoint: str | None = None,
+        *,
+        vision_heads: int = 16,
+        text_heads: int = 16,
+        device: str = "cpu",
+        dtype: str = "float32",
+        batch_size: int = 32,
+    ) -> None:
+        from transformers import CLIPModel
+
+        if model and checkpoint:
+            raise ValueError(f"got model {model!r} and checkpoint {checkpoint!r}; expected one of them")
+        processor = processor or (model if model and Path(model).is_dir() else DEFAULT_PROCESSOR)
+        if model:
+            clip = pretrained(CLIPModel, model, dtype_named(dtype))
+        else:
+            checkpoint = checkpoint or hub_file(REPOSITORY, CHECKPOINT, "checkpoint")
+            clip = open_clip_model(checkpoint, vision_heads, text_heads, dtype_named(dtype))
+        self._normalize = Normalize()
+        super().__init__(
+            clip,
+            tokenizer_at(processor),
+            "open_clip's clean text; long side bicubic, padded",
+            device=device,
+            batch_size=batch_size,
+        )
+
+    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
+        return self._normalize(long_side_then_pad(images, self._side))
+
+    def _clean(self, prompt: str) -> str:
+        return clean_text(prompt)
+
+    def _score(self, cosines: torch.Tensor) -> torch.Tensor:
+        return cosines

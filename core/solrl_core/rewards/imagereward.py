@@ -1,0 +1,114 @@
+"""ImageReward: (r − 0.16717) / 1.03334 of a BLIP. Source: Xu et al. 2023 (arXiv 2304.05977), `image-reward` 1.5."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
+from solrl_core.rewards.images import Normalize, as_pil, pil_short_side_then_centre
+from solrl_core.rewards.loading import batches, dtype_named, hub_file, pretrained, tokenizer_at
+
+REPOSITORY, CHECKPOINT, MED_CONFIG = "zai-org/ImageReward", "ImageReward.pt", "med_config.json"
+DEFAULT_TOKENIZER = "bert-base-uncased"
+TOKENS = 35
+
+
+class ImageReward:
+    """Scores N pairs for N images; images go as 8 bits through PIL, as in the published package.
+
+    Args:
+        model: folder or hub id written by `ImageRewardModel.save_pretrained`; excludes `checkpoint`.
+        processor: folder or hub id of the BERT tokenizer; by default `model` if that is a folder, else BERT's.
+        checkpoint: file in ImageReward's own format, and the default from the hub.
+        med_config: BLIP's text settings for a checkpoint; by default med_config.json beside it.
+        vision_heads: attention heads of a checkpoint's image encoder, which its shapes do not tell.
+        device, dtype, batch_size: where it runs, in what, and how many images at a time.
+
+    Attributes:
+        digest: of weights, tokenizer and preprocessing.
+
+    Raises:
+        OSError: files are missing.
+        ValueError: model, checkpoint, tokenizer or an option do not fit.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        processor: str | None = None,
+        checkpoint: str | None = None,
+        med_config: str | None = None,
+        *,
+        vision_heads: int = 16,
+        device: str = "cpu",
+        dtype: str = "float32",
+        batch_size: int = 32,
+    ) -> None:
+        from solrl_core.rewards.blip import ImageRewardModel
+        from solrl_core.rewards.convert import image_reward_model
+
+        if model and checkpoint:
+            raise ValueError(f"got model {model!r} and checkpoint {checkpoint!r}; expected one of them")
+        batches(0, batch_size)
+        if model:
+            network = pretrained(ImageRewardModel, model, dtype_named(dtype))
+        else:
+            if checkpoint is None:
+                checkpoint = hub_file(REPOSITORY, CHECKPOINT, "checkpoint")
+                med_config = med_config or hub_file(REPOSITORY, MED_CONFIG, "med_config")
+            med_config = med_config or str(Path(checkpoint).parent / MED_CONFIG)
+            network = image_reward_model(checkpoint, med_config, vision_heads, dtype_named(dtype))
+        self._tokenizer = _with_blip_tokens(
+            tokenizer_at(processor or (model if model and Path(model).is_dir() else DEFAULT_TOKENIZER))
+        )
+        if len(self._tokenizer) > network.config.text_config.vocab_size:
+            raise ValueError(
+                f"got a tokenizer of {len(self._tokenizer)} tokens; the model expects at most "
+                f"{network.config.text_config.vocab_size}: name its own by the option `processor`"
+            )
+        self._model = network.to(device)
+        self._device = torch.device(device)
+        self._batch_size = batch_size
+        self._side: int = network.config.vision_config.image_size
+        self._length = min(TOKENS, network.config.text_config.max_position_embeddings)
+        self._normalize = Normalize()
+        self.digest = combined_digest(
+            module_digest(network), tokenizer_digest(self._tokenizer), f"{self._length} tokens; bicubic, centre"
+        )
+
+    @torch.inference_mode()
+    def __call__(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Score images [N, 3, H, W] in [0, 1] with N prompts; float32 [N].
+
+        Raises:
+            ValueError: the numbers of images and prompts differ.
+        """
+        if len(images) != len(prompts):
+            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected a prompt an image")
+        scores = [self._pairs(images[rows], prompts[rows]) for rows in batches(len(images), self._batch_size)]
+        return torch.cat(scores) if scores else torch.zeros(0, device=self._device)
+
+    def _pairs(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        squares = [np.asarray(pil_short_side_then_centre(image, self._side)) for image in as_pil(images)]
+        pixels = self._normalize(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).float() / 255)
+        tokens = self._tokenizer(
+            list(prompts), padding="max_length", max_length=self._length, truncation=True, return_tensors="pt"
+        ).to(self._device)
+        scores: torch.Tensor = self._model(
+            pixels.to(self._device, self._model.dtype), tokens.input_ids, tokens.attention_mask
+        )
+        return scores
+
+
+def _with_blip_tokens(tokenizer: Any) -> Any:
+    """BERT's tokenizer with the two tokens that BLIP adds: a prompt may spell one, and then it is read as one."""
+    if tokenizer.bos_token != "[DEC]":
+        tokenizer.add_special_tokens({"bos_token": "[DEC]"})
+    if "[ENC]" not in tokenizer.get_vocab():
+        tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
+    return tokenizer

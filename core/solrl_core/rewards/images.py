@@ -1,0 +1,65 @@
+"""Preprocessing with torchvision's rounding, but without torchvision. Letters: N images, H height, W width, S side."""
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
+OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def shape_with_short_side(height: int, width: int, side: int) -> tuple[int, int]:
+    """(height, width) once the shorter is `side`, the longer cut to a whole number as torchvision's Resize does."""
+    long = int(side * max(height, width) / min(height, width))
+    return (side, long) if height <= width else (long, side)
+
+
+def centre(height: int, width: int, side: int) -> tuple[int, int]:
+    """(top, left) of the middle square, rounded as torchvision's CenterCrop does: half to even."""
+    return round((height - side) / 2), round((width - side) / 2)
+
+
+def short_side_then_centre(images: torch.Tensor, side: int) -> torch.Tensor:
+    """Images [N, 3, H, W] → [N, 3, S, S]: shorter side to S (bilinear, antialiased), then the middle square."""
+    height, width = images.shape[-2:]
+    size = shape_with_short_side(height, width, side)
+    if size != (height, width):
+        images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
+    top, left = centre(*size, side)
+    return images[..., top : top + side, left : left + side]
+
+
+def long_side_then_pad(images: torch.Tensor, side: int) -> torch.Tensor:
+    """Images [N, 3, H, W] → [N, 3, S, S]: longer side to S (bicubic, antialiased, not clamped), black around it."""
+    height, width = images.shape[-2:]
+    scale = side / max(height, width)
+    size = (round(height * scale), round(width * scale))
+    if scale != 1.0:
+        images = F.interpolate(images, size=size, mode="bicubic", antialias=True)
+    down, across = side - size[0], side - size[1]
+    return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))
+
+
+def as_pil(images: torch.Tensor) -> list[Image.Image]:
+    """Images [N, 3, H, W] in [0, 1] as 8-bit RGB, rounded to nearest."""
+    pixels = (images * 255).round().clamp(0, 255).to("cpu", torch.uint8)
+    return [Image.fromarray(each.permute(1, 2, 0).numpy()) for each in pixels]
+
+
+def pil_short_side_then_centre(image: Image.Image, side: int) -> Image.Image:
+    """One 8-bit image: shorter side to S (PIL's bicubic, clamped to 8 bits), then the middle square."""
+    height, width = shape_with_short_side(image.height, image.width, side)
+    top, left = centre(height, width, side)
+    resized = image.resize((width, height), Image.Resampling.BICUBIC)
+    return resized.crop((left, top, left + side, top + side))
+
+
+class Normalize:
+    """(x − mean) / std for each channel of images [N, 3, H, W], in float32 on the images' device."""
+
+    def __init__(self, mean: tuple[float, ...] = OPENAI_MEAN, std: tuple[float, ...] = OPENAI_STD) -> None:
+        self._mean, self._std = (torch.tensor(values)[:, None, None] for values in (mean, std))
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the normalised images."""
+        return (images - self._mean.to(images.device)) / self._std.to(images.device)

@@ -1,0 +1,57 @@
+"""PickScore: exp(logit_scale) · cosine / 26. Source: Kirstain et al. 2023 (arXiv 2305.01569) and its reward servers."""
+
+from pathlib import Path
+
+import torch
+
+from solrl_core.rewards.clip import ClipReward
+from solrl_core.rewards.images import as_pil
+from solrl_core.rewards.loading import dtype_named, image_processor_at, pretrained, tokenizer_at
+
+DEFAULT_MODEL = "yuvalkirstain/PickScore_v1"
+DEFAULT_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+DIVISOR = 26
+
+
+class PickScore(ClipReward):
+    """Scores with a CLIP tuned on human choices; images go as 8 bits through transformers' own processor.
+
+    Args:
+        model: folder or hub id of a transformers CLIP.
+        processor: folder or hub id of tokenizer and image processor; by default the model's folder if it is one,
+            else the published one.
+        device, dtype, batch_size: where it runs, in what, and how many images at a time.
+
+    Raises:
+        OSError: files are missing.
+        ValueError: model, tokenizer or an option do not fit.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        processor: str | None = None,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        batch_size: int = 32,
+    ) -> None:
+        from transformers import CLIPModel
+
+        clip = pretrained(CLIPModel, model, dtype_named(dtype))
+        processor = processor or (model if Path(model).is_dir() else DEFAULT_PROCESSOR)
+        self._processor = image_processor_at(processor)
+        super().__init__(
+            clip,
+            tokenizer_at(processor),
+            self._processor.to_json_string(),
+            device=device,
+            batch_size=batch_size,
+        )
+
+    def _pixels(self, images: torch.Tensor) -> torch.Tensor:
+        pixels: torch.Tensor = self._processor(images=as_pil(images), return_tensors="pt").pixel_values
+        return pixels
+
+    def _score(self, cosines: torch.Tensor) -> torch.Tensor:
+        return cosines * self._logit_scale / DIVISOR

@@ -1,0 +1,124 @@
+"""HPSv2 and ImageReward from checkpoints in their own formats give the scores that their own packages gave.
+
+The reference is written by `scripts/reward-parity` with hpsv2 1.2.0, open_clip 2.32.0 and image-reward 1.5.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reward_helpers import DATA, HPSV2, IMAGEREWARD, reference_pairs, rows_through
+from safetensors.torch import load_file
+from solrl_core.rewards.hpsv2 import HpsV2, clean_text
+from solrl_core.rewards.imagereward import ImageReward
+
+REFERENCE, IMAGES, PROMPTS = reference_pairs()
+COUNT = len(PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def hpsv2() -> HpsV2:
+    return HpsV2(**HPSV2)
+
+
+@pytest.fixture(scope="module")
+def imagereward() -> ImageReward:
+    return ImageReward(**IMAGEREWARD)
+
+
+def table(reward: Any) -> torch.Tensor:
+    """Scores [images, prompts]."""
+    return torch.stack([reward(image.expand(COUNT, -1, -1, -1), PROMPTS, [{}] * COUNT) for image in IMAGES])
+
+
+@pytest.mark.parametrize("package", ["hpsv2", "open_clip"])
+def test_hpsv2_scores_as_its_package_and_as_open_clip(hpsv2: HpsV2, package: str) -> None:
+    expected = torch.from_numpy(REFERENCE[package])
+    assert float(expected.std(0).min()) > 0.05
+    torch.testing.assert_close(table(hpsv2), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_imagereward_scores_as_its_package(imagereward: ImageReward) -> None:
+    expected = torch.from_numpy(REFERENCE["imagereward"])
+    assert float(expected.std(0).min()) > 1
+    torch.testing.assert_close(table(imagereward), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_texts_become_the_packages_tokens(hpsv2: HpsV2, imagereward: ImageReward) -> None:
+    for prompt, theirs in zip(PROMPTS, REFERENCE["hpsv2_tokens"], strict=True):
+        ours = hpsv2._tokenizer(clean_text(prompt), max_length=77, truncation=True).input_ids
+        assert ours == theirs[: theirs.argmax() + 1].tolist()
+    ours = imagereward._tokenizer(PROMPTS, max_length=35, padding="max_length", truncation=True).input_ids
+    assert np.array_equal(ours, REFERENCE["imagereward_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("  A  B\n\tc ", "a b c"),
+        ("salt &amp;amp; pepper", "salt & pepper"),
+        ("it’s “curly”", 'it\'s "curly"'),
+        ("the cafÃ©", "the café"),
+        ("ΟΔΥΣΣΕΥΣ", "οδυσσευς"),
+    ],
+)
+def test_text_is_cleaned_as_open_clip_does(text: str, cleaned: str) -> None:
+    assert clean_text(text) == cleaned
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_batch_size_does_not_change_scores(hpsv2: HpsV2, imagereward: ImageReward, batch_size: int) -> None:
+    images = torch.stack([IMAGES[0].roll(at, 2) for at in range(COUNT)])
+    for kind, options, reward in ((HpsV2, HPSV2, hpsv2), (ImageReward, IMAGEREWARD, imagereward)):
+        small = kind(**options, batch_size=batch_size)
+        torch.testing.assert_close(
+            small(images, PROMPTS, [{}] * COUNT), reward(images, PROMPTS, [{}] * COUNT), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_imagereward_looks_at_as_many_pairs_as_images(imagereward: ImageReward) -> None:
+    images = IMAGES[0].expand(COUNT, -1, -1, -1)
+    with rows_through(imagereward._model.vision) as seen, rows_through(imagereward._model.text) as read:
+        imagereward(images, PROMPTS, [{}] * COUNT)
+    assert (sum(seen), sum(read)) == (COUNT, COUNT)
+    with pytest.raises(ValueError, match=f"got {COUNT} images and 1 prompts"):
+        imagereward(images, PROMPTS[:1], [{}])
+    assert imagereward(images[:0], [], []).shape == (0,)
+
+
+@pytest.mark.parametrize("name", ["hpsv2", "imagereward"])
+def test_a_bfloat16_folder_in_transformers_format_scores_the_same(
+    name: str, hpsv2: HpsV2, imagereward: ImageReward, tmp_path: Path
+) -> None:
+    reward: Any = hpsv2 if name == "hpsv2" else imagereward
+    kind, options = (HpsV2, HPSV2) if name == "hpsv2" else (ImageReward, IMAGEREWARD)
+    kind(**options)._model.bfloat16().save_pretrained(tmp_path)
+    reward._tokenizer.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    loaded: Any = kind(str(tmp_path))
+    assert loaded._model.dtype == torch.float32
+    assert loaded.digest == reward.digest
+    rounded: Any = kind(**options)
+    for weight in rounded._model.parameters():
+        weight.data = weight.bfloat16().float()
+    torch.testing.assert_close(table(loaded), table(rounded), rtol=1e-5, atol=1e-6)
+
+
+def test_a_bfloat16_network_scores_nearly_the_same(hpsv2: HpsV2) -> None:
+    half = HpsV2(**HPSV2, dtype="bfloat16")
+    assert half._model.dtype == torch.bfloat16
+    torch.testing.assert_close(table(half), table(hpsv2), rtol=0, atol=0.05)
+
+
+def test_an_image_of_the_models_size_on_its_long_side_is_padded(hpsv2: HpsV2) -> None:
+    image = IMAGES[0][None, :, :30, :48]
+    padded = torch.zeros(1, 3, 48, 48)
+    padded[:, :, 9:39] = image
+    torch.testing.assert_close(hpsv2(image, ["a"], [{}]), hpsv2(padded, ["a"], [{}]))
+
+
+def test_the_reference_stays_small() -> None:
+    assert sum(file.stat().st_size for file in DATA.rglob("*") if file.is_file()) < 200_000

@@ -1,0 +1,192 @@
+"""Wrong files and options of rewards are refused, and the refusal says what was got, expected, and what to do."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reward_helpers import CLIP, HPSV2, IMAGEREWARD
+from safetensors.torch import load_file, save_file
+from solrl_core.rewards.clipscore import ClipScore
+from solrl_core.rewards.hpsv2 import HpsV2
+from solrl_core.rewards.imagereward import ImageReward
+from solrl_core.rewards.pickscore import PickScore
+
+Tensors = dict[str, torch.Tensor]
+
+
+def rewritten(folder: Path, options: dict[str, Any], change: Callable[[Tensors], Any]) -> dict[str, Any]:
+    """Options that name a copy of the checkpoint with something changed."""
+    found = torch.load(options["checkpoint"], weights_only=True)
+    change(found.get("state_dict", found))
+    torch.save(found, folder / "checkpoint.pt")
+    med = Path(options["checkpoint"]).parent / "med_config.json"
+    if med.is_file():
+        shutil.copy(med, folder)
+    return {**options, "checkpoint": str(folder / "checkpoint.pt")}
+
+
+def cut(tensors: Tensors, name: str) -> None:
+    tensors[name] = tensors[name][:-1].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("visual.transformer.resblocks.1.attn.in_proj_bias"), "missing: .*resblocks.1.attn.in_proj_b"),
+        (lambda t: t.pop("visual.conv1.weight"), "no 'visual.conv1.weight' among"),
+        (lambda t: t.update(strange=torch.zeros(1)), "unexpected: strange"),
+        (lambda t: cut(t, "visual.ln_pre.weight"), r"wrong shapes: visual.ln_pre.weight \[15\] \(expected \[16\]\)"),
+        (lambda t: cut(t, "visual.transformer.resblocks.0.attn.in_proj_weight"), r"\[47, 16\] \(expected \[48, 16\]\)"),
+        (lambda t: cut(t, "visual.positional_embedding"), r"visual.positional_embedding \[36, 16\]"),
+        (lambda t: t.update({"positional_embedding": torch.zeros(3)}), "expected 2 axes"),
+        (lambda t: t.clear(), "no 'visual.conv1.weight' among its 0"),
+    ],
+)
+def test_an_hpsv2_checkpoint_that_does_not_fit_is_refused(
+    tmp_path: Path, change: Callable[[Tensors], Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"(?s){said}.*expected an open_clip checkpoint"):
+        HpsV2(**rewritten(tmp_path, HPSV2, change))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("blip.visual_encoder.norm.bias"), "missing: visual_encoder.norm.bias"),
+        (lambda t: t.pop("mlp.layers.7.bias"), "missing: mlp.layers.7.bias"),
+        (lambda t: t.update({"blip.strange": torch.zeros(1)}), "unexpected: strange"),
+        (lambda t: cut(t, "blip.text_encoder.encoder.layer.1.crossattention.self.key.weight"), "wrong shapes: .*cross"),
+        (lambda t: [t.pop(name) for name in list(t) if name.startswith("mlp.")], "no tensor named like 'mlp"),
+    ],
+)
+def test_an_imagereward_checkpoint_that_does_not_fit_is_refused(
+    tmp_path: Path, change: Callable[[Tensors], Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"(?s){said}.*expected ImageReward's own checkpoint"):
+        ImageReward(**rewritten(tmp_path, IMAGEREWARD, change))
+
+
+def test_names_without_blip_are_taken_and_its_unused_projections_left(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        assert "blip.vision_proj.weight" in tensors
+        for name in list(tensors):
+            tensors[name.removeprefix("blip.")] = tensors.pop(name)
+
+    assert ImageReward(**rewritten(tmp_path, IMAGEREWARD, change)).digest == ImageReward(**IMAGEREWARD).digest
+
+
+def test_a_checkpoint_in_safetensors_is_the_same(tmp_path: Path) -> None:
+    tensors = torch.load(HPSV2["checkpoint"], weights_only=True)["state_dict"]
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "hps.safetensors")
+    assert HpsV2(**{**HPSV2, "checkpoint": str(tmp_path / "hps.safetensors")}).digest == HpsV2(**HPSV2).digest
+
+
+class Harmful:
+    ran = False
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (setattr, (Harmful, "ran", True))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("text.pt", b"not weights at all", "not a checkpoint of plain tensors"),
+        ("empty.pt", b"", "not a checkpoint of plain tensors"),
+        ("code.pt", pickle.dumps(Harmful(), protocol=2), "not a checkpoint of plain tensors"),
+        ("text.safetensors", b"not weights at all", "not a checkpoint of plain tensors"),
+    ],
+    ids=["text", "empty", "code", "safetensors"],
+)
+@pytest.mark.parametrize(("kind", "options"), [(HpsV2, HPSV2), (ImageReward, IMAGEREWARD)])
+def test_a_file_that_is_no_checkpoint_is_refused_and_never_run(
+    tmp_path: Path, kind: Any, options: dict[str, Any], name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    shutil.copy(Path(IMAGEREWARD["checkpoint"]).parent / "med_config.json", tmp_path)
+    with pytest.raises(ValueError, match=said):
+        kind(**{**options, "checkpoint": str(tmp_path / name)})
+    assert not Harmful.ran
+
+
+@pytest.mark.parametrize("content", [torch.zeros(3), {"epoch": 3}, {"state_dict": {"a": 1}}, [torch.zeros(3)]])
+def test_a_torch_file_of_something_else_is_refused(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="expected tensors by name"):
+        HpsV2(**{**HPSV2, "checkpoint": str(tmp_path / "other.pt")})
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"no file; expected a \.pt or"):
+        HpsV2(**{**HPSV2, "checkpoint": str(tmp_path / "none.pt")})
+    with pytest.raises(OSError, match=r"med_config\.json beside the checkpoint"):
+        ImageReward(**{**IMAGEREWARD, "med_config": str(tmp_path / "none.json")})
+    with pytest.raises(OSError, match="option `processor`"):
+        HpsV2(**{**HPSV2, "processor": str(tmp_path)})
+    for kind in (ClipScore, PickScore, HpsV2, ImageReward):
+        with pytest.raises(OSError, match="none"):
+            kind(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "not json", '{"num_attention_heads": null}'])
+def test_a_med_config_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "med.json").write_text(content)
+    with pytest.raises(ValueError, match=r"not BLIP's med_config\.json"):
+        ImageReward(**{**IMAGEREWARD, "med_config": str(tmp_path / "med.json")})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (HpsV2, {**HPSV2, "vision_heads": 3}, "vision_heads 3 for a width of 16"),
+        (HpsV2, {**HPSV2, "text_heads": 0}, "text_heads 0"),
+        (HpsV2, {**HPSV2, "dtype": "int8"}, "expected one of .*bfloat16"),
+        (HpsV2, {**HPSV2, "batch_size": 0}, "batch_size 0"),
+        (HpsV2, {**HPSV2, "model": CLIP}, "expected one of them"),
+        (HpsV2, {**HPSV2, "processor": CLIP}, "option `processor`"),
+        (ImageReward, {**IMAGEREWARD, "vision_heads": 5}, "vision_heads 5 for a width of 16"),
+        (ImageReward, {**IMAGEREWARD, "model": CLIP}, "expected one of them"),
+        (ImageReward, {**IMAGEREWARD, "batch_size": 0}, "batch_size 0"),
+        (ImageReward, {**IMAGEREWARD, "processor": CLIP}, "option `processor`"),
+        (ClipScore, {"model": CLIP, "dtype": "half"}, "got dtype 'half'"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused(kind: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        kind(**options)
+
+
+@pytest.mark.parametrize("kind", [ClipScore, PickScore, HpsV2])
+@pytest.mark.parametrize("damage", ["lost", "reshaped"])
+def test_a_clip_folder_without_all_its_weights_is_refused(tmp_path: Path, kind: Any, damage: str) -> None:
+    folder = tmp_path / "clip"
+    shutil.copytree(CLIP, folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = "vision_model.post_layernorm.weight"
+    weight = tensors.pop(name)
+    if damage == "reshaped":
+        tensors[name] = weight[:-1].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks weights of CLIPModel: .*post_layernorm|does not fit its own config"):
+        kind(str(folder))
+
+
+def test_a_folder_of_another_model_is_no_imagereward() -> None:
+    with pytest.raises(ValueError, match="ImageRewardModel"):
+        ImageReward(CLIP)
+
+
+def test_a_checkpoint_of_true_sizes_needs_no_option(tmp_path: Path) -> None:
+    """Sizes come from shapes: other depths and widths than the reference's convert too."""
+    tensors = torch.load(HPSV2["checkpoint"], weights_only=True)["state_dict"]
+    for name in [name for name in tensors if "visual.transformer.resblocks.1." in name]:
+        tensors[name.replace(".1.", ".2.")] = tensors[name]
+    torch.save(tensors, tmp_path / "deeper.pt")
+    deeper = HpsV2(**{**HPSV2, "checkpoint": str(tmp_path / "deeper.pt")})
+    assert deeper._model.config.vision_config.num_hidden_layers == 3
+    assert json.loads(deeper._model.config.to_json_string())["vision_config"]["image_size"] == 48
