@@ -8,9 +8,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
+from solrl_proto.identifiers import Tier
 from torch import nn
 
 from solrl_core.adapter import Adapter
@@ -18,10 +19,10 @@ from solrl_core.families.base import Backbone, Conditioning, stack
 from solrl_core.lanes import side_by_side, split
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise
-from solrl_core.precision import apply_policy, quantized_share
+from solrl_core.precision import apply_policy, fp8_scaling, quantized_share
 from solrl_core.sampler import solve
 
-PRECISIONS = ("nvfp4", "bf16")
+PRECISIONS: tuple[Tier, ...] = get_args(Tier)
 CHUNK = 24
 """Candidates generated in one batch, on both sides."""
 _CACHED_PROMPTS = 1024
@@ -44,14 +45,19 @@ class Generated:
 
 def numerics(precision: str, device: torch.device) -> Literal["native", "emulated"]:
     """Whether `device` computes in `precision`, or its rounding is reproduced in a wider one."""
-    return "native" if precision == "bf16" and device.type == "cuda" else "emulated"
+    return "native" if precision != "nvfp4" and device.type == "cuda" else "emulated"
+
+
+def supported(device: torch.device) -> tuple[Tier, ...]:
+    """The precisions that `device` runs, natively or emulated."""
+    return tuple(tier for tier in PRECISIONS if tier != "fp8" or fp8_scaling(device) is not None)
 
 
 class Generator:
     """Generates with its own copy of a backbone's transformer; what no adapter changes is shared with the backbone.
 
     Attributes:
-        precision: "nvfp4" or "bf16".
+        precision: "nvfp4", "fp8" or "bf16".
         numerics: "native" if the hardware computes in that precision, "emulated" if its rounding is reproduced
             in a wider one (NVFP4 anywhere so far; BF16 weights with float32 arithmetic on a CPU).
         quantized_share: share of the blocks' linear FLOPs that is quantised.
@@ -67,11 +73,11 @@ class Generator:
         clean = target_modules(backbone.transformer, backbone.lora_targets)
         self.transformer = _copy(backbone.transformer, {id(module.weight) for module in clean.values()})
         self._prompts: OrderedDict[tuple[str, float], Conditioning] = OrderedDict()
-        if precision == "nvfp4":
-            apply_policy(self.transformer, backbone.policy)
+        if precision != "bf16":
+            apply_policy(self.transformer, backbone.policy_at(precision), precision)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
         self._merger = Merger(clean, self.transformer)
-        self.quantized_share = self._share() if precision == "nvfp4" else 0.0
+        self.quantized_share = self._share() if precision != "bf16" else 0.0
 
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Merge an adapter (None: the base) in place; on an error the one before goes on serving."""

@@ -1,7 +1,7 @@
 """Names and numbers that travel in paths and messages, with the one pattern each must match."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -15,6 +15,9 @@ RunName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 ModelName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A served model, named like a run."""
+
+Tier = Literal["nvfp4", "fp8", "bf16"]
+"""What a backbone computes in."""
 
 Version = Annotated[int, Field(ge=0, lt=2**53)]
 """An adapter version: how many iterations the behaviour policy has behind it."""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from solrl_proto.identifiers import Digest, Message, ModelName
+from solrl_proto.identifiers import Digest, Message, ModelName, Tier
 
 
 class NoiseContract(Message):
@@ -15,7 +15,7 @@ class NoiseContract(Message):
 class PrecisionInfo(Message):
     """One precision tier as this service runs it."""
 
-    precision: Literal["nvfp4", "bf16"]
+    precision: Tier
     numerics: Literal["native", "emulated"]
     quantized_share: float
     """Share of the transformer blocks' linear FLOPs that is quantised, 0 to 1."""

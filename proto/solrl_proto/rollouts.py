@@ -4,14 +4,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from solrl_proto.identifiers import Message, ModelName, RunName, Seed, Version
+from solrl_proto.identifiers import Message, ModelName, RunName, Seed, Tier, Version
 from solrl_proto.noise import expand_seeds
 
 MAX_PROMPTS = 256
 MAX_CANDIDATES = 4096
 MAX_STEPS = 200
 
-Precision = Literal["auto", "nvfp4", "bf16"]
+Precision = Literal["auto", Tier]
 Solver = Literal["euler", "dpm2"]
 Images = Literal["none", "png"]
 
@@ -126,7 +126,7 @@ class RolloutAnswer(Message):
 
     model: ModelName
     adapter: AdapterRef | None
-    precision: Literal["nvfp4", "bf16"]
+    precision: Tier
     numerics: Literal["native", "emulated"]
     plan: Plan
     groups: tuple[RolloutGroup, ...]

@@ -4,10 +4,11 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import tyro
 from pydantic import ValidationError
+from solrl_proto.identifiers import Tier
 from solrl_proto.problems import ProblemError
 
 from solrl_rollout.settings import Settings
@@ -33,7 +34,7 @@ class Memory:
 
     model: str = "mini-sana"
     """Registered name, local folder in diffusers format, or hub id; no weights are needed."""
-    precision: Literal["nvfp4", "bf16"] = "nvfp4"
+    precision: Tier = "nvfp4"
     """nvfp4 is the emulation."""
     batch: int = 24
     """Candidates in one batch."""

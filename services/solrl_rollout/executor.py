@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.fingerprint import part_digests
-from solrl_core.generator import CHUNK, Generator, numerics
+from solrl_core.generator import CHUNK, Generator, numerics, supported
 from solrl_core.lora import adapter_layout
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import known_rewards
@@ -18,8 +17,6 @@ from solrl_proto.problems import ProblemError
 from solrl_rollout.settings import Settings
 from solrl_rollout.work import Chunk, Hosted, Scored, VersionedAdapter
 
-Tier = Literal["nvfp4", "bf16"]
-TIERS: tuple[Tier, ...] = ("nvfp4", "bf16")
 _UNKNOWN = "unknown"
 
 
@@ -122,8 +119,10 @@ class Executor:
     def _describe(self, settings: Settings) -> Hosted:
         backbone = self._backbone
         layout = adapter_layout(backbone.transformer, backbone.lora_targets)
-        # Built only to know the share, if it is not the default: a second copy of a large model is not kept.
-        quantised = self._generators.get("nvfp4") or Generator(backbone, "nvfp4")
+        shares = {}
+        for tier in supported(backbone.device):
+            # Built only to know the share, if it is not the default: a second copy of a large model is not kept.
+            shares[tier] = (self._generators.get(tier) or Generator(backbone, tier)).quantized_share
         info = ModelInfo(
             name=settings.served_as,
             family=backbone.family,
@@ -134,11 +133,11 @@ class Executor:
             rewards=self._rewards.names,
             precisions=tuple(
                 PrecisionInfo(
-                    precision=precision,
-                    numerics=numerics(precision, backbone.device),
-                    quantized_share=quantised.quantized_share if precision == "nvfp4" else 0.0,
+                    precision=tier,
+                    numerics=numerics(tier, backbone.device),
+                    quantized_share=share,
                 )
-                for precision in TIERS
+                for tier, share in shares.items()
             ),
             lora_targets=tuple(layout),
         )

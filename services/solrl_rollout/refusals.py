@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutRequest
@@ -39,6 +40,22 @@ def check_rewards(names: Iterable[str], hosted: ModelInfo) -> None:
                 expected=list(hosted.rewards),
                 action="name a loaded reward, or start the service with --rewards",
             )
+
+
+def check_precision(precision: Tier, hosted: ModelInfo) -> None:
+    """Raises 422 `precision-unsupported` for a tier that this service's device does not run."""
+    known = [tier.precision for tier in hosted.precisions]
+    if precision not in known:
+        raise ProblemError(
+            "precision-unsupported",
+            422,
+            "Precision is not supported here",
+            f"this service's device does not compute in {precision}",
+            where="body.plan.precision",
+            got=precision,
+            expected=known,
+            action="ask for one that it does, or for auto; FP8 needs an Ada, Hopper or Blackwell GPU",
+        )
 
 
 def check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> None:

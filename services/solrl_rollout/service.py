@@ -17,7 +17,7 @@ from solrl_proto.rollouts import RolloutAnswer, RolloutGroup, RolloutRequest, Ro
 from solrl_rollout.adapters import Adapters
 from solrl_rollout.engine import Engine
 from solrl_rollout.problems import RetryLaterError
-from solrl_rollout.refusals import check_model, check_rewards, check_size, score_not_finite
+from solrl_rollout.refusals import check_model, check_precision, check_rewards, check_size, score_not_finite
 from solrl_rollout.settings import Settings
 from solrl_rollout.store import AdapterStore, open_store
 from solrl_rollout.work import Chunk, Hosted, Job, Scored, split
@@ -58,11 +58,13 @@ class Service:
         check_model(request.model, self.hosted)
         check_rewards((reward.name for reward in request.rewards), self.hosted)
         check_size(request, self.hosted, self.settings.queue_limit)
-        precision = request.plan.precision
+        asked = request.plan.precision
+        precision = self.settings.default_precision if asked == "auto" else asked
+        check_precision(precision, self.hosted)
         job = Job(
             run=request.adapter.run if request.adapter else None,
             adapter=await self.adapters.fetch(request.adapter) if request.adapter else None,
-            precision=self.settings.default_precision if precision == "auto" else precision,
+            precision=precision,
             plan=request.plan,
             rewards=tuple(reward.name for reward in request.rewards),
             images=request.images == "png",

@@ -1,11 +1,12 @@
 """What `solrl-rollout serve` can be told, by flag or by environment (`SOLRL_MODEL`, `SOLRL_PORT`, …)."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from solrl_proto.identifiers import ModelName, default_model_name
+from solrl_proto.identifiers import ModelName, Tier, default_model_name
+from solrl_proto.rollouts import Precision
 
 from solrl_rollout.store.base import DEFAULT_RETAIN
 
@@ -32,7 +33,7 @@ class Settings(BaseSettings):
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto takes CUDA where there is one."""
 
-    precision: Literal["auto", "nvfp4", "bf16"] = "auto"
+    precision: Precision = "auto"
     """What `precision: auto` of a request means here. auto is nvfp4, the exploration tier: emulated, since no
     native NVFP4 tier is built yet. Every answer says what really ran."""
 
@@ -69,7 +70,7 @@ class Settings(BaseSettings):
         return self.name or default_model_name(self.model)
 
     @property
-    def default_precision(self) -> Literal["nvfp4", "bf16"]:
+    def default_precision(self) -> Tier:
         """What `auto` in a request means."""
         return "nvfp4" if self.precision == "auto" else self.precision
 

@@ -4,11 +4,11 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from solrl_core.adapter import Adapter
 from solrl_core.generator import CHUNK
+from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import Plan, PromptItem, RolloutRequest
 
@@ -36,7 +36,7 @@ class Job:
 
     run: str | None
     adapter: VersionedAdapter | None
-    precision: Literal["nvfp4", "bf16"]
+    precision: Tier
     plan: Plan
     rewards: tuple[str, ...]
     images: bool

@@ -259,5 +259,5 @@ def test_nvfp4_makes_other_images_than_bf16_but_not_wholly_other(bf16: Generator
 
 
 def test_an_unknown_precision_is_refused(backbone: Backbone) -> None:
-    with pytest.raises(ValueError, match="'fp8'"):
-        Generator(backbone, "fp8")
+    with pytest.raises(ValueError, match="'int4'"):
+        Generator(backbone, "int4")

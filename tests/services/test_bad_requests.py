@@ -29,7 +29,7 @@ def post(service: RunningService, change: dict[str, Any]) -> Any:
         ({"candidates": {"seeds": [[2**53]]}}, "body.candidates.seeds.0.0"),
         ({"plan": {"steps": 0}}, "body.plan.steps"),
         ({"plan": {"steps": 10**9}}, "body.plan.steps"),
-        ({"plan": {"precision": "fp8"}}, "body.plan.precision"),
+        ({"plan": {"precision": "int4"}}, "body.plan.precision"),
         ({"plan": {"solver": "magic"}}, "body.plan.solver"),
         ({"rewards": []}, "body.rewards"),
         ({"adapter": {"run": "../etc", "version": 0}}, "body.adapter.run"),
@@ -128,3 +128,14 @@ def test_an_unknown_route_and_method_are_problems(service: RunningService) -> No
     response = service.client.delete("/v1/models")
     assert problem(response)["kind"] == "method-not-allowed"
     assert response.headers["allow"] == "GET"
+
+
+def test_a_tier_that_the_device_has_not_is_refused_and_the_others_are_named(service: RunningService) -> None:
+    response = post(service, {"plan": {"precision": "fp8"}})
+    assert response.status_code == 422
+    document = problem(response)
+    assert (document["where"], document["got"], document["expected"]) == (
+        "body.plan.precision",
+        "fp8",
+        ["nvfp4", "bf16"],
+    )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
-from solrl_proto.rollouts import RewardSpec, Solver
+from solrl_proto.rollouts import Precision, RewardSpec, Solver
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -28,7 +28,7 @@ class Explore(Section):
     keep: Annotated[int, Field(ge=2)] = 24
     """Kept of a group, half best and half worst."""
     steps: Positive = 6
-    precision: Literal["auto", "nvfp4", "bf16"] = "nvfp4"
+    precision: Precision = "nvfp4"
 
     @model_validator(mode="after")
     def _keeps_what_there_is(self) -> Self:

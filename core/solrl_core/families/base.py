@@ -53,6 +53,7 @@ class Backbone(ABC):
         height, width: default image size in pixels.
         lora_targets: regular expression (whole dotted name) of the modules that LoRA adapts.
         policy: which layers are quantised at nvfp4.
+        fp8_policy: which are at fp8.
         blocks: names of the transformer's lists of blocks, of whose work the quantised share is taken.
         parts: what digests are taken of, by name.
     """
@@ -66,9 +67,14 @@ class Backbone(ABC):
     width: int
     lora_targets: str
     policy: LayerPolicy
+    fp8_policy: LayerPolicy
     blocks: tuple[str, ...] = ("transformer_blocks",)
     parts: Mapping[str, Any]
     options: ModelOptions
+
+    def policy_at(self, precision: str) -> LayerPolicy:
+        """Which layers are quantised at "nvfp4" or "fp8"."""
+        return self.fp8_policy if precision == "fp8" else self.policy
 
     @property
     @abstractmethod

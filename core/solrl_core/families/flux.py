@@ -11,6 +11,7 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.precision import LayerPolicy
 
 PIPELINE = "FluxPipeline"
 PATCH = 2
@@ -33,6 +34,7 @@ class Flux(PipelineBackbone):
     quantize = (r"^(single_)?transformer_blocks\.", r"^proj_out$")
     keep = ("x_embedder", "context_embedder", "time_text_embed", "norm_out")
     keep_max_dim = 1000
+    fp8_policy = LayerPolicy(quantize=(r"^(single_)?transformer_blocks\.",), keep=(r"\.norm",))
 
     def _default_size(self) -> int:
         # The configuration names no size; this is Sol-RL's for FLUX.1.

@@ -16,6 +16,7 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free
+from solrl_core.precision import LayerPolicy
 from solrl_core.sampler import unshifted_sigmas
 
 PIPELINE = "SanaPipeline"
@@ -33,6 +34,7 @@ class Sana(PipelineBackbone):
     # naming) and the feed-forward. Everything outside the blocks stays in BF16.
     quantize = (r"^transformer_blocks\.",)
     keep = (r"attn1\.", r"attn2\.to_q$", r"attn2\.to_out\.0$")
+    fp8_policy = LayerPolicy(quantize=(r"^transformer_blocks\.",))
 
     @classmethod
     def components(cls, folder: Path, dtype: torch.dtype) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free
+from solrl_core.precision import LayerPolicy
 
 PIPELINE = "StableDiffusion3Pipeline"
 
@@ -27,6 +28,7 @@ class StableDiffusion3(PipelineBackbone):
     quantize = (r"^transformer_blocks\.",)
     keep = ("context_embedder", "time_text_embed", "norm_out", "norm1", "ff_context")
     keep_max_dim = 2432
+    fp8_policy = LayerPolicy(quantize=(r"^transformer_blocks\.",), keep=("norm1",))
 
     def sigmas(self, steps: int) -> list[float]:
         """The pipeline's own: a static shift (3 for the released models), or a dynamic one if configured."""

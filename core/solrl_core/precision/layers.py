@@ -17,31 +17,41 @@ class _QuantLayer(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
+    arithmetic = "nvfp4 emulated"
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.register_buffer("weight", _quantized_weight(weight))
-        self.register_buffer("bias", None if bias is None else bias.detach().to(torch.float32, copy=True))
+        self._hold(weight, bias)
 
     def refresh_(self, weight: Tensor) -> None:
         """Requantise from a clean (merged) float32 ``weight`` into the storage already held."""
-        _check_shape(self, weight, self.weight.shape)
+        _check_shape(self, weight.flatten(1), self.weight.flatten(1).shape)
+        self._write(weight)
+
+    def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.register_buffer("weight", _quantized_weight(weight))
+        self.register_buffer("bias", None if bias is None else bias.detach().to(torch.float32, copy=True))
+
+    def _write(self, weight: Tensor) -> None:
         self._require_float32()
-        self.weight.copy_(_quantized_weight(weight.to(self.weight.device)))
+        self.weight.copy_(_quantized_weight(weight.to(self.weight.device)).view_as(self.weight))
 
     def _linear(self, x: Tensor) -> Tensor:
         """``x`` [B, ..., in] → float32 [B, ..., out]."""
         self._require_float32()
-        if torch.is_grad_enabled() and x.requires_grad:
-            raise RuntimeError(
-                f"{type(self).__name__} is for inference and passes no gradient: "
-                "run it under torch.no_grad() or torch.inference_mode()"
-            )
         values = quantize_dequantize_per_candidate(x)
         if x.is_meta:
             return F.linear(values, self.weight.flatten(1), self.bias)
         # Autocast would round the quantised values once more.
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(values, self.weight.flatten(1), self.bias)
+
+    def _require_no_gradient(self, x: Tensor) -> None:
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise RuntimeError(
+                f"{type(self).__name__} is for inference and passes no gradient: "
+                "run it under torch.no_grad() or torch.inference_mode()"
+            )
 
     def _require_float32(self) -> None:
         if self.weight.dtype != torch.float32:
@@ -71,11 +81,12 @@ class QuantLinear(_QuantLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` [B, ..., in] → [B, ..., out] in ``x``'s dtype."""
+        self._require_no_gradient(x)
         return self._linear(x).to(x.dtype)
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows of this layer."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, nvfp4 emulated"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.arithmetic}"
 
 
 class QuantPointwiseConv(_QuantLayer):
@@ -95,18 +106,15 @@ class QuantPointwiseConv(_QuantLayer):
             raise ValueError(f"expected a 1×1 Conv2d with stride 1, padding 0, groups 1: got {conv}")
         return cls(conv.weight, conv.bias)
 
-    def refresh_(self, weight: Tensor) -> None:
-        """As for ``QuantLinear``; ``weight`` is [out, in, 1, 1] or [out, in]."""
-        super().refresh_(weight[..., None, None] if weight.ndim == 2 else weight)
-
     def forward(self, x: Tensor) -> Tensor:
         """``x`` [B, in, H, W] → [B, out, H, W] in ``x``'s dtype."""
+        self._require_no_gradient(x)
         # The matrix product is up to three times slower on a permuted view.
         return self._linear(x.movedim(1, -1).contiguous()).movedim(-1, 1).to(x.dtype)
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows of this layer."""
-        return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}, nvfp4 emulated"
+        return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}, {self.arithmetic}"
 
 
 def is_pointwise(module: nn.Module) -> bool:

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, is_pointwise
 from solrl_core.precision.nvfp4 import BLOCK
+
+_LAYERS: dict[str, tuple[type[QuantLinear], type[QuantPointwiseConv]]] = {
+    "nvfp4": (QuantLinear, QuantPointwiseConv),
+    "fp8": (Fp8Linear, Fp8PointwiseConv),
+}
 
 
 @dataclass(frozen=True)
@@ -61,17 +67,21 @@ class LayerPolicy:
         return selected
 
 
-def apply_policy(model: nn.Module, policy: LayerPolicy) -> list[str]:
-    """Swap the layers that ``policy`` selects for quantised ones, in ``model`` itself; return their names."""
+def apply_policy(model: nn.Module, policy: LayerPolicy, precision: str = "nvfp4") -> list[str]:
+    """Swap the layers that ``policy`` selects for quantised ones, in ``model`` itself; return their names.
+
+    ValueError where the device or a layer's size does not take the precision ("nvfp4" or "fp8").
+    """
+    linear, pointwise = _LAYERS[precision]
     names = policy.select(model)
     for name in names:
         module = model.get_submodule(name)
         parent, _, child = name.rpartition(".")
         if isinstance(module, nn.Conv2d):
-            quantised: nn.Module = QuantPointwiseConv.from_conv(module)
+            quantised: nn.Module = pointwise.from_conv(module)
         else:
             assert isinstance(module, nn.Linear)
-            quantised = QuantLinear.from_linear(module)
+            quantised = linear.from_linear(module)
         setattr(model.get_submodule(parent), child, quantised.train(module.training))
     return names
 

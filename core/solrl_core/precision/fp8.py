@@ -1,0 +1,111 @@
+"""Linear layers in FP8 (E4M3) on the GPU's own units, through torch's scaled matrix product.
+
+Weights and activations are scaled by row where the GPU's library can (Hopper, Blackwell), else by tensor (Ada).
+A row is one token or one output channel, so by row a candidate does not depend on its batch-mates.
+"""
+
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
+
+E4M3_MAX = 448.0
+MULTIPLE = 16
+"""Both sides of a weight must be multiples of this."""
+
+Scaling = Literal["row", "tensor"]
+
+
+@cache
+def fp8_scaling(device: torch.device) -> Scaling | None:
+    """How `device` multiplies in FP8, found out by a small product of each kind; None where it does not."""
+    if device.type != "cuda":
+        return None
+    x = torch.randn(32, 32, device=device)
+    for scaling in ("row", "tensor"):
+        try:
+            codes, scale = _quantize(x, scaling)
+            got = _product(codes, scale, codes, scale, None)
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            continue
+        if torch.allclose(got.float(), x @ x.T, atol=1.5):
+            return scaling
+    return None
+
+
+def require_fp8(device: torch.device) -> Scaling:
+    """`fp8_scaling`, or a ValueError that names the tier that would work."""
+    if device.type == "meta":
+        return "row"
+    scaling = fp8_scaling(device)
+    if scaling is None:
+        what = torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type.upper()}"
+        raise ValueError(
+            f"precision fp8: {what} has no FP8 matrix units (Ada, Hopper and Blackwell GPUs have); "
+            "use bf16, or nvfp4, which is emulated where it is not native"
+        )
+    return scaling
+
+
+class _Fp8:
+    """FP8 in place of the emulated arithmetic of a quantised layer."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+    scaling: Scaling
+
+    def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
+        if weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE:
+            raise ValueError(f"FP8 weights need both axes to be multiples of {MULTIPLE}: got {tuple(weight.shape[:2])}")
+        self.scaling = require_fp8(weight.device)
+        codes, scale = _quantize(weight.detach().flatten(1).float(), self.scaling)
+        self.register_buffer("weight", codes)  # type: ignore[attr-defined]
+        self.register_buffer("scale", scale)  # type: ignore[attr-defined]
+        kept = None if bias is None else bias.detach().to(torch.bfloat16, copy=True)
+        self.register_buffer("bias", kept)  # type: ignore[attr-defined]
+
+    def _write(self, weight: Tensor) -> None:
+        codes, scale = _quantize(weight.to(self.weight.device).flatten(1).float(), self.scaling)
+        self.weight.copy_(codes)
+        self.scale.copy_(scale)
+
+    def _linear(self, x: Tensor) -> Tensor:
+        codes, scale = _quantize(x.reshape(-1, x.shape[-1]).contiguous(), self.scaling)
+        return _product(codes, scale, self.weight, self.scale, self.bias).view(*x.shape[:-1], -1)
+
+
+class Fp8Linear(_Fp8, QuantLinear):
+    """``nn.Linear`` in FP8; ValueError where the device has no FP8 units or the sizes are no multiples of 16."""
+
+    arithmetic = "fp8"
+
+
+class Fp8PointwiseConv(_Fp8, QuantPointwiseConv):
+    """1×1 ``nn.Conv2d`` in FP8."""
+
+    arithmetic = "fp8"
+
+
+def _quantize(x: Tensor, scaling: Scaling) -> tuple[Tensor, Tensor]:
+    """x [M, K] → E4M3 codes [M, K] and float32 scales, [M, 1] by row or [] by tensor, that give x back."""
+    amax = x.abs().amax(-1, keepdim=True) if scaling == "row" else x.abs().amax()
+    scale = (amax.float() / E4M3_MAX).clamp(min=torch.finfo(torch.float32).tiny)
+    return (x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
+
+
+def _product(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """[M, K] × [N, K]ᵀ → bfloat16 [M, N]."""
+    return torch._scaled_mm(
+        codes,
+        weight.t(),
+        scale_a=scale,
+        scale_b=weight_scale.t() if weight_scale.ndim else weight_scale,
+        bias=bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )

@@ -1,0 +1,50 @@
+"""FP8 layers: refused with advice where there are no FP8 units, planned on the meta device, exact on a GPU."""
+
+import pytest
+import torch
+from solrl_core.families import load_backbone
+from solrl_core.families.skeleton import load_skeleton
+from solrl_core.generator import Generator, supported
+from solrl_core.precision import fp8_scaling
+from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv
+from torch import nn
+
+CPU = torch.device("cpu")
+needs_fp8 = pytest.mark.skipif(
+    not torch.cuda.is_available() or fp8_scaling(torch.device("cuda")) is None, reason="needs a GPU with FP8 units"
+)
+
+
+def test_a_cpu_has_no_fp8_and_the_error_names_what_would_work() -> None:
+    assert fp8_scaling(CPU) is None
+    assert "fp8" not in supported(CPU)
+    with pytest.raises(ValueError, match=r"this CPU has no FP8 matrix units .* use bf16, or nvfp4"):
+        Generator(load_backbone("mini-sana"), "fp8")
+
+
+def test_nearly_all_of_the_blocks_is_quantised() -> None:
+    assert Generator(load_skeleton("mini-sana"), "fp8").quantized_share >= 0.9
+
+
+def test_sizes_that_do_not_divide_are_refused() -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match=r"multiples of 16: got \(8, 32\)"):
+        Fp8Linear.from_linear(nn.Linear(32, 8))
+
+
+@needs_fp8
+def test_a_layer_is_near_the_clean_one_and_follows_a_refresh() -> None:
+    torch.manual_seed(0)
+    for clean, layer, shape in (
+        (nn.Linear(256, 128), Fp8Linear.from_linear, (4, 9, 256)),
+        (nn.Conv2d(256, 128, 1), Fp8PointwiseConv.from_conv, (4, 256, 3, 3)),
+    ):
+        clean = clean.to("cuda", torch.bfloat16)
+        quantised = layer(clean)  # type: ignore[operator]
+        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad():
+            assert 0.005 < (quantised(x) - clean(x)).norm() / clean(x).norm() < 0.06
+            where = quantised.weight.data_ptr()
+            quantised.refresh_(clean.weight.float() * 2)
+            assert quantised.weight.data_ptr() == where
+            clean.weight.mul_(2)
+            assert (quantised(x) - clean(x)).norm() / clean(x).norm() < 0.06
