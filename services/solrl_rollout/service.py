@@ -58,8 +58,8 @@ class Service:
         check_model(request.model, self.hosted)
         check_rewards((reward.name for reward in request.rewards), self.hosted)
         check_size(request, self.hosted, self.settings.queue_limit)
-        asked = request.plan.precision
-        precision = self.settings.default_precision if asked == "auto" else asked
+        wanted = request.plan.precision
+        precision = self.settings.default_precision if wanted == "auto" else wanted
         check_precision(precision, self.hosted)
         job = Job(
             run=request.adapter.run if request.adapter else None,

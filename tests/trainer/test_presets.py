@@ -146,7 +146,7 @@ def test_a_near_miss_is_guessed() -> None:
     [
         ({"overrides": ["explore.steps=0"]}, ["explore.steps", "--set", "0"]),
         ({"overrides": ["explore.candidates=1"]}, ["explore.candidates", "--set"]),
-        ({"overrides": ["explore.precision=fp8"]}, ["explore.precision", "--set", "'fp8'", "nvfp4"]),
+        ({"overrides": ["explore.precision=int4"]}, ["explore.precision", "--set", "'fp8'", "nvfp4"]),
         ({"file": {"optimizer": {"learning_rate": "fast"}}}, ["optimizer.learning_rate", "file", "'fast'"]),
         ({"arguments": {"run": "a/../b"}}, ["run", "command line", "'a/../b'"]),
         ({"arguments": {"seed": -1}}, ["seed", "command line", "-1"]),
