@@ -25,7 +25,7 @@ _READY_SECONDS = 180.0
 
 
 @contextmanager
-def rollout_service(model: str, log: Path) -> Iterator[str]:
+def rollout_service(model: str, log: Path, rewards: Sequence[str] = ("clipscore",)) -> Iterator[str]:
     """Run `solrl-rollout serve` beside us; yields its URL and stops it with SIGTERM.
 
     Raises:
@@ -36,6 +36,7 @@ def rollout_service(model: str, log: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [str(Path(sys.executable).with_name("solrl-rollout")), "serve", "--model", model, "--port", str(port)]
+    command += ["--rewards", *rewards]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         service = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

@@ -77,8 +77,13 @@ def paired_gain(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float
     return float(gains.mean()), float(low), float(high)
 
 
+def within_prompt_std(scores: torch.Tensor) -> float:
+    """Standard deviation of [prompts, seeds] scores among the images of a prompt; 0 with one image a prompt."""
+    return float(scores.double().var(1).mean().sqrt()) if scores.shape[1] > 1 else 0.0
+
+
 def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]]:
-    """Reward → means before and after, gain, and the gain's 95 % interval."""
+    """Reward → means before and after, gain, the gain's 95 % interval, and the base's spread within a prompt."""
     rows = {}
     for name, scores in before.scores.items():
         gain, low, high = paired_gain(scores, after.scores[name])
@@ -88,6 +93,7 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]
             "gain": gain,
             "low": low,
             "high": high,
+            "within": within_prompt_std(scores),
         }
     return rows
 

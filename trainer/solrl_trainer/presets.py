@@ -25,7 +25,7 @@ _MINIATURE = {
     "evaluate.rewards": ("verifier", "verifier_graded"),
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "mini-sana": {"model": "mini-sana", **_MINIATURE},
+    **{name: {"model": name, **_MINIATURE} for name in ("mini-sana", "mini-sd3", "mini-flux")},
     "sana": {
         "model": "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers",
         "prompts": "prompts",
