@@ -91,11 +91,12 @@ def table(rows: Sequence[dict[str, Any]], prompts: int, candidates: int) -> str:
     lines = [
         "# How well exploration ranks",
         "",
-        f"Written by `python benchmarks/rank_fidelity.py`: {prompts} held-out prompts × {candidates} candidates, against",
-        f"the same seeds in {TRUE[0].upper()} at {TRUE[1]} steps. Overlaps are shares of the best (worst) 4/8/12; true",
-        "ranks are means over the 12 that the proxy takes for the best (worst): perfect 6.5 / 90.5, chance 48.5 / 48.5.",
+        f"By `python benchmarks/rank_fidelity.py`: {prompts} held-out prompts × {candidates} candidates, against",
+        f"the same seeds in {TRUE[0].upper()} at {TRUE[1]} steps. Overlaps are shares of the best (worst) 4/8/12.",
+        "True ranks are means over the 12 that the proxy takes for the best (worst): perfect 6.5 / 90.5, chance 48.5.",
+        "The paper's column gives its Kendall and Spearman, on its large models.",
         "",
-        "| model | reward | proxy | Kendall | Spearman | best 4/8/12 | worst 4/8/12 | true ranks | paper: Kendall, Spearman |",
+        "| model | reward | proxy | Kendall | Spearman | best 4/8/12 | worst 4/8/12 | true ranks | paper |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -103,9 +104,10 @@ def table(rows: Sequence[dict[str, Any]], prompts: int, candidates: int) -> str:
         best, worst = ("/".join(f"{v:.2f}" for v in o.values()) for o in (found.top_overlap, found.bottom_overlap))
         quantised = row["quantized_share"] > 0
         paper = ", ".join(f"{v:.3f}" for v in PAPER.get(row["reward"], ())) if quantised else ""
+        names = f"{row['model']} | {row['reward']} | {row['proxy']}"
         lines.append(
-            f"| {row['model']} | {row['reward']} | {row['proxy']} | {found.kendall:.3f} | {found.spearman:.3f} | {best} "
-            f"| {worst} | {found.top_rank:.1f} / {found.bottom_rank:.1f} | {paper} |"
+            f"| {names} | {found.kendall:.3f} | {found.spearman:.3f} | {best} | {worst} "
+            f"| {found.top_rank:.1f} / {found.bottom_rank:.1f} | {paper} |"
         )
     shares = {row["model"]: row["quantized_share"] for row in rows if row["quantized_share"]}
     said = ", ".join(f"{model} {share:.1%}" for model, share in shares.items())
