@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -54,6 +54,10 @@ class PipelineBackbone(Backbone):
         }
         if options.max_sequence_length is not None:
             self.max_sequence_length = options.max_sequence_length
+
+    def again(self) -> Self:
+        """The same backbone, made anew from its pipeline, whose parts have moved."""
+        return type(self)(self._pipeline, self.name, self.options)
 
     @classmethod
     def components(cls, folder: Path, dtype: torch.dtype) -> dict[str, Any]:

@@ -65,3 +65,17 @@ def _part(folder: Path, name: str, library: str | None, kind: str | None) -> Any
         else:
             module = cls(cls.config_class.from_pretrained(folder / name))
     return module.to(torch.bfloat16).eval().requires_grad_(False)
+
+
+def materialize(skeleton: PipelineBackbone, device: str) -> PipelineBackbone:
+    """Give a skeleton random weights on a device: for measurements, whose time and memory do not depend on them."""
+    for part in skeleton.parts.values():
+        if isinstance(part, torch.nn.Module):
+            part.to_empty(device=device)
+            getattr(part, "tie_weights", lambda: None)()
+            for tensor in (*part.parameters(), *part.buffers()):
+                if tensor.is_floating_point():
+                    tensor.normal_(std=0.02)
+                else:
+                    tensor.zero_()
+    return skeleton.again()

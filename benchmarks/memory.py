@@ -1,0 +1,88 @@
+"""Planned against measured memory at the real models' shapes: `python benchmarks/memory.py`, on a CUDA GPU.
+
+Each model is planned from its configurations, then built with random weights on the GPU, served once at each
+precision, and the peak of allocated memory compared. Writes docs/results/memory.{json,md}.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from solrl_core.families.load import locate
+from solrl_core.families.skeleton import load_skeleton, materialize
+from solrl_core.generator import Generator, supported
+from solrl_core.memory import plan_memory
+from true_shapes import write_skeleton
+
+MODELS = {"flux": ("mini-flux", 24), "sd3": ("mini-sd3", 8), "sana": ("mini-sana", 24)}
+"""Family → miniature whose tokenizers are borrowed, and candidates in a batch."""
+
+
+def main() -> None:
+    """Measure, print the table, write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA GPU here: `solrl-rollout memory` plans without one")
+    rows = [row for family in args.models for row in measure(family)]
+    device = torch.cuda.get_device_name()
+    lines = [
+        "# Memory, planned from configurations alone and measured",
+        "",
+        f"By `python benchmarks/memory.py` on one {device}: random weights of the true shapes, one batch served.",
+        "Measured is the peak of allocated tensors; reserved is what CUDA's allocator then held.",
+        "",
+        "| model | size | batch | precision | planned, GiB | measured | off | reserved |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['model']} | {r['size']} px | {r['batch']} | {r['precision']} | {r['planned']:.2f} | {r['measured']:.2f} "
+        f"| {r['planned'] / r['measured'] - 1:+.1%} | {r['reserved']:.2f} |"
+        for r in rows
+    ]
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "memory.json").write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
+    (args.out / "memory.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def measure(family: str) -> list[dict[str, Any]]:
+    """A row for each precision that this GPU runs."""
+    miniature, batch = MODELS[family]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_skeleton(family, Path(locate(miniature)), Path(folder) / family)
+        tiers = supported(torch.device("cuda"))
+        plans = {tier: plan_memory(load_skeleton(str(path)), tier, batch) for tier in tiers}
+        backbone = materialize(load_skeleton(str(path)), "cuda")
+        for tier in tiers:
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            generator = Generator(backbone, tier)
+            generator.generate("a", range(batch), steps=2)
+            rows.append(
+                {
+                    "model": family,
+                    "size": backbone.width,
+                    "batch": batch,
+                    "precision": tier,
+                    "planned": plans[tier].total / 2**30,
+                    "measured": torch.cuda.max_memory_allocated() / 2**30,
+                    "reserved": torch.cuda.max_memory_reserved() / 2**30,
+                }
+            )
+            print(rows[-1], file=sys.stderr, flush=True)
+            del generator
+    return rows
+
+
+if __name__ == "__main__":
+    main()
