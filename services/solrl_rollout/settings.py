@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     """Address to listen on."""
 
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    port: Annotated[int, Field(ge=0, le=65535)] = 8100
     """Port to listen on; 0 takes a free one."""
 
     queue_limit: Annotated[int, Field(ge=1)] = 65536
