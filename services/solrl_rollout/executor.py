@@ -33,7 +33,7 @@ class Executor:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         token = settings.hf_token.get_secret_value() if settings.hf_token else None
         self._backbone = load_backbone(settings.model, device=device, revision=settings.revision, token=token)
-        self._rewards = RewardSet.load(settings.rewards, self._backbone)
+        self._rewards = RewardSet.load(settings.rewards, self._backbone, settings.reward_options)
         self._generators: dict[str, Generator] = {}
         self._serving: dict[str, str | None] = {}
         warm = self._generator(settings.default_precision)

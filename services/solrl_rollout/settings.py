@@ -1,5 +1,6 @@
 """What `solrl-rollout serve` can be told, by flag or by environment (`SOLRL_MODEL`, `SOLRL_PORT`, …)."""
 
+import json
 from typing import Annotated, Any
 
 import tyro
@@ -39,6 +40,12 @@ class Settings(BaseSettings):
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
     """Rewards to load, by name or package.module:attribute (in the environment: separated by commas)."""
+
+    reward_options: Annotated[
+        dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
+    ] = Field(default_factory=dict)
+    """Options of built-in rewards, e.g. '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype":
+    "bfloat16", "batch_size": 16, "device": "cuda:1"}}'."""
 
     redis_url: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: in this process)")] = None
     """Redis that keeps the adapters, for all replicas."""

@@ -90,7 +90,7 @@ def test_files_may_be_nested_or_dotted() -> None:
 def test_every_setting_has_a_source() -> None:
     resolved = resolve(PRESET)
     dumped = resolved.config.model_dump()
-    sections = {k: v for k, v in dumped.items() if isinstance(v, dict) and k != "rewards"}
+    sections = {k: v for k, v in dumped.items() if isinstance(v, dict) and k not in ("rewards", "reward_options")}
     keys = {f"{k}.{inner}" for k, v in sections.items() for inner in v} | (dumped.keys() - sections.keys())
     assert resolved.sources.keys() == keys
 

@@ -1,7 +1,7 @@
 """The settings of a run, validated when read. Defaults are the paper's; presets set what a model needs."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
@@ -106,6 +106,8 @@ class RunConfig(Section):
     """The model's name at the service, where that was started with --name."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
     """Reward → weight in the score; one of weight 0 is logged and not trained."""
+    reward_options: dict[str, dict[str, Any]] = {}
+    """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device."""
     rollout_url: str = "http://127.0.0.1:8100"
     run: RunName
     output: Path

@@ -54,7 +54,9 @@ def judge(
 
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
-    judges = RewardSet.load(rewards or [*config.rewards, *settings.rewards], backbone)
+    names = list(rewards) or [*config.rewards, *settings.rewards]
+    options = {name: value for name, value in config.reward_options.items() if name in names}
+    judges = RewardSet.load(names, backbone, options)
     generator = Generator(backbone, "bf16")
 
     def look(name: str) -> Evaluation:

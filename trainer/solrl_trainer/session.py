@@ -54,7 +54,7 @@ class Session:
         if client is not None:
             client.model(config.model_name)  # before anything large is loaded
         backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
-        rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone)
+        rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone, config.reward_options)
         if client is not None:
             check_service(client, config, backbone, rewards)
         generator = Generator(backbone, "bf16")

@@ -57,11 +57,11 @@ def known_rewards() -> list[str]:
     return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
 
 
-def load_reward(name: str, backbone: Backbone) -> Reward:
+def load_reward(name: str, backbone: Backbone, options: Mapping[str, Any] | None = None) -> Reward:
     """Load a reward on the backbone's device.
 
-    A built-in reward takes its options (weights, dtype, batch size, another device) from the model's `solrl.json` if
-    that has some, else its usual hub id.
+    A built-in reward takes options: weights (`model`, `checkpoint`, `processor`), `dtype`, `batch_size`, another
+    `device`. Those given here win over those of the model's `solrl.json`; without any it loads its usual hub id.
 
     Raises:
         ValueError: nothing is registered under the name and it is not `package.module:attribute`, or a built-in
@@ -69,14 +69,16 @@ def load_reward(name: str, backbone: Backbone) -> Reward:
         OSError: a built-in reward's files are missing.
     """
     if name in _BUILT_IN:
-        options = {"device": str(backbone.device), **backbone.options.rewards.get(name, {})}
+        given = {"device": str(backbone.device), **backbone.options.rewards.get(name, {}), **(options or {})}
         try:
-            return _BUILT_IN[name](**options)
+            return _BUILT_IN[name](**given)
         except TypeError as error:
-            raise ValueError(f"cannot load reward {name!r} with options {sorted(options)}: {error}") from error
+            raise ValueError(f"cannot load reward {name!r} with options {sorted(given)}: {error}") from error
         except (ValueError, OSError) as error:
             kind = OSError if isinstance(error, OSError) else ValueError
             raise kind(f"cannot load reward {name!r}: {error}") from error
+    if options:
+        raise ValueError(f"got options {sorted(options)} for reward {name!r}; only {sorted(_BUILT_IN)} take options")
     for entry in entry_points(group=GROUP):
         if entry.name == name:
             loaded: Reward = entry.load()
@@ -98,9 +100,18 @@ class RewardSet:
         self._rewards = dict(rewards)
 
     @classmethod
-    def load(cls, names: Sequence[str], backbone: Backbone) -> "RewardSet":
-        """Load each name once."""
-        return cls({name: load_reward(name, backbone) for name in dict.fromkeys(names)})
+    def load(
+        cls, names: Sequence[str], backbone: Backbone, options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> "RewardSet":
+        """Load each name once; `options` are by name, see `load_reward`.
+
+        Raises:
+            ValueError, OSError: as `load_reward`; also options for a reward that is not named.
+        """
+        wanted, given = list(dict.fromkeys(names)), dict(options or {})
+        if not given.keys() <= set(wanted):
+            raise ValueError(f"got options for rewards {sorted(given)}; expected some of those loaded: {wanted}")
+        return cls({name: load_reward(name, backbone, given.get(name)) for name in wanted})
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def test_each_reward_is_loaded_once_and_digested(backbone: Backbone, clipscore: 
 def test_a_reward_is_loaded_once_however_often_it_is_named(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[str] = []
 
-    def loading(name: str, backbone: Backbone) -> Reward:
+    def loading(name: str, backbone: Backbone, options: object) -> Reward:
         loads.append(name)
         return giving(torch.zeros(1))
 
@@ -187,3 +187,14 @@ def test_options_that_do_not_fit_name_the_reward(
 def test_the_weighted_sum_is_of_the_named_scores_alone() -> None:
     scores = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([10.0, 20.0]), "c": torch.full((2,), 99.0)}
     assert weighted_sum(scores, {"a": 2.0, "b": -0.5}).tolist() == [-3.0, -6.0]
+
+
+def test_options_given_win_over_the_models_and_must_be_known(backbone: Backbone) -> None:
+    with pytest.raises(OSError, match=r"'clipscore'.*/nowhere"):
+        RewardSet.load(["clipscore"], backbone, {"clipscore": {"model": "/nowhere"}})
+    with pytest.raises(ValueError, match="expected some of those loaded: \\['verifier'\\]"):
+        RewardSet.load(["verifier"], backbone, {"clipscore": {"batch_size": 2}})
+    with pytest.raises(ValueError, match=r"only .*'clipscore'.* take options"):
+        RewardSet.load(["verifier"], backbone, {"verifier": {"batch_size": 2}})
+    small = RewardSet.load(["clipscore"], backbone, {"clipscore": {"batch_size": 2}})
+    assert small.names == ("clipscore",)
