@@ -146,7 +146,7 @@ def rollout_request(
     adapter: tuple[str, int] | None = None,
     metadata: dict[str, Any] | None = None,
     steps: int = 2,
-    precision: str = "auto",
+    precision: str = "nvfp4",
     images: str = "none",
     rewards: tuple[str, ...] = ("clipscore",),
     root: int = 7,

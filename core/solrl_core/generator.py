@@ -53,6 +53,11 @@ def supported(device: torch.device) -> tuple[Tier, ...]:
     return tuple(tier for tier in PRECISIONS if tier != "fp8" or fp8_scaling(device) is not None)
 
 
+def fastest(device: torch.device) -> Tier:
+    """The fastest tier that is native on `device`; an emulation is never it. BF16 on a CPU, which has none faster."""
+    return "fp8" if "fp8" in supported(device) else "bf16"
+
+
 class Generator:
     """Generates with its own copy of a backbone's transformer; what no adapter changes is shared with the backbone.
 

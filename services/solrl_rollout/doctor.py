@@ -52,7 +52,8 @@ def _software() -> Iterator[Finding]:
 
 def _devices(settings: Settings) -> Iterator[Finding]:
     import torch
-    from solrl_core.generator import numerics
+    from solrl_core.generator import fastest, numerics, supported
+    from solrl_core.precision import fp8_scaling
 
     count = torch.cuda.device_count()
     for i in range(count):
@@ -67,8 +68,13 @@ def _devices(settings: Settings) -> Iterator[Finding]:
     device = torch.device("cuda" if on_cuda else "cpu")
     how = "its rounding is reproduced in float32; the native tier (compute capability 10.0) is not built yet"
     yield Finding("tier nvfp4", "ok", f"{numerics('nvfp4', device)}: {how}")
+    if "fp8" in supported(device):
+        yield Finding("tier fp8", "ok", f"native, scaled by {fp8_scaling(device)}")
+    else:
+        yield Finding("tier fp8", "ok", "not on this device: it takes an Ada, Hopper or Blackwell GPU")
     how = "on tensor cores" if on_cuda else "bfloat16 weights, float32 arithmetic"
     yield Finding("tier bf16", "ok", f"{numerics('bf16', device)}: {how}")
+    yield Finding("precision auto", "ok", fastest(device) if settings.precision == "auto" else settings.precision)
 
 
 def _model(settings: Settings) -> Finding:

@@ -7,7 +7,7 @@ import torch
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.fingerprint import part_digests
-from solrl_core.generator import CHUNK, Generator, numerics, supported
+from solrl_core.generator import CHUNK, Generator, fastest, numerics, supported
 from solrl_core.lora import adapter_layout
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import known_rewards
@@ -36,7 +36,8 @@ class Executor:
         self._rewards = RewardSet.load(settings.rewards, self._backbone, settings.reward_options)
         self._generators: dict[str, Generator] = {}
         self._serving: dict[str, str | None] = {}
-        warm = self._generator(settings.default_precision)
+        self._default = fastest(self._backbone.device) if settings.precision == "auto" else settings.precision
+        warm = self._generator(self._default)
         # A whole chunk, so that a device that is too small is found now.
         warm.generate("a", range(CHUNK), steps=1)
         self.hosted = self._describe(settings)
@@ -141,7 +142,7 @@ class Executor:
             ),
             lora_targets=tuple(layout),
         )
-        return Hosted(info, layout, str(backbone.device))
+        return Hosted(info, self._default, layout, str(backbone.device))
 
 
 def _check_names(settings: Settings) -> None:

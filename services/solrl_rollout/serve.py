@@ -88,7 +88,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _print_start(settings: Settings, service: "Service", address: str) -> None:
     model = service.hosted
-    default = settings.default_precision
+    default = service.default_precision
     table = Table(title="solrl rollout service", show_header=False, title_justify="left")
     table.add_row("model", f"{model.name} ({model.family}, {model.width}×{model.height})")
     table.add_row("device", service.device)

@@ -31,6 +31,7 @@ class Service:
         self.store = store
         self.engine = engine
         self.hosted = hosted.info
+        self.default_precision = hosted.default_precision
         self.device = hosted.device
         self.noise: NoiseContract = noise_contract()
         self.adapters = Adapters(store, hosted)
@@ -59,7 +60,7 @@ class Service:
         check_rewards((reward.name for reward in request.rewards), self.hosted)
         check_size(request, self.hosted, self.settings.queue_limit)
         wanted = request.plan.precision
-        precision = self.settings.default_precision if wanted == "auto" else wanted
+        precision = self.default_precision if wanted == "auto" else wanted
         check_precision(precision, self.hosted)
         job = Job(
             run=request.adapter.run if request.adapter else None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import tyro
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from solrl_proto.identifiers import ModelName, Tier, default_model_name
+from solrl_proto.identifiers import ModelName, default_model_name
 from solrl_proto.rollouts import Precision
 
 from solrl_rollout.store.base import DEFAULT_RETAIN
@@ -35,8 +35,8 @@ class Settings(BaseSettings):
     """cpu, cuda, cuda:1, …; auto takes CUDA where there is one."""
 
     precision: Precision = "auto"
-    """What `precision: auto` of a request means here. auto is nvfp4, the exploration tier: emulated, since no
-    native NVFP4 tier is built yet. Every answer says what really ran."""
+    """What `precision: auto` of a request means here; auto is the fastest tier that is native on the device.
+    Every answer says what really ran."""
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
     """Rewards to load, by name or package.module:attribute (in the environment: separated by commas)."""
@@ -75,11 +75,6 @@ class Settings(BaseSettings):
     def served_as(self) -> str:
         """The model's name in requests."""
         return self.name or default_model_name(self.model)
-
-    @property
-    def default_precision(self) -> Tier:
-        """What `auto` in a request means."""
-        return "nvfp4" if self.precision == "auto" else self.precision
 
     @field_validator("rewards", mode="before")
     @classmethod

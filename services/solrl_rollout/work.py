@@ -15,9 +15,10 @@ from solrl_proto.rollouts import Plan, PromptItem, RolloutRequest
 
 @dataclass(frozen=True)
 class Hosted:
-    """The loaded model: what `GET /v1/models` says of it, the adapter layout it takes, where it runs."""
+    """The loaded model: what `GET /v1/models` says of it, what `auto` means, the layout of adapters, where it runs."""
 
     info: ModelInfo
+    default_precision: Tier
     layout: dict[str, tuple[int, int]]
     device: str
 

@@ -112,3 +112,11 @@ def test_models_names_digests_noise_and_tiers(service: RunningService, backbone:
     shares = {tier.precision: tier.quantized_share for tier in model.precisions}
     assert shares["nvfp4"] >= 0.9
     assert shares["bf16"] == 0
+
+
+def test_auto_is_the_fastest_native_tier_and_never_an_emulation_of_a_lower_one(service: RunningService) -> None:
+    answer = RolloutAnswer.model_validate(service.rollout(precision="auto"))
+    assert answer.plan.precision == "auto"
+    assert answer.precision == "bf16"
+    exact = RolloutAnswer.model_validate(service.rollout(precision="bf16"))
+    assert answer.groups == exact.groups

@@ -61,7 +61,7 @@ def test_prompts_are_escaped(tmp_path):
 
 def test_charts_have_a_value_for_each_iteration(tmp_path):
     page = page_of(finished_run(tmp_path))
-    assert page.count("<title>30: kept best, BF16 0.301") == 1
+    assert page.count("<title>30: kept best 0.301") == 1
     assert len(re.findall(r'<rect class="(?:explore|regenerate|train|push)"', page)) == 4 * 30
 
 
