@@ -20,7 +20,7 @@ from solrl_core.lanes import side_by_side, split
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise
 from solrl_core.precision import apply_policy, fp8_scaling, quantized_share
-from solrl_core.sampler import solve
+from solrl_core.sampler import Trajectory, advance
 
 PRECISIONS: tuple[Tier, ...] = get_args(Tier)
 CHUNK = 24
@@ -35,12 +35,18 @@ class Generated:
     """Candidates in the order of their seeds.
 
     Attributes:
-        latents: clean latents x0, float32 [N, ...].
-        images: float32 [N, 3, H, W] in [0, 1].
+        trajectory: where they stand; at its end, or before it.
+        images: their clean latents (before the end: as predicted) decoded, float32 [N, 3, H, W] in [0, 1].
     """
 
-    latents: torch.Tensor
+    trajectory: Trajectory
     images: torch.Tensor
+
+    @property
+    def latents(self) -> torch.Tensor:
+        """Clean latents x0 (before the end: as predicted), float32 [N, ...]."""
+        assert self.trajectory.clean is not None
+        return self.trajectory.clean
 
 
 def numerics(precision: str, device: torch.device) -> Literal["native", "emulated"]:
@@ -105,9 +111,11 @@ class Generator:
         steps: int,
         solver: str = "euler",
         guidance: float = 1.0,
+        begin: Trajectory | None = None,
+        until: int | None = None,
         between: Callable[[], None] | None = None,
     ) -> Generated:
-        """Make candidates in chunks of at most 24.
+        """Make candidates in chunks of at most 24, wholly or a part of the way.
 
         Args:
             prompt: the text of all candidates, or one for each.
@@ -115,6 +123,8 @@ class Generator:
             steps: solver steps.
             solver: see `solrl_core.sampler`.
             guidance: 1.0 is none.
+            begin: go on from here, a row for each seed, instead of from the seeds' noise.
+            until: stop after so many steps; None for all.
             between: called before each step; raise from it to stop.
         """
         texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
@@ -136,12 +146,16 @@ class Generator:
                 at = torch.full((len(x),), sigma, device=device)
                 return self.backbone.velocity(self.transformer, x, at, conditioning, guidance)
 
-            noise = initial_noise(seeds[chunk], self.backbone.latent_shape).to(device)
-            latents = solve(velocity, noise, sigmas, solver, between_steps)
-            return Generated(latents, self.decode(latents))
+            if begin is None:
+                start = Trajectory(initial_noise(seeds[chunk], self.backbone.latent_shape).to(device))
+            else:
+                start = begin.rows(chunk)
+            end = advance(velocity, start, sigmas, solver, until=until, between=between_steps)
+            assert end.clean is not None
+            return Generated(end, self.decode(end.clean))
 
         parts = side_by_side(make, split(len(seeds), CHUNK, device), device)
-        return Generated(torch.cat([p.latents for p in parts]), torch.cat([p.images for p in parts]))
+        return Generated(Trajectory.join([p.trajectory for p in parts]), torch.cat([p.images for p in parts]))
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Images [N, 3, H, W], decoded a few at a time where they are large."""

@@ -2,13 +2,37 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 Velocity = Callable[[torch.Tensor, float], torch.Tensor]
 """(latents [B, ...] at sigma, sigma) → velocity [B, ...] float32."""
-Step = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""(latents, their velocity, index of their sigma) → latents at the next sigma; called once for each, in order."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Candidates on their way from noise to clean latents.
+
+    Attributes:
+        x: latents at sigmas[index], float32 [B, ...].
+        index: steps taken.
+        clean: clean latents as the last step predicted them; those themselves after the last of all. None before any.
+    """
+
+    x: torch.Tensor
+    index: int = 0
+    clean: torch.Tensor | None = None
+
+    def rows(self, which: slice | Sequence[int]) -> "Trajectory":
+        """Some of the candidates."""
+        return replace(self, x=self.x[which], clean=None if self.clean is None else self.clean[which])
+
+    @staticmethod
+    def join(parts: Sequence["Trajectory"]) -> "Trajectory":
+        """Candidates of several, which have taken equally many steps."""
+        clean = [part.clean for part in parts if part.clean is not None]
+        return replace(parts[0], x=torch.cat([part.x for part in parts]), clean=torch.cat(clean) if clean else None)
 
 
 def solve(
@@ -18,40 +42,65 @@ def solve(
     solver: str = "euler",
     between: Callable[[], None] | None = None,
 ) -> torch.Tensor:
-    """Integrate from noise to clean latents.
+    """Integrate from noise at sigmas[0] to clean latents; see `advance`."""
+    return advance(velocity, Trajectory(noise), sigmas, solver, between=between).x
+
+
+def advance(
+    velocity: Velocity,
+    trajectory: Trajectory,
+    sigmas: Sequence[float],
+    solver: str = "euler",
+    *,
+    until: int | None = None,
+    between: Callable[[], None] | None = None,
+) -> Trajectory:
+    """Take a trajectory's next steps.
 
     Args:
         velocity: the model's dx/dσ.
-        noise: latents at sigmas[0], float32 [B, ...].
+        trajectory: where to go on; not changed.
         sigmas: descending, from 1 to 0; one step between each two.
         solver: one of `SOLVERS`.
+        until: how many steps are to be behind it in the end; None for all.
         between: called before each step; raise from it to stop.
 
     Raises:
-        ValueError: unknown solver, or fewer than two sigmas.
+        ValueError: unknown solver, fewer than two sigmas, or steps that are not there.
     """
     if solver not in SOLVERS:
         raise ValueError(f"got solver {solver!r}; expected one of {sorted(SOLVERS)}")
     if len(sigmas) < 2:
         raise ValueError(f"got {len(sigmas)} sigmas; expected at least 2, from 1 down to 0")
-    step, x = SOLVERS[solver](sigmas), noise
-    for index, sigma in enumerate(sigmas[:-1]):
+    until = len(sigmas) - 1 if until is None else until
+    if not trajectory.index <= until < len(sigmas):
+        raise ValueError(f"got until={until}; expected {trajectory.index} to {len(sigmas) - 1} steps")
+    x, clean = trajectory.x, trajectory.clean
+    for index in range(trajectory.index, until):
         if between is not None:
             between()
-        x = step(x, velocity(x, sigma), index)
-    return x
+        x, clean = SOLVERS[solver](sigmas, index, x, velocity(x, sigmas[index]), clean)
+    return Trajectory(x, until, clean)
 
 
-def euler(sigmas: Sequence[float]) -> Step:
+Step = Callable[
+    [Sequence[float], int, torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]
+]
+"""(sigmas, index, latents at sigmas[index], their velocity, the prediction before) → (latents at the next sigma,
+prediction of the clean latents)."""
+
+
+def euler(
+    sigmas: Sequence[float], index: int, x: torch.Tensor, v: torch.Tensor, before: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Euler's method on dx/dσ."""
-
-    def step(x: torch.Tensor, v: torch.Tensor, index: int) -> torch.Tensor:
-        return x + (sigmas[index + 1] - sigmas[index]) * v
-
-    return step
+    now, then = sigmas[index], sigmas[index + 1]
+    return x + (then - now) * v, x - now * v
 
 
-def dpm2(sigmas: Sequence[float]) -> Step:
+def dpm2(
+    sigmas: Sequence[float], index: int, x: torch.Tensor, v: torch.Tensor, before: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """DPM-Solver++(2M), which extrapolates the predictions of clean latents over λ = log((1 − σ)/σ).
 
     Where x = (1 − σ)·x0 + σ·ε, the exact solution for a constant prediction x̂0 is
@@ -61,22 +110,14 @@ def dpm2(sigmas: Sequence[float]) -> Step:
 
     Source: Lu et al., arXiv 2211.01095, algorithm 2.
     """
-    last = len(sigmas) - 2
-    before = torch.empty(0)
-
-    def step(x: torch.Tensor, v: torch.Tensor, index: int) -> torch.Tensor:
-        nonlocal before
-        now, then = sigmas[index], sigmas[index + 1]
-        clean = x - now * v
-        towards = clean
-        if 0 < index < last:
-            here = log_snr(now)
-            weight = (log_snr(then) - here) / (2 * (here - log_snr(sigmas[index - 1])))
-            towards = clean + weight * (clean - before)
-        before = clean
-        return then / now * x + (1 - then / now) * towards
-
-    return step
+    now, then = sigmas[index], sigmas[index + 1]
+    clean = x - now * v
+    towards = clean
+    if before is not None and index < len(sigmas) - 2:
+        here = log_snr(now)
+        weight = (log_snr(then) - here) / (2 * (here - log_snr(sigmas[index - 1])))
+        towards = clean + weight * (clean - before)
+    return then / now * x + (1 - then / now) * towards, clean
 
 
 def log_snr(sigma: float) -> float:
@@ -84,8 +125,7 @@ def log_snr(sigma: float) -> float:
     return math.log((1 - sigma) / sigma) if sigma < 1 else -math.inf
 
 
-SOLVERS: Mapping[str, Callable[[Sequence[float]], Step]] = {"euler": euler, "dpm2": dpm2}
-"""Solver name → its steps over given sigmas."""
+SOLVERS: Mapping[str, Step] = {"euler": euler, "dpm2": dpm2}
 
 
 def unshifted_sigmas(steps: int) -> list[float]:

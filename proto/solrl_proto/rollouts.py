@@ -51,13 +51,30 @@ class Candidates(Message):
         return self
 
 
+class Prune(Message):
+    """After step `after`, only the `keep` candidates of a group go on that are most extreme so far.
+
+    They are judged by the score of the clean image as it is predicted then: ⌊keep/2⌋ best, the rest worst.
+    """
+
+    after: Annotated[int, Field(ge=1)]
+    keep: Annotated[int, Field(ge=2)]
+
+
 class Plan(Message):
     """How candidates are made. Sizes default to the model's own."""
 
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 6
+    prune: Prune | None = None
     solver: Solver = "euler"
     guidance: Annotated[float, Field(ge=1.0, le=30.0)] = 1.0
     precision: Precision = "auto"
+
+    @model_validator(mode="after")
+    def _prunes_on_the_way(self) -> Self:
+        if self.prune is not None and self.prune.after >= self.steps:
+            raise ValueError(f"prune.after is {self.prune.after}; expected 1 to {self.steps - 1}, less than steps")
+        return self
 
 
 class RewardSpec(Message):
@@ -102,14 +119,19 @@ class RolloutRequest(Message):
 
 
 class RolloutGroup(Message):
-    """One prompt's candidates, in the order of `seeds`. Every list has the same length."""
+    """One prompt's candidates, in the order of `seeds`. Every list has the same length.
+
+    A pruned candidate has no score, no rewards and no image: null.
+    """
 
     prompt_id: str
     seeds: tuple[Seed, ...]
-    scores: tuple[float, ...]
+    scores: tuple[float | None, ...]
     """Weighted sum of the rewards."""
-    rewards: dict[str, tuple[float, ...]]
-    images: tuple[str, ...] | None = None
+    rewards: dict[str, tuple[float | None, ...]]
+    pruned: tuple[bool, ...] | None = None
+    """Which candidates were pruned; null where the plan prunes none."""
+    images: tuple[str | None, ...] | None = None
     """Base64 PNGs when asked for."""
 
 

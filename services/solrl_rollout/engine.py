@@ -46,8 +46,8 @@ class Engine:
         self._thread.start()
         return ready
 
-    def submit(self, chunks: list[Chunk]) -> None:
-        """Queue a request's chunks.
+    def submit(self, chunks: list[Chunk], *, admitted: bool = False) -> None:
+        """Queue a request's chunks; `admitted`: of a request that was let in before.
 
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
@@ -55,7 +55,7 @@ class Engine:
         with self._wake:
             self._require_alive()
             try:
-                self._queue.put(chunks)
+                self._queue.put(chunks, admitted=admitted)
             except QueueFull:
                 waiting = self._queue.candidates
                 raise RetryLaterError(

@@ -61,10 +61,12 @@ class Executor:
             steps=plan.steps,
             solver=plan.solver,
             guidance=plan.guidance,
+            begin=chunk.begin,
+            until=chunk.until,
             between=between,
         )
         pixels = None
-        if job.images:
+        if job.images and chunk.until is None:
             pixels = (made.images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().contiguous()
         generated = time.monotonic()
         count = len(chunk.seeds)
@@ -82,7 +84,8 @@ class Executor:
                 where=f"prompts.{chunk.prompt.id}",
                 action="check that the prompt's metadata is what the reward needs, or leave the reward out",
             ) from error
-        return Scored(rewards, pixels, started, generated - started, time.monotonic() - generated)
+        trajectory = made.trajectory if chunk.until is not None else None
+        return Scored(rewards, pixels, trajectory, started, generated - started, time.monotonic() - generated)
 
     def probe(self) -> None:
         """Raise if the device does not compute any more."""

@@ -44,13 +44,17 @@ class FairQueue(Generic[T]):
         self._clock = 0
         self._last: str | None = None
 
-    def put(self, items: Sequence[T]) -> None:
+    def put(self, items: Sequence[T], *, admitted: bool = False) -> None:
         """Take in all items, or none.
+
+        Args:
+            items: in the order in which they are to run.
+            admitted: they go on with work that was let in before, and are let in again.
 
         Raises:
             QueueFull: they do not all fit.
         """
-        if self.candidates + sum(item.candidates for item in items) > self.limit:
+        if not admitted and self.candidates + sum(item.candidates for item in items) > self.limit:
             raise QueueFull
         for item in items:
             if item.run not in self._waiting:

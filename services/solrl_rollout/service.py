@@ -1,23 +1,19 @@
 """One service process: settings, store and engine, and the rollouts that requests ask of them."""
 
 import asyncio
-import base64
-import io
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import torch
-from PIL import Image
 from solrl_core.noise import noise_contract
-from solrl_core.rewards.base import weighted_sum
 from solrl_proto.models import NoiseContract
-from solrl_proto.rollouts import RolloutAnswer, RolloutGroup, RolloutRequest, RolloutTimings
+from solrl_proto.rollouts import RolloutAnswer, RolloutRequest, RolloutTimings
 
 from solrl_rollout.adapters import Adapters
 from solrl_rollout.engine import Engine
+from solrl_rollout.groups import Group
 from solrl_rollout.problems import RetryLaterError
-from solrl_rollout.refusals import check_model, check_precision, check_rewards, check_size, score_not_finite
+from solrl_rollout.refusals import check_model, check_precision, check_rewards, check_size
 from solrl_rollout.settings import Settings
 from solrl_rollout.store import AdapterStore, open_store
 from solrl_rollout.work import Chunk, Hosted, Job, Scored, split
@@ -70,28 +66,40 @@ class Service:
             rewards=tuple(reward.name for reward in request.rewards),
             images=request.images == "png",
         )
-        groups = split(request, job)
-        chunks = [chunk for group in groups for chunk in group]
         asked = time.monotonic()
-        self.engine.submit(chunks)
         try:
-            scored = await asyncio.gather(*(asyncio.wrap_future(chunk.done) for chunk in chunks))
+            split_up = split(request, job)
+            finished = await self._run(split_up)
+            groups = [Group(request, part, done, done) for part, done in zip(split_up, finished, strict=True)]
+            if request.plan.prune is not None:
+                groups = await self._prune(groups, request.plan.prune.keep)
         finally:
             # Nothing is left to cancel unless a chunk failed or the client went away.
             self.engine.cancel(job)
-        return await asyncio.to_thread(self._answer, request, job, groups, scored, asked)
+        return await asyncio.to_thread(self._answer, request, job, groups, asked)
 
-    def _answer(
-        self, request: RolloutRequest, job: Job, groups: list[list[Chunk]], scored: list[Scored], asked: float
-    ) -> RolloutAnswer:
-        results = iter(scored)
+    async def _run(self, groups: list[list[Chunk]], *, admitted: bool = False) -> list[list[Scored]]:
+        """Every group's chunks, finished."""
+        chunks = [chunk for group in groups for chunk in group]
+        self.engine.submit(chunks, admitted=admitted)
+        done = iter(await asyncio.gather(*(asyncio.wrap_future(chunk.done) for chunk in chunks)))
+        return [[next(done) for _ in group] for group in groups]
+
+    async def _prune(self, groups: list[Group], keep: int) -> list[Group]:
+        """Groups that stand halfway, with the most extreme candidates taken to the end."""
+        chosen = [group.survivors(keep) for group in groups]
+        ends = await self._run([chunks for _, chunks in chosen], admitted=True)
+        return [group.pruned(places, done) for group, (places, _), done in zip(groups, chosen, ends, strict=True)]
+
+    def _answer(self, request: RolloutRequest, job: Job, groups: list[Group], asked: float) -> RolloutAnswer:
+        scored = [one for group in groups for one in group.scored]
         return RolloutAnswer(
             model=self.hosted.name,
             adapter=request.adapter,
             precision=job.precision,
             numerics=next(p.numerics for p in self.hosted.precisions if p.precision == job.precision),
             plan=request.plan,
-            groups=tuple(_group(request, group, [next(results) for _ in group]) for group in groups),
+            groups=tuple(group.answer() for group in groups),
             seconds=RolloutTimings(
                 queued=min(one.started for one in scored) - asked,
                 generate=sum(one.generate for one in scored),
@@ -117,27 +125,3 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
     finally:
         await asyncio.to_thread(engine.close)
         await store.close()
-
-
-def _group(request: RolloutRequest, chunks: list[Chunk], scored: list[Scored]) -> RolloutGroup:
-    rewards = {name: torch.cat([one.rewards[name] for one in scored]) for name in scored[0].rewards}
-    scores = weighted_sum(rewards, {reward.name: reward.weight for reward in request.rewards})
-    if not torch.isfinite(scores).all():
-        raise score_not_finite(chunks[0].prompt.id)
-    images = None
-    if request.images == "png":
-        images = tuple(_png(pixels) for one in scored if one.images is not None for pixels in one.images)
-    return RolloutGroup(
-        prompt_id=chunks[0].prompt.id,
-        seeds=tuple(seed for chunk in chunks for seed in chunk.seeds),
-        scores=tuple(scores.tolist()),
-        rewards={name: tuple(values.tolist()) for name, values in rewards.items()},
-        images=images,
-    )
-
-
-def _png(pixels: torch.Tensor) -> str:
-    """Base64 PNG of uint8 [H, W, 3]."""
-    file = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()

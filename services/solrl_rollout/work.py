@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from solrl_core.adapter import Adapter
 from solrl_core.generator import CHUNK
+from solrl_core.sampler import Trajectory
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import Plan, PromptItem, RolloutRequest
@@ -46,10 +47,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Scored:
-    """A finished chunk: rewards float32 [N] by name, images uint8 [N, H, W, 3] if asked for, seconds."""
+    """A finished chunk: rewards float32 [N] by name, images uint8 [N, H, W, 3] if asked for, seconds.
+
+    `trajectory` is where its candidates stand, if they are to go on.
+    """
 
     rewards: dict[str, torch.Tensor]
     images: torch.Tensor | None
+    trajectory: Trajectory | None
     started: float
     generate: float
     reward: float
@@ -62,6 +67,10 @@ class Chunk:
     job: Job
     prompt: PromptItem
     seeds: Sequence[int]
+    begin: Trajectory | None = None
+    """Where they go on; None from their noise."""
+    until: int | None = None
+    """Steps behind them at its end; None for all."""
     done: Future[Scored] = field(default_factory=Future)
 
     @property
@@ -76,13 +85,15 @@ class Chunk:
 
     @property
     def cost(self) -> int:
-        """Candidates × steps."""
-        return len(self.seeds) * self.job.plan.steps
+        """Candidates × steps that it takes."""
+        begin = self.begin.index if self.begin is not None else 0
+        return len(self.seeds) * ((self.until or self.job.plan.steps) - begin)
 
 
 def split(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
-    """The request's chunks, a list for each prompt."""
+    """The request's chunks, a list for each prompt; up to the pruning where the plan has one."""
+    until = job.plan.prune.after if job.plan.prune else None
     return [
-        [Chunk(job, prompt, seeds[start : start + CHUNK]) for start in range(0, len(seeds), CHUNK)]
+        [Chunk(job, prompt, seeds[start : start + CHUNK], until=until) for start in range(0, len(seeds), CHUNK)]
         for prompt, seeds in request.groups()
     ]

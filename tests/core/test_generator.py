@@ -14,7 +14,7 @@ from solrl_core.families.load import locate
 from solrl_core.generator import CHUNK, Generated, Generator
 from solrl_core.lora import target_modules
 from solrl_core.noise import initial_noise
-from solrl_core.sampler import unshifted_sigmas
+from solrl_core.sampler import Trajectory, unshifted_sigmas
 
 PROMPTS = ["a red circle", "two blue squares", "a green cross to the left of a yellow triangle"]
 SEEDS = [3, 14, 159]
@@ -186,13 +186,13 @@ def test_a_candidate_hardly_depends_on_the_size_of_its_batch(generator: Generato
     assert len(whole.images) == len(whole.latents) == CHUNK + 2
     for start, stop in ((0, 7), (5, 7), (CHUNK - 1, CHUNK + 2)):
         part = generator.generate(PROMPTS[0], range(start, stop), steps=STEPS)
-        check_close(generator, part, Generated(whole.latents[start:stop], whole.images[start:stop]))
+        check_close(generator, part, Generated(whole.trajectory.rows(slice(start, stop)), whole.images[start:stop]))
 
 
 def test_prompts_as_a_list_equal_prompts_one_by_one(generator: Generator) -> None:
     together = generator.generate(PROMPTS, SEEDS, steps=STEPS)
     singly = [generator.generate(prompt, [seed], steps=STEPS) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
-    made = Generated(torch.cat([one.latents for one in singly]), torch.cat([one.images for one in singly]))
+    made = Generated(Trajectory.join([one.trajectory for one in singly]), torch.cat([one.images for one in singly]))
     check_close(generator, together, made)
     swapped = generator.generate(PROMPTS[::-1], SEEDS, steps=STEPS)
     assert torch.equal(together.images[1], swapped.images[1])

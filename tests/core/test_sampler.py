@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from solrl_core.sampler import solve, unshifted_sigmas
+from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
 
 
 def test_sigmas_are_evenly_spaced_from_one_to_zero() -> None:
@@ -82,3 +82,25 @@ def test_an_unknown_solver_is_refused() -> None:
 def test_too_few_sigmas_are_refused(sigmas: list[float]) -> None:
     with pytest.raises(ValueError, match=f"{len(sigmas)} sigmas"):
         solve(lambda x, sigma: x, torch.zeros(1), sigmas)
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+def test_a_trajectory_in_parts_is_the_whole_one(solver: str) -> None:
+    noise = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    sigmas = unshifted_sigmas(6)
+
+    def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
+        return torch.sin(3 * x) * (1 + sigma)
+
+    whole = advance(velocity, Trajectory(noise), sigmas, solver)
+    halfway = advance(velocity, Trajectory(noise), sigmas, solver, until=3)
+    assert (halfway.index, whole.index) == (3, 6)
+    assert halfway.clean is not None
+    assert whole.clean is not None
+    # The predicted clean latents lie on the straight line that the last velocity points along.
+    assert not torch.allclose(halfway.clean, halfway.x)
+    assert torch.allclose(whole.clean, whole.x)
+    parts = [advance(velocity, halfway.rows(rows), sigmas, solver) for rows in ([3, 1], slice(4, 5))]
+    assert torch.equal(Trajectory.join(parts).x, whole.x[[3, 1, 4]])
+    with pytest.raises(ValueError, match="got until=2; expected 3 to 6 steps"):
+        advance(velocity, halfway, sigmas, solver, until=2)

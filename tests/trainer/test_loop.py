@@ -394,3 +394,16 @@ def test_an_unreachable_service_is_one_clear_message(unreachable: subprocess.Pop
     assert "solrl-rollout serve" in message
     assert "Traceback" not in said
     assert not (folder / "alone" / "checkpoints").exists()
+
+
+def test_a_pruned_plan_trains_on_survivors(service: Service, folder: Path) -> None:
+    pruned = go(service, folder / "pruned", "iterations=1", "explore.prune={after: 1, keep: 10}", "explore.steps=3")
+    asked = Explorer(RolloutClient(service.url), pruned.config).explore(
+        [kept.prompt for kept in gathered(pruned).kept], 0, seed_root(pruned.config, 0)
+    )
+    for kept, group in zip(gathered(pruned).kept, asked.groups, strict=True):
+        survivors = {seed for seed, score in zip(group.seeds, group.scores, strict=True) if score is not None}
+        assert len(survivors) == 10
+        assert len(kept.seeds) == 8
+        assert set(kept.seeds) <= survivors
+    assert pruned.result.spearman is not None

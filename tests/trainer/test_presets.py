@@ -253,3 +253,17 @@ def test_recipes_differ_in_what_makes_the_trained_samples() -> None:
         "naive_quant": ("local", "nvfp4", 10, 96, 24),
         "sol_rl": ("service", "nvfp4", 6, 96, 24),
     }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["explore.prune={after: 6, keep: 48}"], "prune is after 6 of 6 steps"),
+        (["explore.prune={after: 2, keep: 12}"], "at least the 24 that are kept"),
+        (["explore.prune={after: 2}"], "keep"),
+        (["explore.prune={after: 2, keep: 48}", "explore.source=local"], "candidates of the service"),
+    ],
+)
+def test_a_pruning_that_cannot_be_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve(PRESET, overrides=overrides)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
-from solrl_proto.rollouts import Precision, RewardSpec, Solver
+from solrl_proto.rollouts import Precision, Prune, RewardSpec, Solver
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -29,11 +29,21 @@ class Explore(Section):
     """Kept of a group, half best and half worst."""
     steps: Positive = 6
     precision: Precision = "nvfp4"
+    prune: Prune | None = None
+    """At the service: after step `after`, only the `keep` most extreme candidates of a group go on."""
 
     @model_validator(mode="after")
     def _keeps_what_there_is(self) -> Self:
         if self.keep > self.candidates:
             raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
+        if self.prune is not None:
+            if self.source != "service":
+                raise ValueError("prune is for candidates of the service; candidates made here are all made wholly")
+            if self.prune.keep < self.keep or self.prune.after >= self.steps:
+                raise ValueError(
+                    f"prune is after {self.prune.after} of {self.steps} steps to {self.prune.keep}; "
+                    f"expected fewer steps than there are, and at least the {self.keep} that are kept"
+                )
         return self
 
 

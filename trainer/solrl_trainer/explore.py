@@ -49,8 +49,10 @@ class Explorer:
                 raise
             self._client.push(run, version, None, model, adapter)
 
-    def explore(self, prompts: Sequence[PromptItem], version: int, seed_root: int) -> RolloutAnswer:
-        """Ask for `explore.candidates` of each prompt under `version`."""
+    def explore(
+        self, prompts: Sequence[PromptItem], version: int, seed_root: int, *, whole: bool = False
+    ) -> RolloutAnswer:
+        """Ask for `explore.candidates` of each prompt under `version`; `whole`: without pruning any."""
         explore = self._config.explore
         return self._client.rollouts(
             RolloutRequest(
@@ -58,16 +60,17 @@ class Explorer:
                 adapter=AdapterRef(run=self._config.run, version=version),
                 prompts=tuple(prompts),
                 candidates=Candidates(count=explore.candidates, seed_root=seed_root),
-                plan=plan(self._config),
+                plan=plan(self._config, whole=whole),
                 rewards=self._config.trained,
             )
         )
 
 
-def plan(config: RunConfig) -> Plan:
-    """How the service is to make the candidates."""
+def plan(config: RunConfig, *, whole: bool = False) -> Plan:
+    """How the service is to make the candidates; `whole`: without pruning any."""
     return Plan(
         steps=config.explore.steps,
+        prune=None if whole else config.explore.prune,
         solver=config.solver,
         guidance=config.guidance,
         precision=config.explore.precision,
@@ -84,6 +87,7 @@ def keep(answer: RolloutAnswer, prompts: Sequence[PromptItem], count: int) -> li
         raise ValueError("the service answered about other prompts than were asked")
     kept = []
     for prompt, group in zip(prompts, answer.groups, strict=True):
-        index = best_worst(group.scores, count)
-        kept.append(Kept(prompt, [group.seeds[i] for i in index], torch.tensor([group.scores[i] for i in index])))
+        made = [(seed, score) for seed, score in zip(group.seeds, group.scores, strict=True) if score is not None]
+        chosen = [made[i] for i in best_worst([score for _, score in made], count)]
+        kept.append(Kept(prompt, [seed for seed, _ in chosen], torch.tensor([score for _, score in chosen])))
     return kept

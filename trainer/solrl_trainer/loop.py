@@ -200,7 +200,7 @@ def _measure_fidelity(session: Session, pushed: bytes, version: int, metrics: Me
     if explorer is None or not prompts or version:
         return
     reporter.phase(version, "fidelity")
-    answer = explorer.explore(prompts, version, seed_root(config, -1))
+    answer = explorer.explore(prompts, version, seed_root(config, -1), whole=True)
     groups = [Kept(p, list(g.seeds), torch.empty(0)) for p, g in zip(prompts, answer.groups, strict=True)]
     true = regenerate(groups, session.generator, session.rewards, config).scores
     proxy = torch.tensor([group.scores for group in answer.groups])

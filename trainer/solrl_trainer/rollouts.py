@@ -102,7 +102,7 @@ class ServiceRollouts:
             kept = keep(answer, prompts, self._config.explore.keep)
         with phase("regenerate"):
             made = regenerate(kept, self._generator, self._rewards, self._config)
-        scores = [score for group in answer.groups for score in group.scores]
+        scores = [score for group in answer.groups for score in group.scores if score is not None]
         return Gathered(kept, made, sum(scores) / len(scores), answer.precision, answer.numerics)
 
 

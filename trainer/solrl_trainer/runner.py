@@ -101,12 +101,12 @@ def _best_and_worst(config: RunConfig, result: Result) -> tuple[list[Pair], torc
                     adapter=AdapterRef(run=config.run, version=config.iterations - 1),
                     prompts=(group.prompt,),
                     candidates=Candidates(seeds=(tuple(group.seeds[i] for i in index),)),
-                    plan=plan(config),
+                    plan=plan(config, whole=True),
                     rewards=config.trained,
                     images="png",
                 )
             )
-        explored += [from_png(image) for image in answer.groups[0].images or ()]
+        explored += [from_png(image) for image in answer.groups[0].images or () if image is not None]
         regenerated.append(images[index])
         pairs += [
             Pair(

@@ -1,0 +1,83 @@
+"""Pruned plans: the most extreme candidates of a group reach the end, as if nothing had been pruned; the rest is null."""
+
+from typing import Any
+
+import pytest
+import torch
+from service_helpers import RunningService, problem, rollout_request
+from solrl_core.families import load_backbone
+from solrl_core.generator import Generator
+from solrl_core.rewards import RewardSet
+from solrl_core.selection import best_worst
+from solrl_proto.rollouts import RolloutAnswer
+
+COUNT, STEPS, AFTER, KEEP = 40, 4, 2, 10
+TEXT = "a red circle and a blue square"
+
+
+def ask(service: RunningService, prune: dict[str, int] | None, solver: str, **more: Any) -> RolloutAnswer:
+    body = rollout_request(prompts=[TEXT, "two green crosses"], count=COUNT, steps=STEPS, precision="bf16", **more)
+    body["plan"] |= {"prune": prune, "solver": solver}
+    response = service.client.post("/v1/rollouts", json=body)
+    assert response.status_code == 200, response.text
+    return RolloutAnswer.model_validate(response.json())
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+def test_survivors_are_scored_as_without_pruning(service: RunningService, solver: str) -> None:
+    whole = ask(service, None, solver)
+    pruned = ask(service, {"after": AFTER, "keep": KEEP}, solver)
+    assert pruned.plan.prune is not None
+    for before, after in zip(whole.groups, pruned.groups, strict=True):
+        assert before.pruned is None
+        assert after.pruned is not None
+        assert after.seeds == before.seeds
+        assert after.pruned.count(False) == KEEP
+        for was, now, reward, gone in zip(
+            before.scores, after.scores, after.rewards["clipscore"], after.pruned, strict=True
+        ):
+            assert (now is None) == (reward is None) == gone
+            if now is not None:
+                assert was is not None
+                assert now == pytest.approx(was, abs=1e-4)
+
+
+def test_those_go_on_whose_predicted_images_are_extreme(service: RunningService) -> None:
+    group = ask(service, {"after": AFTER, "keep": KEEP}, "dpm2").groups[0]
+    backbone = load_backbone("mini-sana")
+    halfway = Generator(backbone, "bf16").generate(TEXT, group.seeds, steps=STEPS, solver="dpm2", until=AFTER)
+    scores = RewardSet.load(["clipscore"], backbone).score(["clipscore"], halfway.images, [TEXT] * COUNT, [{}] * COUNT)
+    assert group.pruned is not None
+    found = {place for place, gone in enumerate(group.pruned) if not gone}
+    assert found == set(best_worst(scores["clipscore"], KEEP))
+
+
+def test_images_are_of_survivors_alone(service: RunningService) -> None:
+    group = ask(service, {"after": 1, "keep": 3}, "euler", images="png").groups[0]
+    assert group.images is not None
+    assert group.pruned is not None
+    assert [image is None for image in group.images] == list(group.pruned)
+
+
+def test_keeping_more_than_there_are_prunes_nothing(service: RunningService) -> None:
+    whole, pruned = ask(service, None, "euler"), ask(service, {"after": 1, "keep": 1000}, "euler")
+    for before, after in zip(whole.groups, pruned.groups, strict=True):
+        assert after.pruned == (False,) * COUNT
+        assert torch.allclose(torch.tensor(before.scores), torch.tensor(after.scores), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("prune", "where"),
+    [
+        ({"after": STEPS, "keep": 4}, "body.plan"),
+        ({"after": 0, "keep": 4}, "body.plan.prune.after"),
+        ({"after": 1, "keep": 1}, "body.plan.prune.keep"),
+        ({"after": 1}, "body.plan.prune.keep"),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_is_refused(service: RunningService, prune: dict[str, int], where: str) -> None:
+    body = rollout_request(steps=STEPS)
+    body["plan"]["prune"] = prune
+    response = service.client.post("/v1/rollouts", json=body)
+    assert response.status_code == 422
+    assert problem(response)["where"] == where
