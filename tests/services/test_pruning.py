@@ -1,4 +1,4 @@
-"""Pruned plans: the most extreme candidates of a group reach the end, as if nothing had been pruned; the rest is null."""
+"""Pruned plans: a group's most extreme candidates reach the end as if nothing were pruned; the rest is null."""
 
 from typing import Any
 
