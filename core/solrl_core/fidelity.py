@@ -15,7 +15,7 @@ class Fidelity:
     """Means over prompt groups. Ranks count from 1 (best); overlaps are shares of the kept set, 0 to 1.
 
     Attributes:
-        spearman, kendall: rank correlations within a group.
+        spearman, kendall: rank correlations within a group, over the candidates that were not pruned.
         top_overlap, bottom_overlap: size → overlap of the proxy's and the true top (bottom) of that size.
         top_rank, bottom_rank: mean true rank of the proxy's top and bottom half of what is kept.
     """
@@ -32,18 +32,21 @@ def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fi
     """Compare proxy with true rewards.
 
     Args:
-        proxy: [groups, candidates] rewards of the cheap images.
+        proxy: [groups, candidates] rewards of the cheap images; NaN for a pruned candidate.
         true: [groups, candidates] rewards of the BF16 images of the same seeds.
         keep: how many are kept of a group, half from either end.
 
     Raises:
-        ValueError: shapes differ, or fewer candidates than are kept.
+        ValueError: shapes differ, or a group has fewer candidates than are kept.
     """
     if proxy.shape != true.shape or proxy.ndim != 2 or proxy.shape[1] < keep:
         raise ValueError(
             f"got proxy {tuple(proxy.shape)} and true {tuple(true.shape)}; "
             f"expected equal [groups, candidates] with at least {keep} candidates"
         )
+    least = int((~proxy.isnan()).sum(1).min())
+    if least < keep:
+        raise ValueError(f"got a group with {least} candidates that were not pruned; expected at least {keep}")
     sizes = [size for size in (4, 8, 12) if 2 * size <= keep]
     rows = [_one_group(p, t, keep // 2, sizes) for p, t in zip(proxy.numpy(), true.numpy(), strict=True)]
     means = np.mean(rows, axis=0)
@@ -59,11 +62,12 @@ def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fi
 
 
 def _one_group(proxy: Group, true: Group, half: int, sizes: list[int]) -> list[float]:
-    by_proxy, by_true = np.argsort(-proxy, kind="stable"), np.argsort(-true, kind="stable")
+    made = np.flatnonzero(~np.isnan(proxy))
+    by_proxy, by_true = made[np.argsort(-proxy[made], kind="stable")], np.argsort(-true, kind="stable")
     ranks = rankdata(-true)
     return [
-        float(spearmanr(proxy, true).statistic),
-        float(kendalltau(proxy, true).statistic),
+        float(spearmanr(proxy[made], true[made]).statistic),
+        float(kendalltau(proxy[made], true[made]).statistic),
         float(ranks[by_proxy[:half]].mean()),
         float(ranks[by_proxy[-half:]].mean()),
         *(len(set(by_proxy[:s]) & set(by_true[:s])) / s for s in sizes),

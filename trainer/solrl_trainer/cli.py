@@ -1,4 +1,4 @@
-"""The trainer's command line: `solrl-train run | demo | evaluate | presets | report | doctor`.
+"""The trainer's command line: `solrl-train run | demo | evaluate | calibrate | presets | report | doctor`.
 
 Imports are deferred, so that `--help` and mistakes answer at once.
 """
@@ -64,6 +64,22 @@ class Evaluate:
 
 
 @dataclass
+class Calibrate:
+    """Measure cost and fidelity of exploration plans on this machine; write the cheapest that selects well enough."""
+
+    preset: str = "mini-sana/sol_rl/clipscore"
+    """<model>/<recipe>/<reward>; see `solrl-train presets`."""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """key=value; may be given more than once."""
+    output: Path = Path("runs/calibration")
+    """Folder of calibration.json, frontier.png and plan.yaml, which `run --config` takes."""
+    prompts: int = 16
+    """Held-out prompts to measure on."""
+    wanted: float = 0.8
+    """Least separation of the selected best and worst: 1 perfect, 0 chance."""
+
+
+@dataclass
 class Presets:
     """List the presets."""
 
@@ -87,7 +103,7 @@ class Doctor:
 def main() -> None:
     """Entry point of `solrl-train`."""
     command = tyro.cli(
-        Run | Demo | Evaluate | Presets | Report | Doctor,
+        Run | Demo | Evaluate | Calibrate | Presets | Report | Doctor,
         prog="solrl-train",
         description=__doc__,
         config=(tyro.conf.OmitSubcommandPrefixes,),
@@ -104,7 +120,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _dispatch(command: Run | Demo | Evaluate | Presets | Report | Doctor) -> int:
+def _dispatch(command: Run | Demo | Evaluate | Calibrate | Presets | Report | Doctor) -> int:
     match command:
         case Run():
             return _run(command)
@@ -114,6 +130,8 @@ def _dispatch(command: Run | Demo | Evaluate | Presets | Report | Doctor) -> int
             demo(command.output, seed=command.seed, overrides=command.set)
         case Evaluate():
             _evaluate(command)
+        case Calibrate():
+            _calibrate(command)
         case Presets():
             from solrl_trainer.presets import names
 
@@ -169,20 +187,39 @@ def _run(command: Run) -> int:
     return 0
 
 
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _calibrate(command: Calibrate) -> None:
+    from solrl_trainer.calibrate import calibrate
+    from solrl_trainer.presets import resolve
+
+    if command.prompts < 1 or not 0 <= command.wanted <= 1:
+        raise ValueError(
+            f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
+        )
+    config = resolve(command.preset, overrides=command.set).config
+    summary = calibrate(config, command.output, _note, prompts=command.prompts, wanted=command.wanted)
+    print(f"frontier: {command.output / 'frontier.png'}")
+    if summary["chosen"] is None:
+        print(f"no plan separates best from worst by {command.wanted}; lower --wanted, or look at the frontier")
+    else:
+        print(f"cheapest plan above {command.wanted}: {summary['chosen']}")
+        print(f"use it: solrl-train run --preset {command.preset} --config {command.output / 'plan.yaml'}")
+
+
 def _evaluate(command: Evaluate) -> None:
     from rich.console import Console
 
     from solrl_trainer.judge import judge
     from solrl_trainer.progress import rewards_table
 
-    def note(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     counts = {"prompts": command.prompts, "seeds": command.seeds, "steps": command.steps}
     for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"got --{name} {value}; expected at least 1")
-    summary = judge(command.folder, note, rewards=command.rewards, **counts)
+    summary = judge(command.folder, _note, rewards=command.rewards, **counts)
     console = Console()
     console.print(rewards_table(summary["rewards"]))
     console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}")

@@ -1,0 +1,180 @@
+"""`solrl-train calibrate`: what each exploration plan costs and how well it selects, on the user's own model."""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from solrl_core.families import load_backbone
+from solrl_core.fidelity import Fidelity, rank_fidelity
+from solrl_core.generator import Generator, supported
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import weighted_sum
+from solrl_core.selection import best_worst
+from solrl_proto.identifiers import Tier
+from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import Plan, PromptItem, Prune
+
+from solrl_trainer.config import RunConfig
+from solrl_trainer.frontier import write_frontier
+from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.session import pick_device
+
+STEPS = (2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A plan's cost and fidelity.
+
+    Attributes:
+        seconds: mean of a whole group, rewards included.
+        fidelity: against the recipe's BF16 candidates of the same seeds.
+        separation: how far apart the best and the worst that it selects truly lie: 1 perfect, 0 chance.
+    """
+
+    plan: Plan
+    seconds: float
+    fidelity: Fidelity
+    separation: float
+
+
+def plans(tiers: Sequence[Tier], candidates: int, keep: int, solver: str, guidance: float) -> list[Plan]:
+    """Each tier at each number of steps, whole and pruned halfway to half of the candidates."""
+    half = candidates // 2
+    found = []
+    for tier, steps in itertools.product(tiers, STEPS):
+        whole = Plan.model_validate({"steps": steps, "solver": solver, "guidance": guidance, "precision": tier})
+        found.append(whole)
+        if keep <= half and steps >= 4:
+            found.append(whole.model_copy(update={"prune": Prune(after=steps // 2, keep=half)}))
+    return found
+
+
+def calibrate(
+    config: RunConfig, folder: Path, note: Callable[[str], None], *, prompts: int, wanted: float
+) -> dict[str, Any]:
+    """Measure every plan on this machine; writes calibration.json, frontier.png and plan.yaml into `folder`.
+
+    Args:
+        config: model, rewards, prompts, candidates and kept of a run.
+        folder: where to write; plan.yaml is for `solrl-train run --config`.
+        note: told what is worth a line.
+        prompts: held-out prompts to measure on.
+        wanted: least separation; the cheapest plan above it is chosen.
+
+    Returns:
+        What calibration.json holds; `chosen` is null where no plan separates that well.
+    """
+    device = pick_device(config.device)
+    note(f"loading {config.model}")
+    backbone = load_backbone(config.model, device=device, revision=config.revision)
+    rewards = RewardSet.load(list(config.rewards), backbone, config.reward_options)
+    held_out = read_prompts(find_prompts(config.prompts), "test")[:prompts]
+    explore = config.explore
+    seeds = {prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in held_out}
+
+    def scores(generator: Generator, plan: Plan, prompt: PromptItem) -> torch.Tensor:
+        return score_group(generator, rewards, config, plan, prompt, seeds[prompt.id])
+
+    truth = Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance)
+    true_generator = Generator(backbone, "bf16")
+    true = torch.stack([scores(true_generator, truth, prompt) for prompt in held_out])
+    tiers = [tier for tier in supported(backbone.device) if tier == "bf16" or explore.precision in ("auto", tier)]
+    measured = []
+    for tier, group in itertools.groupby(
+        plans(tiers, explore.candidates, explore.keep, config.solver, config.guidance), key=lambda plan: plan.precision
+    ):
+        generator = true_generator if tier == "bf16" else Generator(backbone, tier)
+        for plan in group:
+            scores(generator, plan, held_out[0])  # not timed: the first of its shapes
+            started = time.perf_counter()
+            proxy = torch.stack([scores(generator, plan, prompt) for prompt in held_out])
+            seconds = (time.perf_counter() - started) / len(held_out)
+            measured.append(_measured(plan, seconds, rank_fidelity(proxy, true, explore.keep), config))
+            note(f"{name(plan)}: {seconds:.2f} s a group, separation {measured[-1].separation:.3f}")
+    good = [one for one in measured if one.separation >= wanted]
+    chosen = min(good, key=lambda one: one.seconds) if good else None
+    return _write(folder, config, held_out, measured, chosen, wanted)
+
+
+def score_group(
+    generator: Generator,
+    rewards: RewardSet,
+    config: RunConfig,
+    plan: Plan,
+    prompt: PromptItem,
+    seeds: Sequence[int],
+) -> torch.Tensor:
+    """Scores [N] of a prompt's candidates under a plan, as the service gives them; NaN for the pruned."""
+
+    def score(images: torch.Tensor) -> torch.Tensor:
+        count = len(images)
+        each = rewards.score(rewards.names, images, [prompt.text] * count, [prompt.metadata] * count)
+        return weighted_sum(each, {spec.name: spec.weight for spec in config.trained})
+
+    settings: dict[str, Any] = {"steps": plan.steps, "solver": plan.solver, "guidance": plan.guidance}
+    if plan.prune is None:
+        return score(generator.generate(prompt.text, seeds, **settings).images)
+    halfway = generator.generate(prompt.text, seeds, until=plan.prune.after, **settings)
+    places = sorted(best_worst(score(halfway.images), plan.prune.keep))
+    begin = halfway.trajectory.rows(places)
+    ended = generator.generate(prompt.text, [seeds[i] for i in places], begin=begin, **settings)
+    scores = torch.full((len(seeds),), torch.nan)
+    scores[places] = score(ended.images)
+    return scores
+
+
+def name(plan: Plan) -> str:
+    """A plan in short, e.g. "nvfp4 6 steps, pruned to 48 after 3"."""
+    pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""
+    return f"{plan.precision} {plan.steps} steps{pruned}"
+
+
+def _measured(plan: Plan, seconds: float, fidelity: Fidelity, config: RunConfig) -> Measured:
+    # Perfect ranks of the two halves are half the kept from either end, so they lie count - half apart.
+    apart = config.explore.candidates - config.explore.keep // 2
+    return Measured(plan, seconds, fidelity, (fidelity.bottom_rank - fidelity.top_rank) / apart)
+
+
+def _write(
+    folder: Path,
+    config: RunConfig,
+    prompts: Sequence[PromptItem],
+    measured: Sequence[Measured],
+    chosen: Measured | None,
+    wanted: float,
+) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {
+            "name": name(one.plan),
+            "plan": one.plan.model_dump(mode="json"),
+            "seconds": one.seconds,
+            "separation": one.separation,
+            **vars(one.fidelity),
+        }
+        for one in measured
+    ]
+    chosen_name = name(chosen.plan) if chosen else None
+    summary = {
+        "model": config.model,
+        "rewards": config.rewards,
+        "prompts": len(prompts),
+        "candidates": config.explore.candidates,
+        "keep": config.explore.keep,
+        "wanted": wanted,
+        "chosen": chosen_name,
+        "plans": rows,
+    }
+    (folder / "calibration.json").write_text(json.dumps(summary, indent=1) + "\n")
+    write_frontier([(name(one.plan), one.seconds, one.separation) for one in measured], wanted, chosen_name, folder)
+    if chosen is not None:
+        plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune"})
+        (folder / "plan.yaml").write_text(yaml.safe_dump({"explore": plan}, sort_keys=False))
+    return summary
