@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--model", default="mini-sana")
     parser.add_argument("--reward", default="clipscore")
     parser.add_argument("--candidates", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--out", type=Path, default=Path("docs/results/explore_speed.json"))
     args = parser.parse_args()
 
@@ -65,7 +65,8 @@ def main() -> None:
 
             times: dict[str, list[float]] = {"http": [], "in_process": []}
             for repeat in range(-2, args.repeats):
-                for name, work in (("http", over_http), ("in_process", in_process)):
+                both = (("http", over_http), ("in_process", in_process))
+                for name, work in both if repeat % 2 else both[::-1]:
                     start = time.perf_counter()
                     work(repeat + 2)
                     if repeat >= 0:
