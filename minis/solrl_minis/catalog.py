@@ -10,6 +10,16 @@ def mini_sana() -> Path:
     return WEIGHTS / "mini-sana"
 
 
+def mini_sd3() -> Path:
+    """Folder of the miniature Stable Diffusion 3 pipeline."""
+    return WEIGHTS / "mini-sd3"
+
+
+def mini_flux() -> Path:
+    """Folder of the miniature FLUX.1 pipeline."""
+    return WEIGHTS / "mini-flux"
+
+
 def prompts() -> Path:
     """Folder of the shapes world's prompts, with GenEval-style metadata."""
     return Path(__file__).parent / "prompts"

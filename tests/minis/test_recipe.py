@@ -1,12 +1,9 @@
 """The recipe that made the miniatures, for a handful of steps: every stage runs and what it saves can be used."""
 
 import copy
-import inspect
 import json
 import math
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +12,37 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.precision import LayerPolicy, apply_policy
+from solrl_core.precision import apply_policy, quantize_dequantize
 from solrl_core.rewards import load_reward
-from solrl_minis.recipe import autoencoder, clip
-from solrl_minis.recipe import backbone as recipe
+from solrl_minis.recipe import loop, measure, preference
 from solrl_minis.recipe.__main__ import main
 from solrl_minis.recipe.data import Source, meaning_of_scenes, meaning_of_texts
+from solrl_minis.recipe.family import TEXT_TOKENS, Family
+from solrl_minis.recipe.files import load_pipeline
+from solrl_minis.recipe.flux import FLUX
+from solrl_minis.recipe.loop import Budget, Rates, fit
+from solrl_minis.recipe.miniatures import MINIATURES
 from solrl_minis.recipe.quantization import quantizable
-from solrl_minis.recipe.tokenizers import CLIP_TOKENS, clip_tokenizer, corpus, gemma_tokenizer
+from solrl_minis.recipe.rounding import rounded
+from solrl_minis.recipe.sana import SANA
+from solrl_minis.recipe.sd3 import SD3
+from solrl_minis.recipe.tokenizers import CLIP_TOKENS, bert_tokenizer, clip_tokenizer, gemma_tokenizer, t5_tokenizer
+from solrl_minis.recipe.tokenizers import corpus as all_texts
 from solrl_minis.world import KINDS, Combination, all_combinations
 
-STAGES = ("autoencoder", "backbone", "aware", "clip")
-
-
-def with_batches_of(size: int, train: Callable[..., Any]) -> Callable[..., Any]:
-    """The same training on smaller batches."""
-    place = list(inspect.signature(train).parameters).index("batch")
-
-    def small(*arguments: Any) -> Any:
-        return train(*arguments[:place], size, *arguments[place + 1 :])
-
-    return small
-
-
-class FewImages(Source):
-    """Draws less than is asked for."""
-
-    def draw(self, count: int) -> list[Combination]:
-        return super().draw(min(count, 64))
+FAMILIES = {"mini-sana": SANA, "mini-sd3": SD3, "mini-flux": FLUX}
+STAGES = [(name, stage) for name, miniature in MINIATURES.items() for stage in miniature.stages]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the command leaves after the fewest steps of every stage, on batches that a CPU is done with at once."""
     folder = tmp_path_factory.mktemp("recipe")
+    threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((autoencoder, "train"), (recipe, "train"), (recipe, "train_aware"), (clip, "train")):
-            patch.setattr(module, name, with_batches_of(4, getattr(module, name)))
-        patch.setattr(autoencoder, "Source", FewImages)
-        patch.setattr(clip, "agreement", partial(clip.agreement, pairs=50))
+        patch.setattr(measure, "CANDIDATES", 24)
+        patch.setattr(measure, "STEPS", 2)
         patch.setattr(sys, "argv", ["recipe", "--out", str(folder), "--device", "cpu", "--scale", "1e-6"])
-        threads = torch.get_num_threads()
         torch.set_num_threads(1)  # faster on tensors this small
         main()
     torch.set_num_threads(threads)
@@ -63,30 +50,42 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_each_stage_logs_finite_losses(trained: Path, stage: str) -> None:
-    figures = json.loads((trained / "training" / f"{stage}.json").read_text())
-    assert 20 <= len(figures["losses"]) <= 30
+def log(folder: Path, name: str, stage: str) -> list[dict[str, Any]]:
+    goes: list[dict[str, Any]] = json.loads((folder / "training" / name / f"{stage}.json").read_text())["goes"]
+    return goes
+
+
+@pytest.mark.parametrize(("name", "stage"), STAGES)
+def test_each_stage_logs_finite_losses(trained: Path, name: str, stage: str) -> None:
+    (figures,) = log(trained, name, stage)
+    assert len(figures["losses"]) in (0, 24)
+    assert bool(figures["losses"]) == (stage != "rounding" and "from" not in figures)
     assert all(math.isfinite(loss) for loss in figures["losses"])
-    assert all(math.isfinite(value) for value in figures.values() if isinstance(value, float))
+    # Agreement is of nothing where no image is better than another, as when nothing is trained.
+    floats = {key: value for key, value in figures.items() if isinstance(value, float) and stage != "preference"}
+    assert all(math.isfinite(value) for value in floats.values())
 
 
-def test_a_loss_goes_down(trained: Path) -> None:
-    for stage in ("autoencoder", "backbone"):
-        losses = json.loads((trained / "training" / f"{stage}.json").read_text())["losses"]
-        assert np.mean(losses[-5:]) < np.mean(losses[:5])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_loss_goes_down(trained: Path, name: str) -> None:
+    losses = log(trained, name, "backbone")[0]["losses"]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
-def test_the_saved_folders_load_and_are_shaped_like_the_shipped_ones(trained: Path) -> None:
-    backbone, shipped = load_backbone(str(trained / "mini-sana")), load_backbone("mini-sana")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_saved_folders_load_and_are_shaped_like_the_shipped_ones(trained: Path, name: str) -> None:
+    backbone, shipped = load_backbone(str(trained / name)), load_backbone(name)
     image = backbone.decode(torch.zeros(1, *backbone.latent_shape))
     assert image.shape == (1, 3, 64, 64)
-    score = load_reward("clipscore", backbone)
-    assert torch.isfinite(score(image, ["a red circle"], [{}])).all()
-    assert getattr(score, "digest", None) != getattr(load_reward("clipscore", shipped), "digest", None)
-    for part in ("transformer", "text_encoder", "vae"):
-        mine = {name: value.shape for name, value in backbone.parts[part].state_dict().items()}
-        assert mine == {name: value.shape for name, value in shipped.parts[part].state_dict().items()}
+    for reward in ("clipscore", "pickscore", "hpsv2", "imagereward"):
+        score = load_reward(reward, backbone)
+        assert torch.isfinite(score(image, ["a red circle"], [{}])).all()
+        assert getattr(score, "digest", None) != getattr(load_reward(reward, shipped), "digest", None)
+    parts = [part for part, module in backbone.parts.items() if isinstance(module, torch.nn.Module)]
+    assert len(parts) >= 3
+    for part in parts:
+        mine = {key: value.shape for key, value in backbone.parts[part].state_dict().items()}
+        assert mine == {key: value.shape for key, value in shipped.parts[part].state_dict().items()}
     assert (backbone.policy, backbone.height, backbone.options.max_sequence_length) == (
         shipped.policy,
         shipped.height,
@@ -94,11 +93,93 @@ def test_the_saved_folders_load_and_are_shaped_like_the_shipped_ones(trained: Pa
     )
 
 
-def test_what_is_saved_is_bfloat16(trained: Path) -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str) -> None:
+    family: Family = FAMILIES[name]
+    backbone, pipeline = load_backbone(str(trained / name)), load_pipeline(trained / name)
+    texts = ["a red circle", "a purple triangle to the left of a blue cross", ""]
+    with torch.no_grad():
+        mine = family.encode(pipeline, family.tokenize(pipeline, texts))
+    theirs = backbone.encode(texts)
+    assert set(mine) == set(theirs)
+    for key, value in theirs.items():
+        assert torch.allclose(mine[key].float(), value.float(), atol=1e-6), key
+
+
+def test_what_is_saved_is_bfloat16_and_says_not_where(trained: Path) -> None:
     files = list(trained.rglob("*.safetensors"))
-    assert len(files) == 4
+    assert len(files) == 3 + 5 + 4 + 3
     for file in files:
         assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
+    assert not any(str(trained) in file.read_text() for file in trained.rglob("*.json"))
+
+
+def test_flux_shares_its_text_encoders_with_sd3(trained: Path) -> None:
+    t5 = [
+        trained / f"mini-{name}" / part / "model.safetensors"
+        for name, part in (("sd3", "text_encoder_3"), ("flux", "text_encoder_2"))
+    ]
+    one, other = (load_file(file) for file in t5)
+    assert set(one) == set(other)
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_training_stops_where_the_loss_is_not_finite() -> None:
+    parameter = torch.nn.Parameter(torch.ones(1))
+
+    def loss() -> tuple[torch.Tensor, torch.Tensor]:
+        value = (parameter * math.nan).sum()
+        return value, value
+
+    with pytest.raises(FloatingPointError, match="trial"):
+        fit("trial", [parameter], loss, Budget(50, 1, 1), Rates(1e-3))
+
+
+def test_training_reaches_a_minimum_by_steps_or_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(budget: Budget) -> tuple[int, float]:
+        parameter = torch.nn.Parameter(torch.ones(1))
+
+        def loss() -> tuple[torch.Tensor, torch.Tensor]:
+            value = (parameter - 3).square().sum()
+            return value, value
+
+        return len(fit("trial", [parameter], loss, budget, Rates(0.1, weight_decay=0.0))), float(parameter.detach())
+
+    steps, found = train(Budget(300, 1, 1))
+    assert steps == 300
+    assert abs(found - 3) < 0.05
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(loop.time, "monotonic", lambda: next(ticks))
+    steps, _ = train(Budget(300, 1, 1, seconds=40))
+    assert 30 < steps <= 45
+
+
+def test_rounded_weights_are_on_the_grid_and_err_less_on_what_is_seen() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 64, generator=generator)
+    seen = torch.randn(512, 64, generator=generator) @ torch.randn(64, 64, generator=generator)
+    found = rounded(weight, (seen.T @ seen).double())
+    again = quantize_dequantize(found)
+    assert float((again - found).norm()) < 0.02 * float((quantize_dequantize(weight) - weight).norm())
+    error, nearest = ((seen @ (w - weight).T).norm() for w in (found, quantize_dequantize(weight)))
+    assert error < 0.8 * nearest
+
+
+def test_groups_of_training_prompts_hold_what_they_say() -> None:
+    groups = preference.rendered(Source(4), 30)
+    assert groups.images.shape == (30, preference.SIZE, 3, 64, 64)
+    assert (groups.grades[:, 0] == 1).float().mean() > 0.9
+    assert (groups.grades[:, 1] < groups.grades[:, 0]).float().mean() > 0.9
+    assert groups.worn.sum(1).tolist() == [1] * 30
+    held = {text for c in all_combinations() if c.held_out for text in c.phrasings()}
+    assert not held & set(groups.prompts)
+
+
+def test_agreement_counts_ordered_pairs_alone() -> None:
+    groups = preference.rendered(Source(4), 20)
+    grades = groups.grades.flatten()
+    assert preference.agreement(lambda images, prompts, metadata: grades, groups) == 1
+    assert preference.agreement(lambda images, prompts, metadata: -grades, groups) == 0
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +198,7 @@ def test_quantizable_leaves_no_trace(shipped: Backbone) -> None:
     before, parameters = copy.deepcopy(transformer.state_dict()), dict(transformer.named_parameters())
     classes = {name: type(module) for name, module in transformer.named_modules()}
     plain = velocity(shipped, transformer)
-    with quantizable(transformer, LayerPolicy(quantize=tuple(recipe.SETTINGS["quantize"]))) as switch:
+    with quantizable(transformer, shipped.policy) as switch:
         assert torch.equal(velocity(shipped, transformer), plain)
         switch.on = True
         assert not torch.equal(velocity(shipped, transformer), plain)
@@ -177,7 +258,7 @@ def test_training_data_holds_nothing_held_out() -> None:
     assert all(one != other for one, other in zip(drawn, changed, strict=True))
     assert all(c.held_out for c in Source(0, held_out=True).draw(200))
     held = {text for c in all_combinations() if c.held_out for text in c.phrasings()}
-    assert not held & set(corpus())
+    assert not held & set(all_texts())
     assert {source.caption(drawn[0]) for _ in range(50)} == set(drawn[0].phrasings())
 
 
@@ -198,7 +279,12 @@ def test_a_caption_is_true_of_its_own_scene_and_not_of_a_changed_one() -> None:
 
 def test_tokenizers_write_every_caption_within_their_length() -> None:
     texts = sorted({text for c in all_combinations() for text in c.phrasings()})
-    for tokenizer, limit in ((gemma_tokenizer(), recipe.TEXT_TOKENS), (clip_tokenizer(), CLIP_TOKENS)):
+    for tokenizer, limit in (
+        (gemma_tokenizer(), TEXT_TOKENS),
+        (clip_tokenizer(TEXT_TOKENS), TEXT_TOKENS),
+        (t5_tokenizer(TEXT_TOKENS), TEXT_TOKENS),
+        (bert_tokenizer(CLIP_TOKENS), CLIP_TOKENS),
+    ):
         rows = tokenizer(texts).input_ids
         assert max(len(row) for row in rows) <= limit
         assert len({tuple(row) for row in rows}) == len(texts)
@@ -206,7 +292,7 @@ def test_tokenizers_write_every_caption_within_their_length() -> None:
 
 
 def test_any_printable_text_can_be_written() -> None:
-    for tokenizer in (gemma_tokenizer(), clip_tokenizer()):
+    for tokenizer in (gemma_tokenizer(), clip_tokenizer(), t5_tokenizer(64), bert_tokenizer(64)):
         ids = tokenizer("Zebra 42, <quickly>!").input_ids
         assert tokenizer.decode(ids, skip_special_tokens=True).lower().replace(" ", "") == "zebra42,<quickly>!"
 

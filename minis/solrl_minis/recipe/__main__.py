@@ -1,133 +1,22 @@
-"""Train the miniatures: `python -m solrl_minis.recipe --out FOLDER [--device cuda]`.
+"""Train the miniatures: `python -m solrl_minis.recipe --out FOLDER [--only mini-sd3] [--stage backbone]`.
 
-Stages may run one by one (`--stage`): `autoencoder` first, `aware` after `backbone`; `clip` needs the autoencoder
-alone. On one H200 the whole takes about 25 minutes.
+They are made in the table's order (`miniatures.py`), each stage by stage: a reward reads an autoencoder, and one of
+human preference the images of the pipelines that lie in FOLDER. Figures go to FOLDER/training/<miniature>/<stage>.json.
 """
 
 import argparse
 import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from diffusers import AutoencoderDC, SanaPipeline
 
-from solrl_minis.recipe import autoencoder, backbone, clip
-from solrl_minis.verifier import verify_batch
-from solrl_minis.world import sample_prompts
-
-WRONG_CAPTIONS, AWARE_WRONG_CAPTIONS = 0.35, 0.1
-"""Shares of captions with one attribute wrong: what is left for reinforcement learning to unlearn."""
+from solrl_minis.recipe.miniatures import MINIATURES
+from solrl_minis.recipe.stages import Setup
 
 
-@dataclass(frozen=True)
-class Setup:
-    """Where the stages run and how much of them."""
-
-    out: Path
-    device: str
-    scale: float
-    aware_seconds: float
-
-    @property
-    def large(self) -> bool:
-        """Whether batches are a GPU's."""
-        return self.device == "cuda"
-
-    def steps(self, count: int) -> int:
-        """A scaled number of steps or images; with 20 steps the warm-up of 5 % would have no length."""
-        return max(24, int(count * self.scale))
-
-    def autoencoder(self) -> AutoencoderDC:
-        """The autoencoder that the first stage left."""
-        folder = self.out / "mini-sana" / "vae"
-        return AutoencoderDC.from_pretrained(folder, torch_dtype=torch.float32).to(self.device).eval()
-
-
-def train_autoencoder(setup: Setup) -> dict[str, Any]:
-    """Stage 1."""
-    model, losses = autoencoder.train(setup.steps(2500), 256 if setup.large else 32, setup.device)
-    model.to(torch.bfloat16).save_pretrained(setup.out / "mini-sana" / "vae")
-    return {"psnr_db": autoencoder.psnr(model.float(), setup.device), "losses": _thin(losses)}
-
-
-def train_backbone(setup: Setup) -> dict[str, Any]:
-    """Stage 2: text encoder and transformer."""
-    pipeline, losses = backbone.train(
-        setup.autoencoder(),
-        setup.steps(12_000),
-        1024 if setup.large else 64,
-        setup.steps(200_000),
-        WRONG_CAPTIONS,
-        setup.device,
-    )
-    _save(pipeline, setup)
-    return {**_accuracy(pipeline, setup), "wrong_captions": WRONG_CAPTIONS, "losses": _thin(losses)}
-
-
-def train_aware(setup: Setup) -> dict[str, Any]:
-    """Stage 3: the transformer learns to keep its course in NVFP4."""
-    pipeline = SanaPipeline.from_pretrained(setup.out / "mini-sana", torch_dtype=torch.float32)
-    distances = backbone.train_aware(
-        pipeline,
-        setup.steps(4000),
-        512 if setup.large else 64,
-        setup.steps(60_000),
-        AWARE_WRONG_CAPTIONS,
-        setup.device,
-        setup.aware_seconds,
-    )
-    _save(pipeline, setup)
-    figures = {"steps": len(distances), "wrong_captions": AWARE_WRONG_CAPTIONS}
-    return {**_accuracy(pipeline, setup), **figures, "losses": _thin(distances)}
-
-
-def train_clip(setup: Setup) -> dict[str, Any]:
-    """Stage 4: the reward model."""
-    model, processor, losses = clip.train(
-        setup.autoencoder(),
-        setup.steps(6000),
-        512 if setup.large else 32,
-        setup.steps(80_000),
-        setup.device,
-    )
-    model.to(torch.bfloat16).save_pretrained(setup.out / "mini-clip")
-    processor.save_pretrained(setup.out / "mini-clip")
-    agreement = clip.agreement(model.float(), processor.tokenizer, setup.device)
-    return {"agreement": agreement, "losses": _thin(losses)}
-
-
-STAGES: dict[str, Callable[[Setup], dict[str, Any]]] = {
-    "autoencoder": train_autoencoder,
-    "backbone": train_backbone,
-    "aware": train_aware,
-    "clip": train_clip,
-}
-
-
-def _save(pipeline: SanaPipeline, setup: Setup) -> None:
-    folder = setup.out / "mini-sana"
-    pipeline.to(torch.bfloat16).save_pretrained(folder)
-    (folder / "solrl.json").write_text(json.dumps(backbone.SETTINGS, indent=2) + "\n")
-
-
-def _accuracy(pipeline: SanaPipeline, setup: Setup) -> dict[str, Any]:
-    """Strict accuracy on held-out prompts at 10 steps, over all and by kind."""
-    prompts = sample_prompts(True, 640 if setup.large else 16, 0)
-    texts = [prompt["prompt"] for prompt in prompts]
-    images = backbone.sample(pipeline.to(torch.float32), texts, 10, setup.device)
-    kinds: dict[str, list[float]] = {}
-    for verdict, prompt in zip(verify_batch(images, prompts), prompts, strict=True):
-        kinds.setdefault(prompt["tag"], []).append(verdict.strict)
-    every = [value for values in kinds.values() for value in values]
-    return {"strict": sum(every) / len(every), "kinds": {k: sum(v) / len(v) for k, v in kinds.items()}}
-
-
-def _thin(losses: list[float], points: int = 200) -> list[float]:
+def thin(losses: list[float], points: int = 200) -> list[float]:
     """Means over equal stretches, for the loss curve of the card."""
     stretch = max(1, len(losses) // points)
     parts = [losses[i : i + stretch] for i in range(0, len(losses), stretch)]
@@ -135,24 +24,40 @@ def _thin(losses: list[float], points: int = 200) -> list[float]:
 
 
 def main() -> None:
-    """Run the stages asked for, each leaving its figures in training/<stage>.json."""
+    """Run the stages asked for."""
+    stages = sorted({stage for miniature in MINIATURES.values() for stage in miniature.stages})
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", choices=MINIATURES, default=list(MINIATURES))
+    parser.add_argument("--stage", nargs="+", choices=stages, default=stages)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--stage", choices=(*STAGES, "all"), default="all")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies steps and pools; below 1 for a trial")
-    parser.add_argument("--aware-seconds", type=float, default=math.inf, help="ends the aware stage early")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="ends each training early")
+    parser.add_argument("--resume", action="store_true", help="train on from the backbone in FOLDER")
+    parser.add_argument("--wrong-captions", type=float, help="share of wrong captions, in place of the table's")
+    parser.add_argument("--eager", action="store_true", help="neither compiled nor recorded")
+    parser.add_argument("--float32", action="store_true", help="backbones train without bfloat16")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    setup = Setup(args.out, args.device, args.scale, args.aware_seconds)
-    (args.out / "training").mkdir(parents=True, exist_ok=True)
-    for name, stage in STAGES.items():
-        if args.stage in (name, "all"):
+    fast = args.device == "cuda" and not args.eager
+    setup = Setup(
+        args.out, args.device, args.scale, args.seconds, fast, not args.float32, args.resume, args.wrong_captions
+    )
+    for name, miniature in MINIATURES.items():
+        for stage, run in miniature.stages.items():
+            if name not in args.only or stage not in args.stage:
+                continue
             start = time.monotonic()
-            figures = stage(setup)
-            figures["seconds"] = time.monotonic() - start
-            (args.out / "training" / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
-            print(name, {k: v for k, v in figures.items() if k != "losses"}, flush=True)
+            figures = run(setup, name)
+            figures["seconds"] = round(time.monotonic() - start, 1)
+            losses = figures.pop("losses")
+            print(name, stage, figures, flush=True)
+            folder = args.out / "training" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            log = folder / f"{stage}.json"
+            goes = json.loads(log.read_text())["goes"] if args.resume and log.is_file() else []
+            goes.append({**figures, "losses": thin(losses)})
+            log.write_text(json.dumps({"goes": goes}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
-"""The miniature AutoencoderDC: 64 px to 8×8×8 latents of unit variance."""
+"""The miniature autoencoders: SANA's (64 px to 8×8×8) and the KL one of SD3 and FLUX.1 (64 px to 16×16×4)."""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderDC
+from diffusers import AutoencoderDC, AutoencoderKL
 
 from solrl_minis.recipe.data import Source
+from solrl_minis.recipe.loop import Budget, Rates, fit
+
+RATES = Rates(1e-3, weight_decay=1e-4, betas=(0.9, 0.999))
+KL_WEIGHT = 1e-4
 
 
-def build() -> AutoencoderDC:
-    """An untrained autoencoder of the shipped shape."""
+def build_dc() -> AutoencoderDC:
+    """An untrained AutoencoderDC of the shipped shape."""
     return AutoencoderDC(
         latent_channels=8,
         encoder_block_out_channels=(40, 40, 80, 80),
@@ -24,47 +30,85 @@ def build() -> AutoencoderDC:
     )
 
 
-def train(steps: int, batch: int, device: str, seed: int = 0) -> tuple[AutoencoderDC, list[float]]:
-    """Train on rendered scenes.
+def build_kl() -> AutoencoderKL:
+    """An untrained AutoencoderKL of the shipped shape: 2×2 patches of its latents make 64 image tokens."""
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(24, 40, 40),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=8,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+
+
+def to_latents(autoencoder: Any, images: torch.Tensor) -> torch.Tensor:
+    """Scaled latents of images in [0, 1]: what the transformer learns to make."""
+    encoded = autoencoder.encode(images * 2 - 1)
+    raw = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
+    latents: torch.Tensor = (raw.float() - _shift(autoencoder)) * autoencoder.config.scaling_factor
+    return latents
+
+
+def from_latents(autoencoder: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Images, not clamped, of scaled latents."""
+    raw = latents / autoencoder.config.scaling_factor + _shift(autoencoder)
+    images: torch.Tensor = autoencoder.decode(raw).sample.float() / 2 + 0.5
+    return images
+
+
+def _shift(autoencoder: Any) -> float:
+    return autoencoder.config.get("shift_factor") or 0.0
+
+
+def train(model: Any, budget: Budget, device: str, seed: int = 0) -> list[float]:
+    """Train on rendered scenes, in place, and set scale and shift so that latents have unit variance.
 
     Returns:
-        The autoencoder with its scaling factor set, and the loss at each step.
+        The loss at each step.
     """
     torch.manual_seed(seed)
     source = Source(seed)
-    model = build().to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.05)
-    pool = source.images(source.draw(min(60_000, 32 * steps)), device)
-    losses = []
-    for step in range(steps):
-        images = pool[torch.randint(len(pool), (batch,), device=device)] * 2 - 1
+    model.to(device).train()
+    pool = source.images(source.draw(budget.pool), device)
+
+    def loss() -> tuple[torch.Tensor, torch.Tensor]:
+        images = pool[torch.randint(len(pool), (budget.batch,), device=device)] * 2 - 1
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            latents = model.encode(images).latent
-            # A little noise on the latents makes the decoder forgive the small errors of a sampler.
-            restored = model.decode(latents + 0.02 * torch.randn_like(latents)).sample
+            latents, prior = _noisy_latents(model, images)
+            restored = model.decode(latents).sample
         error = restored.float() - images
-        moments = latents.float().mean() ** 2 + (latents.float().var() - 1) ** 2
-        loss = error.square().mean() + 0.1 * error.abs().mean() + 0.01 * moments
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-        if step % 500 == 0:
-            print(f"autoencoder step {step} of {steps}: loss {float(losses[-1]):.4f}", flush=True)
+        value = error.square().mean() + 0.1 * error.abs().mean() + prior
+        return value, value
+
+    losses = fit("autoencoder", list(model.parameters()), loss, budget, RATES)
     model.eval()
     with torch.no_grad():
-        deviation = model.encode(pool[:2048] * 2 - 1).latent.float().std().item()
-    model.register_to_config(scaling_factor=1.0 / deviation)
-    return model, losses
+        model.register_to_config(scaling_factor=1.0)
+        latents = to_latents(model, pool[:2048])
+        model.register_to_config(scaling_factor=1.0 / latents.std().item())
+        if "shift_factor" in model.config:
+            model.register_to_config(shift_factor=latents.mean().item())
+    return losses
+
+
+def _noisy_latents(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Latents with the noise that makes the decoder forgive a sampler's small errors, and the loss of their prior."""
+    encoded = model.encode(images)
+    if hasattr(encoded, "latent_dist"):
+        posterior = encoded.latent_dist
+        return posterior.sample(), KL_WEIGHT * posterior.kl().mean() / posterior.mean[0].numel()
+    latents = encoded.latent
+    moments = latents.float().mean() ** 2 + (latents.float().var() - 1) ** 2
+    return latents + 0.02 * torch.randn_like(latents), 0.01 * moments
 
 
 @torch.no_grad()
-def psnr(model: AutoencoderDC, device: str, seed: int = 1) -> float:
+def psnr(model: Any, device: str, count: int = 512, seed: int = 1) -> float:
     """Peak signal-to-noise ratio of reconstructed held-out scenes, in dB."""
     source = Source(seed, held_out=True)
-    images = source.images(source.draw(512), device)
-    restored = (model.decode(model.encode(images * 2 - 1).latent).sample / 2 + 0.5).clamp(0, 1)
-    return float(-10 * torch.log10(F.mse_loss(restored, images)))
+    images = source.images(source.draw(count), device)
+    parts = [from_latents(model, to_latents(model, part)).clamp(0, 1) for part in torch.split(images, 64)]
+    return float(-10 * torch.log10(F.mse_loss(torch.cat(parts), images)))

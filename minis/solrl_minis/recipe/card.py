@@ -1,6 +1,6 @@
-"""Measure the shipped miniatures and write their model cards: `python -m solrl_minis.recipe.card`.
+"""Measure the shipped miniatures and write their model cards: `python -m solrl_minis.recipe.card [--only mini-sd3]`.
 
-Writes README.md beside the weights, and the loss curves and a sample grid into docs/minis/.
+Writes README.md beside the weights, and loss curves and sample grids into docs/minis/. Prints every figure.
 """
 
 import argparse
@@ -13,160 +13,136 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import matplotlib as mpl
 import torch
-from diffusers import AutoencoderDC
 from PIL import Image
-from solrl_core.families import load_backbone
-from solrl_core.generator import Generator
-from solrl_proto.noise import expand_seeds
-from transformers import AutoTokenizer, CLIPModel
 
-from solrl_minis.catalog import WEIGHTS, prompts
-from solrl_minis.recipe import autoencoder, clip
-from solrl_minis.verifier import verify_batch
-from solrl_minis.world import KINDS
+from solrl_minis.catalog import WEIGHTS
+from solrl_minis.recipe import autoencoder, clip, measure
+from solrl_minis.recipe.card_texts import ABOUT, BACKBONE, CLIP, JUDGE
+from solrl_minis.recipe.files import load_autoencoder
+from solrl_minis.recipe.miniatures import MINIATURES
+from solrl_minis.recipe.stages import MiniBackbone, MiniJudge, Setup
 
-SEEDS = 4
-STEPS = 10
 _CURVES = {
     "autoencoder": "reconstruction",
     "backbone": "flow matching",
     "aware": "NVFP4 distance, relative",
-    "clip": "contrastive",
+    "contrastive": "contrastive",
+    "preference": "preference",
 }
 
 
-def measure_backbone(count: int | None = None) -> tuple[dict[str, Any], torch.Tensor]:
-    """Strict accuracy on the shipped held-out prompts, 4 seeds each, 10 steps in BF16; and the images."""
-    lines = (prompts() / "test_metadata.jsonl").read_text().splitlines()[:count]
-    items = [json.loads(line) for line in lines]
-    generator = Generator(load_backbone("mini-sana"), "bf16")
-    pairs = [(item, seed) for item in items for seed in expand_seeds(1, item["prompt"], SEEDS)]
-    made = generator.generate([item["prompt"] for item, _ in pairs], [seed for _, seed in pairs], steps=STEPS)
-    verdicts = verify_batch(made.images, [item for item, _ in pairs])
-    by_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for (item, _), verdict in zip(pairs, verdicts, strict=True):
-        by_kind[item["tag"]].append(verdict.strict)
-    strict = sum(verdict.strict for verdict in verdicts) / len(verdicts)
-    figures = {
-        "strict": strict,
-        "graded": sum(verdict.graded for verdict in verdicts) / len(verdicts),
-        "kinds": {kind: sum(v) / len(v) for kind, v in by_kind.items() if v},
-        "images": len(verdicts),
-    }
-    return figures, made.images
+def log_of(name: str, stage: str) -> list[dict[str, Any]]:
+    """The goes of a stage: what was trained, one after the other."""
+    goes: list[dict[str, Any]] = json.loads((WEIGHTS / "training" / name / f"{stage}.json").read_text())["goes"]
+    return goes
 
 
-def draw_curves(training: Path, out: Path) -> None:
-    """One panel a training stage."""
+def draw_curves(name: str, out: Path) -> None:
+    """One panel a training stage; goes follow one another."""
     mpl.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(_CURVES), figsize=(3.4 * len(_CURVES), 2.8), layout="constrained")
-    for axis, (name, label) in zip(axes, _CURVES.items(), strict=True):
-        log = json.loads((training / f"{name}.json").read_text())
-        losses = [loss for go in log.get("goes", [log]) for loss in go["losses"]]
-        axis.semilogy(losses, linewidth=1.2)
-        axis.set_title(f"{name}: {label}", fontsize=9)
+    losses = {stage: [x for go in log_of(name, stage) for x in go["losses"]] for stage in MINIATURES[name].stages}
+    shown = {stage: values for stage, values in losses.items() if values}
+    figure, axes = pyplot.subplots(1, len(shown), figsize=(3.4 * len(shown), 2.8), layout="constrained", squeeze=False)
+    for axis, (stage, values) in zip(axes[0], shown.items(), strict=True):
+        axis.semilogy(values, linewidth=1.2)
+        axis.set_title(f"{stage}: {_CURVES[stage]}", fontsize=9)
         axis.set_xlabel("two-hundredths of a go", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.grid(alpha=0.3)
-    figure.savefig(out / "losses.png", dpi=130)
+    figure.savefig(out / f"{name}-losses.png", dpi=110)
 
 
-def draw_grid(images: torch.Tensor, out: Path, columns: int = 12, rows: int = 6) -> None:
-    """The first images, one a prompt, enlarged twice."""
-    chosen = images[::SEEDS][: columns * rows]
-    side = images.shape[-1]
+def draw_grid(images: torch.Tensor, file: Path, columns: int = 12, rows: int = 6) -> None:
+    """The first images, one a prompt, enlarged."""
+    chosen = images[:: measure.SEEDS][: columns * rows]
+    cell = images.shape[-1] + 4
     grid = torch.nn.functional.pad(chosen, (2, 2, 2, 2), value=1.0)
-    cell = side + 4
     grid = grid.view(-1, columns, 3, cell, cell).permute(2, 0, 3, 1, 4).reshape(3, -1, columns * cell)
-    pixels = (grid * 255).round().byte().permute(1, 2, 0).numpy()
-    picture = Image.fromarray(pixels)
-    picture.resize((picture.width * 3 // 2, picture.height * 3 // 2), Image.Resampling.BICUBIC).save(
-        out / "samples.png"
+    picture = Image.fromarray((grid * 255).round().byte().permute(1, 2, 0).numpy())
+    size = (picture.width * 5 // 4, picture.height * 5 // 4)
+    picture.resize(size, Image.Resampling.BICUBIC).convert("P", palette=Image.Palette.ADAPTIVE).save(file)
+
+
+def millions(folder: Path) -> float:
+    """Parameters in all files of weights, two bytes each."""
+    files = [*folder.rglob("*.safetensors"), *folder.rglob("*.pt")]
+    return sum(file.stat().st_size for file in files) / 2e6
+
+
+def backbone_card(name: str, pictures: Path) -> tuple[str, dict[str, Any]]:
+    """The card of a pipeline, and what was measured for it."""
+    folder = WEIGHTS / name
+    figures, images = measure.accuracy(measure.load(folder, "cpu"))
+    figures["psnr_db"] = autoencoder.psnr(load_autoencoder(folder, "cpu"), "cpu")
+    draw_curves(name, pictures)
+    draw_grid(images, pictures / f"{name}-samples.png")
+    goes = [go for stage in ("backbone", "aware") if stage in MINIATURES[name].stages for go in log_of(name, stage)]
+    last = log_of(name, list(MINIATURES[name].stages)[-1])[-1]
+    rows = [f"| — {kind.replace('_', ' ')} | {value:.1%} |" for kind, value in figures["kinds"].items()]
+    if "fidelity" in last:
+        found = last["fidelity"]
+        what = f"{found['prompts']} prompts × {found['candidates']} candidates, {found['reward']}"
+        rows += [
+            f"| Spearman with BF16 at 10 steps, of BF16 at 6 steps ({what}) | {found['spearman_bf16']:.3f} |",
+            f"| Spearman with BF16 at 10 steps, of NVFP4 at 6 steps | {found['spearman_nvfp4']:.3f} |",
+        ]
+    text = BACKBONE.format(
+        name=name,
+        about=ABOUT[name],
+        parameters=millions(folder),
+        steps=measure.STEPS,
+        rows="\n".join(rows),
+        goes="; ".join(f"{go['steps']:,} steps with {go['wrong_captions']:.0%} wrong" for go in goes if "steps" in go),
+        **{key: figures[key] for key in ("images", "strict", "graded", "psnr_db")},
     )
+    return text, figures
 
 
-_BACKBONE_CARD = """# mini-sana
+def clip_card(name: str, pictures: Path) -> tuple[str, dict[str, Any]]:
+    """The card of mini-clip, and what was measured for it."""
+    from transformers import AutoTokenizer, CLIPModel
 
-A miniature of SANA for the shapes world: the real classes (`SanaPipeline`: AutoencoderDC, SanaTransformer2DModel,
-Gemma-2 text encoder, Gemma tokenizer), {parameters:.2f} M parameters in BF16, 64 px, 8×8×8 latents, 16 image tokens.
-Trained from nothing on rendered scenes by `python -m solrl_minis.recipe`; no photograph, no other model's output.
+    model = CLIPModel.from_pretrained(WEIGHTS / name, dtype=torch.float32).eval()
+    figures = {"agreement": clip.agreement(model, AutoTokenizer.from_pretrained(WEIGHTS / name), "cpu")}
+    draw_curves(name, pictures)
+    return CLIP.format(name=name, parameters=millions(WEIGHTS / name), **figures), figures
 
-| measured by `python -m solrl_minis.recipe.card` | |
-|---|---|
-| strict accuracy, held-out prompts, {steps} steps, BF16 ({images} images) | {strict:.1%} |
-| graded | {graded:.3f} |
-{kinds}
-| autoencoder, held-out scenes | {psnr:.1f} dB |
 
-The accuracy is low on purpose, to leave room for reinforcement learning: {wrong:.0%} of the captions it was
-trained on had one attribute wrong, and later {aware_wrong:.0%}. Held-out combinations (15 % of each kind) were
-never shown, neither as image nor as text.
-
-A third stage taught the transformer to keep its course in NVFP4 (`recipe/quantization.py`): a model this small loses
-more to four bits than the large ones it stands for. The shipped weights went through that stage in
-{goes}; the recipe now does it
-in one go of 4,000 steps. `benchmarks/rank_fidelity.py` measures what remains.
-
-![loss curves](../../../../docs/minis/losses.png)
-
-![one sample for each of the first held-out prompts](../../../../docs/minis/samples.png)
-
-Licence: Apache-2.0, as the project.
-"""
-
-_CLIP_CARD = """# mini-clip
-
-A miniature CLIP (transformers' `CLIPModel`, {parameters:.2f} M parameters in BF16, 64 px, patches of 8, 24 text
-tokens) for the shapes world: the reward `clipscore` of the miniatures. Trained by `python -m solrl_minis.recipe` on
-rendered scenes, half of them through the autoencoder with noisy latents, against captions that differ in one
-attribute. It never saw held-out combinations, the verifier's judgement, or a generated image.
-
-| measured by `python -m solrl_minis.recipe.card` | |
-|---|---|
-| held-out prompts: right image beats one that differs in one attribute | {agreement:.1%} |
-
-Licence: Apache-2.0, as the project.
-"""
+def judge_card(name: str, pictures: Path, judge: MiniJudge) -> tuple[str, dict[str, Any]]:
+    """The card of a preference reward, and what was measured for it."""
+    figures = judge.agreement(Setup(WEIGHTS, "cpu"))
+    draw_curves(name, pictures)
+    rows = [f"| held-out pairs, {where} | {value:.1%} |" for where, value in figures.items()]
+    text = JUDGE.format(
+        name=name,
+        about=ABOUT[name],
+        reward=judge.judge.reward,
+        parameters=millions(WEIGHTS / name),
+        rows="\n".join(rows),
+        seconds=sum(go["seconds"] for go in log_of(name, "preference")),
+    )
+    return text, figures
 
 
 def main() -> None:
     """Measure, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=MINIATURES, default=list(MINIATURES))
     parser.add_argument("--pictures", type=Path, default=Path("docs/minis"))
     args = parser.parse_args()
     args.pictures.mkdir(parents=True, exist_ok=True)
-    training = WEIGHTS / "training"
-    figures, images = measure_backbone()
-    draw_curves(training, args.pictures)
-    draw_grid(images, args.pictures)
-    backbone = load_backbone("mini-sana")
-    vae = AutoencoderDC.from_pretrained(WEIGHTS / "mini-sana" / "vae", torch_dtype=torch.float32)
-    aware = json.loads((training / "aware.json").read_text())
-    goes = aware.get("goes", [aware])
-    parts = (backbone.parts[name] for name in ("transformer", "text_encoder", "vae"))
-    card = _BACKBONE_CARD.format(
-        parameters=sum(p.numel() for part in parts for p in part.parameters()) / 1e6,
-        steps=STEPS,
-        images=figures["images"],
-        strict=figures["strict"],
-        graded=figures["graded"],
-        kinds="\n".join(f"| — {kind.replace('_', ' ')} | {value:.1%} |" for kind, value in figures["kinds"].items()),
-        psnr=autoencoder.psnr(vae, "cpu"),
-        wrong=json.loads((training / "backbone.json").read_text())["wrong_captions"],
-        aware_wrong=goes[-1]["wrong_captions"],
-        goes=" and ".join(f"{go['steps']:,} steps ({go['wrong_captions']:.0%} wrong captions)" for go in goes),
-    )
-    (WEIGHTS / "mini-sana" / "README.md").write_text(card)
-    model = CLIPModel.from_pretrained(WEIGHTS / "mini-clip", torch_dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS / "mini-clip")
-    card = _CLIP_CARD.format(
-        parameters=sum(p.numel() for p in model.parameters()) / 1e6,
-        agreement=clip.agreement(model, tokenizer, "cpu"),
-    )
-    (WEIGHTS / "mini-clip" / "README.md").write_text(card)
-    print(json.dumps(figures))
+    for name in args.only:
+        miniature = MINIATURES[name]
+        if isinstance(miniature, MiniBackbone):
+            text, figures = backbone_card(name, args.pictures)
+        elif isinstance(miniature, MiniJudge):
+            text, figures = judge_card(name, args.pictures, miniature)
+        else:
+            text, figures = clip_card(name, args.pictures)
+        (WEIGHTS / name / "README.md").write_text(text)
+        print(name, json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

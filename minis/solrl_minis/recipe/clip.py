@@ -1,15 +1,19 @@
 """The miniature CLIP: contrastive, with captions that differ in one attribute as hard negatives."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderDC
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor, CLIPTokenizer
 
+from solrl_minis.recipe.autoencoder import from_latents, to_latents
 from solrl_minis.recipe.data import Source, meaning_of_scenes, meaning_of_texts
-from solrl_minis.recipe.tokenizers import CLIP_TOKENS, clip_tokenizer, corpus
+from solrl_minis.recipe.loop import Budget, Rates, fit
+from solrl_minis.recipe.tokenizers import CLIP_TOKENS, corpus
 from solrl_minis.scenes import SIDE, render
 
 HARD_NEGATIVES = 4
+RATES = Rates(1.5e-3, weight_decay=0.02, betas=(0.9, 0.98))
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -47,72 +51,62 @@ def normalize(images: torch.Tensor) -> torch.Tensor:
     return (images - mean) / std
 
 
-def _tokens(tokenizer: CLIPTokenizer, texts: list[str], device: str) -> dict[str, torch.Tensor]:
+def tokens(tokenizer: Any, texts: list[str]) -> dict[str, torch.Tensor]:
+    """Token ids and masks [N, 24]."""
     out = tokenizer(texts, padding="max_length", max_length=CLIP_TOKENS, truncation=True, return_tensors="pt")
-    return {"input_ids": out.input_ids.to(device), "attention_mask": out.attention_mask.to(device)}
+    return {"input_ids": out.input_ids, "attention_mask": out.attention_mask}
 
 
 @torch.no_grad()
-def _worn(images: torch.Tensor, autoencoder: AutoencoderDC) -> torch.Tensor:
+def _worn(images: torch.Tensor, autoencoder: Any) -> torch.Tensor:
     """Images as a generator would make them: half through the autoencoder with noisy latents, all a bit noisy."""
     half = len(images) // 2
-    latents = autoencoder.encode(images[:half] * 2 - 1).latent
-    wear = 0.3 * torch.rand(half, 1, 1, 1, device=images.device) * latents.std()
-    restored = autoencoder.decode(latents + wear * torch.randn_like(latents)).sample / 2 + 0.5
+    latents = to_latents(autoencoder, images[:half])
+    wear = 0.3 * torch.rand(half, 1, 1, 1, device=images.device)
+    restored = from_latents(autoencoder, latents + wear * torch.randn_like(latents))
     images = torch.cat([restored, images[half:]])
     noise = 0.03 * torch.rand(len(images), 1, 1, 1, device=images.device)
     return (images + noise * torch.randn_like(images)).clamp(0, 1)
 
 
-def train(
-    autoencoder: AutoencoderDC, steps: int, batch: int, pool: int, device: str, seed: int = 0
-) -> tuple[CLIPModel, CLIPProcessor, list[float]]:
-    """Train on rendered and autoencoded scenes of training combinations.
+def train(model: CLIPModel, tokenizer: CLIPTokenizer, autoencoder: Any, budget: Budget, device: str) -> list[float]:
+    """Train in place on rendered and autoencoded scenes of training combinations.
 
     Returns:
-        The model, its processor, and the loss at each step.
+        The loss at each step.
     """
-    torch.manual_seed(seed)
-    tokenizer = clip_tokenizer()
-    model = build(tokenizer).to(device).train()
-    source = Source(seed + 2)
-    drawn = source.draw(pool)
+    model.to(device).train()
+    source = Source(2)
+    drawn = source.draw(budget.pool)
     scenes = source.scenes(drawn)
-    pixels = render(scenes, seed, device)
+    pixels = render(scenes, 0, device)
     shows = meaning_of_scenes(scenes)
     texts = sorted(set(corpus()))
     row = {text: i for i, text in enumerate(texts)}
-    table = _tokens(tokenizer, texts, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.02, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.5e-3, total_steps=steps, pct_start=0.1)
-    losses = []
-    for step in range(steps):
-        pick = source.rng.integers(pool, size=batch)
+    table = {name: ids.to(device) for name, ids in tokens(tokenizer, texts).items()}
+
+    def loss() -> tuple[torch.Tensor, torch.Tensor]:
+        pick = source.rng.integers(len(drawn), size=budget.batch)
         combinations = [drawn[i] for i in pick]
         images = _worn(pixels[torch.from_numpy(pick)], autoencoder)
         said_of = combinations + [source.change(c) for c in combinations for _ in range(HARD_NEGATIVES)]
         claims, shown = meaning_of_texts(said_of).to(device), shows.rows(pick).to(device)
         rows = torch.tensor([row[source.caption(c)] for c in said_of])
-        tokens = {name: values[rows] for name, values in table.items()}
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             seen = model.get_image_features(pixel_values=normalize(images)).pooler_output
-            said = model.get_text_features(**tokens).pooler_output
+            said = model.get_text_features(**{name: values[rows] for name, values in table.items()}).pooler_output
         logits = F.normalize(seen.float(), dim=-1) @ F.normalize(said.float(), dim=-1).T
         logits = logits * model.logit_scale.clamp(max=4.6052).exp()
         # A caption that is true of an image is no negative, though it was written for another.
-        others = claims.true_of(shown) & ~torch.eye(batch, len(said_of), dtype=torch.bool, device=device)
+        others = claims.true_of(shown) & ~torch.eye(len(pick), len(said_of), dtype=torch.bool, device=device)
         logits = logits.masked_fill(others, float("-inf"))
-        target = torch.arange(batch, device=device)
-        loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits[:, :batch].T, target)) / 2
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.detach())
-        if step % 500 == 0:
-            print(f"clip step {step} of {steps}: loss {float(losses[-1]):.4f}", flush=True)
-    return model.eval(), processor(tokenizer), torch.stack(losses).tolist()
+        target = torch.arange(len(pick), device=device)
+        value = (F.cross_entropy(logits, target) + F.cross_entropy(logits[:, : len(pick)].T, target)) / 2
+        return value, value
+
+    losses = fit("clip", list(model.parameters()), loss, budget, RATES)
+    model.eval()
+    return losses
 
 
 @torch.no_grad()
@@ -122,7 +116,8 @@ def agreement(model: CLIPModel, tokenizer: CLIPTokenizer, device: str, pairs: in
     combinations = source.draw(pairs)
     right = source.images(combinations, device)
     wrong = source.images([source.change(c) for c in combinations], device)
-    said = model.get_text_features(**_tokens(tokenizer, [source.caption(c) for c in combinations], device))
+    texts = tokens(tokenizer, [source.caption(c) for c in combinations])
+    said = model.get_text_features(**{name: ids.to(device) for name, ids in texts.items()})
     text = F.normalize(said.pooler_output, dim=-1)
     better, worse = (
         (F.normalize(model.get_image_features(pixel_values=normalize(i)).pooler_output, dim=-1) * text).sum(-1)

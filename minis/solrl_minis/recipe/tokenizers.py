@@ -1,11 +1,11 @@
-"""Small BPE vocabularies of the shapes world, in the tokenizer classes of the real families."""
+"""Small vocabularies of the shapes world, in the tokenizer classes of the real families."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import CLIPTokenizer, GemmaTokenizer
+from transformers import BertTokenizer, CLIPTokenizer, GemmaTokenizer, T5TokenizerFast
 
 from solrl_minis.world import all_combinations
 
@@ -22,6 +22,10 @@ def corpus() -> Iterator[str]:
 
 def _printable() -> list[str]:
     return [chr(i) for i in range(33, 127)]
+
+
+def _words() -> list[str]:
+    return sorted({word for text in corpus() for word in text.split() if len(word) > 1})
 
 
 def gemma_tokenizer() -> GemmaTokenizer:
@@ -42,8 +46,13 @@ def gemma_tokenizer() -> GemmaTokenizer:
     return GemmaTokenizer(vocab=model["vocab"], merges=[tuple(m) for m in model["merges"]], model_max_length=16)
 
 
-def clip_tokenizer() -> CLIPTokenizer:
-    """A CLIPTokenizer with the same kind of vocabulary."""
+def clip_tokenizer(tokens: int = CLIP_TOKENS, ends_last: bool = False) -> CLIPTokenizer:
+    """A CLIPTokenizer with the same kind of vocabulary.
+
+    Args:
+        tokens: the longest text.
+        ends_last: whether the tokens of start and end are the vocabulary's last, as open_clip has them.
+    """
     start, end = "<|startoftext|>", "<|endoftext|>"
     trained = Tokenizer(models.BPE(unk_token=end, end_of_word_suffix="</w>"))
     trained.pre_tokenizer = pre_tokenizers.Sequence(
@@ -63,8 +72,30 @@ def clip_tokenizer() -> CLIPTokenizer:
     vocabulary = model["vocab"]
     for character in _printable():
         vocabulary.setdefault(character + "</w>", len(vocabulary))
+    if ends_last:
+        vocabulary = {token: (index - 2) % len(vocabulary) for token, index in vocabulary.items()}
     merges = [tuple(m) for m in model["merges"]]
-    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CLIP_TOKENS)
+    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=tokens)
+
+
+def t5_tokenizer(tokens: int) -> T5TokenizerFast:
+    """A T5Tokenizer to which each word of the world is one token, and any other text its characters."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -10.0)]
+    pieces += [(character, -10.0) for character in _printable()]
+    pieces += [(f"▁{word}", -1.0) for word in (*_words(), "a")]
+    return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=tokens)
+
+
+def bert_tokenizer(tokens: int) -> BertTokenizer:
+    """A BertTokenizer with the words of the world and characters, and the two tokens that BLIP adds."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = [*special, *_printable(), *(f"##{character}" for character in _printable()), *_words()]
+    tokenizer = BertTokenizer(
+        vocab={piece: index for index, piece in enumerate(dict.fromkeys(pieces))}, model_max_length=tokens
+    )
+    tokenizer.add_special_tokens({"bos_token": "[DEC]"})
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
+    return tokenizer
 
 
 def _model(tokenizer: Tokenizer) -> dict[str, Any]:

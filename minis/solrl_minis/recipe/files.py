@@ -1,0 +1,47 @@
+"""Reading and writing what lies in the folder of a recipe's run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+
+from solrl_minis.recipe.family import Family
+
+
+def load_pipeline(folder: Path) -> Any:
+    """A trained pipeline in float32."""
+    return diffusers.DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+
+
+def load_autoencoder(folder: Path, device: str) -> Any:
+    """The trained autoencoder of a miniature pipeline, in float32."""
+    kind = json.loads((folder / "vae" / "config.json").read_text())["_class_name"]
+    model = getattr(diffusers, kind).from_pretrained(folder / "vae", torch_dtype=torch.float32)
+    return model.to(device).eval()
+
+
+def save_part(model: Any, folder: Path) -> None:
+    """A model in BF16, without what its configuration says of where it came from."""
+    model.to(torch.bfloat16).save_pretrained(folder)
+    forget_origin(folder)
+
+
+def save_pipeline(pipeline: Any, family: Family, folder: Path) -> None:
+    """A pipeline in BF16 with its `solrl.json`."""
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            part._compiled_call_impl = None
+            part.to(torch.bfloat16)
+    pipeline.save_pretrained(folder)
+    forget_origin(folder)
+    (folder / "solrl.json").write_text(json.dumps(family.options, indent=2) + "\n")
+
+
+def forget_origin(folder: Path) -> None:
+    """Drop `_name_or_path`, a path of the machine that trained."""
+    for file in folder.rglob("*.json"):
+        content = json.loads(file.read_text())
+        if isinstance(content, dict) and content.pop("_name_or_path", None) is not None:
+            file.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,196 @@
+"""The rewards of human preference in miniature, each of its own class and in the layout that its loader reads."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from solrl_core.rewards.blip import ImageRewardModel
+from transformers import AutoTokenizer, BlipConfig, CLIPConfig, CLIPModel, CLIPTokenizer
+
+from solrl_minis.recipe.clip import normalize, processor
+from solrl_minis.recipe.files import forget_origin, save_part
+from solrl_minis.recipe.loop import Rates
+from solrl_minis.recipe.tokenizers import CLIP_TOKENS, bert_tokenizer
+
+Score = Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A preference reward's architecture.
+
+    Attributes:
+        reward: the name that loads it.
+        build: folder of mini-clip, from which it starts → (model, tokenizer).
+        score: model → (images, tokens) → scores in logits.
+        save: (model, tokenizer, folder) writes what its loader reads.
+        rates: how it is tuned.
+    """
+
+    reward: str
+    build: Callable[[Path], tuple[Any, Any]]
+    score: Callable[[Any], Score]
+    save: Callable[[Any, Any, Path], None]
+    rates: Rates
+
+
+def _mini_clip(folder: Path) -> tuple[CLIPModel, Any]:
+    return CLIPModel.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
+
+
+def _clip_score(model: CLIPModel) -> Score:
+    def score(images: torch.Tensor, said: dict[str, torch.Tensor]) -> torch.Tensor:
+        seen = model.get_image_features(pixel_values=normalize(images)).pooler_output
+        texts = model.get_text_features(**said).pooler_output
+        scores: torch.Tensor = F.cosine_similarity(seen.float(), texts.float())
+        return scores * torch.as_tensor(model.logit_scale).clamp(max=4.6052).exp()
+
+    return score
+
+
+def _save_pickscore(model: CLIPModel, tokenizer: Any, folder: Path) -> None:
+    save_part(model, folder)
+    processor(tokenizer).save_pretrained(folder)
+    forget_origin(folder)
+
+
+def _build_hpsv2(folder: Path) -> tuple[CLIPModel, Any]:
+    """mini-clip with exact GELU and the ends of a text last in the vocabulary, as open_clip has both."""
+    base, tokenizer = _mini_clip(folder)
+    size = len(tokenizer)
+    config = CLIPConfig.from_pretrained(folder)
+    for part in (config.text_config, config.vision_config):
+        part.hidden_act = "gelu"
+    config.text_config.bos_token_id, config.text_config.eos_token_id = size - 2, size - 1
+    config.text_config.pad_token_id = 0
+    model = CLIPModel(config)
+    weights = base.state_dict()
+    embedding = "text_model.embeddings.token_embedding.weight"
+    weights[embedding] = weights[embedding].roll(-2, 0)
+    model.load_state_dict(weights)
+    return model, _ends_last(tokenizer)
+
+
+def _ends_last(tokenizer: Any) -> Any:
+    """The same CLIPTokenizer with the ids of start and end, 0 and 1, moved behind all others."""
+    inner = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    size = len(inner["vocab"])
+    vocabulary = {token: (index - 2) % size for token, index in inner["vocab"].items()}
+    merges = [tuple(pair) for pair in inner["merges"]]
+    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CLIP_TOKENS)
+
+
+def open_clip_state(model: CLIPModel) -> dict[str, torch.Tensor]:
+    """A CLIPModel's weights in BF16 under open_clip's names and in its shapes."""
+    state = {}
+    source = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
+    layers = (("vision_model", "visual.transformer"), ("text_model", "transformer"))
+    for ours, theirs in layers:
+        count = sum(name.startswith(f"{ours}.encoder.layers.") and name.endswith("layer_norm1.bias") for name in source)
+        for index in range(count):
+            old, new = f"{ours}.encoder.layers.{index}", f"{theirs}.resblocks.{index}"
+            for kind in ("weight", "bias"):
+                parts = [source[f"{old}.self_attn.{part}_proj.{kind}"] for part in "qkv"]
+                state[f"{new}.attn.in_proj_{kind}"] = torch.cat(parts)
+                for part, name in (
+                    ("self_attn.out_proj", "attn.out_proj"),
+                    ("layer_norm1", "ln_1"),
+                    ("layer_norm2", "ln_2"),
+                    ("mlp.fc1", "mlp.c_fc"),
+                    ("mlp.fc2", "mlp.c_proj"),
+                ):
+                    state[f"{new}.{name}.{kind}"] = source[f"{old}.{part}.{kind}"]
+    for kind in ("weight", "bias"):
+        state[f"visual.ln_pre.{kind}"] = source[f"vision_model.pre_layrnorm.{kind}"]
+        state[f"visual.ln_post.{kind}"] = source[f"vision_model.post_layernorm.{kind}"]
+        state[f"ln_final.{kind}"] = source[f"text_model.final_layer_norm.{kind}"]
+    state["visual.class_embedding"] = source["vision_model.embeddings.class_embedding"]
+    state["visual.conv1.weight"] = source["vision_model.embeddings.patch_embedding.weight"]
+    state["visual.positional_embedding"] = source["vision_model.embeddings.position_embedding.weight"]
+    state["token_embedding.weight"] = source["text_model.embeddings.token_embedding.weight"]
+    state["positional_embedding"] = source["text_model.embeddings.position_embedding.weight"]
+    state["visual.proj"] = source["visual_projection.weight"].T.contiguous()
+    state["text_projection"] = source["text_projection.weight"].T.contiguous()
+    state["logit_scale"] = source["logit_scale"]
+    return state
+
+
+def _save_hpsv2(model: CLIPModel, tokenizer: Any, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({"state_dict": open_clip_state(model)}, folder / "HPS_mini_compressed.pt")
+    tokenizer.save_pretrained(folder)
+
+
+def _build_imagereward(folder: Path) -> tuple[ImageRewardModel, Any]:
+    """BLIP whose image encoder starts from mini-clip's, as the real one's starts from a trained BLIP."""
+    tokenizer = bert_tokenizer(CLIP_TOKENS)
+    common = {"hidden_size": 96, "num_attention_heads": 4}
+    model = ImageRewardModel(
+        BlipConfig(
+            mlp_widths=[64, 16],
+            vision_config={
+                **common,
+                "intermediate_size": 288,
+                "num_hidden_layers": 6,
+                "image_size": 64,
+                "patch_size": 8,
+                "layer_norm_eps": 1e-6,
+            },
+            text_config={
+                **common,
+                "intermediate_size": 192,
+                "num_hidden_layers": 3,
+                "encoder_hidden_size": 96,
+                "vocab_size": len(tokenizer),
+                "max_position_embeddings": CLIP_TOKENS,
+                "is_decoder": True,
+                "hidden_dropout_prob": 0.0,
+                "attention_probs_dropout_prob": 0.0,
+                "pad_token_id": tokenizer.pad_token_id,
+                "bos_token_id": None,
+                "eos_token_id": None,
+                "sep_token_id": None,
+            },
+        )
+    )
+    for layer in model.mlp.modules():
+        if isinstance(layer, torch.nn.Linear):
+            torch.nn.init.xavier_uniform_(layer.weight)
+    theirs = _mini_clip(folder)[0].vision_model
+    ours = model.vision
+    with torch.no_grad():
+        ours.embeddings.class_embedding.copy_(theirs.embeddings.class_embedding[None, None])
+        ours.embeddings.position_embedding.copy_(theirs.embeddings.position_embedding.weight[None])
+        ours.embeddings.patch_embedding.weight.copy_(theirs.embeddings.patch_embedding.weight)
+        for mine, other in zip(ours.encoder.layers, theirs.encoder.layers, strict=True):
+            attention = other.self_attn
+            for kind in ("weight", "bias"):
+                parts = [getattr(getattr(attention, f"{name}_proj"), kind) for name in "qkv"]
+                getattr(mine.self_attn.qkv, kind).copy_(torch.cat(parts))
+            mine.self_attn.projection.load_state_dict(attention.out_proj.state_dict())
+            for name in ("layer_norm1", "layer_norm2", "mlp"):
+                getattr(mine, name).load_state_dict(getattr(other, name).state_dict())
+        ours.post_layernorm.load_state_dict(theirs.post_layernorm.state_dict())
+    return model, tokenizer
+
+
+def _blip_score(model: ImageRewardModel) -> Score:
+    def score(images: torch.Tensor, said: dict[str, torch.Tensor]) -> torch.Tensor:
+        rewards: torch.Tensor = model(normalize(images), said["input_ids"], said["attention_mask"])
+        return rewards
+
+    return score
+
+
+def _save_imagereward(model: ImageRewardModel, tokenizer: Any, folder: Path) -> None:
+    save_part(model, folder)
+    tokenizer.save_pretrained(folder)
+
+
+PICKSCORE = Judge("pickscore", _mini_clip, _clip_score, _save_pickscore, Rates(3e-4, average=0.99))
+HPSV2 = Judge("hpsv2", _build_hpsv2, _clip_score, _save_hpsv2, Rates(5e-4, average=0.99))
+IMAGEREWARD = Judge("imagereward", _build_imagereward, _blip_score, _save_imagereward, Rates(1e-3, average=0.995))

@@ -1,0 +1,98 @@
+"""What is measured of a trained backbone: accuracy on held-out prompts, and how well four bits rank."""
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.fidelity import rank_fidelity
+from solrl_core.noise import initial_noise
+from solrl_core.precision import apply_policy
+from solrl_core.rewards import load_reward
+from solrl_core.sampler import solve
+from solrl_proto.noise import expand_seeds
+
+from solrl_minis.catalog import prompts
+from solrl_minis.verifier import verify_batch
+from solrl_minis.world import KINDS
+
+SEEDS, STEPS, EXPLORE_STEPS, CANDIDATES = 4, 10, 6, 96
+AT_ONCE = 256
+
+
+@torch.no_grad()
+def sample(
+    backbone: Backbone,
+    texts: Sequence[str],
+    seeds: Sequence[int],
+    steps: int,
+    transformer: torch.nn.Module | None = None,
+) -> torch.Tensor:
+    """Images [N, 3, 64, 64] in [0, 1] by Euler steps at guidance 1.0, many at once; on the CPU in the end.
+
+    Args:
+        backbone: what makes them.
+        texts: one a candidate.
+        seeds: one a candidate.
+        steps: solver steps.
+        transformer: in place of the backbone's own.
+    """
+    images = []
+    for start in range(0, len(seeds), AT_ONCE):
+        rows = slice(start, start + AT_ONCE)
+        conditioning = backbone.encode(texts[rows])
+
+        def velocity(x: torch.Tensor, sigma: float, conditioning: Any = conditioning) -> torch.Tensor:
+            at = torch.full((len(x),), sigma, device=backbone.device)
+            return backbone.velocity(transformer or backbone.transformer, x, at, conditioning)
+
+        noise = initial_noise(seeds[rows], backbone.latent_shape).to(backbone.device)
+        images.append(backbone.decode(solve(velocity, noise, backbone.sigmas(steps))).cpu())
+    return torch.cat(images)
+
+
+def held_out(count: int | None = None) -> list[dict[str, Any]]:
+    """The first of the shipped held-out prompts with their metadata."""
+    return [json.loads(line) for line in (prompts() / "test_metadata.jsonl").read_text().splitlines()[:count]]
+
+
+def accuracy(backbone: Backbone, count: int | None = None) -> tuple[dict[str, Any], torch.Tensor]:
+    """Figures over 4 images of each held-out prompt at 10 steps; and the images."""
+    pairs = [(item, seed) for item in held_out(count) for seed in expand_seeds(1, item["prompt"], SEEDS)]
+    images = sample(backbone, [item["prompt"] for item, _ in pairs], [seed for _, seed in pairs], STEPS)
+    verdicts = verify_batch(images, [item for item, _ in pairs])
+    by_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for (item, _), verdict in zip(pairs, verdicts, strict=True):
+        by_kind[item["tag"]].append(verdict.strict)
+    figures = {
+        "strict": sum(verdict.strict for verdict in verdicts) / len(verdicts),
+        "graded": sum(verdict.graded for verdict in verdicts) / len(verdicts),
+        "kinds": {kind: sum(v) / len(v) for kind, v in by_kind.items() if v},
+        "images": len(verdicts),
+    }
+    return figures, images
+
+
+def fidelity(backbone: Backbone, reward: str = "clipscore", count: int = 16) -> dict[str, Any]:
+    """Rank correlation with BF16 at 10 steps of BF16 and NVFP4 at 6, over 96 candidates of some held-out prompts."""
+    score = load_reward(reward, backbone)
+    quantized = copy.deepcopy(backbone.transformer)
+    apply_policy(quantized, backbone.policy)
+    plans = {"true": (None, STEPS), "bf16": (None, EXPLORE_STEPS), "nvfp4": (quantized, EXPLORE_STEPS)}
+    rewards: dict[str, list[torch.Tensor]] = {name: [] for name in plans}
+    for item in held_out(count):
+        texts, seeds = [item["prompt"]] * CANDIDATES, expand_seeds(0, item["prompt"], CANDIDATES)
+        for name, (transformer, steps) in plans.items():
+            images = sample(backbone, texts, seeds, steps, transformer)
+            rewards[name].append(score(images, texts, [item] * CANDIDATES).float().cpu())
+    true = torch.stack(rewards.pop("true"))
+    figures = {f"spearman_{name}": rank_fidelity(torch.stack(found), true).spearman for name, found in rewards.items()}
+    return {**figures, "reward": reward, "prompts": count, "candidates": CANDIDATES}
+
+
+def load(folder: Path, device: str) -> Backbone:
+    """A miniature's folder as the service would hold it."""
+    return load_backbone(str(folder), device=device)

@@ -1,0 +1,38 @@
+"""The table of what is shipped: each miniature, what it is made of and for how long it trains on one GPU."""
+
+from solrl_minis.recipe.flux import FLUX
+from solrl_minis.recipe.judges import HPSV2, IMAGEREWARD, PICKSCORE
+from solrl_minis.recipe.loop import Budget
+from solrl_minis.recipe.sana import SANA
+from solrl_minis.recipe.sd3 import SD3
+from solrl_minis.recipe.stages import Miniature, MiniBackbone, MiniClip, MiniJudge
+
+MINIATURES: dict[str, Miniature] = {
+    "mini-sana": MiniBackbone(
+        SANA,
+        wrong_captions=0.35,
+        autoencoder=Budget(steps=2500, batch=256, pool=60_000),
+        backbone=Budget(steps=12_000, batch=1024, pool=200_000),
+        aware=Budget(steps=4000, batch=512, pool=60_000),
+        aware_wrong_captions=0.1,
+    ),
+    "mini-clip": MiniClip(Budget(steps=6000, batch=512, pool=80_000)),
+    "mini-sd3": MiniBackbone(
+        SD3,
+        wrong_captions=0.1,
+        autoencoder=Budget(steps=3000, batch=192, pool=50_000),
+        backbone=Budget(steps=9000, batch=512, pool=120_000),
+        rounding=384,
+    ),
+    "mini-flux": MiniBackbone(
+        FLUX,
+        wrong_captions=0.1,
+        autoencoder=Budget(steps=3000, batch=192, pool=50_000),
+        backbone=Budget(steps=4000, batch=384, pool=120_000),
+        rounding=384,
+        parts_from="mini-sd3",
+    ),
+    "mini-pickscore": MiniJudge(PICKSCORE, Budget(steps=600, batch=128, pool=6_000)),
+    "mini-hpsv2": MiniJudge(HPSV2, Budget(steps=1200, batch=128, pool=6_000)),
+    "mini-imagereward": MiniJudge(IMAGEREWARD, Budget(steps=2000, batch=128, pool=8_000)),
+}
