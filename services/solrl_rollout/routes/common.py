@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE
 
+from solrl_rollout.access import Caller
 from solrl_rollout.service import Service
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -20,4 +21,9 @@ def _service(request: Request) -> Service:
     return service
 
 
+def _caller(request: Request) -> Caller:
+    return Caller()
+
+
 ServiceDep = Annotated[Service, Depends(_service)]
+CallerDep = Annotated[Caller, Depends(_caller)]
