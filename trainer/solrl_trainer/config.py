@@ -1,9 +1,10 @@
 """The settings of a run, validated when read. Defaults are the paper's; presets set what a model needs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import Precision, Prune, RewardSpec, Solver
 
@@ -74,12 +75,11 @@ class Optimizer(Section):
     """Samples in one backward pass."""
 
 
-class Objective(Section):
-    """DiffusionNFT."""
+class ObjectiveSettings(Section):
+    """What every objective has; each adds its own."""
 
-    beta: Annotated[float, Field(gt=0)] = 1.0
-    adv_clip: Annotated[float, Field(gt=0)] = 5.0
-    kl_weight: Annotated[float, Field(ge=0)] = 1e-4
+    name: str = "diffusionnft"
+    """Registered name, or package.module:attribute."""
     global_std: bool = True
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
     decay_rate: Annotated[float, Field(ge=0)] = 0.001
@@ -87,6 +87,14 @@ class Objective(Section):
     """Behaviour policy: old ← d·old + (1 − d)·current with d = min(rate · iteration, max)."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Averaging of the evaluation weights, ramped up as (1 + i) / (10 + i)."""
+
+
+class DiffusionNftSettings(ObjectiveSettings):
+    """DiffusionNFT."""
+
+    beta: Annotated[float, Field(gt=0)] = 1.0
+    adv_clip: Annotated[float, Field(gt=0)] = 5.0
+    kl_weight: Annotated[float, Field(ge=0)] = 1e-4
 
 
 class Evaluate(Section):
@@ -132,7 +140,7 @@ class RunConfig(Section):
     regenerate: Regenerate = Regenerate()
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
-    objective: Objective = Objective()
+    objective: SerializeAsAny[ObjectiveSettings] = DiffusionNftSettings()
     evaluate: Evaluate = Evaluate()
     checkpoint_every: Positive = 1
     keep_checkpoints: Positive = 2
@@ -146,6 +154,15 @@ class RunConfig(Section):
     def trained(self) -> tuple[RewardSpec, ...]:
         """The rewards that make the score."""
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight)
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _of_its_objective(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        from solrl_trainer.objectives.registry import settings_class
+
+        return settings_class(str(value.get("name", ObjectiveSettings().name))).model_validate(value)
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from solrl_trainer.config import RunConfig
+from solrl_trainer.config import ObjectiveSettings, RunConfig
+from solrl_trainer.objectives.registry import settings_class
 
 _MINIATURE = {
     "prompts": "shapes",
@@ -111,15 +112,15 @@ def resolve(
     if len(parts) != 3:
         raise ConfigError(f"got preset {preset!r}; expected <model>/<recipe>/<reward>, e.g. mini-sana/sol_rl/clipscore")
     model, recipe, reward = parts
-    known = set(_flatten_fields())
     layers: list[tuple[str, Mapping[str, Any]]] = [
         (f"model {model}", _pick(MODELS, "model", model)),
         (f"recipe {recipe}", _pick(RECIPES, "recipe", recipe)),
         (f"reward {reward}", _pick(REWARDS, "reward", reward)),
-        ("file", _flatten(file or {}, known)),
+        ("file", _flatten(file or {}, set(_flatten_fields()))),
         ("--set", dict(_parse(override) for override in overrides)),
         ("command line", {k: v for k, v in (arguments or {}).items() if v is not None}),
     ]
+    known = {*_flatten_fields(), *_objective_fields(layers)}
     values: dict[str, Any] = {"preset": preset, "run": preset.replace("/", "-"), "output": "runs/" + parts[0]}
     sources = dict.fromkeys(values, "preset")
     for source, layer in layers:
@@ -168,6 +169,16 @@ def _flatten_fields() -> list[str]:
         inner = getattr(section, "model_fields", None)
         keys += [f"{name}.{key}" for key in inner] if inner else [name]
     return keys
+
+
+def _objective_fields(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """The settings of the objective that the last layer to name one names."""
+    named = [(source, layer["objective.name"]) for source, layer in layers if "objective.name" in layer]
+    source, name = named[-1] if named else ("default", ObjectiveSettings().name)
+    try:
+        return [f"objective.{key}" for key in settings_class(str(name)).model_fields]
+    except ValueError as error:
+        raise ConfigError(f"setting objective.name (from {source}): {error}") from error
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 import torch
 
+from solrl_trainer.config import DiffusionNftSettings
+from solrl_trainer.objectives.base import Batch, Loss, Objective
+
 _WEIGHT_FLOOR = 1e-5
 
 
@@ -66,3 +69,26 @@ def nft_loss(
     negative = regression((1 + beta) * v_old - beta * v)
     policy = (optimality * positive / beta + (1 - optimality) * negative / beta).mean() * adv_clip
     return policy + kl_weight * ((v - v_ref) ** 2).mean()
+
+
+class DiffusionNft(Objective[DiffusionNftSettings]):
+    """`nft_loss` on each sample alone."""
+
+    Settings = DiffusionNftSettings
+    fixed = ("reference", "old")
+
+    def loss(self, batch: Batch) -> Loss:
+        """Needs both fixed velocities."""
+        value = nft_loss(
+            batch.v,
+            batch.v_old,
+            batch.v_ref,
+            batch.x0,
+            batch.noise,
+            batch.t,
+            batch.advantages,
+            beta=self.settings.beta,
+            adv_clip=self.settings.adv_clip,
+            kl_weight=self.settings.kl_weight,
+        )
+        return Loss(value, {})
