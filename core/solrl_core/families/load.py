@@ -1,7 +1,7 @@
 """Loading a model by name, folder or hub id, through diffusers."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,11 +14,43 @@ from solrl_core.families.base import Backbone, ModelOptions
 from solrl_core.families.pipeline import PipelineBackbone
 
 GROUP = "solrl.models"
-FAMILIES: dict[str, type[PipelineBackbone]] = {
+FAMILY_GROUP = "solrl.families"
+_BUILT_IN: dict[str, type[PipelineBackbone]] = {
     sana.PIPELINE: sana.Sana,
     sd3.PIPELINE: sd3.StableDiffusion3,
     flux.PIPELINE: flux.Flux,
 }
+
+
+class _Families(Mapping[str, type[PipelineBackbone]]):
+    """Pipeline class → family: built in, or of an entry point, which is imported when it is asked for."""
+
+    def __getitem__(self, pipeline: str) -> type[PipelineBackbone]:
+        """Raises KeyError where there is none, ValueError where an entry point's is not what it should be."""
+        if pipeline in _BUILT_IN:
+            return _BUILT_IN[pipeline]
+        entry = next((entry for entry in entry_points(group=FAMILY_GROUP) if entry.name == pipeline), None)
+        if entry is None:
+            raise KeyError(pipeline)
+        try:
+            family: type[PipelineBackbone] = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"cannot load the family {entry.value!r} of {pipeline}: {error}") from error
+        if not (isinstance(family, type) and issubclass(family, PipelineBackbone)):
+            raise ValueError(
+                f"the family {entry.value!r} of {pipeline} is {family!r}; expected a subclass of "
+                "solrl_core.families.pipeline.PipelineBackbone"
+            )
+        return family
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**_BUILT_IN, **{entry.name: None for entry in entry_points(group=FAMILY_GROUP)}})
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+FAMILIES: Mapping[str, type[PipelineBackbone]] = _Families()
 
 # The first that is among the causes of a failure is given; a gated model counts as not found, too.
 _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
@@ -139,7 +171,10 @@ def load_backbone(
         config = DiffusionPipeline.load_config(where, revision=revision, token=token)
     kind = str(config.get("_class_name"))
     if kind not in FAMILIES:
-        raise ValueError(f"got a pipeline of class {kind} in {where!r}; expected one of {sorted(FAMILIES)}")
+        raise ValueError(
+            f"got a pipeline of class {kind} in {where!r}; expected one of {sorted(FAMILIES)}, or a package that has "
+            f"an entry point {kind} in the group {FAMILY_GROUP}"
+        )
     family = FAMILIES[kind]
     with explained(where):
         local = Path(where).is_dir()
