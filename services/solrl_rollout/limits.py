@@ -1,21 +1,57 @@
-"""Bodies are counted as they come in: a declared length may lie or be missing."""
+"""Heads and bodies are counted as they come in: a declared length may lie or be missing."""
 
+import io
+
+from solrl_proto.problems import Problem
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from solrl_rollout.problems import body_too_large
+from solrl_rollout.problems import body_too_large, respond
+
+MAX_HEAD_BYTES = 32 * 1024
+"""Of a request's first line and its headers."""
 
 
 async def read_body(request: Request, limit: int, setting: str) -> bytes:
     """A raw body of at most `limit` bytes; 413 as soon as it is known to be larger."""
     _check_declared(request.headers.get("content-length"), limit, setting)
-    parts, size = [], 0
+    body = io.BytesIO()  # hands out what it holds without a copy; joined parts would take twice the memory
     async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise body_too_large(f"{size} bytes and more", limit, setting)
-        parts.append(part)
-    return b"".join(parts)
+        if body.tell() + len(part) > limit:
+            raise body_too_large(f"{body.tell() + len(part)} bytes and more", limit, setting)
+        body.write(part)
+    return body.getvalue()
+
+
+def head_too_large(got: str) -> Problem:
+    """The 431."""
+    return Problem(
+        type="urn:solrl:problem:head-too-large",
+        title="Request head is too large",
+        status=431,
+        detail="the path and the headers have more bytes than the service takes",
+        where="header",
+        got=got,
+        expected=f"at most {MAX_HEAD_BYTES} bytes",
+        action="send fewer or shorter headers",
+    )
+
+
+class HeadLimit:
+    """Middleware that holds heads to `MAX_HEAD_BYTES`, also one that came in as a whole."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 431."""
+        if scope["type"] == "http":
+            size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+            size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+            if size > MAX_HEAD_BYTES:
+                await respond(head_too_large(f"{size} bytes"))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class JsonBodyLimit:

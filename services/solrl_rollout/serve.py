@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -12,10 +13,17 @@ from rich.console import Console
 from rich.table import Table
 from solrl_proto.problems import ProblemError
 
+from solrl_rollout import logs
+from solrl_rollout.hosts import is_loopback
 from solrl_rollout.settings import Settings
+from solrl_rollout.tokens import read_tokens
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from solrl_rollout.service import Service
+
+logger = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> None:
@@ -24,9 +32,44 @@ def serve(settings: Settings) -> None:
     Raises:
         ProblemError, ValueError, OSError, RuntimeError: the service cannot start.
     """
+    logs.install(settings.log_format)
+    check_doors(settings)
     listener = bind(settings.host, settings.port)
     with contextlib.closing(listener):
         asyncio.run(_serve(settings, listener))
+
+
+def check_doors(settings: Settings) -> None:
+    """Refuse to serve others than this machine without tokens.
+
+    Raises:
+        ProblemError: the address can be reached by others and there is no token file.
+        TokenFileError: the token file cannot be used.
+    """
+    if settings.token_file is not None:
+        if all(token.expired for token in read_tokens(settings.token_file)):
+            logger.warning("no token in %s is valid, so nobody is let in yet", settings.token_file)
+        return
+    if is_loopback(settings.host):
+        return
+    if settings.allow_anonymous:
+        logger.warning(
+            "anyone who reaches %s may use the GPU, read and replace every adapter: there is no token file",
+            settings.host,
+        )
+        return
+    raise ProblemError(
+        "no-tokens",
+        500,
+        "No access control",
+        f"{settings.host} can be reached by others, and there is no token file to tell who may",
+        where="--host",
+        got=settings.host,
+        expected="a token file, or a loopback address",
+        action="make one with `solrl-rollout token create --tenant NAME --scopes rollout push --file tokens.json` and "
+        "give it as --token-file tokens.json (SOLRL_TOKEN_FILE); or listen on 127.0.0.1; or, where nobody else can "
+        "reach it, give --allow-anonymous",
+    )
 
 
 class _Server(uvicorn.Server):
@@ -64,8 +107,30 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         _print_start(settings, app.state.service, address)
-        config = uvicorn.Config(app, lifespan="off", log_level="info")
+        config = _config(app, settings)
         await _Server(config, app.state.service).serve([listener])
+
+
+def _config(app: "ASGIApp", settings: Settings) -> uvicorn.Config:
+    from solrl_rollout.connections import ConnectionLimits, GuardedProtocol
+    from solrl_rollout.hosts import NoForeignNames
+    from solrl_rollout.limits import MAX_HEAD_BYTES
+
+    class Protocol(GuardedProtocol):
+        limits = ConnectionLimits(settings.slow_client_timeout, settings.max_connections)
+
+    local = settings.token_file is None and is_loopback(settings.host)
+    return uvicorn.Config(
+        NoForeignNames(app) if local else app,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=settings.keep_alive_timeout,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -104,6 +169,13 @@ def _print_start(settings: Settings, service: "Service", address: str) -> None:
         )
     table.add_row("rewards", ", ".join(model.rewards))
     table.add_row("adapter store", "Redis" if settings.redis_url else "in this process, gone at its end")
+    table.add_row("access", _access(settings))
     table.add_row("address", address)
     table.add_row("documentation", f"{address}/docs")
     Console().print(table)
+
+
+def _access(settings: Settings) -> str:
+    if settings.token_file is not None:
+        return f"by the tokens of {settings.token_file}"
+    return "this machine alone, no tokens" if is_loopback(settings.host) else "[red]ANYONE, no tokens[/]"

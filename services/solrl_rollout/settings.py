@@ -1,7 +1,8 @@
 """What `solrl-rollout serve` can be told, by flag or by environment (`SOLRL_MODEL`, `SOLRL_PORT`, …)."""
 
 import json
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 from pydantic import Field, SecretStr, field_validator
@@ -55,6 +56,26 @@ class Settings(BaseSettings):
 
     port: Annotated[int, Field(ge=0, le=65535)] = 8100
     """Port to listen on; 0 takes a free one."""
+
+    token_file: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: this machine alone, no tokens)")] = (
+        None
+    )
+    """File of `solrl-rollout token create`; without one nothing but this machine is served."""
+
+    allow_anonymous: bool = False
+    """Serve everyone who reaches the address without tokens. They may use, read and replace everything."""
+
+    slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
+    """Seconds in which a request's head must come in, and after which a body must have come at 16 KiB a second."""
+
+    keep_alive_timeout: Annotated[int, Field(ge=1)] = 60
+    """Seconds a connection may be idle between two requests."""
+
+    max_connections: Annotated[int, Field(ge=1)] = 512
+    """Connections held at a time; beyond it they are answered 503."""
+
+    log_format: Literal["auto", "json", "text"] = "auto"
+    """How the log is written to stderr; auto is text on a terminal, else JSON."""
 
     queue_limit: Annotated[int, Field(ge=1)] = 65536
     """Candidates that may wait; beyond it requests are answered 429."""

@@ -17,6 +17,7 @@ def test_a_running_service_publishes_it(service: RunningService) -> None:
     assert set(response["paths"]) == {
         "/health/live",
         "/health/ready",
+        "/metrics",
         "/v1/models",
         "/v1/rollouts",
         "/v1/runs/{run}/adapters",

@@ -22,7 +22,8 @@ def _service(request: Request) -> Service:
 
 
 def _caller(request: Request) -> Caller:
-    return Caller()
+    caller: Caller = request.state.caller  # set by access control; a route that is open has none
+    return caller
 
 
 ServiceDep = Annotated[Service, Depends(_service)]

@@ -1,0 +1,59 @@
+"""By which address, and under which name, a service without tokens may be reached."""
+
+import ipaddress
+import re
+
+from solrl_proto.problems import Problem
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from solrl_rollout.problems import respond
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address that is listened on."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class NoForeignNames:
+    """Middleware for a service without tokens: no page of another site may reach it by a name of its own.
+
+    A browser takes what a name leads to for a part of the name's site, also where the site made it lead to this
+    machine (DNS rebinding). Such a name has a dot; addresses and this network's short names have another owner.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 403."""
+        if scope["type"] == "http":
+            host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+            if _is_foreign(host):
+                await respond(_foreign_host(host))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _is_foreign(host: str) -> bool:
+    name = host.lower().rstrip(".").rpartition(":")[0] if re.search(r":\d*$", host) else host.lower().rstrip(".")
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return "." in name and not name.endswith(".localhost")
+    return False
+
+
+def _foreign_host(host: str) -> Problem:
+    return Problem(
+        type="urn:solrl:problem:host-not-local",
+        title="Host is not this machine",
+        status=403,
+        detail="this service runs without tokens, for its own machine alone",
+        where="header.Host",
+        got=host[:200],
+        expected="localhost or an address",
+        action="give the service a token file (--token-file) to reach it by another name",
+    )

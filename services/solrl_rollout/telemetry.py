@@ -1,0 +1,198 @@
+"""What the service counts. The parts call it with plain numbers; only here is it known that Prometheus reads them.
+
+No label takes a value that a client invents without bound: tenants come from the token file, models and rewards from
+the settings, and of runs only the busiest few are shown.
+"""
+
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+SHOWN_RUNS = 10
+"""Runs that `solrl_run_share` and `solrl_adapter_lag_versions` show: those with the most engine time lately."""
+_KEPT_RUNS = 256
+_HALF_LIFE = 300.0  # seconds after which engine time counts half of what it did
+_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_WORK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """What waits: candidates by tenant, and for how long the oldest chunk has (0 if none does)."""
+
+    candidates: Mapping[str, int] = field(default_factory=dict)
+    oldest: float = 0.0
+
+
+@dataclass
+class _Run:
+    seconds: float = 0.0
+    at: float = 0.0
+    head: int | None = None
+    served: int | None = None
+
+    def decayed(self, now: float) -> float:
+        return self.seconds * math.exp2(-(now - self.at) / _HALF_LIFE)
+
+
+class Telemetry:
+    """Counters and gauges of one service process. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._lock = threading.Lock()
+        self._runs: dict[tuple[str, str], _Run] = {}
+        self._queue: Callable[[], QueueState] = QueueState
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"solrl_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = _WORK) -> Histogram:
+            return Histogram(f"solrl_{name}", text, labels, registry=registry, buckets=buckets)
+
+        tier = ("model", "precision")
+        self._candidates = counter("candidates", "Candidates made and scored.", "tenant", *tier)
+        self._chunks = counter("chunks", "Chunks of at most 24 candidates made.", *tier)
+        self._step = histogram("step_seconds", "Seconds one step of one chunk took.", *tier)
+        self._reward = histogram("reward_seconds", "Seconds scoring a chunk took.", "model")
+        self._switch = histogram("switch_seconds", "Seconds a change of the served adapter took.", *tier)
+        self._pushes = counter("adapter_pushes", "Adapter versions stored.", "tenant")
+        self._bytes = counter("adapter_bytes", "Bytes of the adapter versions stored.", "tenant")
+        self._faults = counter("reward_errors", "Chunks that a reward failed on.", "reward")
+        self._requests = counter("http_requests", "Requests answered.", "route", "method", "status")
+        self._latency = histogram(
+            "http_request_seconds", "Seconds to the end of an answer.", "route", "method", buckets=_REQUEST
+        )
+        self._open = Gauge("solrl_http_requests_in_progress", "Requests not yet answered.", registry=registry)
+        build = Gauge("solrl_build_info", "The version that runs, as a label.", ["version"], registry=registry)
+        build.labels(version("solrl")).set(1)
+        registry.register(self)
+        ProcessCollector(registry=registry)
+
+    def watch_queue(self, read: Callable[[], QueueState]) -> None:
+        """Ask `read` for the queue's state whenever metrics are read."""
+        self._queue = read
+
+    def chunk_done(
+        self,
+        tenant: str,
+        run: str | None,
+        model: str,
+        precision: str,
+        *,
+        candidates: int,
+        steps: int,
+        generate: float,
+        reward: float,
+    ) -> None:
+        """A chunk was made: how many candidates in how many steps, and the seconds of making and of scoring it."""
+        self._candidates.labels(tenant, model, precision).inc(candidates)
+        self._chunks.labels(model, precision).inc()
+        if steps:
+            self._step.labels(model, precision).observe(generate / steps)
+        self._reward.labels(model).observe(reward)
+        now = time.monotonic()
+        with self._lock:
+            known = self._run(tenant, run or "-")
+            known.seconds, known.at = known.decayed(now) + generate + reward, now
+
+    def switched(self, model: str, precision: str, seconds: float) -> None:
+        """Another adapter version was merged in, and how long that took."""
+        self._switch.labels(model, precision).observe(seconds)
+
+    def pushed(self, tenant: str, run: str, version: int, size: int) -> None:
+        """A new adapter version was stored."""
+        self._pushes.labels(tenant).inc()
+        self._bytes.labels(tenant).inc(size)
+        with self._lock:
+            known = self._run(tenant, run)
+            known.head = max(version, known.head or 0)
+
+    def served(self, tenant: str, run: str, version: int, head: int | None = None) -> None:
+        """A request was served by `version` of a run whose newest is `head` (None: the newest pushed here)."""
+        with self._lock:
+            known = self._run(tenant, run)
+            known.served = version
+            known.head = max(head if head is not None else version, known.head or 0)
+
+    def reward_error(self, reward: str) -> None:
+        """A reward failed on a chunk."""
+        self._faults.labels(reward).inc()
+
+    def request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """A request was answered; `route` is a template, never a path."""
+        self._requests.labels(route, method, str(status)).inc()
+        self._latency.labels(route, method).observe(seconds)
+
+    @contextlib.contextmanager
+    def in_progress(self) -> Iterator[None]:
+        """Hold while a request is worked on."""
+        with self._open.track_inprogress():
+            yield
+
+    def exposition(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """What is not counted but read at the moment (called by the registry)."""
+        state = self._queue()
+        waiting = GaugeMetricFamily("solrl_queue_candidates", "Candidates that wait.", labels=["tenant"])
+        for tenant, count in state.candidates.items():
+            waiting.add_metric([tenant], count)
+        yield waiting
+        yield GaugeMetricFamily("solrl_queue_oldest_seconds", "How long the oldest chunk has waited.", state.oldest)
+        share = GaugeMetricFamily("solrl_run_share", "Part of recent engine time.", labels=["tenant", "run"])
+        lag = GaugeMetricFamily(
+            "solrl_adapter_lag_versions", "Newest version less the one served last.", labels=["tenant", "run"]
+        )
+        for name, part, behind in self._busiest():
+            share.add_metric(name, part)
+            if behind is not None:
+                lag.add_metric(name, behind)
+        yield share
+        yield lag
+        memory = GaugeMetricFamily("solrl_gpu_memory_bytes", "Memory of a GPU.", labels=["device", "kind"])
+        for device, kind, size in _gpu_memory():
+            memory.add_metric([device, kind], size)
+        yield memory
+
+    def _busiest(self) -> list[tuple[tuple[str, str], float, int | None]]:
+        now = time.monotonic()
+        with self._lock:
+            weighed = sorted(((run.decayed(now), name) for name, run in self._runs.items()), reverse=True)
+            total = sum(seconds for seconds, _ in weighed) or 1.0
+            shown = [(name, seconds / total, self._runs[name]) for seconds, name in weighed[:SHOWN_RUNS]]
+            return [
+                (name, part, None if run.head is None or run.served is None else run.head - run.served)
+                for name, part, run in shown
+            ]
+
+    def _run(self, tenant: str, run: str) -> _Run:
+        """What is known of a run; the one least used lately is forgotten for a new one."""
+        if (tenant, run) not in self._runs and len(self._runs) >= _KEPT_RUNS:
+            now = time.monotonic()
+            del self._runs[min(self._runs, key=lambda name: self._runs[name].decayed(now))]
+        return self._runs.setdefault((tenant, run), _Run(at=time.monotonic()))
+
+
+def _gpu_memory() -> Iterator[tuple[str, str, int]]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    for i in range(torch.cuda.device_count()):
+        if not torch.cuda.memory_reserved(i):
+            continue  # not ours: asking it would open it
+        free, total = torch.cuda.mem_get_info(i)
+        yield f"cuda:{i}", "total", total
+        yield f"cuda:{i}", "free", free
+        yield f"cuda:{i}", "reserved", torch.cuda.memory_reserved(i)
+        yield f"cuda:{i}", "allocated", torch.cuda.memory_allocated(i)

@@ -1,0 +1,54 @@
+"""Tokens of each kind for a real service, and requests as no client library would send them."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from service_helpers import RunningService, read_response, running_service
+from solrl_rollout.tokens import Scope, create_token
+
+SCOPES: tuple[Scope, ...] = ("rollout", "push", "admin")
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A service with tenants `a` and `b`, and tokens for them by name: `a`, `b`, `rollout`, …, `expired`."""
+
+    service: RunningService
+    file: Path
+    tokens: dict[str, str]
+
+    def headers(self, token: str) -> dict[str, str]:
+        """The Authorization header of a token, by its name."""
+        return {"Authorization": f"Bearer {self.tokens[token]}"}
+
+
+def make_tokens(file: Path) -> dict[str, str]:
+    """`a` and `b` may do everything for their tenants; `rollout`, `push` and `admin` of `a` have one scope each."""
+    made = {tenant: create_token(file, tenant, SCOPES, None)[0] for tenant in ("a", "b")}
+    made |= {scope: create_token(file, "a", (scope,), timedelta(days=1))[0] for scope in SCOPES}
+    made["expired"], token = create_token(file, "a", SCOPES, timedelta(days=1))
+    content = json.loads(file.read_text())
+    next(one for one in content["tokens"] if one["id"] == token.id)["expires"] = datetime.now(UTC).isoformat()
+    file.write_text(json.dumps(content))
+    return made
+
+
+@contextmanager
+def guarded_service(folder: Path, *flags: str) -> Iterator[Guarded]:
+    """A service behind a token file."""
+    file = folder / "tokens.json"
+    tokens = make_tokens(file)
+    with running_service("--token-file", str(file), *flags) as service:
+        yield Guarded(service, file, tokens)
+
+
+def raw(port: int, head: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+    """The answer to a head as it is given (lines end with \\n here) and whatever body follows."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
+        sock.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
+        return read_response(sock)

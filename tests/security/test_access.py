@@ -1,0 +1,183 @@
+"""Every route, from the published contract, against everyone who may not use it."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from security_helpers import SCOPES, Guarded, raw
+from service_helpers import MODEL, PROGRAM, Layout, adapter_file, content_digest, problem, rollout_request
+from solrl_core.families import load_backbone
+from solrl_core.lora import adapter_layout
+from solrl_rollout.access import RULES, check_declared
+from solrl_rollout.app import create_app
+from solrl_rollout.hosts import is_loopback
+from solrl_rollout.settings import Settings
+
+CONTRACT = json.loads((Path(__file__).parents[2] / "proto" / "openapi.json").read_text())
+OPERATIONS = [(method.upper(), path) for path, methods in CONTRACT["paths"].items() for method in methods]
+GUARDED = [operation for operation in OPERATIONS if RULES[" ".join(operation)] != "open"]
+OF_RUNS = [operation for operation in GUARDED if "{run}" in operation[1]]
+
+
+@pytest.fixture(scope="module")
+def layout() -> Layout:
+    backbone = load_backbone(MODEL)
+    return adapter_layout(backbone.transformer, backbone.lora_targets)
+
+
+def filled(path: str, run: str = "secret", version: int = 0) -> str:
+    return path.replace("{run}", run).replace("{version}", str(version))
+
+
+def ask(guarded: Guarded, method: str, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
+    """The answer to a head that announces a large body, none of which is sent."""
+    head = f"{method} {filled(path)}?model={MODEL} HTTP/1.1\nHost: localhost\nContent-Length: 500000000"
+    if token is not None:
+        head += f"\nAuthorization: Bearer {guarded.tokens.get(token, token)}"
+    return raw(guarded.service.port, head)
+
+
+def test_every_operation_declares_what_it_needs_and_the_contract_says_it() -> None:
+    assert {f"{method} {path}" for method, path in OPERATIONS} <= set(RULES)
+    for method, path in OPERATIONS:
+        operation, need = CONTRACT["paths"][path][method.lower()], RULES[f"{method} {path}"]
+        wanted = None if need == "open" else [{"bearer": [] if need == "token" else [need]}]
+        assert operation.get("security") == wanted, (method, path)
+    assert CONTRACT["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    assert len(GUARDED) >= 6
+
+
+def test_what_declares_nothing_is_not_served() -> None:
+    with pytest.raises(RuntimeError, match="GET /v1/surprise declares nothing"):
+        check_declared("GET", "/v1/surprise")
+
+
+@pytest.mark.anyio
+async def test_a_route_that_got_around_the_declaration_is_not_there() -> None:
+    app = create_app(Settings())
+
+    @app.get("/v1/surprise")
+    async def surprise() -> str:
+        return "open"
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        assert (await client.get("/v1/surprise")).status_code == 404
+
+
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+@pytest.mark.parametrize("token", [None, "expired", "solrl_guessed", "", "x y"], ids=str)
+def test_strangers_get_401_before_they_send_a_body(guarded: Guarded, method: str, path: str, token: str | None) -> None:
+    status, headers, body = ask(guarded, method, path, token)
+    document = json.loads(body)
+    assert (status, document["type"]) == (401, "urn:solrl:problem:unauthenticated")
+    assert headers["www-authenticate"].startswith("Bearer")
+    assert headers["content-type"] == "application/problem+json"
+    assert ("expired" in document["detail"]) == (token == "expired")
+
+
+@pytest.mark.parametrize(("method", "path"), [one for one in GUARDED if RULES[" ".join(one)] in SCOPES])
+def test_the_wrong_scope_gets_403_before_it_sends_a_body(guarded: Guarded, method: str, path: str) -> None:
+    need = RULES[f"{method} {path}"]
+    for scope in set(SCOPES) - {need}:
+        status, headers, body = ask(guarded, method, path, scope)
+        assert (status, json.loads(body)["type"]) == (403, "urn:solrl:problem:forbidden")
+        assert f'scope="{need}"' in headers["www-authenticate"]
+
+
+def push(guarded: Guarded, token: str, run: str, body: bytes) -> httpx.Response:
+    return guarded.service.client.put(
+        f"/v1/runs/{run}/adapters/0",
+        content=body,
+        params={"model": MODEL},
+        headers=guarded.headers(token) | {"Content-Digest": content_digest(body)},
+    )
+
+
+@pytest.mark.parametrize(("method", "path"), OF_RUNS)
+def test_another_tenants_run_is_not_there(guarded: Guarded, layout: Layout, method: str, path: str) -> None:
+    assert push(guarded, "push", "secret", adapter_file(layout, 1)).status_code in (200, 201)
+    if method == "PUT":  # it makes a run of the same name of its own, which is another
+        assert push(guarded, "b", "secret", adapter_file(layout, 2)).status_code in (200, 201)
+        mine = guarded.service.client.get(filled(path), headers=guarded.headers("a")).json()
+        theirs = guarded.service.client.get(filled(path), headers=guarded.headers("b")).json()
+        assert mine["digest"] != theirs["digest"]
+        return
+    push(guarded, "push", "private", adapter_file(layout, 1))
+    name = filled(path, run="private")
+    assert guarded.service.client.request(method, name, headers=guarded.headers("a")).is_success
+    push(guarded, "push", "private", adapter_file(layout, 1))
+    theirs_answer = guarded.service.client.request(method, name, headers=guarded.headers("b"))
+    nobody = guarded.service.client.request(method, filled(path, run="nobody"), headers=guarded.headers("b"))
+    assert (theirs_answer.status_code, problem(theirs_answer)["kind"]) == (404, "run-not-found")
+    assert theirs_answer.text.replace("private", "nobody") == nobody.text
+
+
+def test_another_tenants_adapter_cannot_be_explored_with(guarded: Guarded, layout: Layout) -> None:
+    push(guarded, "push", "private", adapter_file(layout, 1))
+    asked = rollout_request(count=2, steps=1, adapter=("private", 0))
+    mine = guarded.service.client.post("/v1/rollouts", json=asked, headers=guarded.headers("rollout"))
+    theirs = guarded.service.client.post("/v1/rollouts", json=asked, headers=guarded.headers("b"))
+    assert mine.status_code == 200
+    assert (theirs.status_code, problem(theirs)["kind"]) == (404, "run-not-found")
+
+
+@pytest.mark.parametrize(("method", "path"), [one for one in OPERATIONS if one not in GUARDED])
+def test_health_and_documentation_are_open(guarded: Guarded, method: str, path: str) -> None:
+    assert guarded.service.client.request(method, path).status_code == 200
+    for page in ("/docs", "/redoc", "/openapi.json"):
+        assert guarded.service.client.get(page).status_code == 200
+
+
+def test_what_is_not_there_tells_strangers_nothing(guarded: Guarded) -> None:
+    client = guarded.service.client
+    assert client.get("/v9").status_code == client.delete("/v1/models").status_code == 401
+    assert client.get("/v9", headers=guarded.headers("rollout")).status_code == 404
+    refused = client.delete("/v1/models", headers=guarded.headers("rollout"))
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize("value", ["Basic YTpi", "Bearer", "bearer  ", "Token x", "Bearer é"])
+def test_other_credentials_are_not_taken(guarded: Guarded, value: str) -> None:
+    status, headers, _ = raw(guarded.service.port, f"GET /v1/models HTTP/1.1\nHost: localhost\nAuthorization: {value}")
+    assert (status, headers["www-authenticate"][:6]) == (401, "Bearer")
+
+
+def test_two_tokens_in_one_request_are_none(guarded: Guarded) -> None:
+    line = f"Authorization: Bearer {guarded.tokens['a']}"
+    assert raw(guarded.service.port, f"GET /v1/models HTTP/1.1\nHost: localhost\n{line}\n{line}")[0] == 401
+
+
+def test_no_secret_is_in_the_log_or_the_file(guarded: Guarded) -> None:
+    guarded.service.client.get("/v1/models", headers=guarded.headers("a"))
+    for text in (guarded.service.log.read_text(), guarded.file.read_text()):
+        assert not [name for name, secret in guarded.tokens.items() if secret in text]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gpu-node"])
+def test_others_are_not_served_without_tokens(host: str) -> None:
+    done = subprocess.run(
+        [PROGRAM, "serve", "--host", host, "--port", "0"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert re.search(r"--token-file .*--allow-anonymous", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("localhost.evil.org", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_told_from_the_rest(host: str, loopback: bool) -> None:
+    assert is_loopback(host) == loopback
