@@ -1,0 +1,80 @@
+"""Install what pyproject.toml asks for into the running environment, and leave PyTorch as the image's base has it.
+
+Run while an image is built. Where the base brings PyTorch (NVIDIA's does, built with its own Transformer Engine), pip
+must neither replace it nor put a second one beside it; where it does not, `--torch` names the build to install.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+KEPT = ("torch", "torchvision", "triton", "pytorch-triton")
+"""What belongs together, and is pinned to what is installed while the rest is."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", default="", help="requirement to install first; empty keeps the base's")
+    parser.add_argument("--torch-index", default="", help="index to look for it in, besides pip's own")
+    parser.add_argument("--pyproject", type=Path, default=Path("pyproject.toml"))
+    arguments = parser.parse_args()
+
+    dependencies = tomllib.loads(arguments.pyproject.read_text())["project"]["dependencies"]
+    wanted = [requirement for requirement in dependencies if name_of(requirement) == "torch"]
+    if arguments.torch:
+        index = ["--extra-index-url", arguments.torch_index] if arguments.torch_index else []
+        pip("install", arguments.torch, *index)
+    before = installed()
+    if "torch" not in before:
+        sys.exit("the base image has no PyTorch: choose another BASE, or give --build-arg TORCH=torch==2.13.0")
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.writelines(f"{name}=={version}\n" for name, (version, _) in before.items())
+        constraints.flush()
+        pip("install", *(set(dependencies) - set(wanted)), constraints=constraints.name)
+    after = installed()
+    if after != before:
+        sys.exit(f"pip changed what was to be kept: {before} became {after}")
+
+    from packaging.requirements import Requirement
+
+    version, place = before["torch"]
+    for requirement in wanted:
+        if not Requirement(requirement).specifier.contains(version, prereleases=True):
+            sys.exit(f"the base image has PyTorch {version}, but {requirement} is needed: choose a newer BASE")
+    print(f"PyTorch {version} at {place}, {'just installed' if arguments.torch else 'as the base has it'}")
+
+
+def name_of(requirement: str) -> str:
+    """The project a requirement names, in lower case."""
+    for position, letter in enumerate(requirement):
+        if not (letter.isalnum() or letter in "-_."):
+            return requirement[:position].lower()
+    return requirement.lower()
+
+
+def installed() -> dict[str, tuple[str, str]]:
+    """Version and place of each of KEPT that is there."""
+    found = {}
+    for name in KEPT:
+        try:
+            one = distribution(name)
+        except PackageNotFoundError:
+            continue
+        found[name] = (one.version, str(one.locate_file("")))
+    return found
+
+
+def pip(*arguments: str, constraints: str = "") -> None:
+    """Run pip without the base's own constraints: they pin its whole Python environment, and ours lies over it."""
+    command = [sys.executable, "-m", "pip", *arguments]
+    if subprocess.run(command, env=os.environ | {"PIP_CONSTRAINT": constraints}).returncode:
+        sys.exit(f"failed: {' '.join(command)}")
+
+
+if __name__ == "__main__":
+    main()
