@@ -1,0 +1,130 @@
+"""How a command of the documentation is checked without a GPU, without the hub, and without taking long."""
+
+import importlib.util
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import solrl_rollout.cli
+import solrl_trainer.cli
+import tyro
+import yaml
+from fences import ROOT
+
+
+class _Parsed(BaseException):
+    """Carries what a command line was understood as past every handler."""
+
+    def __init__(self, command: Any) -> None:
+        self.command = command
+
+
+def parsed(words: list[str]) -> Any:
+    """What the real command line makes of these words; nothing is run. SystemExit where it refuses them."""
+    programs = {"solrl-train": solrl_trainer.cli.main, "solrl-rollout": solrl_rollout.cli.main}
+    understand = tyro.cli
+
+    def stop(*arguments: Any, **options: Any) -> None:
+        raise _Parsed(understand(*arguments, **options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tyro, "cli", stop)
+        patch.setattr("sys.argv", words)
+        try:
+            programs[words[0]]()
+        except _Parsed as found:
+            return found.command
+    raise AssertionError(f"{words} was understood without a command line")
+
+
+def ran(words: list[str]) -> int:
+    """The exit code of a command run for real, in this process."""
+    programs = {"solrl-train": solrl_trainer.cli.main, "solrl-rollout": solrl_rollout.cli.main}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", words)
+        try:
+            programs[words[0]]()
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
+
+
+def _trainer(words: list[str]) -> None:
+    command = parsed(words)
+    if words[1] == "run":
+        # All but the training itself: preset, overrides and files are resolved as they would be.
+        assert command.dry_run or ran([*words, "--dry-run"]) == 0, words
+    if "--dry-run" in words or words[1] in ("presets", "doctor"):
+        assert ran(words) == 0, words
+
+
+def _service(words: list[str]) -> None:
+    command = parsed(words)
+    if words[1] in ("memory", "doctor"):
+        assert ran(_with_a_miniature(words)) == 0, words
+    assert words[1] in ("serve", "memory", "doctor"), command
+
+
+def _with_a_miniature(words: list[str]) -> list[str]:
+    """The same for a model that needs no hub."""
+    miniatures = {"flux": "mini-flux", "sana": "mini-sana", "stable-diffusion-3": "mini-sd3"}
+    near = (mini for word in words for name, mini in miniatures.items() if "/" in word and name in word.lower())
+    mini = next(near, "mini-sana")
+    return [mini if re.fullmatch(r"[\w.-]+/[\w.-]+", word) else word for word in words]
+
+
+def _make(words: list[str]) -> None:
+    subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, check=True, capture_output=True)
+
+
+def _pip(words: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert words[1] == "install", words
+    for package in (word for word in words[2:] if not word.startswith("-")):
+        name, _, extras = package.strip("]").partition("[")
+        assert name in (project["name"], "."), words
+        assert set(filter(None, extras.split(","))) <= project["optional-dependencies"].keys(), words
+
+
+def _compose(words: list[str]) -> None:
+    assert words[1] == "compose", words
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    profiles = {profile for service in services.values() for profile in service.get("profiles", ())}
+    wanted = {words[i + 1] for i, word in enumerate(words) if word == "--profile"}
+    assert wanted <= profiles, words
+
+
+def _python(words: list[str]) -> None:
+    """A script of the repository, or a module; of ours, also its options. Neither is run."""
+    if words[1] != "-m":
+        assert (ROOT / words[1]).is_file(), words
+        return
+    spec = importlib.util.find_spec(words[2])
+    assert spec is not None, words
+    ours = words[2].startswith("solrl_")
+    source = "".join(path.read_text() for path in Path(spec.origin or "").parent.glob("*.py")) if ours else ""
+    for word in words[3:]:
+        assert not (ours and word.startswith("-")) or f'"{word}"' in source, words
+        assert "/" not in word or word.startswith("runs/") or (ROOT / word).exists(), words
+
+
+CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "docker": _compose,
+    "make": _make,
+    "pip": _pip,
+    "python": _python,
+    "solrl-rollout": _service,
+    "solrl-train": _trainer,
+}
+
+
+def check(words: list[str]) -> None:
+    """Check one command; AssertionError or SystemExit where it is not what it should be."""
+    name = Path(words[0]).name
+    assert name in CHECKS, f"say in {Path(__file__).name} how {words[0]!r} is checked"
+    words = [name, *words[1:]]
+    CHECKS[name](words)

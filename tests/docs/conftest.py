@@ -1,0 +1,71 @@
+"""The examples of the documentation as packages of somebody else's, and one service that all pages ask."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fences import blocks, commands, example
+from service_helpers import free_port
+
+PAGES = ("docs/extending/reward.md", "docs/extending/objective.md", "docs/extending/family.md")
+
+
+@pytest.fixture(scope="session")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder on the path that holds the pages' files, and their entry points as an installation leaves them."""
+    folder = tmp_path_factory.mktemp("examples")
+    info = folder / "examples-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: examples\nVersion: 1.0\n")
+    lines = []
+    for page in PAGES:
+        file = example(page)
+        (folder / file.title).write_text(file.text)
+        for block in blocks(page, "toml"):
+            for group, entries in tomllib.loads(block.text)["project"]["entry-points"].items():
+                lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="session")
+def service(examples: Path) -> Iterator[httpx.Client]:
+    """The service that the page about rewards starts, by its command; as a client of it."""
+    serve, port = commands(blocks(PAGES[0], "sh")[0])[0], free_port()
+    program = Path(sys.executable).parent / serve[0]
+    environment = os.environ | {"PYTHONPATH": "."}
+    log = examples / "log"
+    with log.open("wb") as output:
+        command = [program, *serve[1:], "--port", str(port)]
+        process = subprocess.Popen(command, cwd=examples, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            deadline = time.monotonic() + 120
+            while not _ready(client):
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            yield client
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False

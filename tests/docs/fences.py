@@ -1,0 +1,43 @@
+"""The fenced blocks of a Markdown page, and the commands in them."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"^```(?P<language>\w*)[ ]*(?P<title>\S*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_VARIABLE = re.compile(r"^[A-Z_]+=")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: what follows the fence (`python my_rewards.py`), and the text within."""
+
+    page: str
+    language: str
+    title: str
+    text: str
+
+
+def blocks(page: str, language: str | None = None) -> list[Block]:
+    """All blocks of a page of the repository, or those in one language."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = [Block(page, m["language"], m["title"], m["text"]) for m in _FENCE.finditer(text)]
+    return [block for block in found if language in (None, block.language)]
+
+
+def example(page: str) -> Block:
+    """The one complete file of a page."""
+    (found,) = [block for block in blocks(page, "python") if block.title]
+    return found
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The commands of a shell block as words: comments, line continuations and variables before them taken away."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    split = [shlex.split(line, comments=True) for line in lines]
+    for words in split:
+        while words and _VARIABLE.match(words[0]):
+            del words[0]
+    return [words for words in split if words]

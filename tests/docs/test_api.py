@@ -1,0 +1,107 @@
+"""The page on the HTTP API: its commands give the answers that it shows, and its noise is the service's."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fences import ROOT, blocks
+from solrl_core.noise import initial_noise
+from solrl_minis import catalog
+from solrl_proto.noise import PROBE_LENGTH, PROBE_SEED, expand_seeds
+
+PAGE = "docs/api.md"
+ELSEWHERE = "http://127.0.0.1:8100"
+LEFT_OUT = "…"
+
+
+def shows(shown: Any, real: Any, where: str = "") -> None:
+    """Fail unless `shown` is `real`, shortened: "…" stands for anything, and seconds are what they are."""
+    if shown == LEFT_OUT or where.startswith(".seconds."):
+        return
+    if isinstance(shown, dict):
+        for key in shown.keys() - {LEFT_OUT}:
+            assert key in real, f"{where}.{key}"
+            shows(shown[key], real[key], f"{where}.{key}")
+    elif isinstance(shown, list):
+        cut = shown[-1:] == [LEFT_OUT]
+        assert len(shown) == len(real) or (cut and len(shown) <= len(real) + 1), where
+        for i, (one, other) in enumerate(zip(shown, real, strict=False)):
+            shows(one, other, f"{where}[{i}]")
+    elif isinstance(shown, float):
+        assert math.isclose(shown, real, abs_tol=2e-3), where
+    elif isinstance(shown, str) and shown.endswith(LEFT_OUT):
+        assert real.startswith(shown.removesuffix(LEFT_OUT)), where
+    else:
+        assert shown == real, where
+
+
+def test_what_is_shown_must_be_there() -> None:
+    shows({"a": [1, "…"], "b": "sha256:…", "seconds": {"x": 1.0}}, {"a": [1, 2], "b": "sha256:0", "seconds": {"x": 9}})
+    for shown in ({"c": 1}, {"a": [2, "…"]}, {"a": [1]}, {"b": "sha512:…"}, {"a": [1, 2, 3, "…"]}):
+        with pytest.raises(AssertionError):
+            shows(shown, {"a": [1, 2], "b": "sha256:0"})
+
+
+def test_every_command_gives_the_answer_that_is_shown(service: httpx.Client, tmp_path: Path) -> None:
+    """In the page's order, in one shell, in one folder."""
+    address = str(service.base_url).rstrip("/")
+    found = [b for b in blocks(PAGE) if b.language in ("sh", "json") or (b.language == "python" and not b.title)]
+    script, shown = ["set -eu"], {}
+    for i, block in enumerate(found):
+        text = block.text.replace(ELSEWHERE, address)
+        if block.language == "sh":
+            *before, last = re.split(r"^(?=curl )", text, maxsplit=1, flags=re.MULTILINE)
+            script += [*before, f"{{ {last.rstrip()}\n}} > answer{i}" if last.startswith("curl") else last]
+        elif block.language == "python":
+            (tmp_path / "adapter.py").write_text(text)
+            script.append(f"{sys.executable} adapter.py")
+        else:
+            assert found[i - 1].language == "sh"
+            shown[f"answer{i - 1}"] = json.loads(text)
+    environment = os.environ | {"MODEL": str(catalog.mini_sana())}
+    done = subprocess.run(["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(shown) >= 9
+    for name, answer in shown.items():
+        shows(answer, json.loads((tmp_path / name).read_text()))
+    assert (tmp_path / "weights.safetensors").read_bytes() == (tmp_path / "adapter.safetensors").read_bytes()
+
+
+def test_every_path_is_one_of_the_service() -> None:
+    paths = json.loads((ROOT / "proto/openapi.json").read_text())["paths"]
+    patterns = [re.compile(re.sub(r"\{\w+\}", "[^/]+", path) + "$") for path in paths]
+    used = set(re.findall(rf"{ELSEWHERE}([\w./-]*)", (ROOT / PAGE).read_text()))
+    assert len(used) >= 7
+    assert all(any(pattern.match(path) for pattern in patterns) or path == "" for path in used), used
+
+
+def code(title: str) -> dict[str, Any]:
+    (block,) = [block for block in blocks(PAGE, "python") if block.title == title]
+    names: dict[str, Any] = {}
+    exec(block.text, names)
+    return names
+
+
+def test_seeds_are_expanded_as_the_page_says() -> None:
+    seeds = code("seeds.py")["seeds"]
+    for root, prompt in ((0, "p0"), (2**53 - 1, "ein Prompt, größer")):
+        assert seeds(root, prompt, 5) == expand_seeds(root, prompt, 5)
+
+
+@pytest.mark.parametrize("count", [16, 17, 100, 512, 3 * 33 * 5])
+def test_noise_is_drawn_as_the_page_says(count: int) -> None:
+    noise = code("noise.py")["noise"]
+    for seed in (0, 7, 2**32 + 7, 2**53 - 1, PROBE_SEED):
+        assert noise(seed, count) == pytest.approx(initial_noise([seed], (count,))[0].numpy(), abs=2e-6)
+
+
+def test_the_probe_is_as_the_page_says(service: httpx.Client) -> None:
+    probe = service.get("/v1/models").json()["noise"]["probe"]
+    assert code("noise.py")["noise"](PROBE_SEED, PROBE_LENGTH) == pytest.approx(probe, abs=1e-5)

@@ -1,0 +1,70 @@
+"""The commands of README and documentation: what can run here runs, the rest is understood by the real programs."""
+
+import contextlib
+import io
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from command_checks import check, parsed
+from fences import ROOT, blocks, commands
+
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/extending/{name}.md" for name in ("reward", "objective", "family"))]
+COMMANDS = [(page, words) for page in PAGES for block in blocks(page, "sh") for words in commands(block)]
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page}: {' '.join(w)[:60]}" for page, w in COMMANDS])
+def test_a_command_is_one(page: str, words: list[str], examples: Path) -> None:
+    check(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["make", "demon"],
+        ["pip", "install", "solrl[none]"],
+        ["pip", "install", "sorl"],
+        ["solrl-train", "run", "--preset", "mini-sana/sol_rl/clip"],
+        ["solrl-train", "run", "--set", "iteration=1"],
+        ["solrl-train", "runs"],
+        ["solrl-rollout", "serve", "--models", "mini-sana"],
+        ["solrl-rollout", "memory", "--model", "mini-sana", "--precision", "fp16"],
+        ["python", "benchmarks/none.py"],
+        ["frobnicate"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_is_none_is_found_out(words: list[str]) -> None:
+    with pytest.raises((AssertionError, SystemExit, subprocess.CalledProcessError)):
+        check(words)
+
+
+def test_commands_within_the_text_exist() -> None:
+    """`solrl-train report FOLDER` and the like: the subcommand and its flags are known."""
+    inline = re.findall(r"`((?:solrl-train|solrl-rollout) [^`]+)`", (ROOT / "README.md").read_text())
+    assert len(inline) > 5
+    for text in inline:
+        _, subcommand, *rest = text.split()
+        usage = help_of(text.split()[0], subcommand)
+        for flag in (word for word in rest if word.startswith("--")):
+            assert flag in usage, text
+
+
+def help_of(program: str, subcommand: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), pytest.raises(SystemExit) as end:
+        parsed([program, subcommand, "--help"])
+    assert not end.value.code, (program, subcommand)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/api.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_python_of_the_readme_is_python() -> None:
+    for block in blocks("README.md", "python"):
+        compile(block.text, block.page, "exec")

@@ -1,0 +1,163 @@
+"""The pages on extending: their examples are as short as they say, and do what they say."""
+
+import json
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from fences import ROOT, blocks, commands, example
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.generator import Generator
+from solrl_core.noise import initial_noise
+from solrl_core.rewards import RewardSet
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.presets import resolve
+from solrl_trainer.runner import run
+from tiny_auraflow import SIDE, TOKENS, write_auraflow
+
+REWARD, OBJECTIVE, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "objective", "family"))
+DPO, AWAY = "my_objectives:DiffusionDpo", "http://127.0.0.1:9"
+COLOURS = "my_rewards:colourfulness"
+
+
+@pytest.mark.parametrize(("page", "most"), [(REWARD, 30), (OBJECTIVE, 60), (FAMILY, 200)])
+def test_an_example_has_as_many_lines_as_the_page_says(page: str, most: int) -> None:
+    """All of them, also those that are empty."""
+    lines = len(example(page).text.splitlines())
+    assert re.search(r"This one, (\d+) lines", (ROOT / page).read_text())[1] == str(lines)  # type: ignore[index]
+    print(f"{page}: {lines} lines")
+    assert lines <= most
+
+
+@pytest.fixture(scope="module")
+def mini() -> Backbone:
+    return load_backbone("mini-sana")
+
+
+def overrides(page: str) -> list[str]:
+    """What the page's `solrl-train run` sets."""
+    (words,) = [c for block in blocks(page, "sh") for c in commands(block) if c[:2] == ["solrl-train", "run"]]
+    return [value for flag, value in pairwise(words) if flag == "--set"]
+
+
+@pytest.mark.parametrize("name", [COLOURS, "colourfulness"])
+def test_the_reward_scores_images(examples: Path, mini: Backbone, name: str) -> None:
+    rewards = RewardSet.load([name], mini)
+    assert rewards.digests()[f"reward:{name}"].startswith("sha256:")
+    grey = torch.rand(1, 1, 32, 32).expand(1, 3, 32, 32)
+    red, vivid = torch.zeros(1, 3, 32, 32), torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).round()
+    red[:, 0] = 1
+    found = rewards.score([name], torch.cat([grey, red, vivid]), ["a"] * 3, [{}] * 3)[name]
+    # Alone: a mean of (1, 1/2), no spread.
+    assert found[0] == pytest.approx(0, abs=1e-6)
+    assert found[1] == pytest.approx(0.3 * 1.25**0.5, rel=1e-5)
+    assert found[2] > found[1]
+
+
+def test_the_reward_is_served(service: httpx.Client, examples: Path, mini: Backbone) -> None:
+    request = {
+        "model": "mini-sana",
+        "prompts": [{"id": "p0", "text": "a red circle"}],
+        "candidates": {"seeds": [[1, 2, 3]]},
+        "plan": {"steps": 2, "precision": "bf16"},
+        "rewards": [{"name": "clipscore"}, {"name": COLOURS, "weight": 0.2}],
+    }
+    answer = service.post("/v1/rollouts", json=request)
+    assert answer.status_code == 200, answer.text
+    (group,) = answer.json()["groups"]
+    images = Generator(mini, "bf16").generate("a red circle", [1, 2, 3], steps=2).images
+    here = RewardSet.load([COLOURS], mini).score([COLOURS], images, ["a red circle"] * 3, [{}] * 3)[COLOURS]
+    assert group["rewards"][COLOURS] == pytest.approx(here.tolist(), abs=1e-3)
+    weighted = [a + 0.2 * b for a, b in zip(group["rewards"]["clipscore"], group["rewards"][COLOURS], strict=True)]
+    assert group["scores"] == pytest.approx(weighted, abs=1e-5)
+    (model,) = service.get("/v1/models").json()["models"]
+    assert model["digests"][f"reward:{COLOURS}"] == RewardSet.load([COLOURS], mini).digests()[f"reward:{COLOURS}"]
+
+
+def test_the_trainer_takes_the_reward_as_the_page_has_it() -> None:
+    config = resolve("mini-sana/sol_rl/clipscore", overrides=overrides(REWARD)).config
+    assert config.rewards == {"clipscore": 1, COLOURS: 0.2}
+
+
+def test_the_objective_trains(examples: Path, tmp_path: Path) -> None:
+    small = (
+        *("lora.rank=2", "lora.alpha=4", "optimizer.updates=4", "optimizer.batch=8", "iterations=1"),
+        *("explore.prompts=1", "explore.candidates=8", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
+        *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.rewards=[]"),
+    )
+    arguments = {"output": tmp_path, "rollout_url": AWAY}
+    config = resolve(
+        "mini-sana/naive_scaling/clipscore", overrides=[*overrides(OBJECTIVE), *small], arguments=arguments
+    ).config
+    assert (config.objective.name, config.objective.beta) == (DPO, 500)  # type: ignore[attr-defined]
+    run(config)
+    line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
+    assert 0 <= line["objective/accuracy"] <= 1
+    # Before the first step current and reference agree, and the loss is log 2; from then on it falls.
+    assert 0 < line["loss"] < math.log(2)
+    assert line["objective/margin"] > 0
+    assert json.loads((tmp_path / "config.json").read_text())["objective"]["beta"] == 500
+
+
+def test_the_objective_has_a_short_name_too(examples: Path) -> None:
+    config = resolve("mini-sana/sol_rl/clipscore", overrides=["objective.name=diffusion_dpo"]).config
+    assert config.objective.beta == 2000  # type: ignore[attr-defined]
+
+
+def test_the_objective_prefers_what_it_should(examples: Path) -> None:
+    from my_objectives import DiffusionDpo, DpoSettings
+    from solrl_trainer.objectives.base import Batch
+
+    objective = DiffusionDpo(DpoSettings(beta=2))
+    advantages = torch.tensor([0.5, -1.0, 2.0, 0.0, *(3.0, 1.0, 2.0, -4.0)])
+    assert objective.units(advantages, 4).tolist() == [[2, 1], [0, 3], [4, 7], [6, 5]]
+    x0, noise = torch.randn(2, 3), torch.randn(1, 3).expand(2, 3)
+    v_ref = noise - x0 + 1
+    v = v_ref - torch.tensor([[0.1], [0.0]])  # nearer to the better sample
+    found = objective.loss(Batch(x0, noise, torch.full((2,), 0.5), torch.zeros(2), v, {"reference": v_ref}))
+    margin = 1 - 0.9**2
+    assert found.figures == {"accuracy": 1.0, "margin": pytest.approx(margin, rel=1e-4)}
+    assert float(found.value) == pytest.approx(-torch.nn.functional.logsigmoid(torch.tensor(margin)).item(), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def auraflow(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_auraflow(tmp_path_factory.mktemp("models") / "auraflow")
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.5])
+def test_the_family_makes_the_images_of_its_pipeline(auraflow: Path, guidance: float) -> None:
+    from diffusers import AuraFlowPipeline
+
+    pipeline: Any = AuraFlowPipeline.from_pretrained(auraflow, dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    backbone = load_backbone(str(auraflow))
+    assert (backbone.family, backbone.latent_shape) == ("auraflow", (4, SIDE // 8, SIDE // 8))
+    prompts, noise = ["a red circle", "two blue squares"], initial_noise([3, 14], backbone.latent_shape)
+    ours = Generator(backbone, "bf16").generate(prompts, [3, 14], steps=4, guidance=guidance).images
+    theirs = pipeline(
+        prompts,
+        height=SIDE,
+        width=SIDE,
+        num_inference_steps=4,
+        guidance_scale=guidance,
+        latents=noise,
+        max_sequence_length=TOKENS,
+        output_type="pt",
+    ).images
+    assert float((ours - theirs).abs().max()) <= 1e-5
+    assert float(ours.std()) > 0.01
+    assert float((ours[0] - ours[1]).abs().max()) > 1e-3
+
+
+def test_the_family_is_quantised_and_adapted(auraflow: Path) -> None:
+    backbone = load_backbone(str(auraflow))
+    quantised = Generator(backbone, "nvfp4")
+    assert quantised.quantized_share > 0.9
+    # Two streams of four projections in the first block, one stream in the others.
+    assert len(quantised.layout) == 8 + 2 * 4
