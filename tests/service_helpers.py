@@ -23,6 +23,7 @@ import pytest
 import torch
 from PIL import Image
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-rollout")
 MODEL = "mini-sana"
@@ -47,6 +48,13 @@ class RunningService:
         answer: dict[str, Any] = response.json()
         return answer
 
+    def lines(self, **request: Any) -> list[dict[str, Any]]:
+        """The lines of a streamed answer."""
+        headers = {"Accept": STREAM_MEDIA_TYPE}
+        response = self.client.post("/v1/rollouts", json=rollout_request(**request), headers=headers)
+        assert (response.status_code, response.headers["content-type"]) == (200, STREAM_MEDIA_TYPE), response.text
+        return [json.loads(line) for line in response.text.splitlines()]
+
     def push(self, run: str, version: int, body: bytes, parent: int | None = None) -> httpx.Response:
         """PUT an adapter with its true digest."""
         return self.put(f"/v1/runs/{run}/adapters/{version}", body, parent=parent)
@@ -57,12 +65,12 @@ class RunningService:
         digest = digest if digest is not None else content_digest(body)
         return self.client.put(path, content=body, params=query, headers={"Content-Digest": digest})
 
-    def send(self, request: dict[str, Any], part: float = 1.0) -> "RawRequest":
+    def send(self, request: dict[str, Any], part: float = 1.0, accept: str = "*/*") -> "RawRequest":
         """Start a POST /v1/rollouts on a socket of its own, sending only `part` of its body."""
         body = json.dumps(request).encode()
         sent = int(len(body) * part)
         head = (
-            f"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=120)
@@ -106,12 +114,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_service(*flags: str, model: str = MODEL, port: int | None = None) -> Iterator[RunningService]:
+def running_service(*flags: str, model: str | list[str] = MODEL, port: int | None = None) -> Iterator[RunningService]:
     """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0."""
     port = free_port() if port is None else port
     # Where the faulty rewards are.
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent / "services"), "COLUMNS": "120"}
-    command = [PROGRAM, "serve", "--model", model, "--port", str(port), *flags]
+    models = [model] if isinstance(model, str) else model
+    command = [PROGRAM, "serve", "--model", *models, "--port", str(port), *flags]
     with tempfile.TemporaryDirectory(prefix="solrl-service-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:

@@ -3,13 +3,16 @@
 This package knows nothing of torch, FastAPI or Redis: it can be installed alone by any client.
 """
 
-from solrl_proto.adapters import AdapterInfo, AdapterList
-from solrl_proto.identifiers import Digest, ModelName, RunName, Seed, Version
+from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
+from solrl_proto.identifiers import Digest, ModelName, RunName, Seed, TenantName, Version
 from solrl_proto.models import ModelInfo, ModelList, NoiseContract, PrecisionInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import (
     AdapterRef,
     Candidates,
+    EndLine,
+    ErrorLine,
+    GroupLine,
     Plan,
     PromptItem,
     RewardSpec,
@@ -17,6 +20,8 @@ from solrl_proto.rollouts import (
     RolloutGroup,
     RolloutRequest,
     RolloutTimings,
+    Served,
+    StreamLine,
 )
 
 __all__ = [
@@ -25,6 +30,9 @@ __all__ = [
     "AdapterRef",
     "Candidates",
     "Digest",
+    "EndLine",
+    "ErrorLine",
+    "GroupLine",
     "ModelInfo",
     "ModelList",
     "ModelName",
@@ -38,7 +46,11 @@ __all__ = [
     "RolloutGroup",
     "RolloutRequest",
     "RolloutTimings",
+    "RunList",
     "RunName",
     "Seed",
+    "Served",
+    "StreamLine",
+    "TenantName",
     "Version",
 ]

@@ -34,4 +34,16 @@ class AdapterList(Message):
 
     run: RunName
     head: Version
+    pinned: tuple[Version, ...] = ()
+    """Versions that stay whatever comes after them."""
     versions: tuple[AdapterInfo, ...]
+
+
+class RunList(Message):
+    """All runs of a tenant, by name, and what their adapters take."""
+
+    runs: tuple[AdapterList, ...]
+    size: int
+    """Bytes, of all stored versions."""
+    quota: int | None
+    """How many bytes they may take; null where there is no bound."""

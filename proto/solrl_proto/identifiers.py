@@ -16,6 +16,9 @@ RunName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 ModelName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A served model, named like a run."""
 
+TenantName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""Whose runs they are, named like a run."""
+
 Tier = Literal["nvfp4", "fp8", "bf16"]
 """What a backbone computes in."""
 

@@ -6,6 +6,10 @@ from pydantic import Field, StringConstraints, model_validator
 
 from solrl_proto.identifiers import Message, ModelName, RunName, Seed, Tier, Version
 from solrl_proto.noise import expand_seeds
+from solrl_proto.problems import Problem
+
+STREAM_MEDIA_TYPE = "application/x-ndjson"
+"""Ask for it with `Accept` to get a line a group as it is finished."""
 
 MAX_PROMPTS = 256
 MAX_CANDIDATES = 4096
@@ -139,17 +143,52 @@ class RolloutTimings(Message):
     """Seconds this request waited and was worked on."""
 
     queued: float
+    """Until its first chunk began."""
+    switch: float
+    """Merging its adapter, when another one was served before."""
     generate: float
     reward: float
 
 
-class RolloutAnswer(Message):
-    """What the service made and what really served it."""
+class Served(Message):
+    """What really made the candidates of an answer."""
 
     model: ModelName
     adapter: AdapterRef | None
     precision: Tier
     numerics: Literal["native", "emulated"]
     plan: Plan
+
+
+class RolloutAnswer(Served):
+    """The answer as one JSON document; groups in the order of the prompts."""
+
     groups: tuple[RolloutGroup, ...]
     seconds: RolloutTimings
+
+
+class GroupLine(Message):
+    """A line of the answer as NDJSON: a finished group. Groups come in the order in which they are finished."""
+
+    kind: Literal["group"] = "group"
+    group: RolloutGroup
+
+
+class EndLine(Served):
+    """The last line of a whole NDJSON answer. An answer without it was cut short: ask again for what is missing."""
+
+    kind: Literal["end"] = "end"
+    groups: int
+    """How many lines went before."""
+    seconds: RolloutTimings
+
+
+class ErrorLine(Message):
+    """The last line of an NDJSON answer that failed on its way. The groups before it hold."""
+
+    kind: Literal["error"] = "error"
+    problem: Problem
+
+
+StreamLine = Annotated[GroupLine | EndLine | ErrorLine, Field(discriminator="kind")]
+"""One line of an NDJSON answer."""

@@ -16,20 +16,19 @@ _DECODED = 8  # kept in memory; a rank-32 FLUX.1 adapter is 150 MB
 
 
 class Adapters:
-    """The hosted model's adapters in `store`."""
+    """The hosted models' adapters in `store`."""
 
-    def __init__(self, store: AdapterStore, hosted: Hosted) -> None:
+    def __init__(self, store: AdapterStore) -> None:
         self._store = store
-        self._hosted = hosted
-        self._decoded: OrderedDict[str, Adapter] = OrderedDict()
+        self._decoded: OrderedDict[tuple[str, str], Adapter] = OrderedDict()
 
     async def push(
-        self, run: str, version: int, parent: int | None, digest: str, body: bytes
+        self, tenant: str, run: str, version: int, parent: int | None, digest: str, body: bytes, hosted: Hosted
     ) -> tuple[AdapterInfo, bool]:
-        """Validate and store a version; also whether it is new.
+        """Validate and store a version for a hosted model; also whether it is new.
 
         Raises:
-            ProblemError: 422 `digest-mismatch` or `adapter-…`, 409 from the store.
+            ProblemError: 422 `digest-mismatch` or `adapter-…`, 409 and 413 from the store.
         """
         got = await asyncio.to_thread(adapter_digest, body)
         if got != digest:
@@ -43,49 +42,39 @@ class Adapters:
                 expected=digest,
                 action="send the file again",
             )
-        adapter = await self._decode(digest, body)
+        adapter = await self._decode(digest, body, hosted)
         info = AdapterInfo(
             run=run,
             version=version,
             parent=parent,
-            model=self._hosted.info.name,
+            model=hosted.info.name,
             digest=digest,
             size=len(body),
             modules=len(adapter.modules),
             rank=adapter.rank,
             alpha=adapter.alpha,
         )
-        new = not await self._has(run, version)
-        return await self._store.put(info, body), new
+        return await self._store.put(tenant, info, body)
 
-    async def fetch(self, ref: AdapterRef) -> VersionedAdapter:
+    async def fetch(self, tenant: str, ref: AdapterRef, hosted: Hosted) -> VersionedAdapter:
         """A version, decoded.
 
         Raises:
             ProblemError: 404 for an unknown run or version, 422 `adapter-model`.
         """
-        info = await self._store.info(ref.run, ref.version)
-        if info.model != self._hosted.info.name:
-            raise wrong_model(info.model, self._hosted.info.name)
-        adapter = self._decoded.get(info.digest)
+        info = await self._store.info(tenant, ref.run, ref.version)
+        if info.model != hosted.info.name:
+            raise wrong_model(info.model, hosted.info.name)
+        adapter = self._decoded.get((hosted.info.name, info.digest))
         if adapter is None:
-            info, body = await self._store.get(ref.run, ref.version)
-            adapter = await self._decode(info.digest, body)
-        self._decoded.move_to_end(info.digest)
+            info, body = await self._store.get(tenant, ref.run, ref.version)
+            adapter = await self._decode(info.digest, body, hosted)
+        self._decoded.move_to_end((hosted.info.name, info.digest))
         return VersionedAdapter(info.digest, adapter)
 
-    async def _has(self, run: str, version: int) -> bool:
-        try:
-            await self._store.info(run, version)
-        except ProblemError as error:
-            if error.problem.status == 404:
-                return False
-            raise
-        return True
-
-    async def _decode(self, digest: str, body: bytes) -> Adapter:
-        adapter = await asyncio.to_thread(decode_adapter, body, self._hosted.layout)
-        self._decoded[digest] = adapter
+    async def _decode(self, digest: str, body: bytes, hosted: Hosted) -> Adapter:
+        adapter = await asyncio.to_thread(decode_adapter, body, hosted.layout)
+        self._decoded[hosted.info.name, digest] = adapter
         while len(self._decoded) > _DECODED:
             self._decoded.popitem(last=False)
         return adapter

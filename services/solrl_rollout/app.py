@@ -7,14 +7,16 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
 from solrl_proto.problems import Problem
+from solrl_proto.rollouts import StreamLine
 from starlette.types import ASGIApp
 
 from solrl_rollout import problems
 from solrl_rollout.access import RULES, AccessControl, check_declared
 from solrl_rollout.limits import HeadLimit, JsonBodyLimit
 from solrl_rollout.observe import Observed
-from solrl_rollout.routes import adapters, health, metrics, models, rollouts
+from solrl_rollout.routes import adapters, health, metrics, models, rollouts, runs
 from solrl_rollout.service import running
 from solrl_rollout.settings import Settings
 from solrl_rollout.telemetry import Telemetry
@@ -65,7 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(JsonBodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(AccessControl, keyring=Keyring(settings.token_file) if settings.token_file else None)
     app.add_middleware(HeadLimit)
-    for module in (health, models, adapters, rollouts, metrics):
+    for module in (health, models, runs, adapters, rollouts, metrics):
         for route in module.router.routes:
             for method in getattr(route, "methods", None) or ("any method",):
                 check_declared(method, getattr(route, "path", str(route)))
@@ -75,10 +77,13 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's description, with the schema of problem documents that the routes refer to, and what they need."""
+    """FastAPI's description, with what routes name beside their models: problems, lines of a stream, tokens."""
     if app.openapi_schema is None:
         described = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        described["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+        schemas = described["components"]["schemas"]
+        schemas["Problem"] = Problem.model_json_schema()
+        line = TypeAdapter(StreamLine).json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= {**line.pop("$defs"), **schemas, "StreamLine": line}
         described["components"]["securitySchemes"] = {"bearer": _BEARER}
         for path, methods in described["paths"].items():
             for method, operation in methods.items():

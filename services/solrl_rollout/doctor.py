@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from solrl_proto.problems import ProblemError
 
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import ModelSpec, Settings
 
 _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
@@ -29,7 +29,7 @@ def examine(settings: Settings) -> int:
     findings = [
         *_software(),
         *_devices(settings),
-        _model(settings),
+        *(_model(spec) for spec in settings.models),
         *_rewards(settings),
         *_redis(settings.redis_url),
         _port(settings),
@@ -77,15 +77,15 @@ def _devices(settings: Settings) -> Iterator[Finding]:
     yield Finding("precision auto", "ok", fastest(device) if settings.precision == "auto" else settings.precision)
 
 
-def _model(settings: Settings) -> Finding:
+def _model(spec: ModelSpec) -> Finding:
     from solrl_core.families.load import FAMILIES, locate
 
     try:
-        where = locate(settings.model)
+        where = locate(spec.location)
     except ValueError as error:
         return Finding("model", "missing", str(error), "correct --model")
     if not Path(where).is_dir():
-        return _hub_model(where, settings.revision)
+        return _hub_model(where, spec.revision)
     try:
         index = json.loads(Path(where, "model_index.json").read_text())
         parts = [name for name, value in index.items() if isinstance(value, list) and value[0] is not None]
@@ -97,7 +97,7 @@ def _model(settings: Settings) -> Finding:
     lacking = [part for part in parts if not any(Path(where, part).glob("*"))]
     if lacking:
         return Finding("model", "missing", f"{where} lacks {', '.join(lacking)}", "copy the whole folder")
-    return Finding("model", "ok", f"{settings.model} in {where}")
+    return Finding("model", "ok", f"{spec.name} in {where}")
 
 
 def _hub_model(where: str, revision: str | None) -> Finding:

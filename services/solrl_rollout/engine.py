@@ -1,4 +1,4 @@
-"""The engine thread: owns the model, takes chunks from the fair queue, and makes and scores their candidates.
+"""The engine thread: owns the models, takes chunks from the fair queue, and makes and scores their candidates.
 
 Everything that touches torch's model state happens on this one thread. A fault of a request's own is its
 answer; a fault of the thread or the device ends the engine, and the health routes say so.
@@ -12,13 +12,16 @@ from concurrent.futures import Future
 
 from solrl_proto.problems import ProblemError
 
-from solrl_rollout.executor import Executor
-from solrl_rollout.problems import RetryLaterError, engine_dead, generation_failed
+from solrl_rollout.executor import Executor, load
+from solrl_rollout.problems import engine_dead, generation_failed, queue_full
 from solrl_rollout.queue import FairQueue, QueueFull
 from solrl_rollout.settings import Settings
 from solrl_rollout.work import Chunk, Hosted, Job, Scored
 
 logger = logging.getLogger(__name__)
+
+_TURN = 4
+"""Chunks in a row of one run: what a group of 96 candidates takes."""
 
 
 class Abandoned(Exception):  # noqa: N818
@@ -31,7 +34,9 @@ class Engine:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._wake = threading.Condition()
-        self._queue: FairQueue[Chunk] = FairQueue(settings.queue_limit)
+        self._queue: FairQueue[Chunk] = FairQueue(
+            settings.queue_limit, tenant_limit=settings.tenant_queue_limit, turn=_TURN
+        )
         self._calls: deque[Future[None]] = deque()
         self._running: Job | None = None
         self._closing = False
@@ -39,9 +44,9 @@ class Engine:
         self._seconds_per_cost = 0.0
         self._thread: threading.Thread | None = None
 
-    def start(self) -> Future[Hosted]:
-        """Start the thread; the future holds the model once it is loaded and warm, or why it is not."""
-        ready: Future[Hosted] = Future()
+    def start(self) -> Future[list[Hosted]]:
+        """Start the thread; the future holds the models once they are loaded and warm, or why they are not."""
+        ready: Future[list[Hosted]] = Future()
         self._thread = threading.Thread(target=self._main, args=(ready,), name="solrl-engine")
         self._thread.start()
         return ready
@@ -56,18 +61,10 @@ class Engine:
             self._require_alive()
             try:
                 self._queue.put(chunks, admitted=admitted)
-            except QueueFull:
-                waiting = self._queue.candidates
-                raise RetryLaterError(
-                    "queue-full",
-                    429,
-                    "Queue is full",
-                    f"{waiting} candidates wait already and the limit is {self._queue.limit}",
-                    retry_after=max(1, min(60, math.ceil(self._queue.cost * self._seconds_per_cost))),
-                    got=sum(chunk.candidates for chunk in chunks),
-                    expected=f"at most {self._queue.limit - waiting} more candidates now",
-                    action="send the same request again later, or ask for fewer candidates at a time",
-                ) from None
+            except QueueFull as full:
+                asked = sum(chunk.candidates for chunk in chunks)
+                wait = max(1, min(60, math.ceil(self._queue.cost * self._seconds_per_cost)))
+                raise queue_full(full, asked, wait) from None
             self._wake.notify()
 
     def cancel(self, job: Job) -> None:
@@ -105,17 +102,17 @@ class Engine:
         if self._dead or self._closing:
             raise engine_dead()
 
-    def _main(self, ready: Future[Hosted]) -> None:
+    def _main(self, ready: Future[list[Hosted]]) -> None:
         try:
-            executor = Executor(self._settings)
+            executors = load(self._settings)
         except BaseException as error:
             self._end()
             ready.set_exception(error)
             return
-        ready.set_result(executor.hosted)
+        ready.set_result([executor.hosted for executor in executors.values()])
         try:
             while (chunk := self._next()) is not None:
-                self._execute(executor, chunk)
+                self._execute(executors[chunk.job.model], chunk)
         except BaseException:
             logger.exception("the engine thread died; health routes answer 503 from now on")
         finally:
@@ -152,7 +149,7 @@ class Engine:
             # Read only where the service was forced to stop: a client that left reads nothing.
             chunk.done.set_exception(engine_dead())
         except Exception:
-            logger.exception("a chunk of run %r failed", chunk.run)
+            logger.exception("a chunk of run %r of %r failed", chunk.job.run, chunk.tenant)
             chunk.done.set_exception(generation_failed())
             executor.probe()
         except BaseException:
@@ -163,7 +160,7 @@ class Engine:
             chunk.done.set_result(scored)
 
     def _measure(self, chunk: Chunk, scored: Scored) -> None:
-        measured = (scored.generate + scored.reward) / chunk.cost
+        measured = (scored.switch + scored.generate + scored.reward) / chunk.cost
         known = self._seconds_per_cost or measured
         self._seconds_per_cost = 0.9 * known + 0.1 * measured
 

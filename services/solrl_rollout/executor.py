@@ -1,4 +1,4 @@
-"""What the engine thread runs: the model at each precision, the adapter it serves, and the rewards."""
+"""What the engine thread runs: a model at each precision, the adapter it serves, and the rewards."""
 
 import time
 from collections.abc import Callable
@@ -10,37 +10,55 @@ from solrl_core.fingerprint import part_digests
 from solrl_core.generator import CHUNK, Generator, fastest, numerics, supported
 from solrl_core.lora import adapter_layout
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import known_rewards
+from solrl_core.rewards.base import Reward, known_rewards
 from solrl_proto.models import ModelInfo, PrecisionInfo
 from solrl_proto.problems import ProblemError
 
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import ModelSpec, Settings
 from solrl_rollout.work import Chunk, Hosted, Scored, VersionedAdapter
 
 _UNKNOWN = "unknown"
 
 
-class Executor:
-    """Loads the model and makes chunks. To be used from one thread.
+def load(settings: Settings) -> dict[str, "Executor"]:
+    """All models of the settings, by the name they are served under; rewards that they share are loaded once.
 
-    Raises ValueError, OSError or RuntimeError when the model or a reward cannot be loaded or does not fit.
+    Raises:
+        ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
     """
+    _check_names(settings)
+    rewards: dict[str, Reward] = {}
+    loaded: dict[str, Executor] = {}
+    for spec in settings.models:
+        try:
+            loaded[spec.name] = Executor(spec, settings, rewards)
+        except torch.OutOfMemoryError as error:
+            beside = f" beside {', '.join(loaded)}" if loaded else ""
+            raise RuntimeError(
+                f"{spec.location} does not fit on {settings.device}{beside}: {error}; `solrl-rollout memory --model "
+                f"{spec.location}` plans what fits; serve fewer models, at a lower precision, or on a larger GPU"
+            ) from error
+    return loaded
 
-    def __init__(self, settings: Settings) -> None:
-        _check_names(settings)
+
+class Executor:
+    """One hosted model: makes chunks. To be used from one thread."""
+
+    def __init__(self, spec: ModelSpec, settings: Settings, rewards: dict[str, Reward]) -> None:
+        """Load and warm; `rewards`: what other models have loaded."""
         device = settings.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         token = settings.hf_token.get_secret_value() if settings.hf_token else None
-        self._backbone = load_backbone(settings.model, device=device, revision=settings.revision, token=token)
-        self._rewards = RewardSet.load(settings.rewards, self._backbone, settings.reward_options)
+        self._backbone = load_backbone(spec.location, device=device, revision=spec.revision, token=token)
+        self._rewards = RewardSet.load(settings.rewards, self._backbone, settings.reward_options, loaded=rewards)
         self._generators: dict[str, Generator] = {}
         self._serving: dict[str, str | None] = {}
         self._default = fastest(self._backbone.device) if settings.precision == "auto" else settings.precision
         warm = self._generator(self._default)
         # A whole chunk, so that a device that is too small is found now.
         warm.generate("a", range(CHUNK), steps=1)
-        self.hosted = self._describe(settings)
+        self.hosted = self._describe(spec.name)
 
     def execute(self, chunk: Chunk, between: Callable[[], None]) -> Scored:
         """Make and score a chunk's candidates.
@@ -55,6 +73,7 @@ class Executor:
         job, plan, started = chunk.job, chunk.job.plan, time.monotonic()
         generator = self._generator(job.precision)
         self._serve(job.precision, generator, job.adapter)
+        merged = time.monotonic()
         made = generator.generate(
             chunk.prompt.text,
             chunk.seeds,
@@ -85,7 +104,15 @@ class Executor:
                 action="check that the prompt's metadata is what the reward needs, or leave the reward out",
             ) from error
         trajectory = made.trajectory if chunk.until is not None else None
-        return Scored(rewards, pixels, trajectory, started, generated - started, time.monotonic() - generated)
+        return Scored(
+            rewards,
+            pixels,
+            trajectory,
+            started,
+            switch=merged - started,
+            generate=generated - merged,
+            reward=time.monotonic() - generated,
+        )
 
     def probe(self) -> None:
         """Raise if the device does not compute any more."""
@@ -120,7 +147,7 @@ class Executor:
             ) from error
         self._serving[precision] = wanted
 
-    def _describe(self, settings: Settings) -> Hosted:
+    def _describe(self, name: str) -> Hosted:
         backbone = self._backbone
         layout = adapter_layout(backbone.transformer, backbone.lora_targets)
         shares = {}
@@ -128,7 +155,7 @@ class Executor:
             # Built only to know the share, if it is not the default: a second copy of a large model is not kept.
             shares[tier] = (self._generators.get(tier) or Generator(backbone, tier)).quantized_share
         info = ModelInfo(
-            name=settings.served_as,
+            name=name,
             family=backbone.family,
             height=backbone.height,
             width=backbone.width,
@@ -149,8 +176,9 @@ class Executor:
 
 
 def _check_names(settings: Settings) -> None:
-    """Fail on a mistyped name now, not after a large model was loaded."""
-    locate(settings.model)
+    """Raise a mistyped name's ValueError now, not after a large model was loaded."""
+    for spec in settings.models:
+        locate(spec.location)
     known = known_rewards()
     for name in settings.rewards:
         if ":" not in name and name not in known:

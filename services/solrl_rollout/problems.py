@@ -12,6 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from solrl_rollout.queue import QueueFull
+
 _SHOWN = 200  # characters of a foreign value that a problem repeats
 _CLIENT_LEFT = 499
 _KINDS = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
@@ -23,6 +25,21 @@ class RetryLaterError(ProblemError):
     def __init__(self, kind: str, status: int, title: str, detail: str, *, retry_after: int, **more: Any) -> None:
         super().__init__(kind, status, title, detail, **more)
         self.retry_after = retry_after
+
+
+def queue_full(full: QueueFull, asked: int, retry_after: int) -> ProblemError:
+    """The 429 for work that does not fit into the queue now."""
+    whose = f"tenant {full.tenant!r} has" if full.tenant is not None else "there are"
+    return RetryLaterError(
+        "queue-full",
+        429,
+        "Queue is full",
+        f"{whose} {full.waiting} candidates waiting already and the limit is {full.limit}",
+        retry_after=retry_after,
+        got=asked,
+        expected=f"at most {full.limit - full.waiting} more candidates now",
+        action="send the same request again later, or ask for fewer candidates at a time",
+    )
 
 
 def engine_dead() -> ProblemError:
@@ -44,6 +61,17 @@ def generation_failed() -> ProblemError:
         "Generation failed",
         "candidates could not be made",
         action="the service's log says why; other requests are still served",
+    )
+
+
+def internal_error() -> Problem:
+    """The 500 for an error that is the service's own."""
+    return Problem(
+        type="urn:solrl:problem:internal",
+        title="Internal error",
+        status=500,
+        detail="the service met an error of its own",
+        action="the service's log has the traceback",
     )
 
 
@@ -86,15 +114,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _unexpected(_: Request, __: Exception) -> Response:
         # Starlette raises the exception again after this answer, and the server logs it with its traceback.
-        return respond(
-            Problem(
-                type="urn:solrl:problem:internal",
-                title="Internal error",
-                status=500,
-                detail="the service met an error of its own",
-                action="the service's log has the traceback",
-            )
-        )
+        return respond(internal_error())
 
 
 def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:

@@ -3,17 +3,23 @@
 It knows nothing of threads: whoever owns it holds a lock.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
+
+Run = Hashable
 
 
 class Turn(Protocol):
     """What the queue must know of an item."""
 
     @property
-    def run(self) -> str | None:
-        """Whose turn it takes; None is shared by all requests without an adapter."""
+    def run(self) -> Run:
+        """Whose turn it takes."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose quota it counts against."""
 
     @property
     def candidates(self) -> int:
@@ -28,49 +34,69 @@ T = TypeVar("T", bound=Turn)
 
 
 class QueueFull(Exception):  # noqa: N818
-    """The items do not fit; none was taken in."""
+    """The items do not fit; none was taken in. `waiting` candidates do, of `limit`; of one tenant, or of all."""
+
+    def __init__(self, waiting: int, limit: int, tenant: str | None) -> None:
+        super().__init__(waiting, limit, tenant)
+        self.waiting, self.limit, self.tenant = waiting, limit, tenant
 
 
 class FairQueue(Generic[T]):
-    """Items by run. The run that was served least takes the next turn, in the order its items came."""
+    """Items by run. The run that was served least takes the next turn, in the order its items came.
 
-    def __init__(self, limit: int) -> None:
-        """Hold at most `limit` candidates."""
+    A turn is up to `turn` items in a row, because changing runs means merging another adapter. Who comes without
+    debt does not wait for its end: it is served next.
+    """
+
+    def __init__(self, limit: int, *, tenant_limit: int | None = None, turn: int = 1) -> None:
+        """Hold at most `limit` candidates, and of one tenant at most `tenant_limit`."""
         self.limit = limit
+        self.tenant_limit = tenant_limit or limit
         self.candidates = 0
         self.cost = 0
-        self._waiting: dict[str | None, deque[T]] = {}
-        self._served: dict[str | None, int] = {}
+        self.by_tenant: Counter[str] = Counter()
+        self._turn = turn
+        self._waiting: dict[Run, deque[T]] = {}
+        self._served: dict[Run, int] = {}
+        self._fresh: deque[Run] = deque()
         self._clock = 0
-        self._last: str | None = None
+        self._last: Run = None
+        self._row = 0
 
     def put(self, items: Sequence[T], *, admitted: bool = False) -> None:
         """Take in all items, or none.
 
         Args:
             items: in the order in which they are to run.
-            admitted: they go on with work that was let in before, and are let in again.
+            admitted: they go on with work that was let in before: they are let in again, before the run's others.
 
         Raises:
             QueueFull: they do not all fit.
         """
-        if not admitted and self.candidates + sum(item.candidates for item in items) > self.limit:
-            raise QueueFull
+        if not admitted:
+            self._require_room(items)
         for item in items:
             if item.run not in self._waiting:
                 # A run that comes back keeps its debt, but never a credit for the time it was away.
                 floor = min((self._served[run] for run in self._waiting), default=self._clock)
-                self._served[item.run] = max(self._served.get(item.run, 0), floor)
+                debt = self._served.get(item.run, 0)
+                if debt <= floor:
+                    self._fresh.append(item.run)
+                self._served[item.run] = max(debt, floor)
                 self._waiting[item.run] = deque()
-            self._waiting[item.run].append(item)
+            if not admitted:
+                self._waiting[item.run].append(item)
             self._count(item, 1)
+        if admitted:
+            for item in reversed(items):
+                self._waiting[item.run].appendleft(item)
 
     def take(self) -> T | None:
         """The next item, or None when nothing waits."""
         if not self._waiting:
             return None
-        # On a tie the run served last goes on: changing runs means merging another adapter.
-        run = min(self._waiting, key=lambda run: (self._served[run], run != self._last))
+        run = self._next()
+        self._row = self._row + 1 if run == self._last and self._row < self._turn else 1
         item = self._waiting[run].popleft()
         if not self._waiting[run]:
             del self._waiting[run]
@@ -98,6 +124,28 @@ class FairQueue(Generic[T]):
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
+    def _next(self) -> Run:
+        while self._fresh:
+            run = self._fresh.popleft()
+            if run in self._waiting:
+                return run
+        if self._last in self._waiting and self._row < self._turn:
+            return self._last
+        return min(self._waiting, key=lambda run: (self._served[run], run != self._last))
+
+    def _require_room(self, items: Sequence[T]) -> None:
+        asked = Counter[str]()
+        for item in items:
+            asked[item.tenant] += item.candidates
+        if self.candidates + asked.total() > self.limit:
+            raise QueueFull(self.candidates, self.limit, None)
+        for tenant, candidates in asked.items():
+            if self.by_tenant[tenant] + candidates > self.tenant_limit:
+                raise QueueFull(self.by_tenant[tenant], self.tenant_limit, tenant)
+
     def _count(self, item: T, sign: int) -> None:
         self.candidates += sign * item.candidates
+        self.by_tenant[item.tenant] += sign * item.candidates
+        if not self.by_tenant[item.tenant]:
+            del self.by_tenant[item.tenant]
         self.cost += sign * item.cost

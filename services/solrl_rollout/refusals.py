@@ -11,9 +11,9 @@ MAX_ANSWER_PIXELS = 2**28
 """Pixel values (1 byte each, before compression) that one answer may carry as images."""
 
 
-def check_model(name: str, hosted: ModelInfo) -> None:
-    """Raises 404 `model-not-found` for a model that is not hosted."""
-    if name != hosted.name:
+def check_model(name: str, hosted: Iterable[str]) -> None:
+    """Raises 404 `model-not-found` for a model that is not among the hosted names."""
+    if name not in hosted:
         raise ProblemError(
             "model-not-found",
             404,
@@ -21,7 +21,7 @@ def check_model(name: str, hosted: ModelInfo) -> None:
             f"this service does not host {name!r}",
             where="model",
             got=name,
-            expected=[hosted.name],
+            expected=sorted(hosted),
             action="name a hosted model, or start a service for this one",
         )
 

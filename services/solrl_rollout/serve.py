@@ -154,20 +154,17 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _print_start(settings: Settings, service: "Service", address: str) -> None:
-    model = service.hosted
-    default = service.default_precision
     table = Table(title="solrl rollout service", show_header=False, title_justify="left")
-    table.add_row("model", f"{model.name} ({model.family}, {model.width}×{model.height})")
-    table.add_row("device", service.device)
-    for tier in model.precisions:
-        quantised = f", {tier.quantized_share:.1%} of the blocks' linear FLOPs quantised"
-        table.add_row(
-            f"precision {tier.precision}",
-            tier.numerics
-            + (quantised if tier.quantized_share else "")
-            + (" (default)" if tier.precision == default else ""),
-        )
-    table.add_row("rewards", ", ".join(model.rewards))
+    for hosted in service.hosted.values():
+        model = hosted.info
+        table.add_row("model", f"{model.name} ({model.family}, {model.width}×{model.height}) on {hosted.device}")
+        for tier in model.precisions:
+            quantised = f", {tier.quantized_share:.1%} of the blocks' linear FLOPs quantised"
+            default = " (default)" if tier.precision == hosted.default_precision else ""
+            table.add_row(
+                f"precision {tier.precision}", tier.numerics + (quantised if tier.quantized_share else "") + default
+            )
+    table.add_row("rewards", ", ".join(settings.rewards))
     table.add_row("adapter store", "Redis" if settings.redis_url else "in this process, gone at its end")
     table.add_row("access", _access(settings))
     table.add_row("address", address)

@@ -1,13 +1,14 @@
 """What `solrl-rollout serve` can be told, by flag or by environment (`SOLRL_MODEL`, `SOLRL_PORT`, …)."""
 
 import json
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from solrl_proto.identifiers import ModelName, default_model_name
+from solrl_proto.identifiers import NAME_PATTERN, default_model_name
 from solrl_proto.rollouts import Precision
 
 from solrl_rollout.store.base import DEFAULT_RETAIN
@@ -15,19 +16,38 @@ from solrl_rollout.store.base import DEFAULT_RETAIN
 MIB = 2**20
 
 
+class ModelSpec(NamedTuple):
+    """A model to host: its name in requests, where it is, and which revision of the hub's."""
+
+    name: str
+    location: str
+    revision: str | None
+
+
+def parse_model(text: str) -> ModelSpec:
+    """Read `[name=]location[@revision]`. A folder may hold both signs in its own name.
+
+    Raises:
+        ValueError: the name is not one, or nothing is left of the location.
+    """
+    name, location, revision = None, text, None
+    if "=" in location and not Path(location).is_dir():
+        name, _, location = location.partition("=")
+    if "@" in location and not Path(location).is_dir():
+        location, _, revision = location.rpartition("@")
+    if not location or revision == "" or (name is not None and not re.fullmatch(NAME_PATTERN, name)):
+        raise ValueError(f"got model {text!r}; expected [name=]location[@revision], the name as {NAME_PATTERN}")
+    return ModelSpec(name or default_model_name(location), location, revision)
+
+
 class Settings(BaseSettings):
     """Settings of one service process; a flag wins over the environment."""
 
     model_config = SettingsConfigDict(env_prefix="SOLRL_", extra="ignore", frozen=True)
 
-    model: str = "mini-sana"
-    """Registered name, local folder in diffusers format, or hub id."""
-
-    name: ModelName | None = None
-    """Name the model is served under; the default comes from the model."""
-
-    revision: str | None = None
-    """Hub commit or tag."""
+    model: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("mini-sana",)
+    """Models to host side by side, each [name=]location[@revision]: a registered name, local folder in diffusers
+    format or hub id; the name it is served under; the hub's commit or tag."""
 
     hf_token: Annotated[SecretStr | None, tyro.conf.Suppress] = None
     """For gated models; only from the environment (SOLRL_HF_TOKEN), since others can read a command line."""
@@ -92,12 +112,26 @@ class Settings(BaseSettings):
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
     """Seconds in which the engine thread must answer /health/live (it does between two steps)."""
 
-    @property
-    def served_as(self) -> str:
-        """The model's name in requests."""
-        return self.name or default_model_name(self.model)
+    tenant_queue_limit: Annotated[int, Field(ge=1)] | None = None
+    """Candidates of one tenant that may wait; no bound of its own by default."""
 
-    @field_validator("rewards", mode="before")
+    tenant_adapter_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Bytes that the adapters of one tenant may take in the store; no bound by default."""
+
+    @property
+    def models(self) -> list["ModelSpec"]:
+        """The models to host."""
+        return [parse_model(text) for text in self.model]
+
+    @field_validator("model", mode="after")
+    @classmethod
+    def _names_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = [parse_model(text).name for text in value]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two models would be served under one name: {names}; expected name=location for one")
+        return value
+
+    @field_validator("model", "rewards", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):

@@ -36,7 +36,9 @@ class VersionedAdapter:
 class Job:
     """What all chunks of one request share. `cancelled` stops a running one at its next step."""
 
+    tenant: str
     run: str | None
+    model: str
     adapter: VersionedAdapter | None
     precision: Tier
     plan: Plan
@@ -56,6 +58,7 @@ class Scored:
     images: torch.Tensor | None
     trajectory: Trajectory | None
     started: float
+    switch: float
     generate: float
     reward: float
 
@@ -74,9 +77,14 @@ class Chunk:
     done: Future[Scored] = field(default_factory=Future)
 
     @property
-    def run(self) -> str | None:
-        """Whose turn it takes."""
-        return self.job.run
+    def tenant(self) -> str:
+        """Whose quota it counts against."""
+        return self.job.tenant
+
+    @property
+    def run(self) -> tuple[str, str | None]:
+        """Whose turn it takes; what asks for no adapter shares one turn a tenant."""
+        return self.job.tenant, self.job.run
 
     @property
     def candidates(self) -> int:

@@ -8,6 +8,8 @@ from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import Problem, ProblemError
 from solrl_rollout.store import AdapterStore
 
+TENANT = "tenant-a"
+
 
 def adapter(
     version: int,
@@ -36,7 +38,7 @@ def adapter(
 async def fill(store: AdapterStore, count: int, run: str = "run-a") -> None:
     """Put versions 0 to count - 1."""
     for version in range(count):
-        await store.put(*adapter(version, version - 1 if version else None, run=run))
+        await store.put(TENANT, *adapter(version, version - 1 if version else None, run=run))
 
 
 async def refusal(doing: Awaitable[object]) -> Problem:
@@ -46,4 +48,4 @@ async def refusal(doing: Awaitable[object]) -> Problem:
 
 
 async def kept(store: AdapterStore, run: str = "run-a") -> list[int]:
-    return [info.version for info in (await store.list(run)).versions]
+    return [info.version for info in (await store.list(TENANT, run)).versions]

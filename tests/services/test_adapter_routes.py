@@ -20,7 +20,7 @@ from service_helpers import (
     scores,
 )
 from solrl_core.adapter import Adapter, adapter_digest, encode_adapter, lora_a_key
-from solrl_proto import AdapterInfo, AdapterList
+from solrl_proto import AdapterInfo, AdapterList, RunList
 
 STEADY = ("steady", 1)
 
@@ -251,3 +251,22 @@ def test_an_unknown_model_is_404_with_those_that_exist(service: RunningService) 
     response = service.put("/v1/runs/refused/adapters/1", b"x", model="maxi-sana")
     assert (response.status_code, problem(response)["kind"]) == (404, "model-not-found")
     assert problem(response)["expected"] == ["mini-sana"]
+
+
+def test_runs_are_listed_pinned_and_deleted(service: RunningService, layout: Layout) -> None:
+    for version in (0, 1):
+        assert service.push("ends", version, adapter_file(layout, version), version - 1 if version else None).is_success
+    assert service.client.put("/v1/runs/ends/adapters/0/pin").status_code == 204
+    listed = RunList.model_validate(service.client.get("/v1/runs").json())
+    (run,) = [run for run in listed.runs if run.run == "ends"]
+    assert (run.head, run.pinned, len(run.versions)) == (1, (0,), 2)
+    assert listed.size == sum(info.size for run in listed.runs for info in run.versions)
+    assert service.client.delete("/v1/runs/ends/adapters/0/pin").status_code == 204
+    assert service.client.get("/v1/runs/ends/adapters").json()["pinned"] == []
+    assert service.client.delete("/v1/runs/ends").status_code == 204
+    for response in (
+        service.client.delete("/v1/runs/ends"),
+        service.client.get("/v1/runs/ends/adapters/1"),
+        service.client.put("/v1/runs/ends/adapters/1/pin"),
+    ):
+        assert (response.status_code, problem(response)["kind"]) == (404, "run-not-found")

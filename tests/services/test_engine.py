@@ -23,7 +23,10 @@ def test_a_cancelled_job_stops_at_its_next_step_and_no_other_does() -> None:
     engine = Engine(Settings())
     engine.start().result()
     try:
-        job, other = (Job("a", None, "nvfp4", Plan(steps=steps), ("clipscore",), images=False) for steps in (200, 1))
+        job, other = (
+            Job("t", "a", "mini-sana", None, "nvfp4", Plan(steps=steps), ("clipscore",), images=False)
+            for steps in (200, 1)
+        )
         running, waiting, kept = (
             Chunk(one, PromptItem(id="p", text="a red circle"), range(24)) for one in (job, job, other)
         )

@@ -1,5 +1,6 @@
 """Runs take turns by cost; the queue is bounded; what is dropped leaves no trace."""
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -12,20 +13,21 @@ class Item:
     candidates: int = 1
     steps: int = 1
     job: str = ""
+    tenant: str = "t"
 
     @property
     def cost(self) -> int:
         return self.candidates * self.steps
 
 
-def queue_of(*items: Item, limit: int = 1000) -> FairQueue[Item]:
-    queue: FairQueue[Item] = FairQueue(limit)
+def queue_of(*items: Item, limit: int = 1000, turn: int = 1, tenant_limit: int | None = None) -> FairQueue[Item]:
+    queue: FairQueue[Item] = FairQueue(limit, turn=turn, tenant_limit=tenant_limit)
     queue.put(items)
     return queue
 
 
-def taken(queue: FairQueue[Item], count: int | None = None) -> list[str | None]:
-    runs: list[str | None] = []
+def taken(queue: FairQueue[Item], count: int | None = None) -> list[object]:
+    runs: list[object] = []
     while (count is None or len(runs) < count) and (item := queue.take()) is not None:
         runs.append(item.run)
     return runs
@@ -96,11 +98,64 @@ def test_requests_without_an_adapter_share_one_turn() -> None:
 
 def test_too_much_is_refused_whole() -> None:
     queue = queue_of(Item("a", 6), limit=10)
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFull) as full:
         queue.put([Item("b", 2), Item("b", 3)])
+    assert (full.value.waiting, full.value.limit, full.value.tenant) == (6, 10, None)
     assert taken(queue) == ["a"]
     queue.put([Item("b", 5), Item("b", 5)])
     assert queue.candidates == 10
+
+
+def test_a_tenant_has_a_bound_of_its_own() -> None:
+    queue = queue_of(Item("a", 6), limit=100, tenant_limit=10)
+    with pytest.raises(QueueFull) as full:
+        queue.put([Item("b", 5)])
+    assert (full.value.waiting, full.value.limit, full.value.tenant) == (6, 10, "t")
+    queue.put([Item("c", 10, tenant="other")])
+    queue.take()
+    queue.take()
+    queue.put([Item("b", 10)])
+    assert queue.candidates == 10
+
+
+def test_what_goes_on_is_let_in_though_the_queue_is_full() -> None:
+    queue = queue_of(Item("a", 6), limit=6)
+    going_on = [Item("a", 2), Item("a", 1)]
+    queue.put(going_on, admitted=True)
+    assert queue.candidates == 9
+    assert [queue.take(), queue.take()] == going_on
+
+
+def test_a_turn_is_several_items_in_a_row() -> None:
+    queue = queue_of(*[Item("a")] * 8, *[Item("b")] * 8, turn=4)
+    served = taken(queue)
+    changes = sum(one != next_one for one, next_one in itertools.pairwise(served))
+    assert changes <= 5
+    assert sorted(served[:9]).count("a") in (4, 5)
+
+
+def test_turns_of_several_items_still_go_by_cost() -> None:
+    queue = queue_of(*[Item("big", 24)] * 80, *[Item("small", 8)] * 240, turn=4, limit=9999)
+    served = taken(queue, 160)
+    assert 36 <= served.count("big") <= 44
+
+
+def test_a_newcomer_does_not_wait_for_the_end_of_a_turn() -> None:
+    queue = queue_of(*[Item("big", 24)] * 30, turn=4)
+    taken(queue, 9)
+    queue.put([Item("small")])
+    assert taken(queue, 1) == ["small"]
+
+
+def test_coming_back_again_and_again_wins_nothing() -> None:
+    queue = queue_of(*[Item("steady", 24)] * 200, turn=4, limit=9999)
+    taken(queue, 10)
+    served: list[object] = []
+    for _ in range(100):
+        if "returning" not in queue._waiting:
+            queue.put([Item("returning", 24)])
+        served += taken(queue, 1)
+    assert 45 <= served.count("returning") <= 55
 
 
 def test_taking_makes_room() -> None:

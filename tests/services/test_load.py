@@ -14,6 +14,7 @@ from service_helpers import (
     rollout_request,
     scores,
 )
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +24,14 @@ def runs(service: RunningService, layout: Layout) -> list[tuple[str, int]]:
     return [("load-a", 0), ("load-b", 0)]
 
 
-def fill_queue(service: RunningService, probe: tuple[str, int], steps: int) -> RawRequest:
+def fill_queue(service: RunningService, probe: tuple[str, int], steps: int, accept: str = "*/*") -> RawRequest:
     """Occupy the whole queue by one request without an adapter, and see that it is full."""
     # One chunk may have been taken off the queue already, so the probe is larger than one.
     asked = rollout_request(count=25, steps=1, adapter=probe)
     while True:
         while service.client.post("/v1/rollouts", json=asked).status_code != 200:
             pass  # what an earlier test left behind is still there
-        filling = service.send(rollout_request(count=QUEUE_LIMIT, steps=steps))
+        filling = service.send(rollout_request(count=QUEUE_LIMIT, steps=steps), accept=accept)
         response = service.client.post("/v1/rollouts", json=asked)
         if response.status_code != 200:
             break
@@ -56,12 +57,17 @@ def test_a_small_run_overtakes_a_big_one(service: RunningService, runs: list[tup
     filling.leave()
 
 
-def test_a_client_that_leaves_frees_the_queue(service: RunningService, runs: list[tuple[str, int]]) -> None:
+@pytest.mark.parametrize("accept", ["application/json", STREAM_MEDIA_TYPE])
+def test_a_client_that_leaves_frees_the_queue(
+    service: RunningService, runs: list[tuple[str, int]], accept: str
+) -> None:
     # 200 steps: the chunk that runs alone would take a minute, the queue hours.
-    filling = fill_queue(service, runs[0], steps=200)
+    filling = fill_queue(service, runs[0], steps=200, accept=accept)
     assert service.client.get("/health/live").json() == {"status": "live"}
     assert service.client.get("/health/ready").status_code == 200
-    assert not select.select([filling.socket], [], [], 0)[0], "health was answered after the work"
+    probe = rollout_request(count=25, steps=1, adapter=runs[0])
+    assert service.client.post("/v1/rollouts", json=probe).status_code == 429, "health was answered after the work"
     filling.leave()
-    assert service.rollout(count=2, steps=1)
+    while service.client.post("/v1/rollouts", json=rollout_request(count=25, steps=1)).status_code == 429:
+        pass  # until the service sees the closed connection
     assert service.rollout(count=25, steps=1, adapter=runs[0])

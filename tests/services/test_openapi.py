@@ -20,8 +20,11 @@ def test_a_running_service_publishes_it(service: RunningService) -> None:
         "/metrics",
         "/v1/models",
         "/v1/rollouts",
+        "/v1/runs",
+        "/v1/runs/{run}",
         "/v1/runs/{run}/adapters",
         "/v1/runs/{run}/adapters/{version}",
+        "/v1/runs/{run}/adapters/{version}/pin",
         "/v1/runs/{run}/adapters/{version}/weights",
     }
     assert "Problem" in response["components"]["schemas"]

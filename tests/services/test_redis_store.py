@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 from solrl_proto.adapters import AdapterInfo
-from solrl_rollout.store.redis import CHUNK_BYTES, Record, RedisAdapterStore
-from store_helpers import adapter, fill, kept, refusal
+from solrl_rollout.store.redis import CHUNK_BYTES, Keys, Record, RedisAdapterStore, weaknesses
+from store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio
+
+ALWAYS = {"solrl:{tenant-a}:runs", "solrl:{tenant-a}:bytes", "solrl:{tenant-a}:run:run-a:versions"}
+"""What a run has beside its chunks."""
 
 
 @pytest.fixture
@@ -32,23 +35,23 @@ def keys_of(client: redis.Redis, *, expiring: bool) -> set[str]:
 async def test_two_clients_see_one_redis(redis_store: RedisAdapterStore, empty_redis_url: str) -> None:
     body = bytes(range(256)) * (CHUNK_BYTES // 128) + b"the third chunk"
     info, _ = adapter(0, None, body=body)
-    await redis_store.put(info, body)
+    await redis_store.put(TENANT, info, body)
     other = RedisAdapterStore(empty_redis_url)
-    assert await other.get("run-a", 0) == (info, body)
+    assert await other.get(TENANT, "run-a", 0) == (info, body)
     await other.close()
 
 
 async def test_exactly_these_keys_survive(redis_store: RedisAdapterStore, client: redis.Redis) -> None:
     body = bytes(2 * CHUNK_BYTES + 1)
     for version in range(5):
-        await redis_store.put(*adapter(version, version - 1 if version else None, body=body))
-    records = client.hgetall("solrl:{run-a}:versions")
+        await redis_store.put(TENANT, *adapter(version, version - 1 if version else None, body=body))
+    records = client.hgetall("solrl:{tenant-a}:run:run-a:versions")
     assert records.pop(b"head") == b"4"
     assert set(records) == {b"2", b"3", b"4"}
     held = [json.loads(record) for record in records.values()]
     places = [(record["info"]["version"], record["token"]) for record in held]
-    chunks = {f"solrl:{{run-a}}:blob:{version}:{token}:{i}" for version, token in places for i in range(3)}
-    assert keys_of(client, expiring=False) == {"solrl:{run-a}:versions"} | chunks
+    chunks = {f"solrl:{{tenant-a}}:run:run-a:blob:{version}:{token}:{i}" for version, token in places for i in range(3)}
+    assert keys_of(client, expiring=False) == ALWAYS | chunks
     assert keys_of(client, expiring=True) == set()
 
 
@@ -57,11 +60,11 @@ class Overtaken(RedisAdapterStore):
 
     rival: tuple[RedisAdapterStore, AdapterInfo, bytes]
 
-    async def _upload(self, record: Record, body: bytes) -> tuple[str, ...]:
-        keys = await super()._upload(record, body)
+    async def _upload(self, keys: Keys, record: Record, body: bytes) -> tuple[str, ...]:
+        chunks = await super()._upload(keys, record, body)
         store, info, winner = self.rival
-        await store.put(info, winner)
-        return keys
+        await store.put(TENANT, info, winner)
+        return chunks
 
 
 @pytest.fixture
@@ -72,20 +75,20 @@ async def overtaken(empty_redis_url: str) -> AsyncIterator[Overtaken]:
 
 
 @pytest.mark.parametrize(("version", "kind"), [(0, "version-conflict"), (1, "parent-conflict")])
-async def test_an_upload_that_loses_leaves_only_expiring_keys(
+async def test_an_upload_that_loses_leaves_nothing(
     overtaken: Overtaken, redis_store: RedisAdapterStore, client: redis.Redis, version: int, kind: str
 ) -> None:
     winner = adapter(0, None, "winner")
     overtaken.rival = (redis_store, *winner)
-    problem = await refusal(overtaken.put(*adapter(version, None, "loser")))
+    problem = await refusal(overtaken.put(TENANT, *adapter(version, None, "loser")))
     assert (problem.status, problem.kind) == (409, kind)
     assert await kept(redis_store) == [0]
-    assert await redis_store.get("run-a", 0) == winner
-    record = client.hget("solrl:{run-a}:versions", "0")
+    assert await redis_store.get(TENANT, "run-a", 0) == winner
+    record = client.hget("solrl:{tenant-a}:run:run-a:versions", "0")
     assert record is not None
     token = json.loads(record)["token"]
-    assert keys_of(client, expiring=False) == {"solrl:{run-a}:versions", f"solrl:{{run-a}}:blob:0:{token}:0"}
-    assert len(keys_of(client, expiring=True)) == 1
+    assert keys_of(client, expiring=False) == ALWAYS | {f"solrl:{{tenant-a}}:run:run-a:blob:0:{token}:0"}
+    assert keys_of(client, expiring=True) == set()
 
 
 async def test_an_upload_overtaken_by_its_own_retry_succeeds(
@@ -93,15 +96,15 @@ async def test_an_upload_overtaken_by_its_own_retry_succeeds(
 ) -> None:
     info, body = adapter(0, None)
     overtaken.rival = (redis_store, info, body)
-    assert await overtaken.put(info, body) == info
-    assert await redis_store.get("run-a", 0) == (info, body)
+    assert await overtaken.put(TENANT, info, body) == (info, False)
+    assert await redis_store.get(TENANT, "run-a", 0) == (info, body)
 
 
 class Dying(RedisAdapterStore):
     """A client that dies between upload and commit."""
 
-    async def _upload(self, record: Record, body: bytes) -> tuple[str, ...]:
-        await super()._upload(record, body)
+    async def _upload(self, keys: Keys, record: Record, body: bytes) -> tuple[str, ...]:
+        await super()._upload(keys, record, body)
         raise asyncio.CancelledError
 
 
@@ -110,7 +113,7 @@ async def test_an_upload_that_dies_midway_leaves_only_expiring_keys(
 ) -> None:
     dying = Dying(empty_redis_url)
     with pytest.raises(asyncio.CancelledError):
-        await dying.put(*adapter(0, None))
+        await dying.put(TENANT, *adapter(0, None))
     await dying.close()
     assert keys_of(client, expiring=False) == set()
     assert len(keys_of(client, expiring=True)) == 1
@@ -121,18 +124,51 @@ async def test_an_upload_that_dies_midway_leaves_only_expiring_keys(
 class Slow(RedisAdapterStore):
     """A client whose first chunk expires before its commit."""
 
-    async def _upload(self, record: Record, body: bytes) -> tuple[str, ...]:
-        keys = await super()._upload(record, body)
-        await self._redis.delete(keys[0])
-        return keys
+    async def _upload(self, keys: Keys, record: Record, body: bytes) -> tuple[str, ...]:
+        chunks = await super()._upload(keys, record, body)
+        await self._redis.delete(chunks[0])
+        return chunks
 
 
 async def test_an_upload_that_expired_is_not_acknowledged(empty_redis_url: str, client: redis.Redis) -> None:
     slow = Slow(empty_redis_url)
-    problem = await refusal(slow.put(*adapter(0, None, body=bytes(CHUNK_BYTES + 1))))
+    problem = await refusal(slow.put(TENANT, *adapter(0, None, body=bytes(CHUNK_BYTES + 1))))
     await slow.close()
     assert (problem.status, problem.kind) == (503, "store-unavailable")
     assert keys_of(client, expiring=False) == set()
+
+
+async def test_a_deleted_run_leaves_nothing_but_the_count(redis_store: RedisAdapterStore, client: redis.Redis) -> None:
+    await fill(redis_store, 3)
+    await redis_store.pin(TENANT, "run-a", 1, True)
+    await redis_store.delete(TENANT, "run-a")
+    assert keys_of(client, expiring=False) == {"solrl:{tenant-a}:bytes"}
+    assert client.get("solrl:{tenant-a}:bytes") == b"0"
+
+
+async def test_a_damaged_record_does_not_keep_newer_versions_out(
+    redis_store: RedisAdapterStore, client: redis.Redis
+) -> None:
+    await fill(redis_store, 3)
+    client.hset("solrl:{tenant-a}:run:run-a:versions", "0", "not JSON")
+    await redis_store.put(TENANT, *adapter(3, 2))
+    assert await kept(redis_store) == [1, 2, 3]
+
+
+async def test_settings_of_redis_that_may_lose_adapters_are_told(own_redis) -> None:  # type: ignore[no-untyped-def]
+    store = RedisAdapterStore(own_redis.url)
+    (told,) = await store.warnings()
+    assert "append-only" in told
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.config_set("appendonly", "yes")
+        assert await store.warnings() == ()
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    (told,) = await store.warnings()
+    assert "noeviction" in told
+    await store.close()
+    unsynced = {"maxmemory": "0", "maxmemory-policy": "allkeys-lru", "appendonly": "yes", "appendfsync": "no"}
+    assert ["appendfsync" in told for told in weaknesses(unsynced)] == [True]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "lost", "record"])
@@ -140,14 +176,14 @@ async def test_damage_in_redis_is_found_at_get(
     redis_store: RedisAdapterStore, client: redis.Redis, damage: str
 ) -> None:
     await fill(redis_store, 1)
-    (chunk,) = client.keys("solrl:{run-a}:blob:*")
+    (chunk,) = client.keys("solrl:{tenant-a}:run:run-a:blob:*")
     if damage == "flipped":
         client.setrange(chunk, 0, b"\xff")
     elif damage == "lost":
         client.delete(chunk)
     else:
-        client.hset("solrl:{run-a}:versions", "0", "{}")
-    problem = await refusal(redis_store.get("run-a", 0))
+        client.hset("solrl:{tenant-a}:run:run-a:versions", "0", "{}")
+    problem = await refusal(redis_store.get(TENANT, "run-a", 0))
     assert (problem.status, problem.kind) == (500, "adapter-corrupt")
 
 
@@ -157,10 +193,10 @@ async def test_a_killed_redis_is_503_and_the_password_stays_secret(own_redis) ->
     store = RedisAdapterStore(f"redis://user:hunter2@{address}/0")
     doings = [
         store.ping(),
-        store.put(*adapter(0, None)),
-        store.get("r", 0),
-        store.info("r", 0),
-        store.list("r"),
+        store.put(TENANT, *adapter(0, None)),
+        store.get(TENANT, "r", 0),
+        store.info(TENANT, "r", 0),
+        store.list(TENANT, "r"),
     ]
     for problem in await asyncio.gather(*(refusal(doing) for doing in doings)):
         assert (problem.status, problem.kind, problem.got) == (503, "store-unavailable", address)
@@ -173,7 +209,7 @@ async def test_a_redis_out_of_memory_is_503_and_stores_nothing(own_redis) -> Non
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("maxmemory", "1mb")
     store = RedisAdapterStore(own_redis.url)
-    problem = await refusal(store.put(*adapter(0, None, body=bytes(CHUNK_BYTES))))
+    problem = await refusal(store.put(TENANT, *adapter(0, None, body=bytes(CHUNK_BYTES))))
     assert (problem.status, problem.kind) == (503, "store-unavailable")
-    assert (await refusal(store.list("run-a"))).kind == "run-not-found"
+    assert (await refusal(store.list(TENANT, "run-a"))).kind == "run-not-found"
     await store.close()

@@ -18,6 +18,7 @@ from service_helpers import (
     running_service,
     scores,
 )
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,17 @@ def test_a_reward_that_fails_is_named_and_others_go_on(frail: RunningService) ->
         assert (response.status_code, problem(response)["kind"]) == (500, "reward-failed")
         assert "faulty_rewards:picky" in problem(response)["detail"]
     assert ask(frail, "clipscore").status_code == 200
+
+
+def test_a_group_that_fails_ends_the_stream_and_keeps_what_came_before(frail: RunningService) -> None:
+    request = rollout_request(prompts=["one", "two", "three"], count=2, rewards=("faulty_rewards:picky",))
+    for prompt, want in zip(request["prompts"], ("1", "nan", "1"), strict=True):
+        prompt["metadata"] = {"want": want}
+    response = frail.client.post("/v1/rollouts", json=request, headers={"Accept": STREAM_MEDIA_TYPE})
+    first, last = [json.loads(line) for line in response.text.splitlines()]
+    assert (first["kind"], first["group"]["prompt_id"]) == ("group", "p0")
+    assert (last["kind"], last["problem"]["type"]) == ("error", "urn:solrl:problem:reward-failed")
+    assert last["problem"]["where"] == "prompts.p1"
 
 
 def test_without_redis_the_base_is_served_and_readiness_is_withdrawn(

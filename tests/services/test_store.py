@@ -8,7 +8,7 @@ from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError
 from solrl_rollout.store import AdapterStore, MemoryAdapterStore, open_store
 from solrl_rollout.store.redis import RedisAdapterStore
-from store_helpers import adapter, fill, kept, refusal
+from store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio
 
@@ -24,38 +24,39 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[AdapterStore]:
 async def test_what_is_put_is_got(store: AdapterStore) -> None:
     info, body = adapter(0, None)
     await store.ping()
-    assert await store.put(info, body) == info
-    assert await store.get("run-a", 0) == (info, body)
-    assert await store.info("run-a", 0) == info
-    held = await store.list("run-a")
+    assert await store.put(TENANT, info, body) == (info, True)
+    assert await store.get(TENANT, "run-a", 0) == (info, body)
+    assert await store.info(TENANT, "run-a", 0) == info
+    held = await store.list(TENANT, "run-a")
     assert (held.run, held.head, held.versions) == ("run-a", 0, (info,))
 
 
 async def test_versions_may_skip_and_are_listed_oldest_first(store: AdapterStore) -> None:
     for version, parent in [(2, None), (9, 2), (10, 9)]:
-        await store.put(*adapter(version, parent))
+        await store.put(TENANT, *adapter(version, parent))
     assert await kept(store) == [2, 9, 10]
-    assert (await store.list("run-a")).head == 10
+    assert (await store.list(TENANT, "run-a")).head == 10
 
 
 async def test_the_largest_versions_keep_every_digit(store: AdapterStore) -> None:
     last = 2**53 - 1
     for version, parent in [(last - 2, None), (last - 1, last - 2), (last, last - 1)]:
-        await store.put(*adapter(version, parent))
+        await store.put(TENANT, *adapter(version, parent))
     assert await kept(store) == [last - 2, last - 1, last]
 
 
 async def test_the_same_bytes_again_are_a_success_whatever_parent_is_named(store: AdapterStore) -> None:
-    await store.put(*adapter(5, None))
+    await store.put(TENANT, *adapter(5, None))
     info, body = adapter(5, 4)
-    assert (await store.put(info, body)).parent is None
+    stored, new = await store.put(TENANT, info, body)
+    assert (stored.parent, new) == (None, False)
 
 
 async def test_the_same_version_again_is_a_success_even_behind_the_head(store: AdapterStore) -> None:
     await fill(store, 2)
     info, body = adapter(0, None)
-    assert await store.put(info, body) == info
-    assert (await store.list("run-a")).head == 1
+    assert await store.put(TENANT, info, body) == (info, False)
+    assert (await store.list(TENANT, "run-a")).head == 1
 
 
 @pytest.mark.parametrize(
@@ -67,17 +68,17 @@ async def test_a_taken_version_with_other_content_conflicts(
     store: AdapterStore, other: tuple[AdapterInfo, bytes]
 ) -> None:
     await fill(store, 2)
-    problem = await refusal(store.put(*other))
+    problem = await refusal(store.put(TENANT, *other))
     assert (problem.status, problem.kind) == (409, "version-conflict")
-    assert await store.get("run-a", 1) == adapter(1, 0)
+    assert await store.get(TENANT, "run-a", 1) == adapter(1, 0)
 
 
 async def test_a_parent_that_is_not_the_head_conflicts(store: AdapterStore) -> None:
-    problem = await refusal(store.put(*adapter(5, 4)))
+    problem = await refusal(store.put(TENANT, *adapter(5, 4)))
     assert (problem.status, problem.kind, problem.got, problem.expected) == (409, "parent-conflict", 4, None)
     await fill(store, 2)
     for parent in (None, 0, 3):
-        problem = await refusal(store.put(*adapter(5, parent)))
+        problem = await refusal(store.put(TENANT, *adapter(5, parent)))
         assert (problem.status, problem.kind, problem.got, problem.expected) == (
             409,
             "parent-conflict",
@@ -90,24 +91,24 @@ async def test_a_parent_that_is_not_the_head_conflicts(store: AdapterStore) -> N
 async def test_only_the_newest_versions_are_retained(store: AdapterStore) -> None:
     await fill(store, 12)
     assert await kept(store) == [9, 10, 11]
-    problem = await refusal(store.get("run-a", 8))
+    problem = await refusal(store.get(TENANT, "run-a", 8))
     assert (problem.status, problem.kind, problem.expected) == (404, "version-not-found", [9, 10, 11])
     assert "head is 11" in problem.detail
 
 
 async def test_a_version_that_was_deleted_cannot_come_back(store: AdapterStore) -> None:
     await fill(store, 5)
-    problem = await refusal(store.put(*adapter(1, 0)))
+    problem = await refusal(store.put(TENANT, *adapter(1, 0)))
     assert (problem.status, problem.kind) == (409, "version-conflict")
     assert await kept(store) == [2, 3, 4]
 
 
 async def test_what_is_not_there_is_404(store: AdapterStore) -> None:
-    for doing in (store.get("nobody", 0), store.info("nobody", 0), store.list("nobody")):
+    for doing in (store.get(TENANT, "nobody", 0), store.info(TENANT, "nobody", 0), store.list(TENANT, "nobody")):
         problem = await refusal(doing)
         assert (problem.status, problem.kind) == (404, "run-not-found")
     await fill(store, 2)
-    problem = await refusal(store.info("run-a", 7))
+    problem = await refusal(store.info(TENANT, "run-a", 7))
     assert (problem.status, problem.kind, problem.got, problem.expected) == (
         404,
         "version-not-found",
@@ -120,35 +121,99 @@ async def test_runs_do_not_touch_each_other(store: AdapterStore) -> None:
     await fill(store, 5, run="run-a")
     await fill(store, 1, run="run-b")
     assert await kept(store, "run-b") == [0]
-    assert await store.get("run-b", 0) == adapter(0, None, run="run-b")
+    assert await store.get(TENANT, "run-b", 0) == adapter(0, None, run="run-b")
+
+
+async def test_tenants_do_not_see_each_other(store: AdapterStore) -> None:
+    await fill(store, 2)
+    for doing in (
+        store.get("tenant-b", "run-a", 0),
+        store.info("tenant-b", "run-a", 0),
+        store.list("tenant-b", "run-a"),
+        store.pin("tenant-b", "run-a", 0, True),
+        store.delete("tenant-b", "run-a"),
+    ):
+        assert (await refusal(doing)).kind == "run-not-found"
+    await store.put("tenant-b", *adapter(7, None, "theirs"))
+    assert await kept(store) == [0, 1]
+    assert [run.head for run in (await store.runs("tenant-b")).runs] == [7]
+    assert (await store.runs("nobody")).runs == ()
+
+
+async def test_a_pinned_version_stays_and_counts_for_nobody(store: AdapterStore) -> None:
+    await fill(store, 2)
+    await store.pin(TENANT, "run-a", 0, True)
+    for version in range(2, 6):
+        await store.put(TENANT, *adapter(version, version - 1))
+    assert await kept(store) == [0, 3, 4, 5]
+    assert (await store.list(TENANT, "run-a")).pinned == (0,)
+    await store.pin(TENANT, "run-a", 0, False)
+    await store.put(TENANT, *adapter(6, 5))
+    assert await kept(store) == [4, 5, 6]
+    problem = await refusal(store.pin(TENANT, "run-a", 0, True))
+    assert (problem.status, problem.kind) == (404, "version-not-found")
+
+
+async def test_a_deleted_run_is_gone_and_may_begin_anew(store: AdapterStore) -> None:
+    await fill(store, 3)
+    await fill(store, 1, run="run-b")
+    await store.pin(TENANT, "run-a", 1, True)
+    await store.delete(TENANT, "run-a")
+    assert (await refusal(store.list(TENANT, "run-a"))).kind == "run-not-found"
+    assert (await refusal(store.delete(TENANT, "run-a"))).kind == "run-not-found"
+    listed = await store.runs(TENANT)
+    assert ([run.run for run in listed.runs], listed.size) == (["run-b"], adapter(0, None)[0].size)
+    await store.put(TENANT, *adapter(0, None))
+    assert (await store.list(TENANT, "run-a")).pinned == ()
+
+
+async def test_what_a_tenant_holds_is_counted_and_bounded(store: AdapterStore) -> None:
+    store.quota = 450
+    for version in range(4):
+        await store.put(TENANT, *adapter(version, version - 1 if version else None, body=bytes([version]) * 100))
+    assert (await store.runs(TENANT)).size == 300
+    await store.put(TENANT, *adapter(0, None, run="run-b", body=bytes(150)))
+    refused = adapter(1, 0, run="run-b", body=bytes(1))
+    problem = await refusal(store.put(TENANT, *refused))
+    assert (problem.status, problem.kind, problem.got) == (413, "adapter-quota", "451 bytes with this one")
+    assert await kept(store, "run-b") == [0]
+    # What replaces an old version of the same size fits, and so does another tenant's.
+    await store.put(TENANT, *adapter(4, 3, body=bytes([4]) * 100))
+    await store.put("tenant-b", *adapter(0, None, body=bytes(400)))
+    await store.delete(TENANT, "run-a")
+    await store.put(TENANT, *refused)
+    held = await store.runs(TENANT)
+    assert (held.size, held.quota) == (151, 450)
 
 
 async def test_bytes_that_are_not_what_was_announced_are_refused(store: AdapterStore) -> None:
     info, body = adapter(0, None)
     for wrong in (body + b" ", bytes(len(body))):
-        problem = await refusal(store.put(info, wrong))
+        problem = await refusal(store.put(TENANT, info, wrong))
         assert (problem.status, problem.kind) == (422, "digest-mismatch")
-    assert (await refusal(store.list("run-a"))).kind == "run-not-found"
+    assert (await refusal(store.list(TENANT, "run-a"))).kind == "run-not-found"
 
 
 @pytest.mark.parametrize("versions", [[1] * 8, [1, 2, 3, 4, 5, 6, 7, 8]], ids=["same-version", "own-versions"])
 async def test_of_concurrent_puts_on_one_parent_exactly_one_wins(store: AdapterStore, versions: list[int]) -> None:
     await fill(store, 1)
     rivals = [adapter(version, 0, f"rival {i}") for i, version in enumerate(versions)]
-    outcomes = await asyncio.gather(*(store.put(*rival) for rival in rivals), return_exceptions=True)
-    winners = [rival for rival, outcome in zip(rivals, outcomes, strict=True) if outcome == rival[0]]
+    outcomes = await asyncio.gather(*(store.put(TENANT, *rival) for rival in rivals), return_exceptions=True)
+    winners = [rival for rival, outcome in zip(rivals, outcomes, strict=True) if outcome == (rival[0], True)]
     losers = [outcome for outcome in outcomes if isinstance(outcome, ProblemError)]
     assert (len(winners), len(losers)) == (1, 7)
     assert {loser.problem.status for loser in losers} == {409}
     version = winners[0][0].version
-    assert await store.get("run-a", version) == winners[0]
+    assert await store.get(TENANT, "run-a", version) == winners[0]
     assert await kept(store) == [0, version]
 
 
 async def test_concurrent_puts_of_the_same_bytes_all_succeed(store: AdapterStore) -> None:
     info, body = adapter(0, None)
-    assert await asyncio.gather(*(store.put(info, body) for _ in range(8))) == [info] * 8
-    assert await store.get("run-a", 0) == (info, body)
+    outcomes = await asyncio.gather(*(store.put(TENANT, info, body) for _ in range(8)))
+    assert [stored for stored, _ in outcomes] == [info] * 8
+    assert sum(new for _, new in outcomes) == 1
+    assert await store.get(TENANT, "run-a", 0) == (info, body)
 
 
 async def test_a_store_that_keeps_nothing_is_refused() -> None:

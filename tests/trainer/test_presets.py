@@ -241,7 +241,7 @@ def test_rewards_are_weighed_from_a_file_as_from_the_command_line() -> None:
 )
 def test_a_model_is_asked_for_by_the_name_that_the_service_gives_it(model: str, served: str) -> None:
     config = resolve(PRESET, overrides=[f"model={model}"]).config
-    assert config.model_name == served == Settings(model=model).served_as
+    assert config.model_name == served == Settings(model=(model,)).models[0].name
     assert resolve(PRESET, overrides=[f"model={model}", "served_as=other"]).config.model_name == "other"
 
 

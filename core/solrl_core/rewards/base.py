@@ -1,6 +1,7 @@
 """The one shape of a reward, its registry, and a set of rewards summed by weight."""
 
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
@@ -69,7 +70,7 @@ def load_reward(name: str, backbone: Backbone, options: Mapping[str, Any] | None
         OSError: a built-in reward's files are missing.
     """
     if name in _BUILT_IN:
-        given = {"device": str(backbone.device), **backbone.options.rewards.get(name, {}), **(options or {})}
+        given = _options(name, backbone, options)
         try:
             return _BUILT_IN[name](**given)
         except TypeError as error:
@@ -93,6 +94,13 @@ def load_reward(name: str, backbone: Backbone, options: Mapping[str, Any] | None
     raise ValueError(f"got reward {name!r}; expected one of {known_rewards()}, or package.module:attribute")
 
 
+def _options(name: str, backbone: Backbone, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """All options of a reward on a backbone's device, which none but built-in rewards take."""
+    if name not in _BUILT_IN:
+        return dict(options or {})
+    return {"device": str(backbone.device), **backbone.options.rewards.get(name, {}), **(options or {})}
+
+
 class RewardSet:
     """Loaded rewards by name; scores images with each and checks what comes back."""
 
@@ -101,9 +109,17 @@ class RewardSet:
 
     @classmethod
     def load(
-        cls, names: Sequence[str], backbone: Backbone, options: Mapping[str, Mapping[str, Any]] | None = None
+        cls,
+        names: Sequence[str],
+        backbone: Backbone,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        loaded: dict[str, Reward] | None = None,
     ) -> "RewardSet":
         """Load each name once; `options` are by name, see `load_reward`.
+
+        `loaded` holds what other models have loaded. What this one needs likewise is taken from there, what it
+        loads itself is added.
 
         Raises:
             ValueError, OSError: as `load_reward`; also options for a reward that is not named.
@@ -111,7 +127,14 @@ class RewardSet:
         wanted, given = list(dict.fromkeys(names)), dict(options or {})
         if not given.keys() <= set(wanted):
             raise ValueError(f"got options for rewards {sorted(given)}; expected some of those loaded: {wanted}")
-        return cls({name: load_reward(name, backbone, given.get(name)) for name in wanted})
+        shared = {} if loaded is None else loaded
+        rewards = {}
+        for name in wanted:
+            key = json.dumps([name, _options(name, backbone, given.get(name))], sort_keys=True, default=str)
+            if key not in shared:
+                shared[key] = load_reward(name, backbone, given.get(name))
+            rewards[name] = shared[key]
+        return cls(rewards)
 
     @property
     def names(self) -> tuple[str, ...]:

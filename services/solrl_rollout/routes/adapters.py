@@ -18,8 +18,7 @@ from solrl_proto.identifiers import ModelName, RunName, Version
 from solrl_proto.problems import ProblemError
 
 from solrl_rollout.limits import read_body
-from solrl_rollout.refusals import check_model
-from solrl_rollout.routes.common import PROBLEMS, ServiceDep
+from solrl_rollout.routes.common import PROBLEMS, CallerDep, ServiceDep
 
 router = APIRouter(prefix="/v1/runs/{run}/adapters", tags=["adapters"], responses=PROBLEMS)
 
@@ -37,6 +36,7 @@ async def put_adapter(
     request: Request,
     response: Response,
     service: ServiceDep,
+    caller: CallerDep,
     run: RunName,
     version: Version,
     model: Annotated[ModelName, Query(alias=MODEL_PARAMETER)],
@@ -45,32 +45,44 @@ async def put_adapter(
 ) -> AdapterInfo:
     """Store an adapter version (safetensors, PEFT keys, float32) and make it the run's head."""
     service.require_accepting()
-    check_model(model, service.hosted)
+    hosted = service.host(model)
     announced = _parse_digest(digest)
     body = await read_body(request, service.settings.max_adapter_bytes, "max_adapter_bytes")
-    info, new = await service.adapters.push(run, version, parent, announced, body)
+    info, new = await service.adapters.push(caller.tenant, run, version, parent, announced, body, hosted)
     response.status_code = 201 if new else 200
     return info
 
 
 @router.get("")
-async def list_adapters(service: ServiceDep, run: RunName) -> AdapterList:
+async def list_adapters(service: ServiceDep, caller: CallerDep, run: RunName) -> AdapterList:
     """All versions of a run that are kept, oldest first."""
-    return await service.store.list(run)
+    return await service.store.list(caller.tenant, run)
 
 
 @router.get("/{version}")
-async def get_adapter(service: ServiceDep, run: RunName, version: Version) -> AdapterInfo:
+async def get_adapter(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> AdapterInfo:
     """What is stored under a version."""
-    return await service.store.info(run, version)
+    return await service.store.info(caller.tenant, run, version)
 
 
 @router.get("/{version}/weights", response_class=Response, responses={200: {"content": _BINARY}})
-async def get_weights(service: ServiceDep, run: RunName, version: Version) -> Response:
+async def get_weights(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> Response:
     """The version's bytes as they were pushed, with their Content-Digest."""
-    info, body = await service.store.get(run, version)
+    info, body = await service.store.get(caller.tenant, run, version)
     packed = base64.b64encode(bytes.fromhex(info.digest.removeprefix("sha256:"))).decode()
     return Response(body, media_type=ADAPTER_MEDIA_TYPE, headers={DIGEST_HEADER: f"sha-256=:{packed}:"})
+
+
+@router.put("/{version}/pin", status_code=204)
+async def pin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
+    """Keep a version whatever comes after it."""
+    await service.store.pin(caller.tenant, run, version, True)
+
+
+@router.delete("/{version}/pin", status_code=204)
+async def unpin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
+    """Let a version be deleted once it is old."""
+    await service.store.pin(caller.tenant, run, version, False)
 
 
 def _parse_digest(header: str) -> str:

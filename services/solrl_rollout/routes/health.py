@@ -19,12 +19,12 @@ async def live(service: ServiceDep) -> dict[str, str]:
 
 
 @router.get("/ready")
-async def ready(service: ServiceDep) -> dict[str, str]:
-    """200 while the model is loaded, the engine and the adapter store answer, and new work is accepted."""
+async def ready(service: ServiceDep) -> dict[str, str | list[str]]:
+    """200 while the models are loaded, the engine and the adapter store answer, and new work is accepted."""
     service.require_accepting()
     await _call_engine(service)
     await service.store.ping()
-    return {"status": "ready", "model": service.hosted.name}
+    return {"status": "ready", "models": list(service.hosted)}
 
 
 async def _call_engine(service: Service) -> None:

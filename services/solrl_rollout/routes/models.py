@@ -10,5 +10,5 @@ router = APIRouter(prefix="/v1", tags=["models"], responses=PROBLEMS)
 
 @router.get("/models")
 async def list_models(service: ServiceDep) -> ModelList:
-    """The hosted model, digests of all that makes an image and its score, and the noise contract."""
-    return ModelList(noise=service.noise, models=(service.hosted,))
+    """The hosted models, digests of all that makes an image and its score, and the noise contract."""
+    return ModelList(noise=service.noise, models=tuple(model.info for model in service.hosted.values()))

@@ -1,35 +1,112 @@
 """Prompts and group size in, seeds and proxy rewards out."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from solrl_proto.rollouts import RolloutAnswer, RolloutRequest
+from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import (
+    STREAM_MEDIA_TYPE,
+    ErrorLine,
+    GroupLine,
+    RolloutAnswer,
+    RolloutRequest,
+    StreamLine,
+)
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
-from solrl_rollout.routes.common import PROBLEMS, ServiceDep
+from solrl_rollout.problems import internal_error
+from solrl_rollout.rollout import Rollout
+from solrl_rollout.routes.common import PROBLEMS, CallerDep, ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["rollouts"], responses=PROBLEMS)
 
+Value = TypeVar("Value")
 
-@router.post("/rollouts", response_model=RolloutAnswer)
-async def make_rollouts(request: Request, service: ServiceDep, body: RolloutRequest) -> Response:
+
+@router.post(
+    "/rollouts",
+    response_model=RolloutAnswer,
+    responses={
+        200: {
+            "description": f"One document; or, where Accept names {STREAM_MEDIA_TYPE}, a line a group and an end line",
+            "content": {STREAM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/StreamLine"}}},
+        }
+    },
+)
+async def make_rollouts(request: Request, service: ServiceDep, caller: CallerDep, body: RolloutRequest) -> Response:
     """Make and score each prompt's candidates. Leaving frees what was not made yet."""
-    work = asyncio.create_task(service.rollout(body))
-    gone = asyncio.create_task(_disconnected(request))
+    rollout = await service.accept(body, caller)
+    if STREAM_MEDIA_TYPE in request.headers.get("accept", ""):
+        return RolloutLines(rollout)
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientDisconnect
-        answer = work.result()
+        answer = await while_connected(request.receive, rollout.answer())
     finally:
-        work.cancel()
-        gone.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        await rollout.close()
     # Written directly: FastAPI would validate thousands of numbers a second time.
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-async def _disconnected(request: Request) -> None:
+class RolloutLines(Response):
+    """The answer as NDJSON; closes its rollout in any event."""
+
+    media_type = STREAM_MEDIA_TYPE
+
+    def __init__(self, rollout: Rollout) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._rollout = rollout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a line a group, then the end or the error that ended it."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await while_connected(receive, self._send_all(send))
+        except ClientDisconnect:
+            pass
+        finally:
+            await self._rollout.close()
+
+    async def _send_all(self, send: Send) -> None:
+        async def write(line: StreamLine) -> None:
+            body = line.model_dump_json().encode() + b"\n"
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        try:
+            async for group in self._rollout.groups():
+                await write(GroupLine(group=group))
+            await write(self._rollout.end())
+        except ProblemError as error:
+            await write(ErrorLine(problem=error.problem))
+        except Exception:
+            await write(ErrorLine(problem=internal_error()))
+            raise
+        finally:
+            await send({"type": "http.response.body", "body": b""})
+
+
+async def while_connected(receive: Receive, doing: Coroutine[Any, Any, Value]) -> Value:
+    """The result of `doing`, which is cancelled when the client leaves.
+
+    Raises:
+        ClientDisconnect: it left.
+    """
+    work = asyncio.create_task(doing)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        work.cancel()
+        gone.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
     # The body was read before, so what comes next is the end of the connection.
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass

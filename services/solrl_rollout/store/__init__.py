@@ -8,7 +8,7 @@ from solrl_rollout.store.memory import MemoryAdapterStore
 __all__ = ["DEFAULT_RETAIN", "AdapterStore", "MemoryAdapterStore", "open_store"]
 
 
-def open_store(url: str | None, retain: int = DEFAULT_RETAIN) -> AdapterStore:
+def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> AdapterStore:
     """Return the store that `url` names: None or `memory://`, else `redis://`, `rediss://`, `unix://`.
 
     Nothing is connected yet; `ping` says whether the store can be reached.
@@ -17,12 +17,12 @@ def open_store(url: str | None, retain: int = DEFAULT_RETAIN) -> AdapterStore:
         ProblemError: 500 `store-url` for any other URL. The URL is not repeated: it may hold a password.
     """
     if url is None or url == "memory://":
-        return MemoryAdapterStore(retain)
+        return MemoryAdapterStore(retain, quota)
     scheme, separator, _ = url.partition("://")
     if separator and scheme in ("redis", "rediss", "unix"):
         from solrl_rollout.store.redis import RedisAdapterStore
 
-        return RedisAdapterStore(url, retain)
+        return RedisAdapterStore(url, retain, quota)
     raise ProblemError(
         "store-url",
         500,

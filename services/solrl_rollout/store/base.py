@@ -7,53 +7,93 @@ judges a put with `admit` against one consistent view of the run, and writes onl
 import asyncio
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
-from solrl_proto.adapters import AdapterInfo, AdapterList
+from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.problems import ProblemError
 
 DEFAULT_RETAIN = 8
 
 
 class AdapterStore(ABC):
-    """Versioned adapters of all runs. Any method may raise ProblemError 503 `store-unavailable`."""
+    """Versioned adapters of all tenants' runs. Any method may raise ProblemError 503 `store-unavailable`."""
 
-    def __init__(self, retain: int = DEFAULT_RETAIN) -> None:
-        """Keep at most the newest `retain` (≥ 1) versions of a run; older ones are deleted at `put`."""
+    def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
+        """Keep the newest `retain` (≥ 1) unpinned versions of a run, and `quota` bytes of a tenant's versions.
+
+        Older unpinned versions are deleted at `put`.
+        """
         if retain < 1:
             raise ValueError(f"retain is {retain}; a store must keep at least 1 version of a run")
         self.retain = retain
+        self.quota = quota
 
     @abstractmethod
-    async def put(self, info: AdapterInfo, body: bytes) -> AdapterInfo:
-        """Store a version and make it the run's head, atomically; return what is stored.
+    async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
+        """Store a version and make it the run's head, atomically; return what is stored, and whether it is new.
 
         A version that is stored already with this digest and model is a success, whatever its parent. Raises 409
-        `version-conflict` or `parent-conflict`, 422 `digest-mismatch` when `body` is not what `info` says.
+        `version-conflict` or `parent-conflict`, 413 `adapter-quota`, 422 `digest-mismatch` when `body` is not what
+        `info` says.
         """
 
     @abstractmethod
-    async def get(self, run: str, version: int) -> tuple[AdapterInfo, bytes]:
+    async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
         """Return a version and its bytes, digest verified.
 
         Raises 404 `run-not-found` or `version-not-found`, 500 `adapter-corrupt`.
         """
 
     @abstractmethod
-    async def info(self, run: str, version: int) -> AdapterInfo:
+    async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
         """Return what is stored under a version. Raises 404 as `get` does."""
 
     @abstractmethod
-    async def list(self, run: str) -> AdapterList:
-        """Return the run's head and all its stored versions, oldest first. Raises 404 `run-not-found`."""
+    async def list(self, tenant: str, run: str) -> AdapterList:
+        """Return the run's head, pins and all its versions, oldest first. Raises 404 `run-not-found`."""
+
+    @abstractmethod
+    async def runs(self, tenant: str) -> RunList:
+        """Return all runs of a tenant, by name."""
+
+    @abstractmethod
+    async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
+        """Keep a version whatever comes after it, or no longer. Raises 404 as `get` does."""
+
+    @abstractmethod
+    async def delete(self, tenant: str, run: str) -> None:
+        """Delete a run with all its versions. Raises 404 `run-not-found`."""
 
     @abstractmethod
     async def ping(self) -> None:
         """Return if the store answers."""
 
+    async def warnings(self) -> tuple[str, ...]:
+        """What of the store's settings may lose adapters, and what to do about it."""
+        return ()
+
     @abstractmethod
     async def close(self) -> None:
         """Let go of connections."""
+
+
+def evicted(versions: Iterable[int], pinned: Container[int], retain: int) -> Sequence[int]:
+    """The versions to delete: the oldest unpinned ones beyond `retain`."""
+    return sorted(version for version in versions if version not in pinned)[:-retain]
+
+
+def over_quota(info: AdapterInfo, held: int, quota: int) -> ProblemError:
+    """The 413 problem for a version that takes its tenant over the quota."""
+    return ProblemError(
+        "adapter-quota",
+        413,
+        "Adapter quota exceeded",
+        f"version {info.version} of run {info.run!r} would take the tenant's adapters over their quota",
+        where="body",
+        got=f"{held} bytes with this one",
+        expected=f"at most {quota} bytes",
+        action="delete a run that is done, unpin versions, or ask for a larger quota",
+    )
 
 
 def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> AdapterInfo | None:

@@ -1,53 +1,94 @@
 """Adapters in this process: nothing to install, gone at exit, invisible to other replicas."""
 
-from solrl_proto.adapters import AdapterInfo, AdapterList
+from collections import defaultdict
+from dataclasses import dataclass, field
 
-from solrl_rollout.store.base import DEFAULT_RETAIN, AdapterStore, admit, not_found, verify_put, verify_stored
+from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
+
+from solrl_rollout.store.base import (
+    DEFAULT_RETAIN,
+    AdapterStore,
+    admit,
+    evicted,
+    not_found,
+    over_quota,
+    verify_put,
+    verify_stored,
+)
+
+
+@dataclass
+class _Run:
+    versions: dict[int, tuple[AdapterInfo, bytes]] = field(default_factory=dict)
+    pinned: set[int] = field(default_factory=set)
+
+    @property
+    def size(self) -> int:
+        return sum(info.size for info, _ in self.versions.values())
 
 
 class MemoryAdapterStore(AdapterStore):
-    """A dictionary a run, for one event loop. No lock: nothing awaits between judging and writing."""
+    """Dictionaries, for one event loop. No lock: nothing awaits between judging and writing."""
 
-    def __init__(self, retain: int = DEFAULT_RETAIN) -> None:
-        super().__init__(retain)
-        self._runs: dict[str, dict[int, tuple[AdapterInfo, bytes]]] = {}
+    def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
+        super().__init__(retain, quota)
+        self._tenants: defaultdict[str, dict[str, _Run]] = defaultdict(dict)
 
-    async def put(self, info: AdapterInfo, body: bytes) -> AdapterInfo:
+    async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         await verify_put(info, body)
-        versions = self._runs.get(info.run, {})
-        stored = versions.get(info.version)
-        same = admit(info, max(versions, default=None), stored and stored[0])
+        runs = self._tenants[tenant]
+        run = runs.get(info.run, _Run())
+        stored = run.versions.get(info.version)
+        same = admit(info, max(run.versions, default=None), stored and stored[0])
         if same is not None:
-            return same
-        versions[info.version] = (info, body)
-        for old in sorted(versions)[: -self.retain]:
-            del versions[old]
-        self._runs[info.run] = versions
-        return info
+            return same, False
+        old = evicted([*run.versions, info.version], run.pinned, self.retain)
+        held = sum(one.size for one in runs.values()) + info.size - sum(run.versions[v][0].size for v in old)
+        if self.quota is not None and held > self.quota:
+            raise over_quota(info, held, self.quota)
+        run.versions[info.version] = (info, body)
+        for version in old:
+            del run.versions[version]
+        runs[info.run] = run
+        return info, True
 
-    async def get(self, run: str, version: int) -> tuple[AdapterInfo, bytes]:
-        info, body = self._find(run, version)
+    async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
+        info, body = self._find(tenant, run, version)
         await verify_stored(info, body)
         return info, body
 
-    async def info(self, run: str, version: int) -> AdapterInfo:
-        return self._find(run, version)[0]
+    async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
+        return self._find(tenant, run, version)[0]
 
-    async def list(self, run: str) -> AdapterList:
-        versions = self._runs.get(run)
-        if not versions:
+    async def list(self, tenant: str, run: str) -> AdapterList:
+        held = self._tenants[tenant].get(run)
+        if held is None:
             raise not_found(run, 0, None, ())
-        infos = tuple(versions[version][0] for version in sorted(versions))
-        return AdapterList(run=run, head=max(versions), versions=infos)
+        infos = tuple(held.versions[version][0] for version in sorted(held.versions))
+        return AdapterList(run=run, head=max(held.versions), pinned=tuple(sorted(held.pinned)), versions=infos)
+
+    async def runs(self, tenant: str) -> RunList:
+        runs = self._tenants[tenant]
+        listed = [await self.list(tenant, run) for run in sorted(runs)]
+        return RunList(runs=tuple(listed), size=sum(run.size for run in runs.values()), quota=self.quota)
+
+    async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
+        self._find(tenant, run, version)
+        pins = self._tenants[tenant][run].pinned
+        (pins.add if pinned else pins.discard)(version)
+
+    async def delete(self, tenant: str, run: str) -> None:
+        if self._tenants[tenant].pop(run, None) is None:
+            raise not_found(run, 0, None, ())
 
     async def ping(self) -> None:
         return
 
     async def close(self) -> None:
-        self._runs.clear()
+        self._tenants.clear()
 
-    def _find(self, run: str, version: int) -> tuple[AdapterInfo, bytes]:
-        versions = self._runs.get(run, {})
-        if version not in versions:
-            raise not_found(run, version, max(versions, default=None), versions)
-        return versions[version]
+    def _find(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
+        held = self._tenants[tenant].get(run, _Run()).versions
+        if version not in held:
+            raise not_found(run, version, max(held, default=None), held)
+        return held[version]

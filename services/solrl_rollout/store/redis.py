@@ -1,25 +1,30 @@
 """Adapters in Redis, for all replicas of the service.
 
-Keys of a run, which share the hash tag `{run}` so that Redis Cluster keeps them on one node:
+Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keeps them on one node:
 
-    {prefix}:{run}:versions                        hash: `head`, and a JSON record for each version
-    {prefix}:{run}:blob:{version}:{token}:{i}      chunk i of a version's bytes
+    {prefix}:{tenant}:runs                               set of run names
+    {prefix}:{tenant}:bytes                              what their versions take
+    {prefix}:{tenant}:run:{run}:versions                 hash: `head`, and a JSON record for each version
+    {prefix}:{tenant}:run:{run}:pins                     set of versions
+    {prefix}:{tenant}:run:{run}:blob:{version}:{token}:{i}   chunk i of a version's bytes
 
 An upload writes its chunks under a fresh token, with an expiry. Then one script compares the head, makes the
 chunks permanent and writes the record that names the token. Chunks of uploads that lose or die expire.
-Redis must run with `maxmemory-policy noeviction`; its appendfsync decides what a crash may lose.
+Redis must run with `maxmemory-policy noeviction`; its appendfsync decides what a crash may lose, and where the
+server has WAITAOF (7.2) a version is acknowledged only once it is on its disk.
 """
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
-from solrl_proto.adapters import AdapterInfo, AdapterList
+from redis.exceptions import RedisError, ResponseError
+from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.identifiers import Message
 from solrl_proto.problems import ProblemError
 
@@ -29,13 +34,15 @@ from solrl_rollout.store.base import (
     admit,
     corrupt,
     not_found,
+    over_quota,
     verify_put,
     verify_stored,
 )
-from solrl_rollout.store.scripts import COMMIT
+from solrl_rollout.store.scripts import COMMIT, DELETE, PIN
 
 CHUNK_BYTES = 4 * 2**20
 UPLOAD_EXPIRY_S = 600
+WAITAOF_MS = 10_000
 
 
 class Record(Message):
@@ -46,11 +53,59 @@ class Record(Message):
     chunks: int
 
 
+@dataclass(frozen=True)
+class Keys:
+    """The names of a run's keys; `prefix` carries the tenant's hash tag."""
+
+    prefix: str
+    run: str
+
+    @property
+    def runs(self) -> str:
+        """The tenant's run names."""
+        return f"{self.prefix}:runs"
+
+    @property
+    def bytes(self) -> str:
+        """What the tenant's versions take."""
+        return f"{self.prefix}:bytes"
+
+    @property
+    def versions(self) -> str:
+        """The run's head and records."""
+        return f"{self.prefix}:run:{self.run}:versions"
+
+    @property
+    def pins(self) -> str:
+        """The run's pinned versions."""
+        return f"{self.prefix}:run:{self.run}:pins"
+
+    @property
+    def blobs(self) -> str:
+        """What all chunks of the run begin with."""
+        return f"{self.prefix}:run:{self.run}:blob"
+
+    def chunk(self, record: Record, i: int) -> str:
+        """Chunk i of a version."""
+        return f"{self.blobs}:{record.info.version}:{record.token}:{i}"
+
+
+def weaknesses(settings: Mapping[str, object]) -> Iterator[str]:
+    """What of a Redis's settings may lose adapters."""
+    if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
+        policy = settings["maxmemory-policy"]
+        yield f"Redis evicts by maxmemory-policy {policy}: adapters may vanish; set it to noeviction"
+    if settings["appendonly"] != "yes":
+        yield "Redis keeps no append-only file: a restart loses versions, which trainers push again; set appendonly yes"
+    elif settings["appendfsync"] == "no":
+        yield "Redis leaves appendfsync to the system: a crash may lose half a minute; set it to everysec or always"
+
+
 class RedisAdapterStore(AdapterStore):
     """Adapters in the Redis at `url` (redis://, rediss://, unix://), under keys that begin with `prefix`."""
 
-    def __init__(self, url: str, retain: int = DEFAULT_RETAIN, prefix: str = "solrl") -> None:
-        super().__init__(retain)
+    def __init__(self, url: str, retain: int = DEFAULT_RETAIN, quota: int | None = None, prefix: str = "solrl") -> None:
+        super().__init__(retain, quota)
         self._prefix = prefix
         try:
             self._redis = Redis.from_url(
@@ -73,83 +128,150 @@ class RedisAdapterStore(AdapterStore):
         host, port = options.get("host", "localhost"), options.get("port", 6379)
         self._address: str = options.get("path") or f"{host}:{port}"
         self._commit = self._redis.register_script(COMMIT)
+        self._delete = self._redis.register_script(DELETE)
+        self._pin = self._redis.register_script(PIN)
+        self._durable: bool | None = None
 
-    async def put(self, info: AdapterInfo, body: bytes) -> AdapterInfo:
+    async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         await verify_put(info, body)
+        keys = self._keys(tenant, info.run)
         with self._reported():
-            head, stored = await self._redis.hmget(self._hash(info.run), ["head", str(info.version)])
+            head, stored = await self._redis.hmget(keys.versions, ["head", str(info.version)])
             same = self._admit(info, head, stored)
             if same is not None:
-                return same
+                return same, False
             record = Record(info=info, token=secrets.token_hex(8), chunks=-(-len(body) // CHUNK_BYTES))
-            chunks = await self._upload(record, body)
-            outcome, head, stored = await self._commit(
-                keys=[self._hash(info.run), *chunks],
-                args=[
-                    info.version,
-                    "" if info.parent is None else info.parent,
-                    record.model_dump_json(),
-                    self.retain,
-                    self._blobs(info.run),
-                ],
-            )
-        if outcome == b"stored":
-            return info
+            chunks = await self._upload(keys, record, body)
+            arguments = [
+                info.version,
+                "" if info.parent is None else info.parent,
+                record.model_dump_json(),
+                info.size,
+                self.retain,
+                "" if self.quota is None else self.quota,
+                info.run,
+                keys.blobs,
+            ]
+            # One connection for both, because WAITAOF waits for what its own connection wrote.
+            async with self._redis.client() as connection:
+                outcome, found, stored = await self._commit(
+                    keys=[keys.versions, keys.pins, keys.runs, keys.bytes, *chunks], args=arguments, client=connection
+                )
+                if outcome == b"stored":
+                    await self._on_disk(connection)
+                    return info, True
+            await self._redis.unlink(*chunks)
+        if outcome == b"quota" and self.quota is not None:
+            raise over_quota(info, int(found), self.quota)
         if outcome == b"refused":
-            same = self._admit(info, head or None, stored or None)
+            same = self._admit(info, found or None, stored or None)
             if same is not None:
-                return same
+                return same, False
         raise self._unavailable(f"the upload took over {UPLOAD_EXPIRY_S} seconds and expired, or was evicted")
 
-    async def get(self, run: str, version: int) -> tuple[AdapterInfo, bytes]:
-        record = await self._record(run, version)
+    async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
+        keys = self._keys(tenant, run)
+        record = await self._record(keys, run, version)
         parts: list[bytes] = []
         for i in range(record.chunks):
             with self._reported():
-                part = await self._redis.get(self._chunk(record, i))
+                part = await self._redis.get(keys.chunk(record, i))
             if not isinstance(part, bytes):
                 # Deleted between two reads because newer versions came (then 404), or truly lost.
-                await self._record(run, version)
+                await self._record(keys, run, version)
                 raise corrupt(run, version, got=f"chunk {i} is missing", expected=f"{record.chunks} chunks")
             parts.append(part)
         body = b"".join(parts)
         await verify_stored(record.info, body)
         return record.info, body
 
-    async def info(self, run: str, version: int) -> AdapterInfo:
-        return (await self._record(run, version)).info
+    async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
+        return (await self._record(self._keys(tenant, run), run, version)).info
 
-    async def list(self, run: str) -> AdapterList:
+    async def list(self, tenant: str, run: str) -> AdapterList:
+        keys = self._keys(tenant, run)
         with self._reported():
-            fields = await self._redis.hgetall(self._hash(run))
+            fields = await self._redis.hgetall(keys.versions)
+            pins = await self._redis.smembers(keys.pins)
         if not fields:
             raise not_found(run, 0, None, ())
         head = int(fields.pop(b"head"))
-        records = (self._parse(run, int(version), fields[version]) for version in sorted(fields, key=int))
-        return AdapterList(run=run, head=head, versions=tuple(record.info for record in records))
+        records = [self._parse(run, int(version), fields[version]) for version in sorted(fields, key=int)]
+        infos = tuple(record.info for record in records)
+        return AdapterList(run=run, head=head, pinned=tuple(sorted(map(int, pins))), versions=infos)
+
+    async def runs(self, tenant: str) -> RunList:
+        keys = self._keys(tenant, "")
+        with self._reported():
+            names = sorted(
+                str(name, "utf-8") for name in await self._redis.smembers(keys.runs) if isinstance(name, bytes)
+            )
+            size = int(await self._redis.get(keys.bytes) or 0)
+        listed = []
+        for name in names:
+            try:
+                listed.append(await self.list(tenant, name))
+            except ProblemError as error:
+                if error.problem.status != 404:  # deleted meanwhile
+                    raise
+        return RunList(runs=tuple(listed), size=size, quota=self.quota)
+
+    async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
+        keys = self._keys(tenant, run)
+        with self._reported():
+            found = await self._pin(keys=[keys.versions, keys.pins], args=[version, int(pinned)])
+        if not found:
+            await self._record(keys, run, version)
+
+    async def delete(self, tenant: str, run: str) -> None:
+        keys = self._keys(tenant, run)
+        with self._reported():
+            count = await self._delete(keys=[keys.versions, keys.pins, keys.runs, keys.bytes], args=[run, keys.blobs])
+        if not count:
+            raise not_found(run, 0, None, ())
 
     async def ping(self) -> None:
         with self._reported():
             await self._redis.ping()
 
+    async def warnings(self) -> tuple[str, ...]:
+        with self._reported():
+            try:
+                held = await self._redis.config_get("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
+            except ResponseError:
+                return ("Redis does not tell its settings (CONFIG is forbidden); see to noeviction and appendonly yes",)
+            return tuple(weaknesses({str(name): value for name, value in held.items()}))
+
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def _upload(self, record: Record, body: bytes) -> tuple[str, ...]:
+    async def _upload(self, keys: "Keys", record: Record, body: bytes) -> tuple[str, ...]:
         """Write the chunks, each with an expiry, and return their keys."""
-        keys = tuple(self._chunk(record, i) for i in range(record.chunks))
+        chunks = tuple(keys.chunk(record, i) for i in range(record.chunks))
         view = memoryview(body)
-        for i, key in enumerate(keys):
+        for i, key in enumerate(chunks):
             chunk = view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
             await self._redis.set(key, chunk, ex=UPLOAD_EXPIRY_S)
-        return keys
+        return chunks
 
-    async def _record(self, run: str, version: int) -> Record:
+    async def _on_disk(self, connection: Redis) -> None:
+        """Wait until what `connection` wrote is in the append-only file, where the server has one and can tell."""
+        if self._durable is None:
+            version = (await connection.info("server"))["redis_version"]
+            persistence = await connection.info("persistence")
+            new = tuple(map(int, version.split(".")[:2])) >= (7, 2)
+            self._durable = new and bool(persistence["aof_enabled"])
+        if self._durable:
+            local, _ = await connection.waitaof(1, 0, WAITAOF_MS)
+            if not local:
+                raise self._unavailable(f"it did not write the version to its disk within {WAITAOF_MS} ms")
+
+    async def _record(self, keys: "Keys", run: str, version: int) -> Record:
         with self._reported():
-            text = await self._redis.hget(self._hash(run), str(version))
+            text = await self._redis.hget(keys.versions, str(version))
             if text is not None:
                 return self._parse(run, version, text)
-            fields = await self._redis.hgetall(self._hash(run))
+            fields = await self._redis.hgetall(keys.versions)
         head = fields.pop(b"head", None)
         raise not_found(run, version, None if head is None else int(head), map(int, fields))
 
@@ -163,14 +285,8 @@ class RedisAdapterStore(AdapterStore):
         except ValidationError as error:
             raise corrupt(run, version, got=str(error), expected="a version record") from error
 
-    def _hash(self, run: str) -> str:
-        return f"{self._prefix}:{{{run}}}:versions"
-
-    def _blobs(self, run: str) -> str:
-        return f"{self._prefix}:{{{run}}}:blob"
-
-    def _chunk(self, record: Record, i: int) -> str:
-        return f"{self._blobs(record.info.run)}:{record.info.version}:{record.token}:{i}"
+    def _keys(self, tenant: str, run: str) -> "Keys":
+        return Keys(f"{self._prefix}:{{{tenant}}}", run)
 
     @contextmanager
     def _reported(self) -> Iterator[None]:

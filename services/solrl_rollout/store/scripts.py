@@ -1,39 +1,98 @@
-"""What Redis runs by itself, as one step."""
+"""What Redis runs by itself, each as one step.
 
-COMMIT = """
--- KEYS: the run's hash, then the upload's chunks.
--- ARGV: version, parent ('' for none), record, how many versions to keep, key prefix of the run's chunks.
--- Answers {'stored' | 'refused' | 'expired', head or '', the version's record or ''}.
-local run, version = KEYS[1], ARGV[1]
+Keys of chunks are not in KEYS, yet on the same node: their prefix carries the tenant's hash tag.
+"""
+
+_FORGET = """
+local function read(run, version)
+  local readable, record = pcall(cjson.decode, redis.call('HGET', run, version))
+  if readable and type(record) == 'table' and record.info and record.chunks and record.token then
+    return record
+  end
+  return {info = {size = 0}, chunks = 0, token = ''}
+end
+local function forget(run, pins, blobs, version)
+  local record = read(run, version)
+  for chunk = 0, record.chunks - 1 do
+    redis.call('UNLINK', string.format('%s:%s:%s:%d', blobs, version, record.token, chunk))
+  end
+  redis.call('HDEL', run, version)
+  redis.call('SREM', pins, version)
+  return record.info.size
+end
+"""
+
+COMMIT = (
+    _FORGET
+    + """
+-- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes, then the upload's chunks.
+-- ARGV: version, parent ('' for none), record, bytes, versions to keep, quota ('' for none), run, prefix of chunks.
+-- Answers {'stored' | 'refused' | 'expired' | 'quota', head or bytes or '', the version's record or ''}.
+local run, pins, version = KEYS[1], KEYS[2], ARGV[1]
 local head = redis.call('HGET', run, 'head') or ''
 local record = redis.call('HGET', run, version) or ''
 if head ~= ARGV[2] then
   return {'refused', head, record}
 end
-for i = 2, #KEYS do
+for i = 5, #KEYS do
   if redis.call('EXISTS', KEYS[i]) == 0 then
     return {'expired', head, record}
   end
 end
-for i = 2, #KEYS do
-  redis.call('PERSIST', KEYS[i])
-end
-redis.call('HSET', run, version, ARGV[3], 'head', version)
 
-local versions = {}
+local versions = {version}
 for _, field in ipairs(redis.call('HKEYS', run)) do
-  if field ~= 'head' then
+  if field ~= 'head' and redis.call('SISMEMBER', pins, field) == 0 then
     versions[#versions + 1] = field
   end
 end
 table.sort(versions, function(a, b) return tonumber(a) < tonumber(b) end)
-for i = 1, #versions - tonumber(ARGV[4]) do
-  local old = cjson.decode(redis.call('HGET', run, versions[i]))
-  for chunk = 0, old.chunks - 1 do
-    -- Not in KEYS, yet on this node: the prefix carries the run's hash tag.
-    redis.call('UNLINK', string.format('%s:%s:%s:%d', ARGV[5], versions[i], old.token, chunk))
-  end
-  redis.call('HDEL', run, versions[i])
+local old, held = #versions - tonumber(ARGV[5]), tonumber(redis.call('GET', KEYS[4]) or 0) + tonumber(ARGV[4])
+for i = 1, old do
+  held = held - read(run, versions[i]).info.size
 end
+if ARGV[6] ~= '' and held > tonumber(ARGV[6]) then
+  return {'quota', held, record}
+end
+
+for i = 5, #KEYS do
+  redis.call('PERSIST', KEYS[i])
+end
+redis.call('HSET', run, version, ARGV[3], 'head', version)
+redis.call('SADD', KEYS[3], ARGV[7])
+local change = tonumber(ARGV[4])
+for i = 1, old do
+  change = change - forget(run, pins, ARGV[8], versions[i])
+end
+redis.call('INCRBY', KEYS[4], change)
 return {'stored', version, ARGV[3]}
+"""
+)
+
+DELETE = (
+    _FORGET
+    + """
+-- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes. ARGV: run, prefix of chunks.
+-- Answers how many versions there were.
+local count, size = 0, 0
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if field ~= 'head' then
+    size = size + forget(KEYS[1], KEYS[2], ARGV[2], field)
+    count = count + 1
+  end
+end
+redis.call('UNLINK', KEYS[1], KEYS[2])
+redis.call('SREM', KEYS[3], ARGV[1])
+redis.call('DECRBY', KEYS[4], size)
+return count
+"""
+)
+
+PIN = """
+-- KEYS: the run's hash, its pins. ARGV: version, '1' to pin. Answers whether the version is there.
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+  return 0
+end
+redis.call(ARGV[2] == '1' and 'SADD' or 'SREM', KEYS[2], ARGV[1])
+return 1
 """

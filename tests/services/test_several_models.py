@@ -1,0 +1,62 @@
+"""Several backbones in one service: each under its own name, sharing what they can."""
+
+from collections.abc import Iterator
+
+import pytest
+from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
+from solrl_proto import ModelList
+from solrl_rollout.settings import ModelSpec, Settings, parse_model
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[RunningService]:
+    with running_service(model=["mini-sana", "flux=mini-flux"]) as running:
+        yield running
+
+
+def test_each_answers_under_its_name(both: RunningService) -> None:
+    listed = ModelList.model_validate(both.client.get("/v1/models").json())
+    assert [(model.name, model.family) for model in listed.models] == [("mini-sana", "sana"), ("flux", "flux")]
+    sana, flux = (model.digests for model in listed.models)
+    assert sana["transformer"] != flux["transformer"]
+    assert sana["reward:clipscore"] == flux["reward:clipscore"]
+    asked = {
+        model: both.client.post("/v1/rollouts", json=rollout_request() | {"model": model}).json()
+        for model in ("mini-sana", "flux")
+    }
+    assert {model: answer["model"] for model, answer in asked.items()} == {"mini-sana": "mini-sana", "flux": "flux"}
+    assert asked["mini-sana"]["groups"][0]["scores"] != asked["flux"]["groups"][0]["scores"]
+    unknown = both.client.post("/v1/rollouts", json=rollout_request() | {"model": "mini-flux"})
+    assert (unknown.status_code, problem(unknown)["expected"]) == (404, ["flux", "mini-sana"])
+
+
+def test_an_adapter_belongs_to_the_model_it_was_pushed_for(both: RunningService, layout: Layout) -> None:
+    assert both.push("shared", 0, adapter_file(layout, 1)).status_code == 201
+    assert both.rollout(adapter=("shared", 0))
+    other = both.client.post("/v1/rollouts", json=rollout_request(adapter=("shared", 0)) | {"model": "flux"})
+    assert (other.status_code, problem(other)["kind"]) == (422, "adapter-model")
+    foreign = both.put("/v1/runs/foreign/adapters/0", adapter_file(layout, 1), model="flux")
+    assert foreign.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("mini-sana", ModelSpec("mini-sana", "mini-sana", None)),
+        ("flux=black-forest-labs/FLUX.1-dev@abc1", ModelSpec("flux", "black-forest-labs/FLUX.1-dev", "abc1")),
+        ("black-forest-labs/FLUX.1-dev", ModelSpec("flux.1-dev", "black-forest-labs/FLUX.1-dev", None)),
+    ],
+)
+def test_a_model_is_named_located_and_pinned(text: str, spec: ModelSpec) -> None:
+    assert parse_model(text) == spec
+
+
+@pytest.mark.parametrize("text", ["", "a=", "Upper=mini-sana", "mini-sana@", "=mini-sana"])
+def test_a_model_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"name=\]location"):
+        parse_model(text)
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="one name"):
+        Settings(model=("mini-sana", "a/mini-sana"))

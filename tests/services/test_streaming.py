@@ -1,0 +1,54 @@
+"""An answer as NDJSON: a line a group as it is finished, and an end line, without which it was cut short."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from service_helpers import RunningService, problem, rollout_request
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE, EndLine, GroupLine, RolloutAnswer, StreamLine
+
+PROMPTS = ["a red circle", "two blue squares", "a green triangle"]
+LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
+
+
+def test_the_lines_hold_what_the_document_holds(service: RunningService) -> None:
+    request: dict[str, Any] = {"prompts": PROMPTS, "count": 30, "steps": 1, "images": "png"}
+    whole = RolloutAnswer.model_validate(service.rollout(**request))
+    *groups, end = [LINE.validate_python(line) for line in service.lines(**request)]
+    assert isinstance(end, EndLine)
+    assert end.groups == len(groups) == 3
+    made = {line.group.prompt_id: line.group for line in groups if isinstance(line, GroupLine)}
+    assert tuple(made[group.prompt_id] for group in whole.groups) == whole.groups
+    assert (end.model, end.adapter, end.precision, end.numerics, end.plan) == (
+        whole.model,
+        whole.adapter,
+        whole.precision,
+        whole.numerics,
+        whole.plan,
+    )
+
+
+@pytest.mark.parametrize("prune", [None, {"after": 1, "keep": 4}], ids=["whole", "pruned"])
+def test_the_first_group_comes_while_the_last_is_not_begun(
+    service: RunningService, prune: dict[str, int] | None
+) -> None:
+    request = rollout_request(prompts=[f"{i} red circles" for i in range(40)], count=48, steps=2)
+    request["plan"]["prune"] = prune
+    streaming = service.send(request, accept=STREAM_MEDIA_TYPE)
+    with streaming.socket.makefile("rb") as stream:
+        while stream.readline().strip():
+            pass
+        size = int(stream.readline(), 16)
+        line = json.loads(stream.read(size))
+        assert (line["kind"], line["group"]["prompt_id"]) == ("group", "p0")
+        refused = service.client.post("/v1/rollouts", json=rollout_request(count=3000))
+        assert problem(refused)["kind"] == "queue-full"
+    streaming.leave()
+
+
+def test_what_is_refused_is_refused_before_the_stream(service: RunningService) -> None:
+    response = service.client.post(
+        "/v1/rollouts", json=rollout_request(adapter=("nobody", 1)), headers={"Accept": STREAM_MEDIA_TYPE}
+    )
+    assert (response.status_code, problem(response)["kind"]) == (404, "run-not-found")
