@@ -18,9 +18,9 @@ from service_helpers import free_port
 PAGES = ("docs/extending/reward.md", "docs/extending/objective.md", "docs/extending/family.md")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder on the path that holds the pages' files, and their entry points as an installation leaves them."""
+    """A folder on the path, until the module is done, with the pages' files and entry points as if installed."""
     folder = tmp_path_factory.mktemp("examples")
     info = folder / "examples-1.0.dist-info"
     info.mkdir()
@@ -39,7 +39,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.path.remove(str(folder))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(examples: Path) -> Iterator[httpx.Client]:
     """The service that the page about rewards starts, by its command; as a client of it."""
     serve, port = commands(blocks(PAGES[0], "sh")[0])[0], free_port()

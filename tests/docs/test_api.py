@@ -1,4 +1,7 @@
-"""The page on the HTTP API: its commands give the answers that it shows, and its noise is the service's."""
+"""The page on the HTTP API: its commands give the answers that it shows, and its noise is the service's.
+
+The service is the one that the page on rewards starts, so that one is enough.
+"""
 
 import json
 import math
@@ -12,7 +15,10 @@ from typing import Any
 import httpx
 import pytest
 from fences import ROOT, blocks
+from solrl_core.families import load_backbone
+from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise
+from solrl_core.rewards import RewardSet
 from solrl_minis import catalog
 from solrl_proto.noise import PROBE_LENGTH, PROBE_SEED, expand_seeds
 
@@ -105,3 +111,25 @@ def test_noise_is_drawn_as_the_page_says(count: int) -> None:
 def test_the_probe_is_as_the_page_says(service: httpx.Client) -> None:
     probe = service.get("/v1/models").json()["noise"]["probe"]
     assert code("noise.py")["noise"](PROBE_SEED, PROBE_LENGTH) == pytest.approx(probe, abs=1e-5)
+
+
+def test_the_reward_of_the_page_on_rewards_is_served(service: httpx.Client, examples: Path) -> None:
+    name = "my_rewards:colourfulness"
+    request = {
+        "model": "mini-sana",
+        "prompts": [{"id": "p0", "text": "a red circle"}],
+        "candidates": {"seeds": [[1, 2, 3]]},
+        "plan": {"steps": 2, "precision": "bf16"},
+        "rewards": [{"name": "clipscore"}, {"name": name, "weight": 0.2}],
+    }
+    answer = service.post("/v1/rollouts", json=request)
+    assert answer.status_code == 200, answer.text
+    mini = load_backbone("mini-sana")
+    (group,) = answer.json()["groups"]
+    images = Generator(mini, "bf16").generate("a red circle", [1, 2, 3], steps=2).images
+    here = RewardSet.load([name], mini).score([name], images, ["a red circle"] * 3, [{}] * 3)[name]
+    assert group["rewards"][name] == pytest.approx(here.tolist(), abs=1e-3)
+    weighted = [a + 0.2 * b for a, b in zip(group["rewards"]["clipscore"], group["rewards"][name], strict=True)]
+    assert group["scores"] == pytest.approx(weighted, abs=1e-5)
+    (model,) = service.get("/v1/models").json()["models"]
+    assert model["digests"][f"reward:{name}"] == RewardSet.load([name], mini).digests()[f"reward:{name}"]

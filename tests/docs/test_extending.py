@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from fences import ROOT, blocks, commands, example
@@ -57,26 +56,6 @@ def test_the_reward_scores_images(examples: Path, mini: Backbone, name: str) -> 
     assert found[0] == pytest.approx(0, abs=1e-6)
     assert found[1] == pytest.approx(0.3 * 1.25**0.5, rel=1e-5)
     assert found[2] > found[1]
-
-
-def test_the_reward_is_served(service: httpx.Client, examples: Path, mini: Backbone) -> None:
-    request = {
-        "model": "mini-sana",
-        "prompts": [{"id": "p0", "text": "a red circle"}],
-        "candidates": {"seeds": [[1, 2, 3]]},
-        "plan": {"steps": 2, "precision": "bf16"},
-        "rewards": [{"name": "clipscore"}, {"name": COLOURS, "weight": 0.2}],
-    }
-    answer = service.post("/v1/rollouts", json=request)
-    assert answer.status_code == 200, answer.text
-    (group,) = answer.json()["groups"]
-    images = Generator(mini, "bf16").generate("a red circle", [1, 2, 3], steps=2).images
-    here = RewardSet.load([COLOURS], mini).score([COLOURS], images, ["a red circle"] * 3, [{}] * 3)[COLOURS]
-    assert group["rewards"][COLOURS] == pytest.approx(here.tolist(), abs=1e-3)
-    weighted = [a + 0.2 * b for a, b in zip(group["rewards"]["clipscore"], group["rewards"][COLOURS], strict=True)]
-    assert group["scores"] == pytest.approx(weighted, abs=1e-5)
-    (model,) = service.get("/v1/models").json()["models"]
-    assert model["digests"][f"reward:{COLOURS}"] == RewardSet.load([COLOURS], mini).digests()[f"reward:{COLOURS}"]
 
 
 def test_the_trainer_takes_the_reward_as_the_page_has_it() -> None:
