@@ -88,6 +88,15 @@ def test_every_path_is_one_of_the_service() -> None:
     assert all(any(pattern.match(path) for pattern in patterns) or path == "" for path in used), used
 
 
+def test_every_kind_of_problem_is_one_that_is_given() -> None:
+    text = (ROOT / PAGE).read_text()
+    table = text[text.index("| status | kinds |") : text.index("**Retrying.**")]
+    kinds = set(re.findall(r"`([a-z]+(?:-[a-z]+)*)`", table))
+    assert len(kinds) > 20
+    source = "".join(p.read_text() for top in ("services", "core", "proto") for p in (ROOT / top).rglob("*.py"))
+    assert {kind for kind in kinds if f'"{kind}"' not in source and f':{kind}"' not in source} == set()
+
+
 def code(title: str) -> dict[str, Any]:
     (block,) = [block for block in blocks(PAGE, "python") if block.title == title]
     names: dict[str, Any] = {}
