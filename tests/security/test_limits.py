@@ -1,0 +1,186 @@
+"""Heads and bodies larger than they may be, and names that mean something to a file system."""
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from security_helpers import Guarded, guarded_service, raw
+from service_helpers import MODEL, RunningService, problem, read_response, running_service
+
+MIB = 2**20
+LIMIT = 64 * MIB
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with running_service("--max-body-bytes", str(LIMIT), "--max-adapter-bytes", str(LIMIT)) as running:
+        yield running
+        assert "Traceback" not in running.log.read_text()
+
+
+def memory(service: RunningService, kind: str) -> int:
+    """Bytes of a process's memory: `VmRSS` now, `VmHWM` at its most."""
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(kind))
+
+
+def send_until_refused(sock: socket.socket, chunked: bool, size: int) -> None:
+    part = b"x" * MIB
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        for _ in range(size // MIB):
+            sock.sendall(b"%x\r\n%b\r\n" % (MIB, part) if chunked else part)
+
+
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "declared"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/rollouts"), ("PUT", f"/v1/runs/big/adapters/0?model={MODEL}")],
+    ids=["json", "adapter"],
+)
+def test_an_oversize_body_costs_no_more_than_the_limit(
+    service: RunningService, method: str, path: str, chunked: bool
+) -> None:
+    # What is at its most is reset first, so that loading the model does not hide what follows.
+    Path(f"/proc/{service.process.pid}/clear_refs").write_text("5")
+    before = memory(service, "VmRSS")
+    size = 4 * LIMIT
+    length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
+    digest = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{digest}\r\n{length}"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=120) as sock:
+        sock.sendall(head.encode() + b"\r\n\r\n")
+        send_until_refused(sock, chunked, size)
+        status, _, body = read_response(sock)
+    assert (status, json.loads(body)["type"]) == (413, "urn:solrl:problem:body-too-large")
+    assert memory(service, "VmHWM") - before <= LIMIT + 64 * MIB
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "HEAD", "OPTIONS", "PATCH"])
+def test_a_body_where_none_belongs_harms_nothing(service: RunningService, method: str) -> None:
+    head = f"{method} /v1/models HTTP/1.1\nHost: localhost\nContent-Length: {100 * LIMIT}"
+    status = raw(service.port, head, b"x" * 1000)[0]
+    assert status == (200 if method == "GET" else 405)
+
+
+@pytest.mark.parametrize("size", [20_000, 40_000, 200_000, 5_000_000], ids=str)
+@pytest.mark.parametrize("where", ["header", "headers", "path", "query"])
+def test_a_head_too_large_is_431(service: RunningService, where: str, size: int) -> None:
+    head = {
+        "header": "GET /v1/models HTTP/1.1\nHost: localhost\nX-Bomb: " + "x" * size,
+        "headers": "GET /v1/models HTTP/1.1\nHost: localhost" + "\nX: y" * (size // 6),
+        "path": f"GET /v1/{'x' * size} HTTP/1.1\nHost: localhost",
+        "query": f"GET /v1/models?{'x' * size} HTTP/1.1\nHost: localhost",
+    }[where]
+    try:
+        status, _, body = raw(service.port, head)
+    except (BrokenPipeError, ConnectionResetError):
+        assert size > 200_000  # refused, and hung up on, while it was still being sent
+        return
+    if size < 32_768:
+        assert status in (200, 404)
+    else:
+        assert (status, json.loads(body)["type"]) == (431, "urn:solrl:problem:head-too-large")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET\r\n\r\n",
+        b"GET / HTCPCP/1.0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nA b: c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: \x00\r\n\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 100_000,
+        b"GET /v1/models HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=range(14),
+)
+def test_what_is_no_http_is_refused_and_hung_up_on(service: RunningService, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
+        sock.sendall(sent)
+        status, headers, body = read_response(sock)
+        assert status in (400, 431, 501) or (sent.startswith(b"GET /v1/models") and status == 200)
+        if status != 200:
+            assert headers["content-type"] == "application/problem+json"
+            assert json.loads(body)["status"] == status
+        with contextlib.suppress(ConnectionResetError):
+            assert not sock.recv(1000)
+
+
+def test_pipelined_requests_are_answered_in_turn(service: RunningService) -> None:
+    request = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
+        sock.sendall(request * 2 + request.replace(b"Host: a", b"Host: a\r\nConnection: close"))
+        received = b""
+        while part := sock.recv(65536):
+            received += part
+    assert received.count(b"HTTP/1.1 200") == 3
+
+
+def test_a_connection_is_used_again_after_a_refusal(service: RunningService) -> None:
+    refused = service.client.post("/v1/rollouts", content=b"{", headers={"Content-Type": "application/json"})
+    assert problem(refused)
+    assert service.client.get("/v1/models").status_code == 200
+
+
+ODD = [
+    "..",
+    "../..",
+    "%2e%2e",
+    "%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "..%2f..%2ftokens.json",
+    "%252e%252e",
+    "..%5c..",
+    "%00",
+    "a%00",
+    "a%0a",
+    "a%0d%0aX-Injected:%201",
+    "%F0%9F%8E%A8",
+    "%C3%A9",
+    "%ff%fe",
+    "%C0%AE%C0%AE",
+    "a#b",
+    "a;b",
+    "a*",
+    "{run}",
+    "%",
+    "a%20b",
+    "-a",
+    "a.",
+    "%EF%BC%8E%EF%BC%8E",
+]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with guarded_service(tmp_path_factory.mktemp("watched")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_names_are_refused_and_reach_nothing(watched: Guarded, name: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in watched.file.parent.rglob("*")}
+    login = f"Authorization: Bearer {watched.tokens['a']}"
+    digest = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
+    places = [f"{name}/adapters/0", f"{name}/adapters", f"{name}/adapters/0/weights", f"a/adapters/{name}", name]
+    for place in places:
+        for method in ("GET", "PUT", "DELETE"):
+            target = f"/v1/runs/{place}{'?model=' + MODEL if method == 'PUT' else ''}"
+            head = f"{method} {target} HTTP/1.1\nHost: localhost\n{login}\n{digest}\nContent-Length: 1"
+            status, headers, body = raw(watched.service.port, head, b"x")
+            assert status in (404, 405, 422), (method, target, body)
+            assert headers["content-type"] == "application/problem+json"
+            assert "x-injected" not in headers
+            assert json.loads(body)["status"] == status
+    assert {path: path.stat().st_mtime_ns for path in watched.file.parent.rglob("*")} == before
+    assert watched.service.client.get("/v1/runs", headers=watched.headers("a")).status_code in (200, 404)

@@ -1,0 +1,106 @@
+"""What the log says of a request, and what a client cannot make it say."""
+
+import json
+import logging
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from security_helpers import Guarded, raw
+from service_helpers import RunningService, running_service
+from solrl_rollout import logs
+
+
+def lines(service: RunningService, request_id: str) -> list[dict[str, Any]]:
+    """All that was logged for a request, once what was logged for one after it is there: a line follows its answer."""
+    fence = service.client.get("/v9").headers["x-request-id"]
+    deadline = time.monotonic() + 60
+    while fence not in (text := service.log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    parsed = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert any(line.get("request_id") == fence for line in parsed)
+    return [line for line in parsed if line.get("request_id") == request_id]
+
+
+def test_a_request_is_one_line_with_all_that_is_known_of_it(guarded: Guarded) -> None:
+    headers = guarded.headers("rollout") | {"X-Request-ID": "mine-1"}
+    answer = guarded.service.client.get("/v1/runs/nobody/adapters/3", headers=headers)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (404, "mine-1")
+    (line,) = lines(guarded.service, "mine-1")
+    assert line["level"] == "info"
+    assert (line["tenant"], line["run"], line["method"], line["status"]) == ("a", "nobody", "GET", 404)
+    assert line["route"] == "/v1/runs/{run}/adapters/{version}"
+    assert line["problem"] == "run-not-found"
+    assert line["seconds"] >= 0
+    assert line["client"] == "127.0.0.1"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", line["time"])
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 65, 'a"b', "%0a", "é", "a,b"])
+def test_an_id_that_is_not_well_formed_is_replaced(guarded: Guarded, given: str) -> None:
+    head = f"GET /v1/models HTTP/1.1\nHost: localhost\nX-Request-ID: {given}"
+    status, headers, _ = raw(guarded.service.port, head)
+    assert status == 401
+    assert re.fullmatch(r"[0-9a-f]{16}", headers["x-request-id"])
+    (line,) = lines(guarded.service, headers["x-request-id"])
+    assert (line["status"], line["problem"]) == (401, "unauthenticated")
+
+
+def test_probes_leave_no_lines(guarded: Guarded) -> None:
+    assert guarded.service.client.get("/health/live", headers={"X-Request-ID": "probe"}).status_code == 200
+    assert lines(guarded.service, "probe") == []
+
+
+def test_a_name_in_a_path_forges_no_line(guarded: Guarded) -> None:
+    path = "/v1/runs/%0a%7B%22request_id%22:%22forged%22%7D%0a/adapters"
+    answer = guarded.service.client.get(path, headers=guarded.headers("a"))
+    assert answer.status_code == 422
+    assert lines(guarded.service, "forged") == []
+    (line,) = lines(guarded.service, answer.headers["x-request-id"])
+    assert "run" not in line
+
+
+def test_text_is_for_people(tmp_path: Path) -> None:
+    with running_service("--log-format", "text") as service:
+        os.link(service.log, tmp_path / "log")  # outlives the service, after which all is written
+        answer = service.client.get("/v1/runs/nobody%0aX/adapters", headers={"X-Request-ID": "abc"})
+        assert answer.status_code == 422
+        service.client.get("/v1/runs/nobody/adapters")
+    text = (tmp_path / "log").read_text()
+    assert re.search(r'^\d\d:\d\d:\d\d info +GET /v1/runs/nobody\\nX/adapters .*request_id="abc"', text, re.MULTILINE)
+    assert re.search(r'GET /v1/runs/nobody/adapters .*run="nobody"', text)
+    assert "HTTP/1.1" not in text  # uvicorn's own lines
+
+
+def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:
+    made = logging.LogRecord("a", logging.INFO, "", 1, message, arguments, more.pop("exc_info", None))
+    made.__dict__.update(more)
+    return made
+
+
+def test_notes_reach_every_line_of_their_request() -> None:
+    assert logs.current_request() is None
+    logs.note(run="lost")  # outside of a request: nothing to add to
+    logs.begin("r1")
+    logs.note(run="demo", model=None)
+    line = json.loads(logs.JsonFormatter().format(record("a %s", "b", fields={"status": 200})))
+    assert (line["message"], line["run"], line["request_id"], line["status"]) == ("a b", "demo", "r1", 200)
+    assert "model" not in line
+    assert logs.current_request() == "r1"
+
+
+@pytest.mark.parametrize("formatter", [logs.JsonFormatter(), logs.TextFormatter()])
+def test_a_message_is_one_line(formatter: logging.Formatter) -> None:
+    assert "\n" not in formatter.format(record("a\nb\r\x1b[31m %s", "\ud800\n"))
+
+
+def test_an_exception_goes_with_its_line() -> None:
+    try:
+        raise ValueError("here")
+    except ValueError as error:
+        made = record("failed", exc_info=(ValueError, error, error.__traceback__))
+    assert "ValueError: here" in json.loads(logs.JsonFormatter().format(made))["exception"]
+    assert logs.TextFormatter().format(made).endswith("ValueError: here")

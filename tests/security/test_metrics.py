@@ -1,0 +1,144 @@
+"""What Prometheus reads, and that the dashboard asks for nothing else."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from security_helpers import Guarded
+from service_helpers import problem
+from solrl_rollout.telemetry import SHOWN_RUNS, QueueState, Telemetry
+
+DASHBOARD = json.loads((Path(__file__).parents[2] / "docs" / "grafana" / "solrl.json").read_text())
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def read(text: str) -> Samples:
+    families = text_string_to_metric_families(text)
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[name, tuple(sorted(labels.items()))]
+
+
+def labelled(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
+    return {tuple(v for _, v in labels): value for (found, labels), value in samples.items() if found == name}
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    """One that saw a little of everything."""
+    made = Telemetry()
+    made.watch_queue(lambda: QueueState({"a": 48, "b": 24}, 1.5))
+    made.chunk_done("a", "demo", "mini", "nvfp4", candidates=24, steps=6, generate=3.0, reward=0.5)
+    made.switched("mini", "nvfp4", 0.25)
+    made.pushed("a", "demo", 7, 1000)
+    made.served("a", "demo", 5)
+    made.reward_error("hpsv2")
+    made.request("/v1/models", "GET", 200, 0.002)
+    with made.in_progress():
+        pass
+    return made
+
+
+def test_plain_numbers_become_metrics(telemetry: Telemetry) -> None:
+    samples = read(telemetry.exposition().decode())
+    tier = {"model": "mini", "precision": "nvfp4"}
+    assert value(samples, "solrl_candidates_total", tenant="a", **tier) == 24
+    assert value(samples, "solrl_chunks_total", **tier) == 1
+    assert value(samples, "solrl_step_seconds_sum", **tier) == 0.5
+    assert value(samples, "solrl_reward_seconds_sum", model="mini") == 0.5
+    assert value(samples, "solrl_switch_seconds_count", **tier) == 1
+    assert value(samples, "solrl_adapter_pushes_total", tenant="a") == 1
+    assert value(samples, "solrl_adapter_bytes_total", tenant="a") == 1000
+    assert value(samples, "solrl_adapter_lag_versions", tenant="a", run="demo") == 2
+    assert value(samples, "solrl_run_share", tenant="a", run="demo") == 1
+    assert value(samples, "solrl_reward_errors_total", reward="hpsv2") == 1
+    assert value(samples, "solrl_queue_candidates", tenant="b") == 24
+    assert value(samples, "solrl_queue_oldest_seconds") == 1.5
+    assert value(samples, "solrl_http_requests_total", route="/v1/models", method="GET", status="200") == 1
+    assert value(samples, "solrl_http_requests_in_progress") == 0
+    assert value(samples, "process_resident_memory_bytes") > 0
+
+
+def test_of_many_runs_only_the_busiest_are_shown() -> None:
+    telemetry = Telemetry()
+    for i in range(1000):
+        telemetry.pushed("a", f"run-{i}", 0, 1)
+        telemetry.chunk_done("a", f"run-{i}", "m", "bf16", candidates=1, steps=1, generate=float(i), reward=0.0)
+    samples = read(telemetry.exposition().decode())
+    shares = labelled(samples, "solrl_run_share")
+    assert set(shares) == {(f"run-{i}", "a") for i in range(1000 - SHOWN_RUNS, 1000)}
+    assert 0 < sum(shares.values()) < 1
+    assert len(telemetry._runs) <= 256
+    assert len(samples) < 250
+
+
+def test_work_without_a_run_has_a_share_and_no_lag() -> None:
+    telemetry = Telemetry()
+    telemetry.chunk_done("a", None, "m", "bf16", candidates=1, steps=1, generate=1.0, reward=0.0)
+    samples = read(telemetry.exposition().decode())
+    assert labelled(samples, "solrl_run_share") == {("-", "a"): 1.0}
+    assert labelled(samples, "solrl_adapter_lag_versions") == {}
+
+
+def test_the_head_may_be_told_by_the_store() -> None:
+    telemetry = Telemetry()
+    telemetry.served("a", "demo", 3, head=9)
+    assert labelled(read(telemetry.exposition().decode()), "solrl_adapter_lag_versions") == {("demo", "a"): 6.0}
+
+
+def test_a_service_counts_its_requests(guarded: Guarded) -> None:
+    client = guarded.service.client
+    answer = client.get("/metrics", headers=guarded.headers("admin"))
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    before = labelled(read(answer.text), "solrl_http_requests_total")
+    client.get("/v1/models", headers=guarded.headers("a"))
+    for i in range(20):
+        client.get(f"/v1/surprise-{i}")
+        client.request(f"ODD{i}", "/v1/models", headers=guarded.headers("a"))
+        client.get(f"/v1/runs/run-{i}/adapters", headers=guarded.headers("a"))
+    after = labelled(read(client.get("/metrics", headers=guarded.headers("admin")).text), "solrl_http_requests_total")
+    gained = {name: after[name] - before.get(name, 0) for name in after}
+    assert gained["GET", "/v1/models", "200"] == 1
+    assert gained["GET", "/v1/runs/{run}/adapters", "404"] == 20
+    assert gained["other", "unmatched", "401"] == 20
+    assert gained["other", "unmatched", "405"] == 20
+    assert len(after) < 100
+
+
+def test_metrics_are_not_for_tenants(guarded: Guarded) -> None:
+    answer = guarded.service.client.get("/metrics", headers=guarded.headers("rollout"))
+    assert (answer.status_code, problem(answer)["kind"]) == (403, "forbidden")
+
+
+def panels(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for panel in of["panels"]:
+        yield panel
+        yield from panels(panel) if "panels" in panel else ()
+
+
+def test_the_dashboard_asks_only_for_what_there_is(telemetry: Telemetry) -> None:
+    names = {name for name, _ in read(telemetry.exposition().decode())} | {"solrl_gpu_memory_bytes"}
+    asked: set[str] = set()
+    for panel in panels(DASHBOARD):
+        for target in panel.get("targets", ()):
+            asked |= set(re.findall(r"\b(?:solrl|process)_[a-z_]+", target["expr"]))
+    assert asked <= names
+    ours = {re.sub(r"_(total|sum|count|bucket|created|info)$", "", name) for name in names if name.startswith("solrl_")}
+    shown = {re.sub(r"_(total|sum|count|bucket)$", "", name) for name in asked}
+    assert ours - shown <= {"solrl_build", "solrl_chunks"}
+
+
+def test_the_dashboard_can_be_imported() -> None:
+    assert DASHBOARD["title"] == "solrl rollout service"
+    ids = [panel["id"] for panel in panels(DASHBOARD)]
+    assert len(set(ids)) == len(ids) >= 12
+    places = [tuple(panel["gridPos"].values()) for panel in panels(DASHBOARD)]
+    assert len(set(places)) == len(places)
+    assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels(DASHBOARD))
+    assert [one["name"] for one in DASHBOARD["templating"]["list"]] == ["datasource"]

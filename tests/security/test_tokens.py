@@ -1,0 +1,186 @@
+"""A token from its making to its end, in the file and at a running service."""
+
+import json
+import os
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from security_helpers import Guarded, guarded_service
+from service_helpers import PROGRAM, problem
+from solrl_rollout.tokens import (
+    Keyring,
+    TokenFileError,
+    create_token,
+    parse_lifetime,
+    read_tokens,
+    revoke_token,
+)
+
+
+def token(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PROGRAM, "token", *arguments], capture_output=True, text=True, timeout=60, env=os.environ | environment
+    )
+
+
+def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "tokens.json"
+    made = token("create", "--tenant", "a", "--scopes", "rollout", "push", "--expires", "30d", "--file", str(file))
+    assert made.returncode == 0, made.stderr
+    secret = made.stdout.strip()
+    assert secret.startswith("solrl_")
+    assert len(secret) >= 6 + 43  # 256 bits in base 64
+    assert secret not in made.stderr
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    (kept,) = read_tokens(file)
+    assert (kept.tenant, kept.scopes, kept.expired) == ("a", ("rollout", "push"), False)
+    assert kept.expires == kept.created + timedelta(days=30)
+    assert secret not in file.read_text()
+
+    listed = token("list", SOLRL_TOKEN_FILE=str(file))
+    assert [kept.id, "a", "rollout", "push"] == listed.stdout.splitlines()[1].split()[:4]
+    assert secret not in listed.stdout
+    assert token("revoke", kept.id, "--file", str(file)).returncode == 0
+    assert read_tokens(file) == ()
+    assert [path.name for path in file.parent.iterdir()] == ["tokens.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["create", "--tenant", "../b", "--scopes", "push", "--file", "t.json"], "--tenant"),
+        (["create", "--tenant", "b", "--scopes", "root", "--file", "t.json"], "rollout"),
+        (["create", "--tenant", "b", "--scopes", "push", "--expires", "soon", "--file", "t.json"], "30d"),
+        (["create", "--tenant", "b", "--scopes", "push"], "SOLRL_TOKEN_FILE"),
+        (["revoke", "12345678", "--file", "/nowhere/t.json"], "No such file"),
+        (["list", "--file", "/nowhere/t.json"], "solrl-rollout token create"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(arguments: list[str], said: str, tmp_path: Path) -> None:
+    arguments = [str(tmp_path / part) if part == "t.json" else part for part in arguments]
+    done = token(*arguments)
+    assert done.returncode == 2
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "lifetime"),
+    [("12h", timedelta(hours=12)), ("30d", timedelta(days=30)), ("2w", timedelta(14)), ("never", None)],
+)
+def test_lifetimes(text: str, lifetime: timedelta | None) -> None:
+    assert parse_lifetime(text) == lifetime
+
+
+@pytest.mark.parametrize("text", ["", "0d", "-1d", "30", "1.5d", "30 d", "d", "99999d", "30d\n"])
+def test_what_is_no_lifetime(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a number"):
+        parse_lifetime(text)
+
+
+def test_many_may_write_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    threads = [threading.Thread(target=create_token, args=(file, f"t{i}", ("push",), None)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {one.tenant for one in read_tokens(file)} == {f"t{i}" for i in range(16)}
+
+
+def test_a_keyring_knows_a_token_and_nothing_near_it(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    secret, made = create_token(file, "a", ("push",), None)
+    create_token(file, "b", ("push",), None)
+    ring = Keyring(file)
+    assert len(ring) == 2
+    assert ring.find(secret) == made
+    for other in (secret[:-1], secret + "x", secret.upper(), "", made.sha256, "solrl_", "\udcff"):
+        assert ring.find(other) is None
+
+
+def test_a_keyring_follows_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    first, made = create_token(file, "a", ("push",), None)
+    ring = Keyring(file)
+    second, _ = create_token(file, "b", ("push",), None)
+    assert ring.find(second) is not None
+    revoke_token(file, made.id)
+    assert ring.find(first) is None
+    kept = file.read_text()
+    for broken in ("", "{", '{"version": 2, "tokens": []}', kept.replace('"push"', '"everything"'), "[]"):
+        file.write_text(broken)
+        with pytest.raises(TokenFileError):
+            ring.find(second)
+    file.unlink()
+    with pytest.raises(TokenFileError):
+        ring.find(second)
+    file.write_text(kept)
+    assert ring.find(second) is not None
+
+
+@pytest.fixture(scope="module")
+def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with guarded_service(tmp_path_factory.mktemp("changing")) as running:
+        yield running
+
+
+def status(guarded: Guarded, secret: str) -> int:
+    answer = guarded.service.client.get("/v1/models", headers={"Authorization": f"Bearer {secret}"})
+    if answer.status_code != 200:
+        problem(answer)
+    return answer.status_code
+
+
+def test_a_running_service_takes_new_tokens_and_drops_revoked_ones(changing: Guarded) -> None:
+    secret, made = create_token(changing.file, "late", ("rollout",), None)
+    assert status(changing, secret) == 200
+    revoke_token(changing.file, made.id)
+    assert status(changing, secret) == 401
+    assert status(changing, changing.tokens["a"]) == 200
+
+
+def test_a_token_ends_while_the_service_runs(changing: Guarded) -> None:
+    secret, made = create_token(changing.file, "late", ("rollout",), timedelta(hours=1))
+    assert status(changing, secret) == 200
+    content = json.loads(changing.file.read_text())
+    content["tokens"][-1]["expires"] = made.created.isoformat()
+    changing.file.write_text(json.dumps(content))
+    assert status(changing, secret) == 401
+
+
+def test_a_broken_file_lets_nobody_in_until_it_is_mended(changing: Guarded) -> None:
+    kept = changing.file.read_text()
+    changing.file.write_text(kept[:100])
+    assert [status(changing, changing.tokens[name]) for name in ("a", "b", "admin")] == [503] * 3
+    assert changing.service.client.get("/v1/models").status_code == 401
+    assert changing.service.client.get("/health/ready").status_code == 200
+    changing.file.unlink()
+    assert status(changing, changing.tokens["a"]) == 503
+    changing.file.write_text(kept)
+    assert status(changing, changing.tokens["a"]) == 200
+    log = changing.service.log.read_text()
+    assert log.count("nobody is let in until this is mended") == 2  # once for each fault, not for each request
+    assert str(changing.file) in log
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "{}}", '{"tokens": [{"id": "x"}]}'], ids=["missing", "empty", "cut", "other"]
+)
+def test_serve_refuses_to_start_with_a_file_it_cannot_use(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "tokens.json"
+    if content is not None:
+        file.write_text(content)
+    done = subprocess.run(
+        [PROGRAM, "serve", "--port", "0", "--token-file", str(file)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert str(file) in done.stderr
+    assert "solrl-rollout token create" in done.stderr
+    assert "Traceback" not in done.stderr
