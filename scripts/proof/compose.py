@@ -1,0 +1,146 @@
+"""What the proof needs of docker-compose.yml, read as the Compose specification says."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HONOURED = {
+    *("profiles", "image", "build", "command", "environment", "user", "secrets", "depends_on", "healthcheck"),
+    *("tmpfs", "stop_grace_period", "cap_drop"),
+}
+"""Keys of a service that the proof acts on."""
+
+LEFT_OUT = {"init", "security_opt", "logging", "restart", "ports"}
+"""Keys that are the engine's alone; the proof says that they were not run."""
+
+_VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:(:?-)((?:[^{}]|\{[^{}]*\})*))?\})")
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+@dataclass(frozen=True)
+class Health:
+    """A health check: what is run in the container, and for how long at most."""
+
+    test: tuple[str, ...]
+    timeout: float
+    pause: float
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service of the file, every variable in it replaced."""
+
+    name: str
+    image: str
+    dockerfile: str | None
+    build_arguments: dict[str, str]
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    user: str | None
+    secrets: dict[str, Path]
+    """By their path in the container."""
+    tmpfs: tuple[str, ...]
+    cap_drop: tuple[str, ...]
+    depends_on: dict[str, str]
+    """Services it waits for, each with the condition."""
+    health: Health | None
+    grace: float
+    left_out: tuple[str, ...]
+
+
+def load(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The file with its variables replaced."""
+    replaced = _replace(yaml.safe_load(path.read_text()), environment)
+    assert isinstance(replaced, dict)
+    return replaced
+
+
+def services(path: Path, profile: str, environment: Mapping[str, str]) -> list[Service]:
+    """The services of a profile, each after those it depends on.
+
+    Raises:
+        ValueError: a service says something that the proof can neither do nor leave out.
+    """
+    document = load(path, environment)
+    chosen = {
+        name: _service(name, body, document.get("secrets", {}), path.parent)
+        for name, body in document["services"].items()
+        if profile in body.get("profiles", [profile])
+    }
+    order = TopologicalSorter({name: set(service.depends_on) for name, service in chosen.items()}).static_order()
+    return [chosen[name] for name in order]
+
+
+def _service(name: str, body: dict[str, Any], secrets: dict[str, Any], folder: Path) -> Service:
+    unknown = body.keys() - HONOURED - LEFT_OUT
+    if unknown:
+        raise ValueError(f"{name}: the proof does not know {', '.join(sorted(unknown))}")
+    build = body.get("build", {})
+    mounted = {}
+    for entry in body.get("secrets", []):
+        source, target = (entry, entry) if isinstance(entry, str) else (entry["source"], entry["target"])
+        mounted[f"/run/secrets/{target}"] = folder / secrets[source]["file"]
+    return Service(
+        name=name,
+        image=body["image"],
+        dockerfile=build.get("dockerfile"),
+        build_arguments=build.get("args", {}),
+        command=tuple(body.get("command", ())),
+        environment=body.get("environment", {}),
+        user=body.get("user"),
+        secrets=mounted,
+        tmpfs=tuple(body.get("tmpfs", ())),
+        cap_drop=tuple(body.get("cap_drop", ())),
+        depends_on={other: entry["condition"] for other, entry in body.get("depends_on", {}).items()},
+        health=_health(body.get("healthcheck")),
+        grace=seconds(body.get("stop_grace_period", "10s")),
+        left_out=tuple(sorted(body.keys() & LEFT_OUT)),
+    )
+
+
+def _health(body: dict[str, Any] | None) -> Health | None:
+    if body is None:
+        return None
+    kind, *rest = body["test"]
+    test = {"CMD": tuple(rest), "CMD-SHELL": ("/bin/sh", "-c", *rest)}[kind]
+    return Health(test, seconds(body["timeout"]), seconds(body.get("start_interval", body["interval"])))
+
+
+def seconds(text: str) -> float:
+    """A duration such as 1m30s.
+
+    Raises:
+        ValueError: it is none.
+    """
+    parts = re.findall(r"(\d+)(ms|[hms])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"got {text!r}; expected a duration such as 1m30s")
+    return sum(int(number) * _UNITS[unit] for number, unit in parts)
+
+
+def _replace(value: Any, environment: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace(entry, environment) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_replace(entry, environment) for entry in value]
+    return interpolate(value, environment) if isinstance(value, str) else value
+
+
+def interpolate(text: str, environment: Mapping[str, str]) -> str:
+    """Replace `$$`, `$NAME`, `${NAME}`, `${NAME-default}` and `${NAME:-default}`."""
+
+    def one(found: re.Match[str]) -> str:
+        dollar, bare, braced, operator, default = found.groups()
+        if dollar:
+            return "$"
+        value = environment.get(bare or braced)
+        if value is None or (operator == ":-" and not value):
+            return interpolate(default or "", environment)
+        return value
+
+    return _VARIABLE.sub(one, text)

@@ -1,0 +1,181 @@
+"""Images built by buildah: a Debian base made with debootstrap, and the two Dockerfiles on top of it."""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.error import URLError
+
+SUITE = "bookworm"
+_APT = Path("/etc/apt")
+_REDIS = """\
+FROM {base}
+RUN apt-get update && apt-get install -y --no-install-recommends redis-server && \\
+    install -d -o redis -g redis /data && rm -rf /var/lib/apt/lists/*
+"""
+# What NVIDIA's image has that a Debian lacks: PyTorch in the system's Python, and constraints that pip is told of.
+_KEPT = """\
+FROM {base}
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates python3 python3-pip && \\
+    python3 -m pip install --no-cache-dir --break-system-packages {torch} && rm -rf /var/lib/apt/lists/* && \\
+    mkdir /etc/pip && echo pydantic==1.10.2 > /etc/pip/constraint.txt
+ENV PIP_CONSTRAINT=/etc/pip/constraint.txt
+"""
+
+
+@dataclass
+class Buildah:
+    """buildah with storage of its own under `folder`."""
+
+    folder: Path
+    driver: str = ""
+    pip: list[str] = field(default_factory=list)
+    """Options that let pip in a build use this machine's configuration."""
+
+    def __post_init__(self) -> None:
+        self.driver = self.driver or ("overlay" if _can_overlay(self.folder) else "vfs")
+        if not self.pip:
+            self.pip = _pip_options(self.folder)
+
+    def command(self, verb: str, *arguments: str) -> list[str]:
+        """A command line."""
+        storage = ["--root", str(self.folder / "storage"), "--runroot", str(self.folder / "run")]
+        return ["buildah", *storage, "--storage-driver", self.driver, verb, *arguments]
+
+    def call(self, verb: str, *arguments: str) -> str:
+        """Run it and return what it printed.
+
+        Raises:
+            RuntimeError: it failed; holds the end of what it said.
+        """
+        return _run(self.command(verb, *arguments))
+
+    def build(self, image: str, dockerfile: Path, context: Path, arguments: dict[str, str], log: Path) -> None:
+        """Build an image; what happens goes to `log`.
+
+        Raises:
+            RuntimeError: it failed; holds the end of the log.
+        """
+        values = [option for name, value in arguments.items() for option in ("--build-arg", f"{name}={value}")]
+        options = ["--isolation", "chroot", "--network", "host", "--layers", "--pull-never", *self.pip, *values]
+        _run(self.command("build", *options, "--tag", image, "--file", str(dockerfile), str(context)), log)
+
+
+def debian(buildah: Buildah, image: str) -> None:
+    """Make a minimal Debian with debootstrap."""
+    context = buildah.folder / "debian"
+    context.mkdir()
+    root = context / "root"
+    _run(["debootstrap", "--variant=minbase", SUITE, str(root), _mirror()], buildah.folder / "debootstrap.log")
+    _run(["tar", "-C", str(root), "-cf", str(context / "root.tar"), "."])
+    _from_text(buildah, image, context, "FROM scratch\nADD root.tar /\n", ignore="root\n")
+    _run(["rm", "-rf", str(context)])
+
+
+def redis(buildah: Buildah, image: str, base: str) -> None:
+    """Stands in for Redis' official image, which only a registry has."""
+    _from_text(buildah, image, buildah.folder / "redis", _REDIS.format(base=base))
+
+
+def with_torch(buildah: Buildah, image: str, base: str, torch: str) -> None:
+    """Stands in for NVIDIA's image: a base that brings PyTorch, and constraints that ours must not fall over."""
+    _from_text(buildah, image, buildah.folder / "kept", _KEPT.format(base=base, torch=torch))
+
+
+def answers(url: str) -> bool:
+    """Whether an address can be read."""
+    try:
+        with urllib.request.urlopen(url, timeout=15):
+            return True
+    except (URLError, OSError):
+        return False
+
+
+def _from_text(buildah: Buildah, image: str, context: Path, dockerfile: str, ignore: str = "") -> None:
+    context.mkdir(exist_ok=True)
+    (context / "Dockerfile").write_text(dockerfile)
+    (context / ".dockerignore").write_text(ignore)
+    buildah.build(image, context / "Dockerfile", context, {}, buildah.folder / f"{context.name}.log")
+
+
+def _mirror() -> str:
+    """The first of apt's sources that has the suite."""
+    sources = [*_APT.glob("sources.list"), *_APT.glob("sources.list.d/*.list"), *_APT.glob("sources.list.d/*.sources")]
+    found = [url for path in sources for url in re.findall(r"https?://[^\s\]]+", _uncommented(path))]
+    for url in dict.fromkeys(found):
+        if answers(f"{url.rstrip('/')}/dists/{SUITE}/Release"):
+            return str(url)
+    raise RuntimeError(f"none of apt's sources has {SUITE}: {', '.join(found) or 'there are none'}")
+
+
+def _uncommented(path: Path) -> str:
+    return "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
+
+
+def _can_overlay(folder: Path) -> bool:
+    """Whether the kernel mounts an overlay there; the alternative copies a whole file system for each layer."""
+    names = ("lower", "upper", "work", "merged")
+    lower, upper, work, merged = (folder / "overlay" / name for name in names)
+    for place in (lower, upper, work, merged):
+        place.mkdir(parents=True)
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    mounted = subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, merged], capture_output=True)
+    if mounted.returncode == 0:
+        subprocess.run(["umount", merged], check=True)
+    return mounted.returncode == 0
+
+
+def _pip_options(folder: Path) -> list[str]:
+    """This machine's pip configuration as mounts: it is there while an image is built, and not in the image."""
+    listed = _run([sys.executable, "-m", "pip", "config", "list"])
+    sections: dict[str, dict[str, str]] = {}
+    # Environment variables are listed first and win.
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        section = "global" if section in (":env:", "global", "user", "site") else section
+        sections.setdefault(section, {}).setdefault(key, ast.literal_eval(value))
+    options: list[str] = []
+
+    def mounted(word: str) -> str:
+        place = Path(word.removeprefix("file://"))
+        if not place.is_absolute() or not place.exists():
+            return word
+        target = f"/mnt/pip/{len(options) // 2}"
+        if place == Path(word):
+            options.extend(("--volume", f"{place}:{target}:ro"))
+            return target
+        # An index: its pages lead to files beside it.
+        options.extend(("--volume", f"{place.parent}:{target}:ro"))
+        return f"file://{target}/{place.name}"
+
+    text = ""
+    for section, entries in sections.items():
+        text += f"[{section}]\n"
+        text += "".join(f"{key} = {' '.join(map(mounted, value.split()))}\n" for key, value in entries.items())
+    configuration = folder / "pip.conf"
+    configuration.write_text(text)
+    return ["--volume", f"{configuration}:/etc/pip.conf:ro", *options]
+
+
+def _run(command: list[str], log: Path | None = None) -> str:
+    done = subprocess.run(
+        command,
+        env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if log else subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    if log:
+        log.write_text(done.stdout)
+    if done.returncode:
+        said = (done.stdout + (done.stderr or "")).splitlines()[-25:]
+        raise RuntimeError("\n".join([f"ended with {done.returncode}: {shlex.join(command)}", *said]))
+    return done.stdout

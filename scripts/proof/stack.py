@@ -1,0 +1,210 @@
+"""Runs the services of a profile from their images, as docker-compose.yml says, and stops them again."""
+
+import ctypes
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from proof.compose import Service
+from proof.images import Buildah
+
+_NEW_NETWORK = 0x40000000
+
+
+@dataclass
+class Running:
+    """A service and the `buildah run` that holds it."""
+
+    service: Service
+    options: list[str]
+    container: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
+
+    @property
+    def pid(self) -> int | None:
+        """The service's own process: what an engine would call PID 1 of the container."""
+        below = [self.process.pid]
+        while below:
+            pid = below.pop(0)
+            try:
+                if Path(f"/proc/{pid}/exe").resolve().name != "buildah":
+                    return pid
+            except FileNotFoundError:
+                continue
+            below += _children(pid)
+        return None
+
+
+class Stack:
+    """Services in a network of their own, which has nothing but its loopback."""
+
+    def __init__(self, buildah: Buildah, images: dict[str, str], ready_within: float) -> None:
+        self._buildah = buildah
+        self._images = images
+        self._ready_within = ready_within
+        self._hosts = buildah.folder / "hosts"
+        self.running: list[Running] = []
+
+    def isolate(self, names: list[str]) -> None:
+        """Leave the machine's network; names of services lead to the loopback from here on."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(_NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), "cannot make a network namespace")
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        self._hosts.write_text(f"127.0.0.1 localhost {' '.join(names)}\n")
+
+    def start(self, service: Service) -> Running:
+        """Start a service after those it depends on.
+
+        Raises:
+            RuntimeError: what it depends on is not as its condition wants it, or it runs as root.
+        """
+        for other, condition in service.depends_on.items():
+            before = next(one for one in self.running if one.service.name == other)
+            if condition != "service_healthy" or self.probe(before) is not None:
+                raise RuntimeError(f"{service.name}: {other} is not {condition}")
+        image = self._images[service.name]
+        container = self._buildah.call("from", "--pull-never", "--name", service.name, image).strip()
+        config = json.loads(self._buildah.call("inspect", container))["OCIv1"]["config"]
+        options = self._options(service)
+        command = [*config.get("Entrypoint", []), *service.command]
+        log = self._buildah.folder / f"{service.name}.log"
+        print(f"  {service.name}: {shlex.join(command)}", flush=True)
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self._buildah.command("run", *options, container, *command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.running.append(Running(service, options, container, process, log))
+        return self.running[-1]
+
+    def _options(self, service: Service) -> list[str]:
+        options = ["--isolation", "chroot", "--network", "host", "--no-hosts"]
+        options += ["--volume", f"{self._hosts}:/etc/hosts:ro"]
+        for target, source in service.secrets.items():
+            options += ["--volume", f"{source.resolve()}:{target}:ro"]
+        for target in service.tmpfs:
+            options += ["--mount", f"type=tmpfs,destination={target},tmpfs-mode=1777"]
+        for name, value in service.environment.items():
+            options += ["--env", f"{name}={value}"]
+        if service.user:
+            options += ["--user", service.user]
+        for capability in service.cap_drop:
+            options += ["--cap-drop", capability]
+        return [*options, "--"]
+
+    def probe(self, running: Running) -> str | None:
+        """Run the health check once; None if it passes, else what it said."""
+        health = running.service.health
+        if health is None:
+            return "it has no health check"
+        try:
+            done = subprocess.run(
+                self._buildah.command("run", *running.options, running.container, *health.test),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=health.timeout,
+                text=True,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no end within {health.timeout:.0f} s"
+        return None if done.returncode == 0 else done.stdout
+
+    def inside(self, running: Running, command: list[str]) -> str:
+        """What a command says in the service's container.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        return self._buildah.call("run", *running.options, running.container, *command)
+
+    def wait_healthy(self, running: Running) -> None:
+        """Run the health check until it passes.
+
+        Raises:
+            RuntimeError: the service ended, or stayed unhealthy.
+        """
+        health = running.service.health
+        assert health is not None
+        deadline = time.monotonic() + self._ready_within
+        said: str | None = "never asked"
+        while time.monotonic() < deadline:
+            if running.process.poll() is not None:
+                raise RuntimeError(f"{running.service.name} ended with {running.process.returncode}\n{running.tail}")
+            said = self.probe(running)
+            if said is None:
+                return
+            time.sleep(health.pause)
+        raise RuntimeError(f"{running.service.name} is not healthy: {said}\n{running.tail}")
+
+    def require_unprivileged(self, running: Running) -> None:
+        """Raises RuntimeError where the service's process is root's."""
+        pid = running.pid
+        status = Path(f"/proc/{pid}/status").read_text() if pid else ""
+        users = next((line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")), ["0"])
+        if "0" in users:
+            raise RuntimeError(f"{running.service.name} runs as root, or is gone")
+
+    def stop(self, running: Running) -> float:
+        """SIGTERM, as `docker compose stop` sends it; returns the seconds it took.
+
+        Raises:
+            RuntimeError: it did not end within its grace period, or not with 0.
+        """
+        started = time.monotonic()
+        pid = running.pid
+        if pid is None or running.process.poll() is not None:
+            raise RuntimeError(f"{running.service.name} had ended on its own\n{running.tail}")
+        os.kill(pid, signal.SIGTERM)
+        try:
+            code = running.process.wait(running.service.grace)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{running.service.name} did not stop\n{running.tail}") from None
+        self.running.remove(running)
+        if code:
+            raise RuntimeError(f"{running.service.name} ended with {code}\n{running.tail}")
+        return time.monotonic() - started
+
+    @contextmanager
+    def files_of(self, running: Running) -> Iterator[Path]:
+        """The container's file system."""
+        yield Path(self._buildah.call("mount", running.container).strip())
+        self._buildah.call("umount", running.container)
+
+
+def left_over() -> list[str]:
+    """Processes that are still there besides this one, which is the first of its namespace."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                words = (folder / "cmdline").read_text().replace("\0", " ").strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state != "Z":
+                found.append(f"{folder.name} {words}")
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = [task.read_text().split() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [int(word) for words in tasks for word in words]

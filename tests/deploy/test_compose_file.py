@@ -1,0 +1,176 @@
+"""docker-compose.yml against the Compose schema, and against the programs that it starts."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import solrl_rollout.cli
+import solrl_trainer.cli
+import tyro
+from proof.compose import load
+from solrl_rollout.settings import Settings
+from solrl_trainer.demo import DEMO_SETTINGS, PRESET
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "docker-compose.yml"
+DOCUMENT = load(FILE, {})
+SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
+OURS = [name for name, body in SERVICES.items() if "build" in body]
+SERVING = [name for name in OURS if SERVICES[name]["build"]["dockerfile"] == "Dockerfile.rollout"]
+TRAINING = [name for name in OURS if name not in SERVING]
+
+
+def test_the_file_follows_the_compose_specification() -> None:
+    """By the schema that Docker publishes, which the package carries."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(FILE)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_file_that_does_not_is_refused(tmp_path: Path) -> None:
+    wrong = tmp_path / "docker-compose.yml"
+    wrong.write_text(FILE.read_text().replace("healthcheck:", "health_check:"))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(wrong)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "health_check" in done.stdout
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_no_privileges(name: str) -> None:
+    body = SERVICES[name]
+    assert body["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in body["security_opt"]
+    assert not body.keys() & {"privileged", "cap_add", "network_mode", "pid", "ipc"}
+    if name in OURS:
+        assert "user" not in body  # the image's
+    else:
+        assert body["user"] not in ("root", "0", 0)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_secret_is_in_an_environment_or_a_command(name: str) -> None:
+    body = SERVICES[name]
+    for key, value in body.get("environment", {}).items():
+        suspicious = any(word in key for word in ("TOKEN", "PASSWORD", "SECRET", "REDIS_URL"))
+        assert not suspicious or value.startswith(("/run/secrets/", "/tokens/")), key
+    assert "redis://" not in json.dumps(body)
+    for source in (entry if isinstance(entry, str) else entry["source"] for entry in body.get("secrets", ())):
+        assert DOCUMENT["secrets"][source].keys() == {"file"}
+
+
+def test_secrets_that_a_command_reads_are_mounted() -> None:
+    for name, body in SERVICES.items():
+        mounted = {entry if isinstance(entry, str) else entry["target"] for entry in body.get("secrets", ())}
+        text = json.dumps([body.get(key) for key in ("command", "environment", "healthcheck")])
+        named = {part.split('"')[0].split(")")[0].rstrip("\\") for part in text.split("/run/secrets/")[1:]}
+        assert named <= mounted, name
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_it_names_exists(name: str) -> None:
+    body = SERVICES[name]
+    if name in OURS:
+        assert (ROOT / body["build"]["dockerfile"]).is_file()
+    for other, entry in body.get("depends_on", {}).items():
+        assert entry["condition"] == "service_healthy"
+        assert "healthcheck" in SERVICES[other]
+        assert set(body["profiles"]) <= set(SERVICES[other]["profiles"])
+    for volume in body.get("volumes", ()):
+        source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
+        assert source in DOCUMENT["volumes"] or source.startswith("./")
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_health_checks_ask_a_route_that_the_service_has(name: str) -> None:
+    check = SERVICES[name]["healthcheck"]["test"][-1]
+    port = SERVICES[name]["environment"]["SOLRL_PORT"]
+    route = check.split(f"http://127.0.0.1:{port}")[1].split("'")[0]
+    assert "get" in json.loads((ROOT / "proto" / "openapi.json").read_text())["paths"][route]
+    compile(check, name, "exec")
+
+
+def test_only_the_loopback_is_published() -> None:
+    published = [port for body in SERVICES.values() for port in body.get("ports", ())]
+    assert len(published) == len(SERVING)
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_redis_never_evicts_and_keeps_its_log() -> None:
+    command = SERVICES["redis"]["command"][-1]
+    for option in ("--appendonly yes", "--maxmemory-policy noeviction", "--requirepass"):
+        assert option in command
+    assert command.startswith("exec ")  # else the shell would get SIGTERM
+    assert SERVICES["redis"]["volumes"] == ["redis:/data"]
+    assert SERVICES["demo-redis"]["command"] == SERVICES["redis"]["command"]
+
+
+def test_the_demo_needs_no_gpu_and_the_rest_reserves_one() -> None:
+    for name in OURS:
+        devices = SERVICES[name].get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices")
+        assert bool(devices) is ("demo" not in SERVICES[name]["profiles"]), name
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_every_variable_is_a_setting(name: str) -> None:
+    ours = {key for key in SERVICES[name]["environment"] if key.startswith("SOLRL_")}
+    assert ours <= {f"SOLRL_{field.upper()}" for field in Settings.model_fields}
+    targets = {entry["target"] for entry in SERVICES[name]["secrets"] if isinstance(entry, dict)}
+    assert targets <= {f"solrl_{field}" for field in Settings.model_fields}
+
+
+@pytest.mark.parametrize("name", SERVING)
+@pytest.mark.xfail(not hasattr(solrl_rollout.cli, "SECRETS"), reason="secrets by file are to come", strict=True)
+def test_the_service_understands_its_command_environment_and_secrets(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    body = SERVICES[name]
+    for key, value in body["environment"].items():
+        monkeypatch.setenv(key, value)
+    for entry in body["secrets"]:
+        if isinstance(entry, dict):
+            (tmp_path / entry["target"]).write_text("redis://:word@there:6379\n")
+    monkeypatch.setattr("solrl_rollout.cli.SECRETS", tmp_path)
+    command = understood(["solrl-rollout", *body["command"]], monkeypatch)
+    settings = command.settings
+    assert settings.redis_url == "redis://:word@there:6379"
+    assert (settings.host, settings.port, settings.log_format) == ("0.0.0.0", 8100, "json")
+    assert settings.allow_anonymous is (settings.token_file is None)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_the_trainer_understands_its_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = understood(["solrl-train", *SERVICES[name]["command"]], monkeypatch)
+    assert command.rollout_url.startswith("http://")
+    assert command.rollout_url.split("/")[2].split(":")[0] in SERVICES
+    assert command.output.parts[1] == "outputs"
+    assert command.resume
+
+
+def test_the_demo_is_the_one_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = understood(["solrl-train", *SERVICES["demo"]["command"]], monkeypatch)
+    other = understood(["solrl-train", "demo"], monkeypatch)
+    assert command.set == DEMO_SETTINGS
+    assert (command.preset, command.seed) == (PRESET, other.seed)
+
+
+def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the real command line makes of these words, without running it."""
+    found: list[Any] = []
+    understand = tyro.cli
+
+    def stop(*arguments: Any, **options: Any) -> None:
+        found.append(understand(*arguments, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tyro, "cli", stop)
+    monkeypatch.setattr("sys.argv", words)
+    program = {"solrl-train": solrl_trainer.cli, "solrl-rollout": solrl_rollout.cli}[words[0]]
+    with contextlib.suppress(KeyboardInterrupt):
+        program.main()
+    monkeypatch.setattr(tyro, "cli", understand)
+    return found[0]

@@ -1,0 +1,66 @@
+"""The two Dockerfiles, and what is sent to the builder."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = {name: (ROOT / f"Dockerfile.{name}").read_text() for name in ("rollout", "trainer")}
+
+
+def instructions(name: str) -> list[str]:
+    joined = FILES[name].replace("\\\n", " ")
+    return [line for line in joined.splitlines() if line and not line.startswith("#")]
+
+
+def test_they_differ_in_their_end_only() -> None:
+    """So the layer with PyTorch and all dependencies is built and stored once."""
+    rollout, trainer = instructions("rollout"), instructions("trainer")
+    assert rollout[-2:] == ["EXPOSE 8100", 'ENTRYPOINT ["solrl-rollout"]']
+    assert trainer[-1:] == ['ENTRYPOINT ["solrl-train"]']
+    assert rollout[:-2] == trainer[:-1]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_image(name: str) -> None:
+    lines = instructions(name)
+    assert lines[:2] == ["ARG BASE=nvcr.io/nvidia/pytorch:26.05-py3", "FROM ${BASE}"]
+    assert next(line for line in reversed(lines) if line.startswith("USER")) == "USER 10001:10001"
+    assert lines[-1].startswith("ENTRYPOINT [")
+    dependencies = next(i for i, line in enumerate(lines) if "install-dependencies.py --torch" in line)
+    assert dependencies < lines.index("COPY . .")
+    assert not any(word in line for line in lines for word in ("TOKEN", "PASSWORD", "SECRET"))
+
+
+def test_the_builder_gets_what_the_images_are_made_of() -> None:
+    patterns = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in patterns
+    allowed = {line.removeprefix("!") for line in patterns if line.startswith("!")}
+    assert all((ROOT / path).exists() for path in allowed)
+    copied = {"pyproject.toml", "deploy/install-dependencies.py"}
+    packages = {"proto", "core", "minis", "services", "trainer"}
+    assert allowed == copied | packages | {"LICENSE", "README.md"}
+
+
+def test_make_secrets_keeps_what_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+
+    def make(**environment: str) -> dict[str, str]:
+        subprocess.run(
+            [ROOT / "deploy" / "make-secrets", folder],
+            check=True,
+            capture_output=True,
+            env={"PATH": "/usr/bin:/bin", **environment},
+        )
+        return {path.name: path.read_text().strip() for path in folder.iterdir()}
+
+    first = make()
+    password = first["redis_password"]
+    assert len(password) == 64
+    assert first["redis_url"] == f"redis://:{password}@redis:6379"
+    assert (first["hf_token"], first["token"], first[".gitignore"]) == ("", "", "*")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "redis_password").stat().st_mode & 0o777 == 0o444
+    assert make(HF_TOKEN="hf_word") == first | {"hf_token": "hf_word"}
+    assert make() == first | {"hf_token": "hf_word"}

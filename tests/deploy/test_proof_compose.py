@@ -1,0 +1,50 @@
+"""The proof reads docker-compose.yml as an engine would."""
+
+from pathlib import Path
+
+import pytest
+from proof.compose import interpolate, seconds, services
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$$(cat x) $$A", "$(cat x) $A"),
+        ("${A}/$A/${A-x}/${A:-x}", "word/word/word/word"),
+        ("<${EMPTY-x}> <${EMPTY:-x}> <${NONE-x}> <${NONE:-x}> <${NONE}>", "<> <x> <x> <x> <>"),
+        ("${NONE-https://a.b/c}", "https://a.b/c"),
+        ("${NONE:-${A}}", "word"),
+    ],
+)
+def test_variables(text: str, expected: str) -> None:
+    assert interpolate(text, {"A": "word", "EMPTY": ""}) == expected
+
+
+def test_durations() -> None:
+    assert [seconds(text) for text in ("10s", "1m30s", "2h", "500ms")] == [10, 90, 7200, 0.5]
+    for text in ("", "10", "1 m", "1d"):
+        with pytest.raises(ValueError, match="duration"):
+            seconds(text)
+
+
+def test_the_demo_in_its_order() -> None:
+    found = services(ROOT / "docker-compose.yml", "demo", {})
+    assert [service.name for service in found] == ["demo-redis", "demo-rollout", "demo"]
+    redis, rollout, demo = found
+    assert "$(cat /run/secrets/redis_password)" in redis.command[-1]
+    assert all(path.is_file() for service in found for path in service.secrets.values())
+    assert redis.health is not None
+    assert redis.health.test[:2] == ("/bin/sh", "-c")
+    assert rollout.depends_on == {"demo-redis": "service_healthy"}
+    assert rollout.build_arguments["TORCH_INDEX"].startswith("https://")
+    assert demo.health is None
+    assert services(ROOT / "docker-compose.yml", "demo", {"TORCH_INDEX": ""})[1].build_arguments["TORCH_INDEX"] == ""
+
+
+def test_what_the_proof_cannot_do_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "docker-compose.yml"
+    file.write_text("services: {a: {image: a, privileged: true}}")
+    with pytest.raises(ValueError, match="privileged"):
+        services(file, "demo", {})
