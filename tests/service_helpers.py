@@ -41,6 +41,10 @@ class RunningService:
     client: httpx.Client
     log: Path
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def rollout(self, **request: Any) -> dict[str, Any]:
         """The answer to a request that must succeed."""
         response = self.client.post("/v1/rollouts", json=rollout_request(**request))

@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -68,6 +68,13 @@ def part_digests(parts: Mapping[str, Any]) -> dict[str, str]:
         else:
             digests[name] = combined_digest(type(part).__name__, _settings(part.config))
     return digests
+
+
+def fingerprint(digests: Mapping[str, str], rewards: Iterable[str]) -> str:
+    """One digest of all parts that make an image, and of the named rewards' that score it."""
+    wanted = {f"reward:{name}" for name in rewards}
+    parts = (f"{part} {digest}" for part, digest in digests.items() if part in wanted or not part.startswith("reward:"))
+    return combined_digest(*sorted(parts))
 
 
 def check_digests(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from solrl_proto.identifiers import Message, ModelName, RunName, Seed, Tier, Version
+from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, Tier, Version
 from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import Problem
 
@@ -157,6 +157,8 @@ class Served(Message):
     adapter: AdapterRef | None
     precision: Tier
     numerics: Literal["native", "emulated"]
+    fingerprint: Digest
+    """Over the digests of all parts of the model and of the rewards asked for, as `GET /v1/models` has them."""
     plan: Plan
 
 
@@ -171,10 +173,11 @@ class GroupLine(Message):
     """A line of the answer as NDJSON: a finished group. Groups come in the order in which they are finished."""
 
     kind: Literal["group"] = "group"
+    served: Served
     group: RolloutGroup
 
 
-class EndLine(Served):
+class EndLine(Message):
     """The last line of a whole NDJSON answer. An answer without it was cut short: ask again for what is missing."""
 
     kind: Literal["end"] = "end"

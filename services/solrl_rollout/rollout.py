@@ -22,7 +22,7 @@ class Rollout:
         """
         self._request = request
         self._job = job
-        self._served = served
+        self.served = served
         self._engine = engine
         self._asked = self._begun = time.monotonic()
         self._took = dict.fromkeys(("switch", "generate", "reward"), 0.0)
@@ -44,11 +44,11 @@ class Rollout:
         """All groups, in the order of the prompts. Raises as `groups` does."""
         made = {group.prompt_id: group async for group in self.groups()}
         ordered = tuple(made[prompt.id] for prompt in self._request.prompts)
-        return RolloutAnswer(**dict(self._served), groups=ordered, seconds=self._seconds())
+        return RolloutAnswer(**dict(self.served), groups=ordered, seconds=self._seconds())
 
     def end(self) -> EndLine:
         """What closes a stream of all groups."""
-        return EndLine(**dict(self._served), groups=len(self._split), seconds=self._seconds())
+        return EndLine(groups=len(self._split), seconds=self._seconds())
 
     async def close(self) -> None:
         """Free what waits and stop what runs. Harmless after the end."""

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from solrl_core.fingerprint import fingerprint
 from solrl_core.noise import noise_contract
 from solrl_proto.models import NoiseContract
 from solrl_proto.rollouts import RolloutRequest, Served
@@ -80,6 +81,7 @@ class Service:
             adapter=ref,
             precision=precision,
             numerics=next(tier.numerics for tier in hosted.info.precisions if tier.precision == precision),
+            fingerprint=fingerprint(hosted.info.digests, job.rewards),
             plan=request.plan,
         )
         return Rollout(request, job, served, self.engine)

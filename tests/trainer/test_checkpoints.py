@@ -40,9 +40,17 @@ def trained(loaded: Backbone) -> Trained:
 def write(trained: Trained, config: RunConfig, version: int) -> bytes:
     policy, optimizer = trained
     adapter = encode_adapter(policy.adapter(policy.tensors(OLD)))
-    folder = checkpoints.save(config.output, version, adapter, policy, optimizer, config)
+    folder = checkpoints.save(config.output, version, {version: adapter}, policy, optimizer, config)
     assert folder.is_dir()
     return adapter
+
+
+def test_versions_that_exploration_lags_behind_are_kept(trained: Trained, config: RunConfig) -> None:
+    adapters = {5: b"five", 6: b"six", 7: b"seven"}
+    checkpoints.save(config.output, 7, adapters, *trained, config)
+    found = checkpoints.latest(config.output, config)
+    assert found is not None
+    assert (found.version, found.adapters) == (7, adapters)
 
 
 def everything(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -66,7 +74,7 @@ def test_everything_comes_back_bit_for_bit(loaded: Backbone, trained: Trained, c
     assert not same(everything(policy, optimizer), kept)
     found = checkpoints.latest(config.output, config)
     assert found is not None
-    assert (found.version, found.adapter) == (1, adapter)
+    assert (found.version, found.adapters) == (1, {1: adapter})
     checkpoints.restore(found, policy, optimizer)
     assert same(everything(policy, optimizer), kept)
     # And they go on alike.
@@ -131,7 +139,7 @@ def test_the_same_version_is_written_again(trained: Trained, config: RunConfig) 
     adapter = write(trained, config, 1)
     found = checkpoints.latest(config.output, config)
     assert found is not None
-    assert found.adapter == adapter
+    assert found.adapters == {1: adapter}
 
 
 def test_the_oldest_go(trained: Trained, config: RunConfig) -> None:

@@ -64,7 +64,7 @@ def test_the_kept_samples_are_the_candidates_themselves(precision: str, tmp_path
     generator = Generator(backbone, precision)
     prompt = read_prompts(find_prompts("shapes"), "train")[0]
     watch = Watch()
-    gathered = LocalRollouts(generator, rewards, config).gather([prompt], 3, watch)
+    gathered = LocalRollouts(generator, rewards, lambda iteration: [prompt], config).gather(3, watch)
     assert watch.names == ["explore"]
     assert (gathered.precision, gathered.made.latents.shape[:2]) == (precision, (1, 4))
     kept = gathered.kept[0]

@@ -199,8 +199,10 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_a_run_goes_through_its_phases(whole: Run) -> None:
     each = ("explore", "regenerate", "train", "push")
+    # A group is regenerated as soon as it comes.
+    gathering = ["explore", "regenerate"] * 2 + ["explore"]
     iterations = [(i, name) for i, name in whole.watcher.phases if name in each]
-    assert iterations == [(i, name) for i in (0, 1) for name in each]
+    assert iterations == [(i, name) for i in (0, 1) for name in [*gathering, "train", "push"]]
     assert [line["iteration"] for line in whole.watcher.lines] == [0, 1]
     assert set(each) | {"evaluate", "total"} <= whole.result.seconds.keys()
 
@@ -212,6 +214,7 @@ def test_its_metrics_say_what_happened_and_nothing_of_runs_before(whole: Run) ->
     for line in whole.metrics:
         if line["event"] == "iteration":
             assert (line["precision"], line["numerics"]) == ("nvfp4", "emulated")
+            assert line["explored_version"] == line["iteration"]
             assert line["seconds"].keys() == {"explore", "regenerate", "train"}
             assert line["rewards"].keys() == {"clipscore"}
             assert line["loss"] < 99
@@ -292,12 +295,9 @@ def test_a_resumed_run_measures_its_base_once(whole: Run, resumed: Run) -> None:
 
 def test_a_push_that_fails_loses_no_line_and_is_made_up_for(service: Service, folder: Path) -> None:
     output, watcher = folder / "unpushed", Watcher()
-    real = Explorer.push
 
     def failing(self: Explorer, version: int, adapter: bytes) -> None:
-        if version:
-            raise ConnectionError("gone")
-        real(self, version, adapter)
+        raise ConnectionError("gone")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Explorer, "push", failing)
@@ -317,11 +317,11 @@ def test_an_empty_store_is_filled_again_when_a_run_is_resumed(half: Run, resumed
 
 
 def test_a_service_that_lost_its_adapters_gets_them_again_within_a_run(whole: Run, bereft: Run) -> None:
-    assert any("pushing it again" in note for note in bereft.watcher.notes)
-    assert not any("pushing it again" in note for note in whole.watcher.notes)
-    assert [(info.version, info.parent) for info in bereft.held.versions] == [(1, None), (2, 1)]
+    assert any("had lost this run's versions 0 and 1" in note for note in bereft.watcher.notes)
+    assert not any("lost" in note for note in whole.watcher.notes)
+    assert [(info.version, info.parent) for info in bereft.held.versions] == [(0, None), (1, 0), (2, 1)]
     assert same(bereft.state, whole.state)
-    assert bereft.held.versions[1].digest == whole.held.versions[2].digest
+    assert bereft.held.versions[2].digest == whole.held.versions[2].digest
 
 
 def test_a_finished_run_resumed_pushes_the_same_bytes_and_trains_nothing(resumed: Run, service: Service) -> None:
@@ -358,7 +358,7 @@ def test_a_service_of_another_run_with_the_same_name_is_not_overwritten(whole: R
     held = resumed.held
     with pytest.raises(ProblemError) as raised:
         train(resumed.config.model_copy(update={"output": folder / "other", "seed": 1}), Watcher())
-    assert raised.value.problem.status == 409
+    assert (raised.value.problem.status, raised.value.problem.kind) == (409, "run-taken")
     assert raised.value.problem.action
     with RolloutClient(resumed.config.rollout_url) as client:
         answer = client._http.get(f"/v1/runs/{resumed.config.run}/adapters")
@@ -407,3 +407,44 @@ def test_a_pruned_plan_trains_on_survivors(service: Service, folder: Path) -> No
         assert len(kept.seeds) == 8
         assert set(kept.seeds) <= survivors
     assert pruned.result.spearman is not None
+
+
+@pytest.fixture(scope="module")
+def lagging(service: Service, folder: Path) -> Run:
+    """Explored two versions behind."""
+    return go(service, folder / "lagging", "iterations=4", "explore.lag=2", "explore.prompts=1")
+
+
+def test_a_lag_is_constant_and_recorded(lagging: Run) -> None:
+    lines = [line for line in lagging.metrics if line["event"] == "iteration"]
+    assert [line["explored_version"] for line in lines] == [0, 0, 0, 1]
+    # The stale version chose the seeds that were trained on in the last iteration.
+    config = lagging.config
+    prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 1, config.seed, 3)
+    with RolloutClient(config.rollout_url) as client:
+        answer = Explorer(client, config).explore(prompts, 1, seed_root(config, 3))
+    index = best_worst(answer.groups[0].scores, config.explore.keep)
+    assert gathered(lagging).kept[0].seeds == [answer.groups[0].seeds[i] for i in index]
+
+
+def test_a_lagging_run_in_parts_is_the_whole_bit_for_bit_though_the_service_lost_everything(
+    lagging: Run, service: Service, folder: Path
+) -> None:
+    settings = ("explore.lag=2", "explore.prompts=1")
+    part = go(service, folder / "lagging-parts", "iterations=3", *settings)
+    with RolloutClient(service.url) as client:
+        client.delete(part.config.run)
+    resumed = go(service, folder / "lagging-parts", "iterations=4", *settings, resume=True)
+    assert resumed.adapter_digest(4) == lagging.adapter_digest(4)
+    assert [info.version for info in resumed.held.versions] == [1, 2, 3, 4]
+
+
+def test_versions_pushed_beyond_the_last_checkpoint_are_taken_back_by_a_resumed_run(
+    service: Service, folder: Path
+) -> None:
+    output = folder / "beyond"
+    first = go(service, output, "iterations=2", "explore.prompts=1")
+    shutil.rmtree(output / "checkpoints" / "000002")
+    again = go(service, output, "iterations=2", "explore.prompts=1", resume=True)
+    assert again.adapter_digest(2) == first.held.versions[2].digest
+    assert [info.version for info in again.held.versions] == [1, 2]

@@ -5,6 +5,7 @@ A checkpoint is a folder written under another name and renamed when whole, so o
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,20 @@ from solrl_trainer.policy import CURRENT, OLD, Policy
 
 # What may change between a run and its continuation.
 _FREE = {
-    *("iterations", "rollout_url", "served_as", "output", "device"),
+    *("iterations", "rollout_url", "patience", "served_as", "output", "device"),
     *("checkpoint_every", "keep_checkpoints", "evaluate"),
 }
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint read back: `version` iterations are behind it; `adapter` is the file that was pushed."""
+    """A checkpoint read back: `version` iterations are behind it.
+
+    `adapters` holds the files that were pushed, by version: this one's, and those that exploration still lags behind.
+    """
 
     version: int
-    adapter: bytes
+    adapters: dict[int, bytes]
     tensors: dict[str, torch.Tensor]
     config: dict[str, Any]
 
@@ -41,7 +45,12 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, version: int, adapter: bytes, policy: Policy, optimizer: torch.optim.Optimizer, config: RunConfig
+    folder: Path,
+    version: int,
+    adapters: Mapping[int, bytes],
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    config: RunConfig,
 ) -> Path:
     """Write the checkpoint of `version` and drop the oldest beyond `keep_checkpoints`."""
     tensors = {f"{name}/{key}": value for name in (CURRENT, OLD) for key, value in policy.tensors(name).items()}
@@ -52,13 +61,18 @@ def save(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     (partial / "state.safetensors").write_bytes(safetensors_bytes(tensors))
-    (partial / "adapter.safetensors").write_bytes(adapter)
+    for pushed, adapter in adapters.items():
+        (partial / _file_of(pushed, version)).write_bytes(adapter)
     (partial / "config.json").write_text(config.model_dump_json(indent=1))
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     for old in _complete(folder)[: -config.keep_checkpoints]:
         shutil.rmtree(old)
     return final
+
+
+def _file_of(pushed: int, version: int) -> str:
+    return "adapter.safetensors" if pushed == version else f"adapter-{pushed:06d}.safetensors"
 
 
 def _complete(folder: Path) -> list[Path]:
@@ -83,9 +97,12 @@ def latest(folder: Path, config: RunConfig) -> Checkpoint | None:
             f"{found[-1]} belongs to a run of other settings ({shown}); "
             "resume with the same settings, or choose another output folder"
         )
+    version = int(found[-1].name)
+    older = {int(path.stem.removeprefix("adapter-")): path for path in sorted(found[-1].glob("adapter-*.safetensors"))}
+    files = older | {version: found[-1] / _file_of(version, version)}
     return Checkpoint(
-        version=int(found[-1].name),
-        adapter=(found[-1] / "adapter.safetensors").read_bytes(),
+        version=version,
+        adapters={pushed: path.read_bytes() for pushed, path in files.items()},
         tensors=load_file(found[-1] / "state.safetensors"),
         config=saved,
     )

@@ -2,37 +2,87 @@
 
 import base64
 import hashlib
+import os
 import time
+from collections.abc import Callable, Collection
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
-from pydantic import ValidationError
-from solrl_proto.adapters import ADAPTER_MEDIA_TYPE, DIGEST_HEADER, MODEL_PARAMETER, PARENT_PARAMETER, AdapterInfo
+from pydantic import TypeAdapter, ValidationError
+from solrl_proto.adapters import (
+    ADAPTER_MEDIA_TYPE,
+    DIGEST_HEADER,
+    MODEL_PARAMETER,
+    PARENT_PARAMETER,
+    AdapterInfo,
+    AdapterList,
+)
 from solrl_proto.models import ModelInfo, ModelList
 from solrl_proto.problems import Problem, ProblemError
-from solrl_proto.rollouts import RolloutAnswer, RolloutRequest
+from solrl_proto.rollouts import (
+    STREAM_MEDIA_TYPE,
+    Candidates,
+    EndLine,
+    ErrorLine,
+    GroupLine,
+    RolloutAnswer,
+    RolloutGroup,
+    RolloutRequest,
+    RolloutTimings,
+    StreamLine,
+)
 
 _RETRIED = {429, 502, 503, 504}
+_LONGEST_PAUSE = 10.0
+_LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
+
+Value = TypeVar("Value")
+Mend = Callable[[Problem], bool]
+"""Mends what a refusal says, if it can; then the request is made again."""
+
+
+def rollout_token() -> str | None:
+    """The bearer token for the service, from SOLRL_TOKEN or the file that SOLRL_TOKEN_PATH names.
+
+    Never from the command line, which others can read.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    path = os.environ.get("SOLRL_TOKEN_PATH")
+    return Path(path).read_text().strip() if path else os.environ.get("SOLRL_TOKEN") or None
 
 
 class RolloutClient:
     """Asks a rollout service for candidates and pushes adapters to it.
 
-    Requests that may be repeated (all of them: versions and seeds are exact) are retried on transport errors and
-    on 429 and 502 to 504, with growing pauses, at most `retries` times.
+    Requests may be repeated (all of them: versions and seeds are exact) and are, on transport errors and on 429 and
+    502 to 504, with growing pauses, until `patience` seconds went by without an answer.
 
     Args:
         url: base URL, e.g. http://gpu-node:8100.
-        timeout: seconds to wait for an answer; exploring a large group takes a while.
-        retries: how often a request is repeated.
+        token: bearer token, where the service asks for one.
+        timeout: seconds to wait for a sign of life of a request; exploring a large group takes a while.
+        patience: seconds to go on trying.
+        pause: seconds before the first repetition.
     """
 
-    def __init__(self, url: str, *, timeout: float = 1800.0, retries: int = 5, pause: float = 0.5) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout: float = 1800.0,
+        patience: float = 15.0,
+        pause: float = 0.5,
+    ) -> None:
         self.url = url.rstrip("/")
-        self._retries = retries
+        self.patience = patience
         self._pause = pause
-        self._http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(timeout, connect=10.0))
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
 
     def __enter__(self) -> Self:
         return self
@@ -69,12 +119,54 @@ class RolloutClient:
             )
         return hosted[name]
 
-    def rollouts(self, request: RolloutRequest) -> RolloutAnswer:
-        """Explore: candidates' seeds and proxy rewards."""
-        body = request.model_dump_json(exclude_none=True).encode()
-        headers = {"Content-Type": "application/json"}
-        answer = self._ask("POST", "/v1/rollouts", content=body, headers=headers)
-        return RolloutAnswer.model_validate_json(answer.content)
+    def adapters(self, run: str) -> AdapterList | None:
+        """What the service holds of a run; None if it knows no such run."""
+        try:
+            return AdapterList.model_validate_json(self._ask("GET", f"/v1/runs/{run}/adapters").content)
+        except ProblemError as error:
+            if error.problem.kind != "run-not-found":
+                raise
+            return None
+
+    def rollouts(
+        self,
+        request: RolloutRequest,
+        *,
+        on_group: Callable[[RolloutGroup], None] = lambda group: None,
+        mend: Mend = lambda problem: False,
+    ) -> RolloutAnswer:
+        """Explore: candidates' seeds and proxy rewards.
+
+        The answer is streamed. Where it is cut short, only the groups that are missing are asked for again.
+
+        Args:
+            request: what to ask.
+            on_group: gets each group as it comes, once.
+            mend: see `Mend`.
+
+        Raises:
+            ProblemError: refused, unreachable, or its parts were made in different ways.
+        """
+        made: dict[str, GroupLine] = {}
+
+        def attempt() -> RolloutTimings:
+            return self._stream(_remaining(request, made.keys()), made, on_group)
+
+        seconds = self._patiently(attempt, mend=mend, progress=lambda: len(made))
+        lines = [made[prompt.id] for prompt in request.prompts]
+        served = lines[0].served
+        other = next((line.served for line in lines if line.served != served), None)
+        if other is not None:
+            raise ProblemError(
+                "served-differently",
+                409,
+                "Service changed",
+                f"the service at {self.url} made one part of an answer in another way than the rest",
+                got=other.model_dump(mode="json"),
+                expected=served.model_dump(mode="json"),
+                action="it was restarted with other settings, or replicas differ: make them equal, then resume",
+            )
+        return RolloutAnswer(**dict(served), groups=tuple(line.group for line in lines), seconds=seconds)
 
     def push(self, run: str, version: int, parent: int | None, model: str, body: bytes) -> AdapterInfo:
         """Store adapter bytes as `version` on top of `parent`. Pushing the same bytes again is a success."""
@@ -88,29 +180,80 @@ class RolloutClient:
         )
         return AdapterInfo.model_validate_json(answer.content)
 
-    def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        for attempt in range(self._retries + 1):
-            last = attempt == self._retries
-            try:
-                answer = self._http.request(method, path, **arguments)
-            except httpx.TransportError as error:
-                if last:
-                    raise self._unreachable(error) from error
-                time.sleep(self._pause * 2**attempt)
-                continue
-            if answer.is_success:
-                return answer
-            if answer.status_code not in _RETRIED or last:
-                raise _problem_of(answer)
-            time.sleep(float(answer.headers.get("Retry-After", self._pause * 2**attempt)))
-        raise AssertionError("the loop returns or raises")
+    def delete(self, run: str) -> None:
+        """Delete all versions of a run."""
+        self._ask("DELETE", f"/v1/runs/{run}")
 
-    def _unreachable(self, error: httpx.TransportError) -> ProblemError:
+    def _stream(
+        self, request: RolloutRequest, made: dict[str, GroupLine], on_group: Callable[[RolloutGroup], None]
+    ) -> RolloutTimings:
+        """Put each line of one try into `made`."""
+        body = request.model_dump_json(exclude_none=True).encode()
+        headers = {"Content-Type": "application/json", "Accept": STREAM_MEDIA_TYPE}
+        asked = {prompt.id for prompt in request.prompts}
+        with self._http.stream("POST", "/v1/rollouts", content=body, headers=headers) as answer:
+            if not answer.is_success:
+                answer.read()
+                raise _refusal(answer)
+            for text in answer.iter_lines():
+                line = _LINE.validate_json(text)
+                if isinstance(line, ErrorLine):
+                    raise RefusedError(line.problem)
+                if isinstance(line, EndLine):
+                    if asked:
+                        raise _unexpected(answer, f"an end without the groups {sorted(asked)}")
+                    return line.seconds
+                if line.group.prompt_id not in asked:
+                    raise _unexpected(answer, f"a group {line.group.prompt_id!r} that was not asked for")
+                asked.remove(line.group.prompt_id)
+                made[line.group.prompt_id] = line
+                on_group(line.group)
+        raise httpx.RemoteProtocolError("the stream ended without its end line")
+
+    def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        def attempt() -> httpx.Response:
+            answer = self._http.request(method, path, **arguments)
+            if not answer.is_success:
+                raise _refusal(answer)
+            return answer
+
+        return self._patiently(attempt)
+
+    def _patiently(
+        self,
+        attempt: Callable[[], Value],
+        *,
+        mend: Mend = lambda problem: False,
+        progress: Callable[[], int] = lambda: 0,
+    ) -> Value:
+        """The result of `attempt`, which is made again while it fails in ways that pass; progress renews patience."""
+        began, tries, reached = time.monotonic(), 1, progress()
+        while True:
+            failure: ProblemError
+            pause = min(self._pause * 2 ** (tries - 1), _LONGEST_PAUSE)
+            try:
+                return attempt()
+            except httpx.TransportError as error:
+                failure = self._unreachable(error, tries)
+            except RefusedError as error:
+                if mend(error.problem):
+                    continue
+                if error.problem.status not in _RETRIED:
+                    raise
+                failure, pause = error, error.retry_after or pause
+            if progress() > reached:
+                began, tries, reached = time.monotonic(), 1, progress()
+            if time.monotonic() + pause - began > self.patience:
+                raise failure
+            time.sleep(pause)
+            tries += 1
+
+    def _unreachable(self, error: httpx.TransportError, tries: int) -> ProblemError:
         return ProblemError(
             "service-unreachable",
             503,
             "Rollout service unreachable",
-            f"no answer from {self.url} after {self._retries + 1} tries ({type(error).__name__}: {error})",
+            f"no answer from {self.url} after {tries} tries ({type(error).__name__}: {error})",
             where="--rollout-url",
             got=self.url,
             expected="the address of a running rollout service",
@@ -118,24 +261,42 @@ class RolloutClient:
         )
 
 
-def _problem_of(answer: httpx.Response) -> ProblemError:
+class RefusedError(ProblemError):
+    """The service's own problem; `retry_after` seconds from now it may be gone."""
+
+    def __init__(self, problem: Problem, retry_after: float | None = None) -> None:
+        more = problem.model_dump(include={"where", "got", "expected", "action"})
+        super().__init__(problem.kind, problem.status, problem.title, problem.detail, **more)
+        self.retry_after = retry_after
+
+
+def _refusal(answer: httpx.Response) -> RefusedError:
     try:
         problem = Problem.model_validate_json(answer.content)
     except ValidationError:
-        problem = Problem(
+        raise _unexpected(answer, answer.text[:200]) from None
+    after = answer.headers.get("Retry-After", "")
+    return RefusedError(problem, float(after) if after.isdigit() else None)
+
+
+def _unexpected(answer: httpx.Response, got: str) -> RefusedError:
+    return RefusedError(
+        Problem(
             type="urn:solrl:problem:unexpected-answer",
             title="Unexpected answer",
             status=answer.status_code,
-            detail=f"{answer.request.method} {answer.request.url} answered {answer.status_code}: {answer.text[:200]}",
+            detail=f"{answer.request.method} {answer.request.url} answered {answer.status_code}: {got}",
             action="check that the URL is a solrl rollout service",
         )
-    return ProblemError(
-        problem.kind,
-        problem.status,
-        problem.title,
-        problem.detail,
-        where=problem.where,
-        got=problem.got,
-        expected=problem.expected,
-        action=problem.action,
     )
+
+
+def _remaining(request: RolloutRequest, made: Collection[str]) -> RolloutRequest:
+    """The request without the prompts that are made."""
+    if not made:
+        return request
+    places = [i for i, prompt in enumerate(request.prompts) if prompt.id not in made]
+    candidates = request.candidates
+    if candidates.seeds is not None:
+        candidates = Candidates(seeds=tuple(candidates.seeds[i] for i in places))
+    return request.model_copy(update={"prompts": tuple(request.prompts[i] for i in places), "candidates": candidates})

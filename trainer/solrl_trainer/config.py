@@ -33,10 +33,16 @@ class Explore(Section):
     prune: Prune | None = None
     """At the service: after step `after`, only the `keep` most extreme candidates of a group go on."""
 
+    lag: Annotated[int, Field(ge=0)] = 0
+    """Iteration i is explored under version i − lag, while the iterations before it are trained; 0 is strictly current.
+    The service must retain lag + 1 versions."""
+
     @model_validator(mode="after")
     def _keeps_what_there_is(self) -> Self:
         if self.keep > self.candidates:
             raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
+        if self.lag and self.source != "service":
+            raise ValueError("lag is for candidates of the service; candidates made here are always current")
         if self.prune is not None:
             if self.source != "service":
                 raise ValueError("prune is for candidates of the service; candidates made here are all made wholly")
@@ -121,12 +127,14 @@ class RunConfig(Section):
     revision: str | None = None
     """Hub commit or tag of the model."""
     served_as: ModelName | None = None
-    """The model's name at the service, where that was started with --name."""
+    """The model's name at the service, where that was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
     """Reward → weight in the score; one of weight 0 is logged and not trained."""
     reward_options: dict[str, dict[str, Any]] = {}
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device."""
     rollout_url: str = "http://127.0.0.1:8100"
+    patience: Annotated[float, Field(ge=0)] = 600.0
+    """Seconds to go on asking a rollout service that went away under the run (it restarts, say)."""
     run: RunName
     output: Path
     prompts: str

@@ -67,10 +67,10 @@ def _prompts(name: str) -> Row:
 def _service(url: str, model: str) -> Iterator[Row]:
     from solrl_core.noise import check_noise_contract
 
-    from solrl_trainer.client import RolloutClient
+    from solrl_trainer.client import RolloutClient, rollout_token
 
     try:
-        with RolloutClient(url, retries=0) as client:
+        with RolloutClient(url, token=rollout_token(), patience=0) as client:
             hosted = client.models()
         names = [m.name for m in hosted.models]
         yield f"service {url}", "ok" if model in names else "warn", f"hosts {', '.join(names)}", f"needs {model}"

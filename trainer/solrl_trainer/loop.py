@@ -13,14 +13,13 @@ from solrl_core.families.base import stack
 from solrl_core.fidelity import rank_fidelity
 
 from solrl_trainer import checkpoints
-from solrl_trainer.client import RolloutClient
+from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import Evaluation, evaluate
 from solrl_trainer.explore import Kept
 from solrl_trainer.metrics import Metrics, Stopwatch
 from solrl_trainer.objectives.nft import group_advantages
 from solrl_trainer.policy import OLD
-from solrl_trainer.prompts import prompts_of_iteration
 from solrl_trainer.rollouts import Gathered, merge, regenerate, seed_root
 from solrl_trainer.session import Session
 from solrl_trainer.update import Samples, train_on
@@ -68,6 +67,8 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
     with _client(config) as client:
         reporter.note(f"loading {config.model}" + (f" and comparing digests with {client.url}" if client else ""))
         session = Session.open(config, client, reporter.note)
+        if client is not None:
+            client.patience = config.patience
         policy, rollouts = session.policy, session.rollouts
 
         version = 0
@@ -78,20 +79,19 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
         # A run that stopped before its first checkpoint leaves lines too.
         metrics.rewind(version if found is not None else -1)
         earlier = metrics.seconds()
-        pushed = found.adapter if found is not None else encode_adapter(policy.adapter(policy.tensors(OLD)))
-        rollouts.push(version, pushed)
+        adapters = found.adapters if found else {0: encode_adapter(policy.adapter(policy.tensors(OLD)))}
+        rollouts.start(adapters, resumed=found is not None)
 
         clock = Stopwatch()
         with clock.measure("evaluate"):
             before = _evaluate(session, metrics, reporter, 0)
-            _measure_fidelity(session, pushed, version, metrics, reporter)
+            _measure_fidelity(session, adapters[version], version, metrics, reporter)
 
         gathered: Gathered | None = None
         for iteration in range(version, config.iterations):
             watch = Stopwatch()
             phase = _phases(reporter, watch, iteration)
-            prompts = prompts_of_iteration(session.train_prompts, config.explore.prompts, config.seed, iteration)
-            gathered = rollouts.gather(prompts, iteration, phase)
+            gathered = rollouts.gather(iteration, phase)
 
             with phase("train"):
                 update = train_on(
@@ -101,13 +101,14 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
                 policy.decay_old(min(objective.decay_rate * (iteration + 1), objective.decay_max))
                 policy.average(iteration, objective.ema)
                 pushed = encode_adapter(policy.adapter(policy.tensors(OLD)))
+                adapters = _newest(adapters | {iteration + 1: pushed}, config.explore.lag + 1)
 
             # The line comes before the checkpoint, which comes before the push: a run that breaks off at any of
             # them and is resumed neither loses a line nor pushes other bytes under the same version.
             line = _line(iteration, gathered, pushed, update, watch, config)
             metrics.log("iteration", **line)
             if (iteration + 1) % config.checkpoint_every == 0 or iteration + 1 == config.iterations:
-                checkpoints.save(folder, iteration + 1, pushed, policy, session.optimizer, config)
+                checkpoints.save(folder, iteration + 1, adapters, policy, session.optimizer, config)
             with phase("push"):
                 rollouts.push(iteration + 1, pushed)
             metrics.log("push", version=iteration + 1, seconds={"push": watch.seconds["push"]})
@@ -130,7 +131,13 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
 
 
 def _client(config: RunConfig) -> AbstractContextManager[RolloutClient | None]:
-    return RolloutClient(config.rollout_url) if config.explore.source == "service" else nullcontext()
+    if config.explore.source != "service":
+        return nullcontext()
+    return RolloutClient(config.rollout_url, token=rollout_token())
+
+
+def _newest(adapters: dict[int, bytes], count: int) -> dict[int, bytes]:
+    return {version: adapters[version] for version in sorted(adapters)[-count:]}
 
 
 def _phases(reporter: Reporter, watch: Stopwatch, iteration: int) -> Callable[[str], AbstractContextManager[None]]:
@@ -162,6 +169,7 @@ def _line(
         "reward_best": float(made.scores[:, :half].mean()),
         "reward_worst": float(made.scores[:, half:].mean()),
         "rewards": {name: float(values.mean()) for name, values in made.rewards.items()},
+        "explored_version": gathered.version,
         "precision": gathered.precision,
         "numerics": gathered.numerics,
         "digest": adapter_digest(pushed),

@@ -3,9 +3,10 @@
 Both end in the same: the kept samples of each prompt, with their latents and true rewards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -14,15 +15,18 @@ from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
 from solrl_proto.noise import expand_seeds
-from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.config import RunConfig
+from solrl_trainer.exploration import Exploration
 from solrl_trainer.explore import Explorer, Kept, keep
 from solrl_trainer.selection import best_worst
 
 Phase = Callable[[str], AbstractContextManager[None]]
 """Shows and times a phase."""
+
+PromptsOf = Callable[[int], Sequence[PromptItem]]
+"""The prompts of an iteration."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Gathered:
         made: the samples of those seeds, which are trained on.
         proxy_mean: mean score of all candidates.
         precision, numerics: what made the candidates.
+        version: of the behaviour policy that made the candidates.
     """
 
     kept: list[Kept]
@@ -51,76 +56,112 @@ class Gathered:
     proxy_mean: float
     precision: str
     numerics: str
+    version: int
 
 
 class Rollouts(Protocol):
     """One way to get samples."""
 
-    def push(self, version: int, adapter: bytes) -> None:
-        """From now on roll out under this version of the behaviour policy."""
+    def start(self, adapters: Mapping[int, bytes], *, resumed: bool) -> None:
+        """Begin at the last of these versions of the behaviour policy; those before it are what may lag."""
 
-    def gather(self, prompts: Sequence[PromptItem], iteration: int, phase: Phase) -> Gathered:
-        """Samples of these prompts under the version pushed last."""
+    def push(self, version: int, adapter: bytes) -> None:
+        """From now on roll out under this version."""
+
+    def gather(self, iteration: int, phase: Phase) -> Gathered:
+        """An iteration's samples; `iteration` is the version that was pushed last."""
 
 
 class ServiceRollouts:
-    """Explore at the service, then make exactly the kept seeds again in BF16 (the Sol-RL recipe)."""
+    """Explore at the service, then make exactly the kept seeds again in BF16 (the Sol-RL recipe).
+
+    Iteration i is explored under version max(0, i − lag) as soon as that is pushed, so while the iterations before i
+    are trained. What is trained on is made under version i, whatever the lag.
+    """
 
     def __init__(
-        self,
-        explorer: Explorer,
-        generator: Generator,
-        rewards: RewardSet,
-        config: RunConfig,
-        note: Callable[[str], None],
+        self, explorer: Explorer, generator: Generator, rewards: RewardSet, prompts_of: PromptsOf, config: RunConfig
     ) -> None:
         self._explorer = explorer
         self._generator = generator
         self._rewards = rewards
+        self._prompts_of = prompts_of
         self._config = config
-        self._note = note
-        self._adapter = b""
+        self._ahead: dict[int, Exploration] = {}
+
+    def start(self, adapters: Mapping[int, bytes], *, resumed: bool) -> None:
+        """Make the service hold the versions, and merge the last one here."""
+        version = max(adapters)
+        self._explorer.start(adapters, resumed=resumed)
+        merge(self._generator, adapters[version])
+        self._look_ahead(version)
 
     def push(self, version: int, adapter: bytes) -> None:
         """Hand the version to the service and merge the same bytes here."""
         self._explorer.push(version, adapter)
         merge(self._generator, adapter)
-        self._adapter = adapter
+        self._look_ahead(version)
 
-    def gather(self, prompts: Sequence[PromptItem], iteration: int, phase: Phase) -> Gathered:
-        """Explore, select, regenerate."""
-        root = seed_root(self._config, iteration)
-        with phase("explore"):
-            try:
-                answer = self._explorer.explore(prompts, iteration, root)
-            except ProblemError as error:
-                if error.problem.kind not in ("run-not-found", "version-not-found"):
-                    raise
-                self._note("the service has lost this run's adapter; pushing it again")
-                self._explorer.push(iteration, self._adapter)
-                answer = self._explorer.explore(prompts, iteration, root)
-            kept = keep(answer, prompts, self._config.explore.keep)
-        with phase("regenerate"):
-            made = regenerate(kept, self._generator, self._rewards, self._config)
+    def gather(self, iteration: int, phase: Phase) -> Gathered:
+        """Select and regenerate each group as it comes."""
+        config, prompts = self._config, self._prompts_of(iteration)
+        exploration = self._ahead.pop(iteration)
+        groups, kept, made = exploration.groups(), {}, {}
+        while True:
+            with phase("explore"):
+                group = next(groups, None)
+            if group is None:
+                break
+            prompt = next(prompt for prompt in prompts if prompt.id == group.prompt_id)
+            kept[prompt.id] = keep(group, prompt, config.explore.keep)
+            with phase("regenerate"):
+                made[prompt.id] = regenerate([kept[prompt.id]], self._generator, self._rewards, config)
+        answer = exploration.answer
         scores = [score for group in answer.groups for score in group.scores if score is not None]
-        return Gathered(kept, made, sum(scores) / len(scores), answer.precision, answer.numerics)
+        return Gathered(
+            [kept[prompt.id] for prompt in prompts],
+            _join([made[prompt.id] for prompt in prompts]),
+            sum(scores) / len(scores),
+            answer.precision,
+            answer.numerics,
+            explored_version(iteration, config),
+        )
+
+    def _look_ahead(self, version: int) -> None:
+        """Explore what `version` lets be explored and is not yet."""
+        config = self._config
+        for iteration in range(version, min(version + config.explore.lag + 1, config.iterations)):
+            if iteration not in self._ahead:
+                self._ahead[iteration] = Exploration(
+                    partial(
+                        self._explorer.explore,
+                        self._prompts_of(iteration),
+                        explored_version(iteration, config),
+                        seed_root(config, iteration),
+                    )
+                )
 
 
 class LocalRollouts:
     """Make all candidates here and train on the kept ones themselves, at whatever precision they were made."""
 
-    def __init__(self, generator: Generator, rewards: RewardSet, config: RunConfig) -> None:
+    def __init__(self, generator: Generator, rewards: RewardSet, prompts_of: PromptsOf, config: RunConfig) -> None:
         self._generator = generator
         self._rewards = rewards
+        self._prompts_of = prompts_of
         self._config = config
+
+    def start(self, adapters: Mapping[int, bytes], *, resumed: bool) -> None:
+        """Merge the last one here; nobody else is told."""
+        self.push(max(adapters), adapters[max(adapters)])
 
     def push(self, version: int, adapter: bytes) -> None:
         """Merge the adapter here; nobody else is told."""
         merge(self._generator, adapter)
 
-    def gather(self, prompts: Sequence[PromptItem], iteration: int, phase: Phase) -> Gathered:
+    def gather(self, iteration: int, phase: Phase) -> Gathered:
         """Roll out and select."""
-        explore, root = self._config.explore, seed_root(self._config, iteration)
+        explore, root, prompts = self._config.explore, seed_root(self._config, iteration), self._prompts_of(iteration)
         kept, parts, total = [], [], 0.0
         with phase("explore"):
             for prompt in prompts:
@@ -132,7 +173,12 @@ class LocalRollouts:
                 parts.append(_rows(made, index))
                 total += float(made.scores.sum())
         mean = total / (len(prompts) * explore.candidates)
-        return Gathered(kept, _join(parts), mean, self._generator.precision, self._generator.numerics)
+        return Gathered(kept, _join(parts), mean, self._generator.precision, self._generator.numerics, iteration)
+
+
+def explored_version(iteration: int, config: RunConfig) -> int:
+    """The version of the behaviour policy that an iteration's candidates are explored under."""
+    return max(0, iteration - config.explore.lag)
 
 
 def seed_root(config: RunConfig, iteration: int) -> int:

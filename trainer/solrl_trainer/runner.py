@@ -8,7 +8,7 @@ import torch
 from solrl_proto.rollouts import AdapterRef, Candidates, RolloutRequest
 
 from solrl_trainer import checkpoints
-from solrl_trainer.client import RolloutClient
+from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import compare, verdicts
 from solrl_trainer.explore import plan
@@ -94,7 +94,7 @@ def _best_and_worst(config: RunConfig, result: Result) -> tuple[list[Pair], torc
     ):
         each = min(_SHOWN_EACH, half)
         index = [*range(each), *range(len(group.seeds) - each, len(group.seeds))]
-        with RolloutClient(config.rollout_url) as client:
+        with RolloutClient(config.rollout_url, token=rollout_token()) as client:
             answer = client.rollouts(
                 RolloutRequest(
                     model=config.model_name,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.fingerprint import check_digests, part_digests
+from solrl_core.fingerprint import check_digests, fingerprint, part_digests
 from solrl_core.generator import Generator
 from solrl_core.noise import check_noise_contract
 from solrl_core.rewards import RewardSet
@@ -16,8 +16,8 @@ from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.explore import Explorer
 from solrl_trainer.policy import Policy
-from solrl_trainer.prompts import find_prompts, read_prompts
-from solrl_trainer.rollouts import LocalRollouts, Rollouts, ServiceRollouts
+from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.rollouts import LocalRollouts, PromptsOf, Rollouts, ServiceRollouts
 
 
 @dataclass
@@ -55,10 +55,17 @@ class Session:
             client.model(config.model_name)  # before anything large is loaded
         backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
         rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone, config.reward_options)
+        generator = Generator(backbone, "bf16")
+        explorer = None
         if client is not None:
             check_service(client, config, backbone, rewards)
-        generator = Generator(backbone, "bf16")
-        explorer, rollouts = _rollouts(config, client, generator, rewards, note)
+            ours = fingerprint(part_digests(backbone.parts) | rewards.digests(), [spec.name for spec in config.trained])
+            explorer = Explorer(client, config, ours, note)
+
+        def prompts_of(iteration: int) -> list[PromptItem]:
+            return prompts_of_iteration(train, config.explore.prompts, config.seed, iteration)
+
+        rollouts = _rollouts(config, explorer, generator, rewards, prompts_of)
         policy = Policy(backbone, config.lora, config.seed)
         settings = config.optimizer
         optimizer = torch.optim.AdamW(
@@ -108,18 +115,13 @@ def check_service(client: RolloutClient, config: RunConfig, backbone: Backbone, 
 
 
 def _rollouts(
-    config: RunConfig,
-    client: RolloutClient | None,
-    generator: Generator,
-    rewards: RewardSet,
-    note: Callable[[str], None],
-) -> tuple[Explorer | None, Rollouts]:
-    if client is not None:
-        explorer = Explorer(client, config)
-        return explorer, ServiceRollouts(explorer, generator, rewards, config, note)
+    config: RunConfig, explorer: Explorer | None, generator: Generator, rewards: RewardSet, prompts_of: PromptsOf
+) -> Rollouts:
+    if explorer is not None:
+        return ServiceRollouts(explorer, generator, rewards, prompts_of, config)
     precision = "bf16" if config.explore.precision == "auto" else config.explore.precision
     own = generator if precision == generator.precision else Generator(generator.backbone, precision)
-    return None, LocalRollouts(own, rewards, config)
+    return LocalRollouts(own, rewards, prompts_of, config)
 
 
 def pick_device(name: str) -> str:

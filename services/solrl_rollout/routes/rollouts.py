@@ -76,7 +76,7 @@ class RolloutLines(Response):
 
         try:
             async for group in self._rollout.groups():
-                await write(GroupLine(group=group))
+                await write(GroupLine(served=self._rollout.served, group=group))
             await write(self._rollout.end())
         except ProblemError as error:
             await write(ErrorLine(problem=error.problem))

@@ -1,0 +1,87 @@
+"""The trainer's client against a real service: cut streams, restarts, refusals."""
+
+from collections.abc import Iterator
+
+import pytest
+from cutting_proxy import CuttingProxy, cutting_proxy
+from service_helpers import RunningService, rollout_request, running_service
+from solrl_proto.problems import Problem, ProblemError
+from solrl_proto.rollouts import RolloutGroup, RolloutRequest
+from solrl_trainer.client import RolloutClient, rollout_token
+
+PROMPTS = [f"{i} red circles" for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with running_service() as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(service: RunningService) -> Iterator[CuttingProxy]:
+    with cutting_proxy(service.port) as found:
+        yield found
+
+
+def request_of(**more: object) -> RolloutRequest:
+    return RolloutRequest.model_validate(rollout_request(prompts=PROMPTS, count=8, steps=1) | more)
+
+
+@pytest.mark.parametrize("explicit", [False, True], ids=["seed root", "seeds"])
+def test_a_cut_stream_is_taken_up_where_it_broke_off(
+    service: RunningService, proxy: CuttingProxy, explicit: bool
+) -> None:
+    request = request_of()
+    if explicit:
+        request = request_of(candidates={"seeds": [seeds for _, seeds in request.groups()]})
+    with RolloutClient(service.url) as client:
+        whole = client.rollouts(request)
+    came: list[RolloutGroup] = []
+    # In the middle of a line, right at the head, and in the last line.
+    proxy.limits = [2500, 20, 1200]
+    with RolloutClient(proxy.url, pause=0.01) as client:
+        answer = client.rollouts(request, on_group=came.append)
+    assert answer.groups == whole.groups
+    assert sorted(group.prompt_id for group in came) == [prompt.id for prompt in request.prompts]
+    assert proxy.connections == 4
+
+
+def test_an_answer_that_never_ends_is_given_up_after_the_patience(proxy: CuttingProxy) -> None:
+    proxy.limits = [10] * 1000
+    with RolloutClient(proxy.url, pause=0.01, patience=0.3) as client, pytest.raises(ProblemError) as raised:
+        client.rollouts(request_of())
+    assert raised.value.problem.kind == "service-unreachable"
+    assert proxy.connections > 2
+
+
+def test_a_refusal_is_mended_once_or_raised(service: RunningService) -> None:
+    seen: list[str] = []
+
+    def mend(problem: Problem) -> bool:
+        seen.append(problem.kind)
+        return len(seen) < 2
+
+    request = request_of(adapter={"run": "nobody", "version": 0})
+    with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
+        client.rollouts(request, mend=mend)
+    assert seen == ["run-not-found"] * 2
+    assert raised.value.problem.status == 404
+
+
+def test_what_a_run_holds_is_told_or_none(service: RunningService) -> None:
+    with RolloutClient(service.url) as client:
+        assert client.adapters("nobody") is None
+
+
+def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.delenv("SOLRL_TOKEN", raising=False)
+    monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
+    assert rollout_token() is None
+    monkeypatch.setenv("SOLRL_TOKEN", "from-environment")
+    assert rollout_token() == "from-environment"
+    path = f"{tmp_path}/token"
+    with open(path, "w") as file:
+        file.write("from-file\n")
+    monkeypatch.setenv("SOLRL_TOKEN_PATH", path)
+    assert rollout_token() == "from-file"
