@@ -32,6 +32,7 @@ def examine(settings: Settings) -> int:
         *(_model(spec) for spec in settings.models),
         *_rewards(settings),
         *_redis(settings.redis_url),
+        *_access(settings),
         _port(settings),
     ]
     table = Table("part", "state", title="solrl-rollout doctor", title_justify="left")
@@ -162,6 +163,36 @@ def _redis(url: str | None) -> Iterator[Finding]:
         yield Finding("redis appendonly", "ok", "yes")
     else:
         yield Finding("redis appendonly", "warn", str(appended), "set yes to keep adapters over a crash")
+
+
+def _access(settings: Settings) -> Iterator[Finding]:
+    from solrl_rollout.serve import check_doors
+    from solrl_rollout.tokens import TokenFileError, read_tokens
+
+    path = settings.token_file
+    if path is None:
+        try:
+            check_doors(settings)
+        except ProblemError as error:
+            yield Finding("access", "missing", error.problem.detail, error.problem.action or "")
+        else:
+            if settings.allow_anonymous:
+                yield Finding(
+                    "access", "warn", "no tokens: whoever reaches the address may do everything", "--token-file"
+                )
+            else:
+                yield Finding("access", "ok", "no tokens: this machine alone is served")
+        return
+    try:
+        tokens = read_tokens(path)
+    except TokenFileError as error:
+        yield Finding("access", "missing", str(error), "give a file of `solrl-rollout token create`")
+        return
+    valid = [token for token in tokens if not token.expired]
+    found = f"{len(valid)} valid tokens of {len({token.tenant for token in valid})} tenants in {path}"
+    yield Finding("access", "ok" if valid else "warn", found, "" if valid else "make one: solrl-rollout token create")
+    if path.stat().st_mode & 0o022:
+        yield Finding("token file", "warn", f"others may write {path}, and so let themselves in", f"chmod 600 {path}")
 
 
 def _port(settings: Settings) -> Finding:

@@ -202,6 +202,9 @@ def _changing(path: Path, *, new: bool = False) -> Iterator[Callable[[tuple[Toke
         content = json.dumps(TokenFile(tokens=tokens).model_dump(mode="json"), indent=1) + "\n"
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
         try:
+            if os.geteuid() == 0:  # root makes tokens for a service that is not root
+                owner = (path if path.exists() else path.parent).stat()
+                os.chown(handle, owner.st_uid, owner.st_gid)
             with os.fdopen(handle, "w") as file:
                 file.write(content)
                 file.flush()

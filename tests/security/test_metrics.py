@@ -134,6 +134,15 @@ def test_the_dashboard_asks_only_for_what_there_is(telemetry: Telemetry) -> None
     assert ours - shown <= {"solrl_build", "solrl_chunks"}
 
 
+def test_the_documentation_names_every_metric_and_no_other(telemetry: Telemetry) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    told = set(re.findall(r"`(solrl_[a-z_]+)\{|`(solrl_[a-z_]+)`", text))
+    told_names = {first or second for first, second in told} - {"solrl_"}
+    families = text_string_to_metric_families(telemetry.exposition().decode())
+    names = {f.name + ("_total" if f.type == "counter" else "") for f in families if f.name.startswith("solrl_")}
+    assert told_names == {name for name in names if not name.endswith("_created")}
+
+
 def test_the_dashboard_can_be_imported() -> None:
     assert DASHBOARD["title"] == "solrl rollout service"
     ids = [panel["id"] for panel in panels(DASHBOARD)]

@@ -184,3 +184,31 @@ def test_serve_refuses_to_start_with_a_file_it_cannot_use(tmp_path: Path, conten
     assert str(file) in done.stderr
     assert "solrl-rollout token create" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "state", "said"),
+    [
+        ([], "ok", "this machine alone"),
+        (["--host", "0.0.0.0"], "missing", "--allow-anonymous"),
+        (["--host", "0.0.0.0", "--allow-anonymous"], "warn", "may do everything"),
+        (["--token-file", "tokens.json"], "ok", "1 valid tokens of 1 tenants"),
+        (["--token-file", "open.json"], "warn", "others may write"),
+        (["--token-file", "none.json"], "missing", "No such file"),
+    ],
+)
+def test_the_doctor_looks_at_the_doors(tmp_path: Path, flags: list[str], state: str, said: str) -> None:
+    create_token(tmp_path / "tokens.json", "a", ("push",), None)
+    create_token(tmp_path / "open.json", "a", ("push",), None)
+    (tmp_path / "open.json").chmod(0o666)
+    found = subprocess.run(
+        [PROGRAM, "doctor", "--port", "0", *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "400"},
+    )
+    row = next(line for line in found.stdout.splitlines() if said in line)
+    assert state in row
+    assert found.returncode == (1 if state == "missing" else 0)

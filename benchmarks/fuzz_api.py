@@ -1,0 +1,230 @@
+"""Fuzz every route of a real service, with requests that fit the published contract and requests that do not.
+
+    python benchmarks/fuzz_api.py [--examples 1000] [--seed 1] [--only /v1/rollouts] [--out fuzz.json]
+
+Starts a service of a miniature behind a token file, asks it `examples` positive and `examples` negative requests a
+route (fewer where a route has fewer), and exits with 1 if any answer is a 5xx or not as the contract says.
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import logging
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import schemathesis
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.core.failures import FailureGroup
+from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_core.families import load_backbone
+from solrl_core.lora import adapter_layout
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from solrl_rollout.tokens import create_token
+
+MODEL = "mini-sana"
+CHECKED = [
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "missing_required_header",
+    "unsupported_method",
+    "allow_header_conformance",
+]
+
+
+@dataclass
+class Tally:
+    """What came of one route in one mode."""
+
+    answers: Counter[int] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def service() -> Iterator[tuple[str, str]]:
+    """URL of a service and a token that may do everything; small limits, so that little is computed."""
+    with tempfile.TemporaryDirectory(prefix="solrl-fuzz-") as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        tokens, log = Path(folder, "tokens.json"), Path(folder, "log")
+        secret, _ = create_token(tokens, "fuzz", ("rollout", "push", "admin"), None)
+        command = [str(Path(sys.executable).with_name("solrl-rollout")), "serve", "--model", MODEL]
+        command += [
+            "--port",
+            str(port),
+            "--token-file",
+            str(tokens),
+            "--queue-limit",
+            "48",
+            "--max-body-bytes",
+            "65536",
+        ]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(600):
+                try:
+                    if httpx.get(f"{url}/health/ready").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    time.sleep(0.2)
+                if process.poll() is not None:
+                    sys.exit(log.read_text())
+            yield url, secret
+            if "Traceback" in log.read_text():
+                print(log.read_text(), file=sys.stderr)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@schemathesis.serializer(ADAPTER_MEDIA_TYPE)
+def _bytes(_: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else getattr(value, "data", None) or json.dumps(value).encode()
+
+
+@dataclass(frozen=True)
+class Existing:
+    """A run that is there, by which requests that fit the contract get further than a 404."""
+
+    url: str
+    headers: dict[str, str]
+    body: bytes
+    run: str = "fuzz"
+
+    @property
+    def digest(self) -> str:
+        """The adapter's, as a header."""
+        return f"sha-256=:{base64.b64encode(hashlib.sha256(self.body).digest()).decode()}:"
+
+    def push(self) -> None:
+        """Store version 0 (again)."""
+        path = f"{self.url}/v1/runs/{self.run}/adapters/0?model={MODEL}"
+        httpx.put(path, content=self.body, headers=self.headers | {"Content-Digest": self.digest}).raise_for_status()
+
+    def enter(self, case: Case) -> None:
+        """Make a generated request one for the run that is there, or for the model, with little to compute."""
+        if "run" in case.path_parameters:
+            case.path_parameters["run"] = self.run
+        if "version" in case.path_parameters:
+            case.path_parameters["version"] = 0
+        if case.method == "PUT" and case.path.endswith("{version}"):
+            case.query = {"model": MODEL}
+            case.headers["Content-Digest"] = self.digest
+            case.body = self.body
+        if isinstance(case.body, dict):
+            adapter = {"run": self.run, "version": 0}
+            plan = {"steps": 1, "guidance": case.body.get("plan", {}).get("guidance", 1.0)}
+            prompts = {prompt["id"]: prompt for prompt in case.body["prompts"]}  # an id once
+            case.body |= {
+                "model": MODEL,
+                "rewards": [{"name": "clipscore"}],
+                "adapter": adapter,
+                "plan": plan,
+                "prompts": list(prompts.values())[:4],
+                "candidates": {"count": 2, "seed_root": 1},
+            }
+
+
+def small_adapter() -> bytes:
+    """An adapter of rank 1 that changes nothing."""
+    backbone = load_backbone(MODEL)
+    tensors = {}
+    for module, (outs, ins) in adapter_layout(backbone.transformer, backbone.lora_targets).items():
+        tensors |= {lora_a_key(module): torch.zeros(1, ins), lora_b_key(module): torch.zeros(outs, 1)}
+    return encode_adapter(Adapter(rank=1, alpha=1.0, tensors=tensors))
+
+
+def fuzz(operation: Any, mode: GenerationMode, examples: int, start: int, existing: Existing) -> Tally:
+    """Ask one route; faults are collected, not raised, so that one does not hide the next."""
+    tally, chance = Tally(), random.Random(start)
+    load_all_checks()
+    # Only of what was made to be wrong: what is exchanged by hand in the others is taken for wrong, too.
+    positive = mode is GenerationMode.POSITIVE
+    checks = CHECKS.get_by_names([name for name in CHECKED if not (positive and name == "negative_data_rejection")])
+
+    @seed(start)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Case) -> None:
+        if positive and chance.random() < 0.5:
+            existing.enter(case)
+        response = case.call(headers=existing.headers)
+        tally.answers[response.status_code] += 1
+        try:
+            case.validate_response(response, checks=checks, headers=existing.headers)
+        except FailureGroup as group:
+            if len(tally.faults) < 5:
+                tally.faults.append(f"{case.as_curl_command()[:1500]}\n{response.status_code} {group.exceptions}")
+
+    ask()
+    return tally
+
+
+def main() -> None:
+    """Run it and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--examples", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", help="a path as the contract has it")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    results, faults = {}, []
+    with service() as (url, secret):
+        existing = Existing(url, {"Authorization": f"Bearer {secret}"}, small_adapter())
+        schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        for found in schema.get_all_operations():
+            operation = found.ok()
+            if asked.only not in (None, operation.path):
+                continue
+            for mode in GenerationMode:
+                existing.push()
+                name = f"{operation.method.upper()} {operation.path} {mode.value}"
+                try:
+                    tally = fuzz(operation, mode, asked.examples, asked.seed, existing)
+                except Unsatisfiable:
+                    print(f"{name:75}   none: nothing in it can be wrong")
+                    continue
+                results[name] = dict(sorted(tally.answers.items()))
+                faults += [f"{name}\n{fault}" for fault in tally.faults]
+                print(f"{name:75} {tally.answers.total():6} {results[name]}", flush=True)
+    for fault in faults:
+        print(f"\n{fault}")
+    if asked.out is not None:
+        asked.out.write_text(json.dumps({"answers": results, "faults": len(faults)}, indent=1) + "\n")
+    wrong = [name for name, answers in results.items() if any(status >= 500 for status in answers)]
+    print(f"\n{sum(sum(a.values()) for a in results.values())} requests, {len(faults)} faults, 5xx: {wrong or 'none'}")
+    sys.exit(1 if faults or wrong or not results else 0)
+
+
+if __name__ == "__main__":
+    main()
