@@ -50,7 +50,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running(settings) as service:
+        async with running(settings, telemetry) as service:
             app.state.service = service
             yield
             service.draining = True

@@ -7,15 +7,18 @@ answer; a fault of the thread or the device ends the engine, and the health rout
 import logging
 import math
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 
+from solrl_core.rewards.base import RewardError
 from solrl_proto.problems import ProblemError
 
 from solrl_rollout.executor import Executor, load
 from solrl_rollout.problems import engine_dead, generation_failed, queue_full
 from solrl_rollout.queue import FairQueue, QueueFull
 from solrl_rollout.settings import Settings
+from solrl_rollout.telemetry import QueueState, Telemetry
 from solrl_rollout.work import Chunk, Hosted, Job, Scored
 
 logger = logging.getLogger(__name__)
@@ -31,8 +34,10 @@ class Abandoned(Exception):  # noqa: N818
 class Engine:
     """Starts and stops the thread, and passes work to it from any other."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
         self._settings = settings
+        self._telemetry = telemetry
+        telemetry.watch_queue(self._waiting)
         self._wake = threading.Condition()
         self._queue: FairQueue[Chunk] = FairQueue(
             settings.queue_limit, tenant_limit=settings.tenant_queue_limit, turn=_TURN
@@ -144,6 +149,8 @@ class Engine:
         try:
             scored = executor.execute(chunk, between)
         except ProblemError as error:
+            if isinstance(error.__cause__, RewardError):
+                self._telemetry.reward_error(error.__cause__.reward)
             chunk.done.set_exception(error)
         except Abandoned:
             # Read only where the service was forced to stop: a client that left reads nothing.
@@ -163,6 +170,25 @@ class Engine:
         measured = (scored.switch + scored.generate + scored.reward) / chunk.cost
         known = self._seconds_per_cost or measured
         self._seconds_per_cost = 0.9 * known + 0.1 * measured
+        job = chunk.job
+        if scored.switched:
+            self._telemetry.switched(job.model, job.precision, scored.switch)
+        self._telemetry.chunk_done(
+            job.tenant,
+            job.run,
+            job.model,
+            job.precision,
+            candidates=chunk.candidates,
+            steps=chunk.steps,
+            generate=scored.generate,
+            reward=scored.reward,
+        )
+
+    def _waiting(self) -> QueueState:
+        with self._wake:
+            oldest = min((chunk.queued for chunk in self._queue.heads()), default=None)
+            age = 0.0 if oldest is None else time.monotonic() - oldest
+            return QueueState(dict(self._queue.by_tenant), age)
 
     def _answer_calls(self) -> None:
         while self._calls:

@@ -10,7 +10,7 @@ from solrl_core.fingerprint import part_digests
 from solrl_core.generator import CHUNK, Generator, fastest, numerics, supported
 from solrl_core.lora import adapter_layout
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import Reward, known_rewards
+from solrl_core.rewards.base import Reward, RewardError, known_rewards
 from solrl_proto.models import ModelInfo, PrecisionInfo
 from solrl_proto.problems import ProblemError
 
@@ -72,7 +72,7 @@ class Executor:
         """
         job, plan, started = chunk.job, chunk.job.plan, time.monotonic()
         generator = self._generator(job.precision)
-        self._serve(job.precision, generator, job.adapter)
+        switched = self._serve(job.precision, generator, job.adapter)
         merged = time.monotonic()
         made = generator.generate(
             chunk.prompt.text,
@@ -94,7 +94,7 @@ class Executor:
                 rewards = self._rewards.score(
                     job.rewards, made.images, [chunk.prompt.text] * count, [chunk.prompt.metadata] * count
                 )
-        except RuntimeError as error:
+        except RewardError as error:
             raise ProblemError(
                 "reward-failed",
                 500,
@@ -109,6 +109,7 @@ class Executor:
             pixels,
             trajectory,
             started,
+            switched=switched,
             switch=merged - started,
             generate=generated - merged,
             reward=time.monotonic() - generated,
@@ -124,11 +125,12 @@ class Executor:
             self._serving[precision] = None
         return self._generators[precision]
 
-    def _serve(self, precision: str, generator: Generator, adapter: VersionedAdapter | None) -> None:
+    def _serve(self, precision: str, generator: Generator, adapter: VersionedAdapter | None) -> bool:
+        """Merge the adapter, if another one is; whether it was."""
         wanted = adapter.digest if adapter else None
         before = self._serving[precision]
         if wanted == before:
-            return
+            return False
         # Unknown until it is done: were the merge to break halfway, the next chunk must merge anew.
         self._serving[precision] = _UNKNOWN
         try:
@@ -146,6 +148,7 @@ class Executor:
                 action="use the version before it; look at the training step that made this one",
             ) from error
         self._serving[precision] = wanted
+        return True
 
     def _describe(self, name: str) -> Hosted:
         backbone = self._backbone

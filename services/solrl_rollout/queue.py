@@ -121,6 +121,10 @@ class FairQueue(Generic[T]):
                 self._count(item, -1)
         return dropped
 
+    def heads(self) -> list[T]:
+        """The next item of each run."""
+        return [items[0] for items in self._waiting.values()]
+
     def __bool__(self) -> bool:
         return bool(self._waiting)
 

@@ -18,6 +18,7 @@ from solrl_rollout.refusals import check_model, check_precision, check_rewards, 
 from solrl_rollout.rollout import Rollout
 from solrl_rollout.settings import Settings
 from solrl_rollout.store import AdapterStore, open_store
+from solrl_rollout.telemetry import Telemetry
 from solrl_rollout.work import Hosted, Job
 
 logger = logging.getLogger(__name__)
@@ -26,8 +27,16 @@ logger = logging.getLogger(__name__)
 class Service:
     """A running service. `draining` is set when it is told to stop: new work is refused from then on."""
 
-    def __init__(self, settings: Settings, store: AdapterStore, engine: Engine, hosted: Sequence[Hosted]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: AdapterStore,
+        engine: Engine,
+        hosted: Sequence[Hosted],
+        telemetry: Telemetry,
+    ) -> None:
         self.settings = settings
+        self.telemetry = telemetry
         self.store = store
         self.engine = engine
         self.hosted = {model.info.name: model for model in hosted}
@@ -84,11 +93,14 @@ class Service:
             fingerprint=fingerprint(hosted.info.digests, job.rewards),
             plan=request.plan,
         )
-        return Rollout(request, job, served, self.engine)
+        rollout = Rollout(request, job, served, self.engine)
+        if ref is not None:
+            self.telemetry.served(caller.tenant, ref.run, ref.version)
+        return rollout
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Service]:
+async def running(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Service]:
     """A service with its store reached and its models loaded and warm; stopped at the end.
 
     Raises:
@@ -96,13 +108,13 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         ValueError, OSError, RuntimeError: the model or a reward cannot be loaded.
     """
     store = open_store(settings.redis_url, settings.retain, settings.tenant_adapter_bytes)
-    engine = Engine(settings)
+    engine = Engine(settings, telemetry)
     try:
         await store.ping()
         for warning in await store.warnings():
             logger.warning(warning)
         hosted = await asyncio.wrap_future(engine.start())
-        yield Service(settings, store, engine, hosted)
+        yield Service(settings, store, engine, hosted, telemetry)
     finally:
         await asyncio.to_thread(engine.close)
         await store.close()

@@ -1,6 +1,7 @@
 """What the service hands to the engine thread, and what comes back."""
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class Scored:
     images: torch.Tensor | None
     trajectory: Trajectory | None
     started: float
+    switched: bool
+    """Whether another adapter was served before."""
     switch: float
     generate: float
     reward: float
@@ -75,6 +78,7 @@ class Chunk:
     until: int | None = None
     """Steps behind them at its end; None for all."""
     done: Future[Scored] = field(default_factory=Future)
+    queued: float = field(default_factory=time.monotonic)
 
     @property
     def tenant(self) -> str:
@@ -92,10 +96,15 @@ class Chunk:
         return len(self.seeds)
 
     @property
+    def steps(self) -> int:
+        """How many it takes."""
+        begin = self.begin.index if self.begin is not None else 0
+        return (self.until or self.job.plan.steps) - begin
+
+    @property
     def cost(self) -> int:
         """Candidates × steps that it takes."""
-        begin = self.begin.index if self.begin is not None else 0
-        return len(self.seeds) * ((self.until or self.job.plan.steps) - begin)
+        return len(self.seeds) * self.steps
 
 
 def split(request: RolloutRequest, job: Job) -> list[list[Chunk]]:

@@ -14,13 +14,14 @@ from solrl_proto.problems import ProblemError
 from solrl_rollout.app import create_app
 from solrl_rollout.engine import Engine
 from solrl_rollout.settings import Settings
+from solrl_rollout.telemetry import Telemetry
 from solrl_rollout.work import Chunk, Job
 
 FATAL = f"{fatal.__module__}:{fatal.__name__}"
 
 
 def test_a_cancelled_job_stops_at_its_next_step_and_no_other_does() -> None:
-    engine = Engine(Settings())
+    engine = Engine(Settings(), Telemetry())
     engine.start().result()
     try:
         job, other = (

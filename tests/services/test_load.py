@@ -4,6 +4,7 @@ import select
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import (
     QUEUE_LIMIT,
     Layout,
@@ -48,6 +49,20 @@ def test_runs_in_turn_keep_their_own_adapters(service: RunningService, runs: lis
     with ThreadPoolExecutor(6) as pool:
         together = list(pool.map(lambda ref: scores(service.rollout(count=25, steps=1, adapter=ref)), refs * 2))
     assert together == alone * 2
+
+
+def test_what_was_done_is_counted(service: RunningService, runs: list[tuple[str, int]]) -> None:
+    def count(name: str) -> float:
+        families = text_string_to_metric_families(service.client.get("/metrics").text)
+        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+    names = ("solrl_candidates_total", "solrl_chunks_total", "solrl_switch_seconds_count")
+    before = {name: count(name) for name in names}
+    for ref in (*runs, runs[1]):
+        service.rollout(count=25, steps=1, adapter=ref)
+    candidates, chunks, switches = (count(name) - before[name] for name in names)
+    assert (candidates, chunks) == (75, 6)
+    assert switches in (1, 2)  # one fewer if the first run was served last
 
 
 def test_a_small_run_overtakes_a_big_one(service: RunningService, runs: list[tuple[str, int]]) -> None:

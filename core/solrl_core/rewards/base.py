@@ -101,6 +101,14 @@ def _options(name: str, backbone: Backbone, options: Mapping[str, Any] | None) -
     return {"device": str(backbone.device), **backbone.options.rewards.get(name, {}), **(options or {})}
 
 
+class RewardError(RuntimeError):
+    """`reward` failed on an image, or gave what is no score."""
+
+    def __init__(self, reward: str, fault: str) -> None:
+        super().__init__(f"reward {reward!r} {fault}")
+        self.reward = reward
+
+
 class RewardSet:
     """Loaded rewards by name; scores images with each and checks what comes back."""
 
@@ -159,7 +167,7 @@ class RewardSet:
 
         Raises:
             KeyError: a name that was not loaded.
-            RuntimeError: a reward failed, or gave a wrong shape or a non-finite score; names reward and image.
+            RewardError: a reward failed, or gave a wrong shape or a non-finite score; names reward and image.
         """
         scores = {}
         for name in names:
@@ -169,13 +177,13 @@ class RewardSet:
             except Exception as error:
                 at = _first_failing(reward, images, prompts, metadata)
                 which = f"{len(images)} images" if at is None else f"image {at} of prompt {prompts[at]!r}"
-                raise RuntimeError(f"reward {name!r} failed on {which}: {error}") from error
+                raise RewardError(name, f"failed on {which}: {error}") from error
             if values.shape != (len(images),):
-                raise RuntimeError(f"reward {name!r} gave shape {tuple(values.shape)}; expected ({len(images)},)")
+                raise RewardError(name, f"gave shape {tuple(values.shape)}; expected ({len(images)},)")
             bad = (~torch.isfinite(values)).nonzero()
             if len(bad):
                 at = int(bad[0])
-                raise RuntimeError(f"reward {name!r} gave {values[at]} for image {at} of prompt {prompts[at]!r}")
+                raise RewardError(name, f"gave {values[at]} for image {at} of prompt {prompts[at]!r}")
             scores[name] = values
         return scores
 

@@ -49,6 +49,8 @@ async def put_adapter(
     announced = _parse_digest(digest)
     body = await read_body(request, service.settings.max_adapter_bytes, "max_adapter_bytes")
     info, new = await service.adapters.push(caller.tenant, run, version, parent, announced, body, hosted)
+    if new:
+        service.telemetry.pushed(caller.tenant, run, version, info.size)
     response.status_code = 201 if new else 200
     return info
 
