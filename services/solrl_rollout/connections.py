@@ -1,7 +1,8 @@
 """Connections that take too long, send too much, or speak no HTTP, on top of uvicorn's own handling of them.
 
 uvicorn waits for ever for the rest of a head or a body. Here whoever sends slower than `RATE` is cut once his time is
-over, and whoever does not take his answer is cut, too; healthy clients never notice.
+over. An answer may wait for longer, for a trainer takes a streamed group when it has made use of the one before; but
+whoever takes nothing at all is cut, too.
 """
 
 import asyncio
@@ -25,10 +26,15 @@ RATE = 16 * 1024
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Seconds for a head, and for a body or an answer of any size before `RATE` counts; how many connections."""
+    """Seconds for a head, and for a body of any size before `RATE` counts; how many connections."""
 
     slow: float = 20.0
     connections: int = 512
+
+    @property
+    def stalled(self) -> float:
+        """Seconds after which a client must have taken something of its answer."""
+        return 15 * self.slow
 
 
 class GuardedProtocol(H11Protocol):
@@ -74,7 +80,7 @@ class GuardedProtocol(H11Protocol):
         """The client does not take its answer as fast as it is made: see that it takes it at all."""
         super().pause_writing()
         size = self.transport.get_write_buffer_size()
-        self._sending = self.loop.call_later(self.limits.slow, self._check_sending, size)
+        self._sending = self.loop.call_later(self.limits.stalled, self._check_sending, size)
 
     def resume_writing(self) -> None:
         """It caught up."""
@@ -130,11 +136,11 @@ class GuardedProtocol(H11Protocol):
 
     def _check_sending(self, before: int) -> None:
         now = self.transport.get_write_buffer_size()
-        if before - now < RATE * self.limits.slow:
+        if now >= before:
             logger.info("cut a client that does not take its answer (%d bytes left)", now, extra=self._who())
             self.transport.abort()
         else:
-            self._sending = self.loop.call_later(self.limits.slow, self._check_sending, now)
+            self._sending = self.loop.call_later(self.limits.stalled, self._check_sending, now)
 
     def _who(self) -> dict[str, Any]:
         return {"fields": {"client": self.client[0] if self.client else None}}
