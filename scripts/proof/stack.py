@@ -39,7 +39,7 @@ class Running:
         while below:
             pid = below.pop(0)
             try:
-                if Path(f"/proc/{pid}/exe").resolve().name != "buildah":
+                if "buildah" not in Path(os.readlink(f"/proc/{pid}/exe")).name:
                     return pid
             except FileNotFoundError:
                 continue

@@ -61,6 +61,6 @@ def test_make_secrets_keeps_what_is_there(tmp_path: Path) -> None:
     assert first["redis_url"] == f"redis://:{password}@redis:6379"
     assert (first["hf_token"], first["token"], first[".gitignore"]) == ("", "", "*")
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert (folder / "redis_password").stat().st_mode & 0o777 == 0o444
+    assert (folder / "redis_password").stat().st_mode & 0o777 == 0o644
     assert make(HF_TOKEN="hf_word") == first | {"hf_token": "hf_word"}
     assert make() == first | {"hf_token": "hf_word"}
