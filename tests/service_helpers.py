@@ -118,8 +118,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_service(*flags: str, model: str | list[str] = MODEL, port: int | None = None) -> Iterator[RunningService]:
-    """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0."""
+def running_service(
+    *flags: str, model: str | list[str] = MODEL, port: int | None = None, ends_with: int = 0
+) -> Iterator[RunningService]:
+    """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0, or `ends_with`."""
     port = free_port() if port is None else port
     # Where the faulty rewards are.
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent / "services"), "COLUMNS": "120"}
@@ -135,7 +137,7 @@ def running_service(*flags: str, model: str | list[str] = MODEL, port: int | Non
                 _wait_until_ready(service)
                 yield service
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, log.read_text()
+            assert process.wait(60) == ends_with, log.read_text()
         finally:
             process.kill()
             process.wait()

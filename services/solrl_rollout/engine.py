@@ -32,7 +32,10 @@ class Abandoned(Exception):  # noqa: N818
 
 
 class Engine:
-    """Starts and stops the thread, and passes work to it from any other."""
+    """Starts and stops the thread, and passes work to it from any other.
+
+    Once `dead`, it makes nothing any more.
+    """
 
     def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
         self._settings = settings
@@ -45,7 +48,7 @@ class Engine:
         self._calls: deque[Future[None]] = deque()
         self._running: Job | None = None
         self._closing = False
-        self._dead = False
+        self.dead = False
         self._seconds_per_cost = 0.0
         self._thread: threading.Thread | None = None
 
@@ -104,7 +107,7 @@ class Engine:
             self._thread.join()
 
     def _require_alive(self) -> None:
-        if self._dead or self._closing:
+        if self.dead or self._closing:
             raise engine_dead()
 
     def _main(self, ready: Future[list[Hosted]]) -> None:
@@ -198,7 +201,7 @@ class Engine:
 
     def _end(self) -> None:
         with self._wake:
-            self._dead = True
+            self.dead = True
             left = self._queue.drop(lambda _: True)
             calls, self._calls = self._calls, deque()
         futures: list[Future[Scored] | Future[None]] = [*(chunk.done for chunk in left), *calls]

@@ -31,6 +31,7 @@ def serve(settings: Settings) -> None:
 
     Raises:
         ProblemError, ValueError, OSError, RuntimeError: the service cannot start.
+        EngineDiedError: its engine died; whoever supervises the process should start it again.
     """
     logs.install(settings.log_format)
     check_doors(settings)
@@ -72,8 +73,12 @@ def check_doors(settings: Settings) -> None:
     )
 
 
+class EngineDiedError(RuntimeError):
+    """The process has no engine any more; only a new process has one."""
+
+
 class _Server(uvicorn.Server):
-    """uvicorn's server, which tells the service when it is to stop and ends with exit code 0."""
+    """uvicorn's server, which tells the service when it is to stop, and stops when the engine is dead."""
 
     def __init__(self, config: uvicorn.Config, service: "Service") -> None:
         super().__init__(config)
@@ -96,6 +101,10 @@ class _Server(uvicorn.Server):
         self._service.draining = True
         self.handle_exit(number, None)
 
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop; asked ten times a second."""
+        return await super().on_tick(counter) or self._service.engine.dead
+
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     # Not at the top, so that a port that is taken is told without waiting for torch.
@@ -109,6 +118,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         _print_start(settings, app.state.service, address)
         config = _config(app, settings)
         await _Server(config, app.state.service).serve([listener])
+        if app.state.service.engine.dead:
+            raise EngineDiedError("the engine thread died; the log above says of what. Start the service again.")
 
 
 def _config(app: "ASGIApp", settings: Settings) -> uvicorn.Config:
@@ -129,6 +140,7 @@ def _config(app: "ASGIApp", settings: Settings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_keep_alive=settings.keep_alive_timeout,
+        timeout_graceful_shutdown=settings.drain_timeout,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
 

@@ -112,6 +112,9 @@ class Settings(BaseSettings):
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
     """Seconds in which the engine thread must answer /health/live (it does between two steps)."""
 
+    drain_timeout: Annotated[int, Field(ge=0)] = 50
+    """Seconds after a SIGTERM in which accepted work may be finished; streamed groups are not lost with the rest."""
+
     tenant_queue_limit: Annotated[int, Field(ge=1)] | None = None
     """Candidates of one tenant that may wait; no bound of its own by default."""
 

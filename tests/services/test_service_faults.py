@@ -96,6 +96,25 @@ def test_told_to_stop_it_finishes_what_it_accepted_and_takes_nothing_new(frail: 
     assert "Traceback" not in frail.log.read_text()
 
 
+def test_what_is_not_finished_in_time_is_cut_off() -> None:
+    with running_service("--drain-timeout", "1") as service:
+        endless = service.send(rollout_request(count=4096, steps=200), accept=STREAM_MEDIA_TYPE)
+        while not endless.socket.recv(15):
+            pass
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(60) == 0
+        left = b"".join(iter(lambda: endless.socket.recv(65536), b""))
+        assert b'"kind":"end"' not in left
+
+
+def test_a_dead_engine_ends_the_process_so_that_another_is_started() -> None:
+    with running_service("--rewards", "clipscore", "faulty_rewards:fatal", ends_with=2) as service:
+        response = ask(service, "faulty_rewards:fatal")
+        assert (response.status_code, problem(response)["kind"]) == (503, "engine-dead")
+        assert service.process.wait(60) == 2
+        assert "the engine thread died" in service.log.read_text()
+
+
 def wait_until_closed(port: int) -> None:
     while True:
         try:
