@@ -11,7 +11,7 @@ import pytest
 import solrl_rollout.cli
 import solrl_trainer.cli
 import tyro
-from proof.compose import load
+from proof.compose import load, seconds
 from solrl_rollout.settings import Settings
 from solrl_trainer.demo import DEMO_SETTINGS, PRESET
 
@@ -92,6 +92,12 @@ def test_health_checks_ask_a_route_that_the_service_has(name: str) -> None:
     route = check.split(f"http://127.0.0.1:{port}")[1].split("'")[0]
     assert "get" in json.loads((ROOT / "proto" / "openapi.json").read_text())["paths"][route]
     compile(check, name, "exec")
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_a_service_may_finish_what_it_accepted(name: str) -> None:
+    drain = Settings.model_fields["drain_timeout"].default
+    assert seconds(SERVICES[name]["stop_grace_period"]) >= drain + Settings.model_fields["live_timeout"].default
 
 
 def test_only_the_loopback_is_published() -> None:
