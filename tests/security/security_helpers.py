@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from service_helpers import RunningService, read_response, running_service
+import httpx
+from service_helpers import MODEL, RunningService, content_digest, read_response, running_service
 from solrl_rollout.tokens import Scope, create_token
 
 SCOPES: tuple[Scope, ...] = ("rollout", "push", "admin")
@@ -52,3 +53,15 @@ def raw(port: int, head: str, body: bytes = b"") -> tuple[int, dict[str, str], b
     with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
         return read_response(sock)
+
+
+def push(
+    guarded: Guarded, token: str, run: str, body: bytes, version: int = 0, parent: int | None = None
+) -> httpx.Response:
+    """PUT an adapter by a token's name."""
+    return guarded.service.client.put(
+        f"/v1/runs/{run}/adapters/{version}",
+        content=body,
+        params={"model": MODEL} | ({} if parent is None else {"parent": str(parent)}),
+        headers=guarded.headers(token) | {"Content-Digest": content_digest(body)},
+    )

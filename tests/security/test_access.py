@@ -7,10 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from security_helpers import SCOPES, Guarded, raw
-from service_helpers import MODEL, PROGRAM, Layout, adapter_file, content_digest, problem, rollout_request
-from solrl_core.families import load_backbone
-from solrl_core.lora import adapter_layout
+from security_helpers import SCOPES, Guarded, push, raw
+from service_helpers import MODEL, PROGRAM, Layout, adapter_file, problem, rollout_request
 from solrl_rollout.access import RULES, check_declared
 from solrl_rollout.app import create_app
 from solrl_rollout.hosts import is_loopback
@@ -20,12 +18,6 @@ CONTRACT = json.loads((Path(__file__).parents[2] / "proto" / "openapi.json").rea
 OPERATIONS = [(method.upper(), path) for path, methods in CONTRACT["paths"].items() for method in methods]
 GUARDED = [operation for operation in OPERATIONS if RULES[" ".join(operation)] != "open"]
 OF_RUNS = [operation for operation in GUARDED if "{run}" in operation[1]]
-
-
-@pytest.fixture(scope="module")
-def layout() -> Layout:
-    backbone = load_backbone(MODEL)
-    return adapter_layout(backbone.transformer, backbone.lora_targets)
 
 
 def filled(path: str, run: str = "secret", version: int = 0) -> str:
@@ -85,15 +77,6 @@ def test_the_wrong_scope_gets_403_before_it_sends_a_body(guarded: Guarded, metho
         status, headers, body = ask(guarded, method, path, scope)
         assert (status, json.loads(body)["type"]) == (403, "urn:solrl:problem:forbidden")
         assert f'scope="{need}"' in headers["www-authenticate"]
-
-
-def push(guarded: Guarded, token: str, run: str, body: bytes) -> httpx.Response:
-    return guarded.service.client.put(
-        f"/v1/runs/{run}/adapters/0",
-        content=body,
-        params={"model": MODEL},
-        headers=guarded.headers(token) | {"Content-Digest": content_digest(body)},
-    )
 
 
 @pytest.mark.parametrize(("method", "path"), OF_RUNS)

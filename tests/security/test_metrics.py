@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from security_helpers import Guarded
-from service_helpers import problem
+from security_helpers import Guarded, push
+from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
 from solrl_rollout.telemetry import SHOWN_RUNS, QueueState, Telemetry
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "docs" / "grafana" / "solrl.json").read_text())
@@ -109,6 +109,24 @@ def test_a_service_counts_its_requests(guarded: Guarded) -> None:
     assert gained["other", "unmatched", "401"] == 20
     assert gained["other", "unmatched", "405"] == 20
     assert len(after) < 100
+
+
+def test_a_service_counts_its_work(guarded: Guarded, layout: Layout) -> None:
+    bodies = [adapter_file(layout, seed) for seed in (1, 2)]
+    assert push(guarded, "b", "counted", bodies[0]).status_code == 201
+    assert push(guarded, "b", "counted", bodies[1], version=1, parent=0).status_code == 201
+    asked = rollout_request(count=3, steps=2, adapter=("counted", 0))
+    answer = guarded.service.client.post("/v1/rollouts", json=asked, headers=guarded.headers("b"))
+    assert answer.status_code == 200
+    tier = {"model": MODEL, "precision": answer.json()["precision"]}
+    samples = read(guarded.service.client.get("/metrics", headers=guarded.headers("admin")).text)
+    assert value(samples, "solrl_candidates_total", tenant="b", **tier) >= 3
+    assert value(samples, "solrl_step_seconds_sum", **tier) > 0
+    assert value(samples, "solrl_switch_seconds_count", **tier) >= 1
+    assert value(samples, "solrl_adapter_bytes_total", tenant="b") >= sum(map(len, bodies))
+    assert value(samples, "solrl_adapter_lag_versions", tenant="b", run="counted") == 1
+    assert 0 < value(samples, "solrl_run_share", tenant="b", run="counted") <= 1
+    assert value(samples, "solrl_queue_oldest_seconds") == 0
 
 
 def test_metrics_are_not_for_tenants(guarded: Guarded) -> None:
