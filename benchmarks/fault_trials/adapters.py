@@ -1,0 +1,85 @@
+"""Adapters of the miniature, and requests for its candidates."""
+
+import base64
+import hashlib
+from functools import cache
+from typing import Any
+
+import httpx
+import torch
+from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_core.families import load_backbone
+from solrl_core.lora import adapter_layout
+from solrl_trainer.config import RunConfig
+from solrl_trainer.presets import resolve
+
+MODEL = "mini-sana"
+SMALL = (
+    *("explore.prompts=2", "explore.candidates=24", "explore.keep=8", "explore.steps=2", "lora.rank=2", "lora.alpha=4"),
+    *("regenerate.steps=4", "optimizer.updates=1", "optimizer.batch=16", "objective.timestep_fraction=0.5"),
+    *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=0"),
+    "evaluate.rewards=[]",
+)
+"""A run so small that a hundred of them are made in minutes."""
+
+
+@cache
+def layout() -> dict[str, tuple[int, int]]:
+    """The miniature's LoRA targets and their sizes."""
+    backbone = load_backbone(MODEL)
+    return adapter_layout(backbone.transformer, backbone.lora_targets)
+
+
+def make_adapter(seed: int, size: float = 0.2, rank: int = 2) -> Adapter:
+    """A random adapter whose change of each weight grows with `size`."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (outs, ins) in layout().items():
+        tensors[lora_a_key(module)] = torch.randn(rank, ins, generator=generator) * size
+        tensors[lora_b_key(module)] = torch.randn(outs, rank, generator=generator) * size
+    return Adapter(rank=rank, alpha=float(rank), tensors=tensors)
+
+
+def adapter_file(seed: int) -> bytes:
+    """The adapter of `seed` as it travels."""
+    return encode_adapter(make_adapter(seed))
+
+
+def content_digest(body: bytes) -> str:
+    """The header that announces `body`."""
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+
+
+def put(
+    http: httpx.Client, run: str, version: int, body: bytes, parent: int | None = None, digest: str | None = None
+) -> httpx.Response:
+    """Push bytes, with their own digest or another."""
+    query = {"model": MODEL} | ({} if parent is None else {"parent": parent})
+    headers = {"Content-Digest": digest or content_digest(body)}
+    return http.put(f"/v1/runs/{run}/adapters/{version}", content=body, params=query, headers=headers)
+
+
+def kind(answer: httpx.Response) -> str:
+    """The kind of problem that a refusal names."""
+    named: str = answer.json()["type"].removeprefix("urn:solrl:problem:")
+    return named
+
+
+def rollout_body(
+    *, prompt: str = "p", run: tuple[str, int] | None = None, count: int = 4, steps: int = 2, images: str = "none"
+) -> dict[str, Any]:
+    """The body of a request for one prompt's candidates."""
+    return {
+        "model": MODEL,
+        "adapter": run and {"run": run[0], "version": run[1]},
+        "prompts": [{"id": prompt, "text": "a red circle"}],
+        "candidates": {"count": count, "seed_root": 7},
+        "plan": {"steps": steps, "precision": "nvfp4"},
+        "rewards": [{"name": "clipscore"}],
+        "images": images,
+    }
+
+
+def small_config(*overrides: str, **arguments: Any) -> RunConfig:
+    """The settings of a small run."""
+    return resolve("mini-sana/sol_rl/clipscore", overrides=[*SMALL, *overrides], arguments=arguments).config

@@ -1,0 +1,108 @@
+"""Programs of this project as real processes, forked from one that has imported them: a start is then cheap.
+
+Each runs the entry point of its command, in a process of its own that SIGKILL ends like any other.
+"""
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fault_trials.redis_server import free_port
+from fault_trials.witness import Witness
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["solrl_rollout.cli", "solrl_rollout.app", "solrl_trainer.cli", "solrl_trainer.runner", "solrl_core.generator"]
+)
+
+
+class Program:
+    """A process that runs `target(*arguments)`, what it prints going to `log`."""
+
+    def __init__(self, target: Any, arguments: Sequence[Any], log: Path) -> None:
+        from fault_trials.child import started
+
+        self.log = log
+        # A daemon, so that it does not outlive the trials.
+        self._process = _CONTEXT.Process(target=started, args=(target, tuple(arguments), str(log)), daemon=True)
+        self._process.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.join()
+
+    def wait(self, timeout: float = 600) -> int:
+        """Its exit code; negative for the signal that killed it."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self.kill()
+            raise TimeoutError(self.log.read_text(errors="replace")[-2000:])
+        return self._process.exitcode
+
+
+class RolloutService:
+    """`solrl-rollout serve` on a port of its own, to be killed and started again there."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.witness = Witness(folder / f"witness-{self.port}.jsonl")
+        self.http = httpx.Client(base_url=self.url, timeout=300)
+        self._log = folder / f"service-{self.port}.log"
+        self._flags = flags
+        self._program: Program | None = None
+
+    def start(self) -> None:
+        """Start, and wait until it is ready."""
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start, and do not wait."""
+        from fault_trials.child import serve
+
+        argv = ["serve", "--model", "mini-sana", "--port", str(self.port), *self._flags]
+        self._program = Program(serve, (argv, str(self.witness.path)), self._log)
+
+    def wait_until_ready(self) -> None:
+        """Wait until it takes work."""
+        deadline = time.monotonic() + 180
+        while self._program is not None and self._program.alive and time.monotonic() < deadline:
+            try:
+                if self.http.get("/health/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.03)
+        raise RuntimeError(f"the service did not come up:\n{self._log.read_text(errors='replace')[-3000:]}")
+
+    def kill(self) -> None:
+        """SIGKILL. Harmless if it does not run."""
+        if self._program is not None:
+            self._program.kill()
+            self._program = None
+
+
+@contextmanager
+def rollout_service(*flags: str) -> Iterator[RolloutService]:
+    """A running service; killed at the end."""
+    with tempfile.TemporaryDirectory(prefix="solrl-service-") as folder:
+        service = RolloutService(Path(folder), *flags)
+        try:
+            service.start()
+            yield service
+        finally:
+            service.http.close()
+            service.kill()

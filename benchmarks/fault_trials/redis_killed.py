@@ -1,0 +1,192 @@
+"""Redis is killed at each step of a push: afterwards it holds the old version or the new one, and a retry succeeds."""
+
+import asyncio
+import hashlib
+import itertools
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from solrl_proto.adapters import AdapterInfo
+from solrl_proto.problems import ProblemError
+from solrl_rollout.store.redis import CHUNK_BYTES, RedisAdapterStore
+
+from fault_trials.findings import Findings, Row, Tell
+from fault_trials.redis_proxy import PLACES, RedisProxy
+from fault_trials.redis_server import RedisServer, dump, redis_server
+
+TENANT, RUN = "tenant", "run"
+_LANES = 3
+_FILLER = bytes(range(256)) * (2 * CHUNK_BYTES // 256)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A trial: where Redis dies, how it syncs, whether it knows the script, and when it comes back."""
+
+    step: int
+    place: str
+    appendfsync: str
+    knows_script: bool
+    at_once: bool
+
+    def __str__(self) -> str:
+        back = "at once" if self.at_once else "after the push failed"
+        script = "script known" if self.knows_script else "script forgotten"
+        return f"{self.place} command {self.step}, appendfsync {self.appendfsync}, {script}, back {back}"
+
+
+def version(number: int, body: bytes) -> tuple[AdapterInfo, bytes]:
+    """A version on top of the one before it."""
+    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+    parent = number - 1 if number else None
+    named = {"run": RUN, "version": number, "parent": parent, "model": "mini", "digest": digest, "size": len(body)}
+    return AdapterInfo(**named, modules=2, rank=2, alpha=4), body
+
+
+OLD, NEW, NEXT = version(0, b"old"), version(1, _FILLER + b"!"), version(2, b"next")
+
+
+def run(trials: int, tell: Tell) -> Findings:
+    """`trials` deaths, in turn at each place of each command."""
+    return asyncio.run(_run(trials, tell))
+
+
+async def _run(trials: int, tell: Tell) -> Findings:
+    findings = Findings()
+    steps = {knows: await _commands(knows) for knows in (True, False)}
+    with redis_server() as server:
+        findings.counted["Redis"] = server.version()
+    findings.counted["commands of a push"] = " ".join(steps[True])
+    findings.counted["without the script"] = " ".join(steps[False])
+    left = itertools.islice(_plans({knows: len(names) for knows, names in steps.items()}), trials)
+
+    async def lane() -> None:
+        for plan in left:
+            with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
+                server = RedisServer(Path(folder), plan.appendfsync)
+                try:
+                    outcome = await _trial(plan, server, findings)
+                finally:
+                    await asyncio.to_thread(server.kill)
+            findings.trials += 1
+            findings.add(outcome)
+            tell(f"{plan}: {outcome}")
+
+    await asyncio.gather(*(lane() for _ in range(_LANES)))
+    return findings
+
+
+def _plans(steps: dict[bool, int]) -> "itertools.chain[Plan]":
+    """Every place of every step first, under settings that take turns; then again under the others."""
+    settings = [*itertools.product(("always", "everysec"), (False, True))]
+    rounds = (
+        [
+            _plan(step, place, knows, settings[(step + number + turn) % len(settings)])
+            for knows in (True, False)
+            for step in range(steps[knows])
+            for number, place in enumerate(PLACES)
+        ]
+        for turn in itertools.count()
+    )
+    return itertools.chain.from_iterable(rounds)
+
+
+def _plan(step: int, place: str, knows_script: bool, setting: tuple[str, bool]) -> Plan:
+    return Plan(step, place, setting[0], knows_script, setting[1])
+
+
+async def _commands(knows_script: bool) -> list[str]:
+    """The commands of a push that nothing disturbs."""
+    with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
+        server = RedisServer(Path(folder))
+        proxy, store = await _begin(server, knows_script)
+        try:
+            proxy.commands.clear()
+            await store.put(TENANT, *NEW)
+            return list(proxy.commands)
+        finally:
+            await _end(proxy, store, server)
+
+
+async def _begin(server: RedisServer, knows_script: bool) -> tuple[RedisProxy, RedisAdapterStore]:
+    """A server that holds the old version, pushed past the proxy so that nothing but the script is known."""
+    await asyncio.to_thread(server.start)
+    direct = RedisAdapterStore(server.url)
+    await direct.put(TENANT, *OLD)
+    if not knows_script:
+        await direct._redis.script_flush()
+    await direct.close()
+    proxy = RedisProxy(server.port)
+    return proxy, RedisAdapterStore(await proxy.start())
+
+
+async def _end(proxy: RedisProxy, store: RedisAdapterStore, server: RedisServer) -> None:
+    await store.close()
+    await proxy.close()
+    await asyncio.to_thread(server.kill)
+
+
+async def _trial(plan: Plan, server: RedisServer, findings: Findings) -> str:
+    proxy, store = await _begin(server, plan.knows_script)
+    coming: list[asyncio.Task[None]] = []
+
+    async def kill() -> None:
+        await asyncio.to_thread(server.kill)
+        if plan.at_once:
+            coming.append(asyncio.create_task(asyncio.to_thread(server.start)))
+
+    proxy.arm(plan.step, plan.place, kill)
+    try:
+        await store.put(TENANT, *NEW)
+        acknowledged = True
+    except ProblemError as error:
+        findings.require(error.problem.kind == "store-unavailable", str(plan), f"refused as {error.problem.kind}")
+        acknowledged = False
+    finally:
+        findings.require(not proxy.armed, str(plan), "the kill never came")
+        await store.close()
+        await proxy.close()
+    await (asyncio.gather(*coming) if coming else asyncio.to_thread(server.start))
+    store = RedisAdapterStore(server.url)
+    try:
+        head = await _held(store, server, plan, findings)
+        findings.require(head == 1 or not acknowledged, str(plan), "acknowledged, and lost")
+        again, _ = await store.put(TENANT, *NEW)
+        findings.require(again == NEW[0], str(plan), "the retry was answered with another version")
+        findings.require(await _held(store, server, plan, findings) == 1, str(plan), "the retry stored nothing")
+        await store.put(TENANT, *NEXT)
+        findings.require(await _held(store, server, plan, findings) == 2, str(plan), "no version goes on top")
+    except ProblemError as error:
+        findings.require(False, str(plan), f"{error.problem.kind}: {error.problem.detail}")
+        return "broken"
+    finally:
+        await store.close()
+    return f"{'acknowledged' if acknowledged else 'refused'}, {('old', 'new')[head]} version held"
+
+
+async def _held(store: RedisAdapterStore, server: RedisServer, plan: Plan, findings: Findings) -> int:
+    """The head; all versions up to it must be there, whole, and no other key but those of uploads that expire."""
+    listed = await store.list(TENANT, RUN)
+    wanted = (OLD, NEW, NEXT)[: listed.head + 1]
+    findings.require(listed.versions == tuple(info for info, _ in wanted), str(plan), "versions are mixed")
+    for number, one in enumerate(wanted):
+        findings.require(await store.get(TENANT, RUN, number) == one, str(plan), f"version {number} is another")
+    own = f"solrl:{{{TENANT}}}:"
+    records = [await store._record(store._keys(TENANT, RUN), RUN, info.version) for info, _ in wanted]
+    keys = {f"{own}{name}" for name in ("runs", "bytes", f"run:{RUN}:versions")}
+    keys |= {store._keys(TENANT, RUN).chunk(record, i) for record in records for i in range(record.chunks)}
+    stay = {key.decode() for key, (expires, _) in (await asyncio.to_thread(dump, server.url)).items() if not expires}
+    findings.require(stay == keys, str(plan), f"keys that stay differ by {sorted(stay ^ keys)}")
+    size = int(await store._redis.get(f"{own}bytes") or 0)
+    findings.require(size == sum(info.size for info, _ in wanted), str(plan), f"the bytes are counted as {size}")
+    return listed.head
+
+
+ROW = Row(
+    "redis-killed",
+    "Redis killed mid-push at each step of the protocol: old or new version, never mixed; retry succeeds",
+    full=500,
+    short=60,
+    run=run,
+)

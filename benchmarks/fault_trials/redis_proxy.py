@@ -1,0 +1,121 @@
+"""A proxy before Redis that reads its protocol, so that the server can be killed at an exact place of a command."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+PLACES = ("before", "half", "sent", "executed", "answered")
+"""Kill before a command is passed on, in its middle, right after it, after its execution, after its answer."""
+
+Kill = Callable[[], Awaitable[None]]
+
+
+class RedisProxy:
+    """Passes commands on one by one and notes their names; kills where it was told to."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._server: asyncio.Server | None = None
+        self._doom: tuple[int, str, Kill] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.commands: list[str] = []
+
+    async def start(self) -> str:
+        """Listen; the URL of it."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**24)
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+
+    def arm(self, index: int, place: str, kill: Kill) -> None:
+        """Call `kill` at `place` of command `index`, counted from now."""
+        self.commands.clear()
+        self._doom = (index, place, kill)
+
+    @property
+    def armed(self) -> bool:
+        """Whether the kill is still to come."""
+        return self._doom is not None
+
+    async def close(self) -> None:
+        """Listen no more, and hang up."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        upstream: asyncio.StreamWriter | None = None
+        try:
+            replies, upstream = await asyncio.open_connection("127.0.0.1", self._target, limit=2**24)
+            while True:
+                if not await self._pass_on(await read_message(reader), replies, upstream, writer):
+                    return
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # either side is gone
+        finally:
+            self._tasks.discard(task)
+            for one in (writer, upstream):
+                if one is not None:
+                    with suppress(OSError):
+                        one.close()
+
+    async def _pass_on(
+        self,
+        command: bytes,
+        replies: asyncio.StreamReader,
+        upstream: asyncio.StreamWriter,
+        client: asyncio.StreamWriter,
+    ) -> bool:
+        """Whether the connection goes on."""
+        place = await self._place(command)
+        if place == "before":
+            return False
+        upstream.write(command if place != "half" else command[: len(command) // 2])
+        await upstream.drain()
+        if place in ("half", "sent"):
+            await self._kill()
+            return False
+        reply = await read_message(replies)
+        if place == "executed":
+            await self._kill()
+            return False
+        client.write(reply)
+        await client.drain()
+        if place == "answered":
+            await self._kill()
+            return False
+        return True
+
+    async def _place(self, command: bytes) -> str | None:
+        name = command.split(b"\r\n", 3)[2].decode().upper()
+        if name in ("HELLO", "CLIENT", "SELECT"):
+            return None  # of the connection, not of the protocol
+        self.commands.append(name)
+        if self._doom is None or len(self.commands) - 1 != self._doom[0]:
+            return None
+        if self._doom[1] == "before":
+            await self._kill()
+            return "before"
+        return self._doom[1]
+
+    async def _kill(self) -> None:
+        assert self._doom is not None
+        kill, self._doom = self._doom[2], None
+        await kill()
+
+
+async def read_message(reader: asyncio.StreamReader) -> bytes:
+    """One command or reply of RESP 2 or 3, as its bytes."""
+    line = await reader.readuntil(b"\r\n")
+    kind, rest = line[:1], line[1:-2]
+    if kind in b"$=!" and rest != b"-1":
+        return line + await reader.readexactly(int(rest) + 2)
+    if kind in b"*%~>" and rest != b"-1":
+        parts = [line]
+        for _ in range(int(rest) * (2 if kind == b"%" else 1)):
+            parts.append(await read_message(reader))
+        return b"".join(parts)
+    return line

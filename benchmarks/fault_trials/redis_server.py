@@ -1,0 +1,95 @@
+"""A real redis-server with an append-only file, to be killed and started again on the same port and folder."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+
+
+def redis_program() -> str:
+    """The server to run: `REDIS_SERVER`, or the one on the path."""
+    program = os.environ.get("REDIS_SERVER") or shutil.which("redis-server")
+    if program is None:
+        raise FileNotFoundError("redis-server is not installed (apt-get install redis-server, or set REDIS_SERVER)")
+    return program
+
+
+def free_port() -> int:
+    """A loopback port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """A server on `port` that keeps its file in `folder`; appendfsync `never` keeps none."""
+
+    def __init__(self, folder: Path, appendfsync: str = "always") -> None:
+        self.folder = folder
+        self.appendfsync = appendfsync
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait until it answers."""
+        append = ["--appendonly", "no"]
+        if self.appendfsync != "never":
+            append = ["--appendonly", "yes", "--appendfsync", self.appendfsync]
+        place = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
+        with (self.folder / "log").open("ab") as log:
+            command = [redis_program(), *place, *append, "--save", "", "--loglevel", "warning"]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + 60
+        with redis.Redis.from_url(self.url) as client:
+            while True:
+                try:
+                    if client.info("server")["process_id"] == self._process.pid:
+                        return
+                except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
+                    if time.monotonic() > deadline or self._process.poll() is not None:
+                        raise RuntimeError((self.folder / "log").read_text(errors="replace")) from None
+                time.sleep(0.005)
+
+    def kill(self) -> None:
+        """SIGKILL. Harmless if it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """SIGKILL, and start again from what lies in the folder."""
+        self.kill()
+        self.start()
+
+    def version(self) -> str:
+        """Its version, as it says."""
+        with redis.Redis.from_url(self.url) as client:
+            return str(client.info("server")["redis_version"])
+
+
+@contextmanager
+def redis_server(appendfsync: str = "always") -> Iterator[RedisServer]:
+    """A running server of our own."""
+    with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
+        server = RedisServer(Path(folder), appendfsync)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
+
+
+def dump(url: str) -> dict[bytes, tuple[bool, bytes | None]]:
+    """Every key: whether it expires, and its serialised value."""
+    with redis.Redis.from_url(url) as client:
+        return {bytes(key): (client.ttl(key) >= 0, client.dump(key)) for key in client.scan_iter()}

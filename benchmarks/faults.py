@@ -1,0 +1,118 @@
+"""What holds when things die: `python benchmarks/faults.py [--only ROW …] [--trials N] [--short]`.
+
+Runs the trials with real processes, prints a table, and writes docs/results/faults.{json,md}; rows that were not run
+this time keep their last result.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from fault_trials.findings import Findings, Row
+from rich.console import Console
+from rich.table import Table
+
+
+def rows() -> dict[str, Row]:
+    """All rows, cheap ones first."""
+    from fault_trials import corrupted, races, redis_killed
+
+    modules = (races, redis_killed, corrupted)
+    return {module.ROW.name: module.ROW for module in modules}
+
+
+def main() -> int:
+    """Run, print, write; 1 if any row broke a promise."""
+    known = rows()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=known, metavar="ROW", help=", ".join(known))
+    parser.add_argument("--trials", type=int, help="trials of each row, instead of its full count")
+    parser.add_argument("--short", action="store_true", help="the counts that the tests run")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    args = parser.parse_args()
+    results: dict[str, dict[str, Any]] = _read(args.out)
+    for name in args.only or known:
+        row = known[name]
+        results[name] = _measure(row, args.trials or (row.short if args.short else row.full))
+        _write(args.out, {one: results[one] for one in known if one in results})
+    Console().print(_table(results, known))
+    return 0 if all(results[name]["passed"] for name in args.only or known) else 1
+
+
+def _measure(row: Row, trials: int) -> dict[str, Any]:
+    started, done = time.monotonic(), 0
+    alive = sys.stderr.isatty()
+
+    def tell(text: str) -> None:
+        nonlocal done
+        done += 1
+        if alive or done % max(1, trials // 50) == 0:
+            print(f"{row.name} {done}/{trials} {time.monotonic() - started:.0f} s: {text}", file=sys.stderr, flush=True)
+
+    findings: Findings = row.run(trials, tell)
+    for broken in findings.broken[:20]:
+        print(f"{row.name}: BROKEN {broken}", file=sys.stderr, flush=True)
+    return {
+        "promise": row.promise,
+        "trials": findings.trials,
+        "full": row.full,
+        "counted": findings.counted,
+        "found": findings.found,
+        "broken": findings.broken,
+        "passed": findings.passed,
+        "minutes": round((time.monotonic() - started) / 60, 1),
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+    }
+
+
+def _read(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / "faults.json"
+    return json.loads(path.read_text())["rows"] if path.is_file() else {}
+
+
+def _write(folder: Path, results: dict[str, dict[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {"command": "make faults", "rows": results}
+    (folder / "faults.json").write_text(json.dumps(document, indent=1) + "\n")
+    lines = [
+        "# What holds when things die",
+        "",
+        "By `make faults` (one row: `python benchmarks/faults.py --only ROW`), with real processes on loopback,",
+        "killed by SIGKILL. A row with fewer trials than its full count says so. Short forms run as tests/faults.",
+        "",
+        "| what must hold | trials | found | passed |",
+        "|---|---|---|---|",
+    ]
+    for one in results.values():
+        lines.append(f"| {one['promise']} | {_count(one)} | {one['found']} | {_verdict(one)} |")
+    (folder / "faults.md").write_text("\n".join(lines) + "\n")
+
+
+def _table(results: dict[str, dict[str, Any]], known: dict[str, Row]) -> Table:
+    table = Table("row", "trials", "found", "passed", title="What holds when things die", show_lines=True)
+    for name in known:
+        if name in results:
+            one = results[name]
+            table.add_row(name, _count(one), one["found"], _verdict(one))
+    return table
+
+
+def _count(one: dict[str, Any]) -> str:
+    return f"{one['trials']:,}" + ("" if one["trials"] >= one["full"] else f" of {one['full']:,}")
+
+
+def _verdict(one: dict[str, Any]) -> str:
+    return "yes" if one["passed"] else f"no: {len(one['broken'])} broken"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
