@@ -55,7 +55,7 @@ def train(model: str, reward: str, folder: Path, iterations: int, settings: Sequ
     """One pair: service, training, result in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with rollout_service(model, folder / "service.log", rewards=(reward,)) as url:
-        command = [str(Path(sys.executable).with_name("solrl-train")), "run"]
+        command = [sys.executable, "-m", "solrl_trainer", "run"]
         command += ["--preset", f"{model}/sol_rl/{reward}", "--rollout-url", url, "--output", str(folder)]
         command += ["--iterations", str(iterations)]
         command += [part for setting in settings for part in ("--set", setting)]

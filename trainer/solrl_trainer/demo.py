@@ -25,8 +25,10 @@ _READY_SECONDS = 180.0
 
 
 @contextmanager
-def rollout_service(model: str, log: Path, rewards: Sequence[str] = ("clipscore",)) -> Iterator[str]:
-    """Run `solrl-rollout serve` beside us; yields its URL and stops it with SIGTERM.
+def rollout_service(
+    model: str, log: Path, rewards: Sequence[str] = ("clipscore",), flags: Sequence[str] = ()
+) -> Iterator[str]:
+    """Run `solrl-rollout serve` beside us, with more `flags`; yields its URL and stops it with SIGTERM.
 
     Raises:
         RuntimeError: it did not become ready, or did not stop cleanly; shows the end of its log.
@@ -35,8 +37,8 @@ def rollout_service(model: str, log: Path, rewards: Sequence[str] = ("clipscore"
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    command = [str(Path(sys.executable).with_name("solrl-rollout")), "serve", "--model", model, "--port", str(port)]
-    command += ["--rewards", *rewards]
+    command = [sys.executable, "-m", "solrl_rollout", "serve", "--model", model, "--port", str(port)]
+    command += ["--rewards", *rewards, *flags]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         service = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

@@ -1,0 +1,98 @@
+"""What the rows share: a service, runs with adapters of their own, requests, and counters read from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_core.families import load_backbone
+from solrl_core.lora import adapter_layout
+from solrl_proto.rollouts import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.demo import rollout_service
+
+MODEL = "mini-sana"
+Layout = dict[str, tuple[int, int]]
+
+
+@dataclass
+class Row:
+    """One line of the table: what was asked, what was found, and all figures behind it."""
+
+    name: str
+    wanted: str
+    found: str
+    met: bool
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def service(*flags: str) -> Iterator[str]:
+    """A real service of the miniature on loopback."""
+    with rollout_service(MODEL, Path("runs/load/service.log"), flags=flags) as url:
+        yield url
+
+
+def client_of(url: str) -> RolloutClient:
+    """A client that is patient with a full queue."""
+    return RolloutClient(url, patience=600)
+
+
+def push_runs(url: str, names: list[str]) -> None:
+    """Give each run an adapter of its own."""
+    backbone = load_backbone(MODEL)
+    layout = adapter_layout(backbone.transformer, backbone.lora_targets)
+    with client_of(url) as client:
+        for i, name in enumerate(names):
+            client.push(name, 0, None, MODEL, random_adapter(layout, rank=4, seed=i))
+
+
+def random_adapter(layout: Layout, *, rank: int, seed: int) -> bytes:
+    """An adapter file with small random weights."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (outs, ins) in layout.items():
+        tensors[lora_a_key(module)] = torch.randn(rank, ins, generator=generator) * 0.02
+        tensors[lora_b_key(module)] = torch.randn(outs, rank, generator=generator) * 0.02
+    return encode_adapter(Adapter(rank=rank, alpha=float(rank), tensors=tensors))
+
+
+def request(run: str | None, prompts: int, candidates: int, *, steps: int = 6, root: int = 0) -> RolloutRequest:
+    """Prompts with so many candidates each, at the service's fastest native precision."""
+    return RolloutRequest(
+        model=MODEL,
+        adapter=None if run is None else AdapterRef(run=run, version=0),
+        prompts=tuple(PromptItem(id=f"p{i}", text=f"{i % 4 + 1} red circles") for i in range(prompts)),
+        candidates=Candidates(count=candidates, seed_root=root),
+        plan=Plan(steps=steps),
+        rewards=(RewardSpec(name="clipscore"),),
+    )
+
+
+def counters(url: str) -> dict[str, float]:
+    """The service's metrics, each summed over its labels."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=60).text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which `share` of them lie."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def seconds_of(work: Any) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -1,0 +1,84 @@
+"""How much of exploration hides behind training when the trainer looks one iteration ahead.
+
+Service and trainer each get half of the processor's cores, so that neither takes the other's.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from common import Row, seconds_of, service
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.explore import Explorer
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.presets import resolve
+from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
+
+PRESET = "mini-sana/sol_rl/clipscore"
+_SETTINGS = ("explore.prompts=4", "evaluate.prompts=8", "evaluate.fidelity_prompts=0")
+
+
+def lookahead(iterations: int) -> Row:
+    """The part of the shorter of exploring and the rest that a lag of one hides."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    if not half:
+        raise RuntimeError("one core cannot be shared out between service and trainer")
+    os.environ["OMP_NUM_THREADS"] = str(half)
+    try:
+        os.sched_setaffinity(0, cores[:half])
+        with service() as url:
+            os.sched_setaffinity(0, cores[half:])
+            explore = _explore_seconds(url)
+            rest = _seconds(url, 0, iterations, lambda line: line["regenerate"] + line["train"] + line["push"])
+            whole = _seconds(url, 1, iterations, lambda line: sum(line.values()))
+    finally:
+        os.sched_setaffinity(0, cores)
+        del os.environ["OMP_NUM_THREADS"]
+    hidden = (explore + rest - whole) / min(explore, rest)
+    return Row(
+        "exploration hidden behind training, lag 1, two processes",
+        "≥ 95 % of the shorter of the two",
+        f"{hidden:.1%}: explore {explore:.2f} s, the rest {rest:.2f} s, together {whole:.2f} s an iteration",
+        hidden >= 0.95,
+        {"explore": explore, "rest": rest, "together": whole, "hidden": hidden},
+    )
+
+
+def _explore_seconds(url: str) -> float:
+    """Median seconds of an iteration's exploration with nothing beside it."""
+    config = resolve(PRESET, overrides=_SETTINGS, arguments={"rollout_url": url, "run": "alone"}).config
+    config = config.model_copy(update={"explore": config.explore.model_copy(update={"precision": "auto"})})
+    prompts = read_prompts(find_prompts(config.prompts), "train")
+    from solrl_core.adapter import encode_adapter
+    from solrl_core.families import load_backbone
+    from solrl_trainer.policy import OLD, Policy
+
+    policy = Policy(load_backbone(config.model), config.lora, config.seed)
+    with RolloutClient(url, patience=600) as client:
+        explorer = Explorer(client, config)
+        explorer.start({0: encode_adapter(policy.adapter(policy.tensors(OLD)))})
+        times = []
+        for i in range(4):
+            asked = prompts_of_iteration(prompts, config.explore.prompts, config.seed, i)
+            times.append(seconds_of(lambda asked=asked, i=i: explorer.explore(asked, 0, i)))
+    return sorted(times[1:])[len(times[1:]) // 2]
+
+
+def _seconds(url: str, lag: int, iterations: int, of: Callable[[dict[str, float]], float]) -> float:
+    """Median of what `of` makes of an iteration's seconds by phase, over the later iterations of a real run."""
+    output = Path(f"runs/load/lag-{lag}")
+    subprocess.run(["rm", "-rf", str(output)], check=True)
+    command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", PRESET, "--rollout-url", url]
+    command += ["--output", str(output), "--iterations", str(iterations)]
+    settings = (*_SETTINGS, f"explore.lag={lag}", f"run=lag-{lag}", "explore.precision=auto")
+    command += [part for setting in settings for part in ("--set", setting)]
+    with Path(f"runs/load/lag-{lag}.log").open("w") as log:
+        subprocess.run(command, stdout=log, stderr=log, check=True)
+    lines = read_metrics(output / "metrics.jsonl")
+    pushes = {line["version"]: line["seconds"] for line in lines if line["event"] == "push"}
+    each = [of(line["seconds"] | pushes[line["version"]]) for line in lines if line["event"] == "iteration"]
+    later = sorted(each[2:])
+    return later[len(later) // 2]

@@ -1,0 +1,102 @@
+"""A rank-32 FLUX.1 adapter (float32, 150 MB) through HTTP and Redis on loopback, until it is decoded in memory."""
+
+import dataclasses
+import multiprocessing
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import httpx
+from common import MODEL, Layout, Row, client_of, random_adapter, seconds_of
+from solrl_core.families.load import locate
+from solrl_core.families.skeleton import load_skeleton
+from solrl_core.lora import adapter_layout
+from true_shapes import write_skeleton
+
+PUSHES = 5
+
+
+def pushing() -> Row:
+    """Seconds from the client's first byte to the acknowledgement, which comes once the adapter is decoded."""
+    with tempfile.TemporaryDirectory() as folder:
+        layout = flux_layout(Path(folder))
+        redis_port, port = _free_port(), _free_port()
+        options = ["--save", "", "--appendonly", "yes", "--dir", folder, "--port", str(redis_port)]
+        redis = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
+        stop = multiprocessing.Event()
+        serving = multiprocessing.Process(target=_serve, args=(port, redis_port, layout, stop))
+        serving.start()
+        try:
+            _wait(f"http://127.0.0.1:{port}")
+            bodies = [random_adapter(layout, rank=32, seed=seed) for seed in range(2)]
+            times = []
+            with client_of(f"http://127.0.0.1:{port}") as client:
+                for i in range(PUSHES):
+                    parent, body = i - 1 if i else None, bodies[i % 2]
+                    times.append(seconds_of(lambda i=i, p=parent, b=body: client.push("flux", i, p, MODEL, b)))
+        finally:
+            stop.set()
+            serving.join()
+            redis.terminate()
+            redis.wait()
+    median = statistics.median(times)
+    size = len(bodies[0])
+    return Row(
+        f"push of a rank-32 FLUX.1 adapter ({size / 1e6:.0f} MB)",
+        "≤ 3 s to ready in memory",
+        f"{median:.2f} s (of {PUSHES}: {min(times):.2f} to {max(times):.2f})",
+        median <= 3.0,
+        {"bytes": size, "seconds": times, "modules": len(layout)},
+    )
+
+
+def flux_layout(folder: Path) -> Layout:
+    """What a LoRA adapter of FLUX.1 binds, from the model's configuration."""
+    skeleton = load_skeleton(str(write_skeleton("flux", Path(locate("mini-flux")), folder / "flux")))
+    return adapter_layout(skeleton.transformer, skeleton.lora_targets)
+
+
+def _serve(port: int, redis_port: int, layout: Layout, stop: Event) -> None:
+    """The real application, told that its model takes FLUX.1's adapters: nothing else of the model is touched."""
+    import asyncio
+
+    import uvicorn
+    from solrl_rollout.app import create_app
+    from solrl_rollout.serve import bind
+    from solrl_rollout.settings import Settings
+
+    async def run() -> None:
+        app = create_app(Settings(redis_url=f"redis://127.0.0.1:{redis_port}/0"))
+        async with app.router.lifespan_context(app):
+            hosted = app.state.service.hosted
+            hosted[MODEL] = dataclasses.replace(hosted[MODEL], layout=layout)
+            server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
+            serving = asyncio.create_task(server.serve([bind("127.0.0.1", port)]))
+            await asyncio.to_thread(stop.wait)
+            server.should_exit = True
+            await serving
+
+    asyncio.run(run())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait(url: str) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/health/ready").is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.3)
+    raise RuntimeError("the service did not become ready")

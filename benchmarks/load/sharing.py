@@ -1,0 +1,94 @@
+"""Eight experiments on one service, and a small request beside a big one."""
+
+import threading
+import time
+
+from common import Row, client_of, counters, push_runs, request, service
+
+EXPERIMENTS = 8
+_GROUP = 24
+
+
+def sharing(seconds: float) -> Row:
+    """Each experiment's share of candidates a second, and all of them against one alone."""
+    names = [f"experiment-{i}" for i in range(EXPERIMENTS)]
+    alone: list[float] = []
+    together: list[dict[str, int]] = []
+    with service() as url:
+        push_runs(url, names)
+        _count(url, names[:1], 5.0)
+        # In turns, so that both meet the same machine.
+        for _ in range(2):
+            alone.append(sum(_count(url, names[:1], seconds / 4).values()) / (seconds / 4))
+            together.append(_count(url, names, seconds))
+    each = {name: sum(part[name] for part in together) for name in names}
+    mean = sum(each.values()) / len(each)
+    off = max(abs(made - mean) / mean for made in each.values())
+    one, all_of_them = sum(alone) / 2, sum(each.values()) / (2 * seconds)
+    return Row(
+        "8 experiments on one service",
+        "each within 10 % of equal; total ≥ 95 % of one alone",
+        f"each within {off:.1%}; total {all_of_them / one:.1%} of one alone",
+        off <= 0.10 and all_of_them / one >= 0.95,
+        {"made": each, "a_second_alone": one, "a_second_together": all_of_them},
+    )
+
+
+def _count(url: str, names: list[str], seconds: float) -> dict[str, int]:
+    """Candidates each run gets within `seconds`, every run always having work queued."""
+    made = dict.fromkeys(names, 0)
+    begin = threading.Event()
+    stop = threading.Event()
+
+    def ask(name: str, part: int) -> None:
+        def count(_: object) -> None:
+            if begin.is_set() and not stop.is_set():
+                made[name] += _GROUP
+
+        root = part
+        with client_of(url) as client:
+            while not stop.is_set():
+                client.rollouts(request(name, 16, _GROUP, root=root), on_group=count)
+                root += 2
+
+    threads = [threading.Thread(target=ask, args=(name, part)) for name in names for part in (0, 1)]
+    for thread in threads:
+        thread.start()
+    time.sleep(min(5.0, seconds / 4))
+    begin.set()
+    time.sleep(seconds)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return made
+
+
+def small_beside_big(trials: int) -> Row:
+    """How many chunks of a 96 × 48 request run between a 24 × 1 request and its answer."""
+    waits = []
+    with service() as url:
+        push_runs(url, ["big", "small"])
+        first, done = threading.Event(), threading.Event()
+
+        def ask() -> None:
+            with client_of(url) as client:
+                while not done.is_set():
+                    client.rollouts(request("big", 48, 96), on_group=lambda _: first.set())
+
+        big = threading.Thread(target=ask, daemon=True)
+        big.start()
+        first.wait()
+        with client_of(url) as client:
+            for trial in range(trials):
+                before = counters(url)["solrl_chunks_total"]
+                client.rollouts(request("small", 1, 24, root=trial))
+                waits.append(int(counters(url)["solrl_chunks_total"] - before) - 1)
+                time.sleep(0.37)
+        done.set()
+    return Row(
+        "small (24 × 1) beside big (96 × 48) request",
+        "waits for at most 2 chunks",
+        f"at most {max(waits)} in {trials} trials, mean {sum(waits) / trials:.2f}",
+        max(waits) <= 2,
+        {"chunks_waited": waits},
+    )

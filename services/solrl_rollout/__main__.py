@@ -1,0 +1,5 @@
+"""`python -m solrl_rollout` is `solrl-rollout`."""
+
+from solrl_rollout.cli import main
+
+main()
