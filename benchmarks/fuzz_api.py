@@ -134,7 +134,7 @@ class Existing:
             case.query = {"model": MODEL}
             case.headers["Content-Digest"] = self.digest
             case.body = self.body
-        if isinstance(case.body, dict):
+        if case.path.endswith("/rollouts") and isinstance(case.body, dict):
             adapter = {"run": self.run, "version": 0}
             plan = {"steps": 1, "guidance": case.body.get("plan", {}).get("guidance", 1.0)}
             prompts = {prompt["id"]: prompt for prompt in case.body["prompts"]}  # an id once

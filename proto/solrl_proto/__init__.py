@@ -23,6 +23,7 @@ from solrl_proto.rollouts import (
     Served,
     StreamLine,
 )
+from solrl_proto.status import IterationReport, Point, RunDetail, Samples, StatusAnswer
 
 __all__ = [
     "AdapterInfo",
@@ -33,11 +34,13 @@ __all__ = [
     "EndLine",
     "ErrorLine",
     "GroupLine",
+    "IterationReport",
     "ModelInfo",
     "ModelList",
     "ModelName",
     "NoiseContract",
     "Plan",
+    "Point",
     "PrecisionInfo",
     "Problem",
     "PromptItem",
@@ -46,10 +49,13 @@ __all__ = [
     "RolloutGroup",
     "RolloutRequest",
     "RolloutTimings",
+    "RunDetail",
     "RunList",
     "RunName",
+    "Samples",
     "Seed",
     "Served",
+    "StatusAnswer",
     "StreamLine",
     "TenantName",
     "Version",

@@ -19,6 +19,7 @@ Need = Literal["open", "token", Scope]
 """What a route asks for: nothing, any valid token, or one with this scope."""
 
 RULES: dict[str, Need] = {
+    "GET /": "open",  # the page without what it shows
     "GET /docs": "open",
     "GET /docs/oauth2-redirect": "open",
     "GET /redoc": "open",
@@ -27,9 +28,12 @@ RULES: dict[str, Need] = {
     "GET /health/ready": "open",
     "GET /metrics": "admin",  # of all tenants, so not for one of them
     "GET /v1/models": "token",
+    "GET /v1/status": "token",
     "POST /v1/rollouts": "rollout",
     "GET /v1/runs": "token",
     "DELETE /v1/runs/{run}": "push",
+    "GET /v1/runs/{run}/iterations": "token",
+    "POST /v1/runs/{run}/iterations": "push",
     "GET /v1/runs/{run}/adapters": "token",
     "GET /v1/runs/{run}/adapters/{version}": "token",
     "GET /v1/runs/{run}/adapters/{version}/weights": "token",

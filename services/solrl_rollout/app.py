@@ -16,7 +16,7 @@ from solrl_rollout import problems
 from solrl_rollout.access import RULES, AccessControl, check_declared
 from solrl_rollout.limits import HeadLimit, JsonBodyLimit
 from solrl_rollout.observe import Observed
-from solrl_rollout.routes import adapters, health, metrics, models, rollouts, runs
+from solrl_rollout.routes import adapters, health, metrics, models, page, rollouts, runs, status
 from solrl_rollout.service import running
 from solrl_rollout.settings import Settings
 from solrl_rollout.telemetry import Telemetry
@@ -67,7 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(JsonBodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(AccessControl, keyring=Keyring(settings.token_file) if settings.token_file else None)
     app.add_middleware(HeadLimit)
-    for module in (health, models, runs, adapters, rollouts, metrics):
+    for module in (page, health, models, runs, adapters, rollouts, status, metrics):
         for route in module.router.routes:
             for method in getattr(route, "methods", None) or ("any method",):
                 check_declared(method, getattr(route, "path", str(route)))

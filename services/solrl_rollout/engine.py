@@ -17,6 +17,7 @@ from solrl_proto.problems import ProblemError
 from solrl_rollout.executor import Executor, load
 from solrl_rollout.problems import engine_dead, generation_failed, queue_full
 from solrl_rollout.queue import FairQueue, QueueFull
+from solrl_rollout.recent import Done, Recent
 from solrl_rollout.settings import Settings
 from solrl_rollout.telemetry import QueueState, Telemetry
 from solrl_rollout.work import Chunk, Hosted, Job, Scored
@@ -40,6 +41,7 @@ class Engine:
     def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
         self._settings = settings
         self._telemetry = telemetry
+        self.recent = Recent()
         telemetry.watch_queue(self._waiting)
         self._wake = threading.Condition()
         self._queue: FairQueue[Chunk] = FairQueue(
@@ -95,6 +97,11 @@ class Engine:
             self._calls.append(answered)
             self._wake.notify()
         return answered
+
+    def waiting(self, tenant: str) -> list[Chunk]:
+        """What waits of a tenant's."""
+        with self._wake:
+            return self._queue.of(tenant)
 
     def close(self) -> None:
         """Abandon what is left and end the thread."""
@@ -174,6 +181,17 @@ class Engine:
         known = self._seconds_per_cost or measured
         self._seconds_per_cost = 0.9 * known + 0.1 * measured
         job = chunk.job
+        self.recent.add(
+            Done(
+                tenant=job.tenant,
+                candidates=chunk.candidates,
+                steps=chunk.steps,
+                began=scored.started,
+                ended=time.monotonic(),
+                generate=scored.generate,
+                switched=scored.switched,
+            )
+        )
         if scored.switched:
             self._telemetry.switched(job.model, job.precision, scored.switch)
         self._telemetry.chunk_done(

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 REQUEST_ID_HEADER = "X-Request-ID"
 _WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _RUN = re.compile(r"/v1/runs/([^/]+)")
-_QUIET = ("/health/", "/metrics")  # asked every few seconds by probes
+_QUIET = ("/health/", "/metrics", "/v1/status")  # asked every few seconds by probes and pages
 _CLIENT_LEFT = 499
 
 

@@ -125,6 +125,10 @@ class FairQueue(Generic[T]):
         """The next item of each run."""
         return [items[0] for items in self._waiting.values()]
 
+    def of(self, tenant: str) -> list[T]:
+        """What waits of a tenant, each run's in order."""
+        return [item for items in self._waiting.values() if items[0].tenant == tenant for item in items]
+
     def __bool__(self) -> bool:
         return bool(self._waiting)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -12,6 +13,7 @@ from solrl_proto.rollouts import RolloutRequest, Served
 
 from solrl_rollout.access import Caller
 from solrl_rollout.adapters import Adapters
+from solrl_rollout.curves import Curves
 from solrl_rollout.engine import Engine
 from solrl_rollout.problems import RetryLaterError
 from solrl_rollout.refusals import check_model, check_precision, check_rewards, check_size
@@ -42,6 +44,8 @@ class Service:
         self.hosted = {model.info.name: model for model in hosted}
         self.noise: NoiseContract = noise_contract()
         self.adapters = Adapters(store)
+        self.curves = Curves(store)
+        self.started = time.monotonic()
         self.draining = False
 
     def host(self, model: str) -> Hosted:

@@ -17,6 +17,9 @@ from solrl_rollout.settings import Settings
 CONTRACT = json.loads((Path(__file__).parents[2] / "proto" / "openapi.json").read_text())
 OPERATIONS = [(method.upper(), path) for path, methods in CONTRACT["paths"].items() for method in methods]
 GUARDED = [operation for operation in OPERATIONS if RULES[" ".join(operation)] != "open"]
+TOLD = {"iteration": 0, "version": 1, "explored_version": 0, "score": {"mean": 0, "best": 1, "worst": -1}}
+TOLD |= {"proxy_mean": 0, "loss": 0}
+"""An iteration, as a trainer tells it."""
 OF_RUNS = [operation for operation in GUARDED if "{run}" in operation[1]]
 
 
@@ -90,10 +93,11 @@ def test_another_tenants_run_is_not_there(guarded: Guarded, layout: Layout, meth
         return
     push(guarded, "push", "private", adapter_file(layout, 1))
     name = filled(path, run="private")
-    assert guarded.service.client.request(method, name, headers=guarded.headers("a")).is_success
+    body = TOLD if method == "POST" else None
+    assert guarded.service.client.request(method, name, headers=guarded.headers("a"), json=body).is_success
     push(guarded, "push", "private", adapter_file(layout, 1))
-    theirs_answer = guarded.service.client.request(method, name, headers=guarded.headers("b"))
-    nobody = guarded.service.client.request(method, filled(path, run="nobody"), headers=guarded.headers("b"))
+    theirs_answer = guarded.service.client.request(method, name, headers=guarded.headers("b"), json=body)
+    nobody = guarded.service.client.request(method, filled(path, run="nobody"), headers=guarded.headers("b"), json=body)
     assert (theirs_answer.status_code, problem(theirs_answer)["kind"]) == (404, "run-not-found")
     assert theirs_answer.text.replace("private", "nobody") == nobody.text
 
@@ -110,7 +114,7 @@ def test_another_tenants_adapter_cannot_be_explored_with(guarded: Guarded, layou
 @pytest.mark.parametrize(("method", "path"), [one for one in OPERATIONS if one not in GUARDED])
 def test_health_and_documentation_are_open(guarded: Guarded, method: str, path: str) -> None:
     assert guarded.service.client.request(method, path).status_code == 200
-    for page in ("/docs", "/redoc", "/openapi.json"):
+    for page in ("/", "/docs", "/redoc", "/openapi.json"):
         assert guarded.service.client.get(page).status_code == 200
 
 

@@ -26,6 +26,8 @@ def test_a_running_service_publishes_it(service: RunningService) -> None:
         "/v1/runs/{run}/adapters/{version}",
         "/v1/runs/{run}/adapters/{version}/pin",
         "/v1/runs/{run}/adapters/{version}/weights",
+        "/v1/runs/{run}/iterations",
+        "/v1/status",
     }
     assert "Problem" in response["components"]["schemas"]
     assert service.client.get("/docs").status_code == 200

@@ -33,6 +33,7 @@ from solrl_proto.rollouts import (
     RolloutTimings,
     StreamLine,
 )
+from solrl_proto.status import IterationReport
 
 _RETRIED = {429, 502, 503, 504}
 _LONGEST_PAUSE = 10.0
@@ -179,6 +180,11 @@ class RolloutClient:
             headers={DIGEST_HEADER: f"sha-256=:{digest}:", "Content-Type": ADAPTER_MEDIA_TYPE},
         )
         return AdapterInfo.model_validate_json(answer.content)
+
+    def tell(self, run: str, report: IterationReport) -> None:
+        """Tell what an iteration came to."""
+        body = report.model_dump_json(exclude_none=True).encode()
+        self._ask("POST", f"/v1/runs/{run}/iterations", content=body, headers={"Content-Type": "application/json"})
 
     def delete(self, run: str) -> None:
         """Delete all versions of a run."""

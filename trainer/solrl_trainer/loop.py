@@ -22,6 +22,7 @@ from solrl_trainer.objectives.nft import group_advantages
 from solrl_trainer.policy import OLD
 from solrl_trainer.rollouts import Gathered, merge, regenerate, seed_root
 from solrl_trainer.session import Session
+from solrl_trainer.telling import Teller
 from solrl_trainer.update import Samples, train_on
 
 
@@ -64,7 +65,7 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
     folder = config.output / "checkpoints"
     found = checkpoints.latest(folder, config) if resume else None
     started = time.perf_counter()
-    with _client(config) as client:
+    with _client(config) as client, _teller(config, reporter) as teller:
         reporter.note(f"loading {config.model}" + (f" and comparing digests with {client.url}" if client else ""))
         session = Session.open(config, client, reporter.note)
         if client is not None:
@@ -92,6 +93,8 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
             watch = Stopwatch()
             phase = _phases(reporter, watch, iteration)
             gathered = rollouts.gather(iteration, phase)
+            if teller is not None:
+                teller.gathered(iteration, gathered)
 
             with phase("train"):
                 update = train_on(
@@ -112,7 +115,10 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
             with phase("push"):
                 rollouts.push(iteration + 1, pushed)
             metrics.log("push", version=iteration + 1, seconds={"push": watch.seconds["push"]})
-            reporter.finished({**line, "seconds": watch.seconds})
+            whole = {**line, "seconds": dict(watch.seconds)}
+            if teller is not None:
+                teller.finished(whole, gathered)
+            reporter.finished(whole)
             clock.add(watch)
 
             every = config.evaluate.every
@@ -134,6 +140,10 @@ def _client(config: RunConfig) -> AbstractContextManager[RolloutClient | None]:
     if config.explore.source != "service":
         return nullcontext()
     return RolloutClient(config.rollout_url, token=rollout_token())
+
+
+def _teller(config: RunConfig, reporter: Reporter) -> AbstractContextManager[Teller | None]:
+    return nullcontext() if config.explore.source != "service" else Teller(config, reporter.note)
 
 
 def _newest(adapters: dict[int, bytes], count: int) -> dict[int, bytes]:

@@ -4,20 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from solrl_proto.rollouts import AdapterRef, Candidates, RolloutRequest
-
 from solrl_trainer import checkpoints
 from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import compare, verdicts
-from solrl_trainer.explore import plan
-from solrl_trainer.gallery import Pair, load_gallery, save_gallery
+from solrl_trainer.gallery import load_gallery, save_gallery
 from solrl_trainer.grid import write_grid
-from solrl_trainer.images import from_png
 from solrl_trainer.loop import Result, train
 from solrl_trainer.progress import RichReporter
 from solrl_trainer.report import write_report
+from solrl_trainer.samples import BestAndWorst, best_and_worst
 
 _SHOWN_PROMPTS = 3
 _SHOWN_EACH = 3
@@ -69,53 +65,22 @@ def gallery_grid(folder: Path) -> Path:
 
 def _save_images(config: RunConfig, result: Result) -> None:
     before, after = result.before, result.after
-    pairs, explored, regenerated = _best_and_worst(config, result)
+    shown = _shown(config, result)
     save_gallery(
         config.output,
         prompts=result.prompts,
         before=before.images,
         after=after.images,
         marks=verdicts(before, after),
-        pairs=pairs,
-        explored=explored,
-        regenerated=regenerated,
+        pairs=shown.pairs if shown else [],
+        explored=shown.explored if shown else None,
+        regenerated=shown.regenerated if shown else None,
     )
 
 
-def _best_and_worst(config: RunConfig, result: Result) -> tuple[list[Pair], torch.Tensor | None, torch.Tensor | None]:
-    """Some kept seeds of the last iteration: what the service saw beside what was trained on."""
-    gathered = result.gathered
-    if gathered is None or config.explore.source != "service":
-        return [], None, None
-    pairs, explored, regenerated = [], [], []
-    half = config.explore.keep // 2
-    for group, images, true in zip(
-        gathered.kept[:_SHOWN_PROMPTS], gathered.made.images, gathered.made.scores, strict=False
-    ):
-        each = min(_SHOWN_EACH, half)
-        index = [*range(each), *range(len(group.seeds) - each, len(group.seeds))]
-        with RolloutClient(config.rollout_url, token=rollout_token()) as client:
-            answer = client.rollouts(
-                RolloutRequest(
-                    model=config.model_name,
-                    adapter=AdapterRef(run=config.run, version=config.iterations - 1),
-                    prompts=(group.prompt,),
-                    candidates=Candidates(seeds=(tuple(group.seeds[i] for i in index),)),
-                    plan=plan(config, whole=True),
-                    rewards=config.trained,
-                    images="png",
-                )
-            )
-        explored += [from_png(image) for image in answer.groups[0].images or () if image is not None]
-        regenerated.append(images[index])
-        pairs += [
-            Pair(
-                prompt=group.prompt.text,
-                seed=group.seeds[i],
-                place="best" if i < half else "worst",
-                proxy=float(group.proxy[i]),
-                true=float(true[i]),
-            )
-            for i in index
-        ]
-    return pairs, torch.stack(explored), torch.cat(regenerated)
+def _shown(config: RunConfig, result: Result) -> BestAndWorst | None:
+    """Some kept seeds of the last iteration; none where the recipe has no service, or nothing was left to do."""
+    if result.gathered is None or config.explore.source != "service":
+        return None
+    with RolloutClient(config.rollout_url, token=rollout_token()) as client:
+        return best_and_worst(result.gathered, client, config, prompts=_SHOWN_PROMPTS, each=_SHOWN_EACH)

@@ -8,11 +8,23 @@ import asyncio
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.problems import ProblemError
+from solrl_proto.status import IterationReport, Point, Samples
 
 DEFAULT_RETAIN = 8
+KEPT_POINTS = 10_000
+"""Iterations that are remembered of a run; beyond it the oldest are forgotten."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The iteration told last, and when: microseconds since 1970 by the store's clock, growing with each."""
+
+    revision: int
+    last: Point
 
 
 class AdapterStore(ABC):
@@ -62,7 +74,26 @@ class AdapterStore(ABC):
 
     @abstractmethod
     async def delete(self, tenant: str, run: str) -> None:
-        """Delete a run with all its versions. Raises 404 `run-not-found`."""
+        """Delete a run with all its versions and iterations. Raises 404 `run-not-found`."""
+
+    @abstractmethod
+    async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
+        """Remember what an iteration came to, in place of it and all after it; return the run's new revision.
+
+        The newest samples are kept besides. Raises 404 `run-not-found`.
+        """
+
+    @abstractmethod
+    async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
+        """Return the newest `KEPT_POINTS` iterations, oldest first. Raises 404 `run-not-found`."""
+
+    @abstractmethod
+    async def samples(self, tenant: str, run: str) -> Samples | None:
+        """Return the newest samples; None if there are none, or no such run."""
+
+    @abstractmethod
+    async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
+        """Return where those of the runs stand, at one moment, that told an iteration."""
 
     @abstractmethod
     async def ping(self) -> None:

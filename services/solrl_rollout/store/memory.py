@@ -1,13 +1,18 @@
 """Adapters in this process: nothing to install, gone at exit, invisible to other replicas."""
 
+import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
+from solrl_proto.status import IterationReport, Point, Samples
 
 from solrl_rollout.store.base import (
     DEFAULT_RETAIN,
+    KEPT_POINTS,
     AdapterStore,
+    Progress,
     admit,
     evicted,
     not_found,
@@ -21,6 +26,9 @@ from solrl_rollout.store.base import (
 class _Run:
     versions: dict[int, tuple[AdapterInfo, bytes]] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
+    points: list[Point] = field(default_factory=list)
+    samples: Samples | None = None
+    revision: int = 0
 
     @property
     def size(self) -> int:
@@ -33,6 +41,7 @@ class MemoryAdapterStore(AdapterStore):
     def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
         super().__init__(retain, quota)
         self._tenants: defaultdict[str, dict[str, _Run]] = defaultdict(dict)
+        self._revision = 0
 
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         await verify_put(info, body)
@@ -81,11 +90,39 @@ class MemoryAdapterStore(AdapterStore):
         if self._tenants[tenant].pop(run, None) is None:
             raise not_found(run, 0, None, ())
 
+    async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
+        held = self._run(tenant, run)
+        # By the clock, so that a new process goes on where the old one was.
+        self._revision = max(self._revision + 1, time.time_ns() // 1000)
+        held.revision = self._revision
+        point = Point(**{name: getattr(report, name) for name in Point.model_fields})
+        held.points = [*(p for p in held.points if p.iteration < point.iteration), point][-KEPT_POINTS:]
+        if report.samples is not None:
+            held.samples = report.samples
+        elif held.samples is not None and held.samples.iteration > point.iteration:
+            held.samples = None
+        return held.revision
+
+    async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
+        return tuple(self._run(tenant, run).points)
+
+    async def samples(self, tenant: str, run: str) -> Samples | None:
+        return self._tenants[tenant].get(run, _Run()).samples
+
+    async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
+        held = ((run, self._tenants[tenant].get(run)) for run in runs)
+        return {run: Progress(one.revision, one.points[-1]) for run, one in held if one is not None and one.points}
+
     async def ping(self) -> None:
         return
 
     async def close(self) -> None:
         self._tenants.clear()
+
+    def _run(self, tenant: str, run: str) -> _Run:
+        if run not in self._tenants[tenant]:
+            raise not_found(run, 0, None, ())
+        return self._tenants[tenant][run]
 
     def _find(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
         held = self._tenants[tenant].get(run, _Run()).versions

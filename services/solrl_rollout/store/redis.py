@@ -6,6 +6,8 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
     {prefix}:{tenant}:bytes                              what their versions take
     {prefix}:{tenant}:run:{run}:versions                 hash: `head`, and a JSON record for each version
     {prefix}:{tenant}:run:{run}:pins                     set of versions
+    {prefix}:{tenant}:run:{run}:iterations               sorted set of JSON points, by iteration
+    {prefix}:{tenant}:run:{run}:progress                 hash: `revision`, `last` point, newest `samples`, `sampled`
     {prefix}:{tenant}:run:{run}:blob:{version}:{token}:{i}   chunk i of a version's bytes
 
 An upload writes its chunks under a fresh token, with an expiry. Then one script compares the head, makes the
@@ -15,11 +17,12 @@ server has WAITAOF (7.2) a version is acknowledged only once it is on its disk.
 """
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
@@ -27,10 +30,13 @@ from redis.exceptions import RedisError, ResponseError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.identifiers import Message
 from solrl_proto.problems import ProblemError
+from solrl_proto.status import IterationReport, Point, Samples
 
 from solrl_rollout.store.base import (
     DEFAULT_RETAIN,
+    KEPT_POINTS,
     AdapterStore,
+    Progress,
     admit,
     corrupt,
     not_found,
@@ -38,11 +44,12 @@ from solrl_rollout.store.base import (
     verify_put,
     verify_stored,
 )
-from solrl_rollout.store.scripts import COMMIT, DELETE, PIN
+from solrl_rollout.store.scripts import COMMIT, DELETE, PIN, TELL
 
 CHUNK_BYTES = 4 * 2**20
 UPLOAD_EXPIRY_S = 600
 WAITAOF_MS = 10_000
+_POINTS: TypeAdapter[tuple[Point, ...]] = TypeAdapter(tuple[Point, ...])
 
 
 class Record(Message):
@@ -79,6 +86,16 @@ class Keys:
     def pins(self) -> str:
         """The run's pinned versions."""
         return f"{self.prefix}:run:{self.run}:pins"
+
+    @property
+    def iterations(self) -> str:
+        """The run's points."""
+        return f"{self.prefix}:run:{self.run}:iterations"
+
+    @property
+    def progress(self) -> str:
+        """Where the run stands."""
+        return f"{self.prefix}:run:{self.run}:progress"
 
     @property
     def blobs(self) -> str:
@@ -130,6 +147,7 @@ class RedisAdapterStore(AdapterStore):
         self._commit = self._redis.register_script(COMMIT)
         self._delete = self._redis.register_script(DELETE)
         self._pin = self._redis.register_script(PIN)
+        self._tell = self._redis.register_script(TELL)
         self._durable: bool | None = None
 
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
@@ -226,9 +244,48 @@ class RedisAdapterStore(AdapterStore):
     async def delete(self, tenant: str, run: str) -> None:
         keys = self._keys(tenant, run)
         with self._reported():
-            count = await self._delete(keys=[keys.versions, keys.pins, keys.runs, keys.bytes], args=[run, keys.blobs])
+            count = await self._delete(
+                keys=[keys.versions, keys.pins, keys.runs, keys.bytes, keys.iterations, keys.progress],
+                args=[run, keys.blobs],
+            )
         if not count:
             raise not_found(run, 0, None, ())
+
+    async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
+        keys, samples = self._keys(tenant, run), report.samples
+        point = report.model_dump_json(exclude={"samples"}, exclude_none=True)
+        told = (samples.model_dump_json(), samples.iteration) if samples else ("", "")
+        with self._reported():
+            revision = await self._tell(
+                keys=[keys.versions, keys.iterations, keys.progress],
+                args=[report.iteration, point, *told, KEPT_POINTS],
+            )
+        if not revision:
+            raise not_found(run, 0, None, ())
+        return int(revision)
+
+    async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
+        keys = self._keys(tenant, run)
+        with self._reported():
+            points: Any = await self._redis.zrange(keys.iterations, 0, -1)
+            if not points and not await self._redis.exists(keys.versions):
+                raise not_found(run, 0, None, ())
+        return _POINTS.validate_json(b"[" + b",".join(points) + b"]")
+
+    async def samples(self, tenant: str, run: str) -> Samples | None:
+        with self._reported():
+            text = await self._redis.hget(self._keys(tenant, run).progress, "samples")
+        return None if text is None else Samples.model_validate_json(text)
+
+    async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
+        # One transaction: between two reads a run could tell an iteration older than what another read shows.
+        with self._reported():
+            async with self._redis.pipeline(transaction=True) as asked:
+                for run in runs:
+                    asked.hmget(self._keys(tenant, run).progress, ["revision", "last"])
+                found = await asked.execute()
+        pairs = zip(runs, found, strict=True)
+        return {run: Progress(int(at), Point.model_validate_json(last)) for run, (at, last) in pairs if at}
 
     async def ping(self) -> None:
         with self._reported():

@@ -72,8 +72,8 @@ return {'stored', version, ARGV[3]}
 DELETE = (
     _FORGET
     + """
--- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes. ARGV: run, prefix of chunks.
--- Answers how many versions there were.
+-- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes, the run's iterations, where it stands.
+-- ARGV: run, prefix of chunks. Answers how many versions there were.
 local count, size = 0, 0
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
   if field ~= 'head' then
@@ -81,7 +81,7 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
     count = count + 1
   end
 end
-redis.call('UNLINK', KEYS[1], KEYS[2])
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[5], KEYS[6])
 redis.call('SREM', KEYS[3], ARGV[1])
 redis.call('DECRBY', KEYS[4], size)
 return count
@@ -95,4 +95,26 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
 end
 redis.call(ARGV[2] == '1' and 'SADD' or 'SREM', KEYS[2], ARGV[1])
 return 1
+"""
+
+TELL = """
+-- KEYS: the run's hash, its iterations, where it stands.
+-- ARGV: iteration, its point, samples ('' for none), the samples' iteration, points to keep.
+-- Answers the revision, or '' if there is no such run.
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  return ''
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[2], ARGV[1], '+inf')
+redis.call('ZADD', KEYS[2], ARGV[1], ARGV[2])
+redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[5]))
+local sampled = redis.call('HGET', KEYS[3], 'sampled')
+if ARGV[3] ~= '' then
+  redis.call('HSET', KEYS[3], 'samples', ARGV[3], 'sampled', ARGV[4])
+elseif sampled and tonumber(sampled) > tonumber(ARGV[1]) then
+  redis.call('HDEL', KEYS[3], 'samples', 'sampled')
+end
+local now = redis.call('TIME')
+local revision = now[1] .. string.format('%06d', now[2])
+redis.call('HSET', KEYS[3], 'revision', revision, 'last', ARGV[2])
+return revision
 """

@@ -1,0 +1,79 @@
+"""How runs go: what trainers tell, and what the page shows."""
+
+import base64
+import binascii
+import gzip
+import io
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from PIL import Image, UnidentifiedImageError
+from solrl_proto.identifiers import Message, RunName
+from solrl_proto.problems import ProblemError
+from solrl_proto.status import THUMBNAIL_SIDE, IterationReport, RunDetail, Samples, StatusAnswer
+
+from solrl_rollout import board
+from solrl_rollout.curves import detail
+from solrl_rollout.routes.common import PROBLEMS, CallerDep, ServiceDep
+
+router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
+
+_WORTH_PACKING = 1024
+
+
+@router.get("/status", response_model=StatusAnswer)
+async def get_status(
+    request: Request, service: ServiceDep, caller: CallerDep, since: Annotated[int, Query(ge=0, lt=2**53)] = 0
+) -> Response:
+    """Runs with their curves, queue and throughput of the caller's tenant; `since`: only curves changed after it."""
+    return packed(request, await board.status(service, caller.tenant, since))
+
+
+@router.get("/runs/{run}/iterations", response_model=RunDetail)
+async def get_iterations(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> Response:
+    """What a run's iterations came to, thinned to what a screen can show, and its newest samples."""
+    points = await service.store.iterations(caller.tenant, run)
+    samples = await service.store.samples(caller.tenant, run)
+    return packed(request, RunDetail(run=run, curve=detail(points), samples=samples))
+
+
+@router.post("/runs/{run}/iterations", status_code=204)
+async def add_iteration(service: ServiceDep, caller: CallerDep, run: RunName, body: IterationReport) -> None:
+    """Tell what an iteration came to; told again, it replaces itself and all after it."""
+    if body.samples is not None:
+        _check_thumbnails(body.samples)
+    await service.store.add_iteration(caller.tenant, run, body)
+
+
+def packed(request: Request, answer: Message) -> Response:
+    """The answer as JSON, compressed for who takes it so."""
+    body = answer.model_dump_json().encode()
+    # Never shared, never stale: what one token may see is not what another may.
+    headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+    if len(body) >= _WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["Content-Encoding"] = gzip.compress(body, 5), "gzip"
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def _check_thumbnails(samples: Samples) -> None:
+    """Raise 422 `thumbnail` for what is no small image: browsers unpack what they are given."""
+    for i, pair in enumerate(samples.pairs):
+        for name in ("explored", "regenerated"):
+            fault: object
+            try:
+                data = base64.b64decode(getattr(pair, name), validate=True)
+                with Image.open(io.BytesIO(data), formats=("WEBP", "PNG")) as image:
+                    fault = image.size if max(image.size) > THUMBNAIL_SIDE else None
+            except (binascii.Error, UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+                fault = type(error).__name__
+            if fault is not None:
+                raise ProblemError(
+                    "thumbnail",
+                    422,
+                    "Thumbnail refused",
+                    "a thumbnail is not a small image",
+                    where=f"body.samples.pairs.{i}.{name}",
+                    got=fault,
+                    expected=f"a WebP or PNG of at most {THUMBNAIL_SIDE} pixels a side",
+                    action="shrink it, or leave the samples out",
+                )

@@ -1,0 +1,42 @@
+"""Reports of iterations, as a trainer tells them."""
+
+import base64
+import io
+from typing import Any
+
+from PIL import Image
+from solrl_proto.status import IterationReport, Samples
+
+
+def thumbnail(colour: str = "teal", side: int = 16, kind: str = "WEBP") -> str:
+    """Base64 of a small image in one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), colour).save(file, kind)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def samples(iteration: int, prompt: str = "a red circle") -> Samples:
+    """One best and one worst."""
+    pair = {"prompt": prompt, "seed": 2**53 - 1, "explored": thumbnail(), "regenerated": thumbnail("navy")}
+    pairs = [pair | {"place": "best", "proxy": 0.6, "true": 0.7}, pair | {"place": "worst", "proxy": 0.3, "true": 0.2}]
+    found = {"iteration": iteration, "version": iteration, "precision": "nvfp4", "numerics": "emulated", "pairs": pairs}
+    return Samples.model_validate(found)
+
+
+def report(iteration: int, mean: float = 0.5, **more: Any) -> IterationReport:
+    """An iteration around `mean`."""
+    spread = {"mean": mean, "best": mean + 0.1, "worst": mean - 0.1}
+    return IterationReport.model_validate(
+        {
+            "iteration": iteration,
+            "version": iteration + 1,
+            "explored_version": iteration,
+            "score": spread,
+            "proxy_mean": mean - 0.05,
+            "loss": 0.9,
+            "rewards": {"clipscore": spread},
+            "seconds": {"explore": 2.0, "regenerate": 1.0, "train": 3.0, "push": 0.1},
+            "planned": 10,
+            **more,
+        }
+    )

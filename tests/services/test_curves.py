@@ -1,0 +1,78 @@
+"""Curves are thinned without losing what one would see, and the last minute is counted as it was."""
+
+import math
+
+import pytest
+from iteration_helpers import report
+from solrl_proto.status import Point
+from solrl_rollout.curves import MOST_POINTS, detail, overview, thinned
+from solrl_rollout.recent import PARTS, WINDOW, Done, Recent
+
+
+def points(count: int) -> list[Point]:
+    return [report(i, 0.5 + 0.1 * math.sin(i / 40) + 0.01 * math.sin(i * 7.1)) for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, MOST_POINTS, MOST_POINTS + 1, MOST_POINTS + 2, 1000, 9999])
+def test_a_curve_keeps_its_ends_and_its_order_in_few_points(count: int) -> None:
+    whole = points(count)
+    kept = thinned(whole)
+    assert len(kept) == min(count, MOST_POINTS)
+    assert [p.iteration for p in kept] == sorted({p.iteration for p in kept})
+    assert not whole or (kept[0], kept[-1]) == (whole[0], whole[-1])
+
+
+def test_a_peak_of_one_iteration_is_not_lost() -> None:
+    whole = points(1000)
+    whole[437] = report(437, 3.0)
+    assert 437 in [p.iteration for p in thinned(whole)]
+
+
+@pytest.mark.parametrize("values", [[1.0] * 500, [9e11 * (-1) ** i for i in range(500)], [1e-300] * 500])
+def test_flat_and_huge_curves_are_thinned_too(values: list[float]) -> None:
+    whole = [report(i, value).model_copy(update={"proxy_mean": value}) for i, value in enumerate(values)]
+    assert len(thinned(whole)) == MOST_POINTS
+
+
+def test_a_detailed_curve_has_every_reward_and_phase() -> None:
+    later = report(1, rewards={"hpsv2": {"mean": 0.123456789, "best": 1, "worst": 0}}, seconds={"train": 1})
+    curve = detail([report(0), later])
+    assert curve.iterations == (0, 1)
+    assert curve.series["reward:clipscore"] == (0.5, None)
+    assert curve.series["reward:hpsv2"] == (None, 0.12346)
+    assert curve.series["seconds:explore"] == (2.0, None)
+    assert curve.series["loss"] == (0.9, 0.9)
+    assert set(overview([report(0)]).series) == {"best", "mean", "worst", "proxy"}
+
+
+def done(tenant: str, began: float, ended: float, candidates: int = 24, switched: bool = False) -> Done:
+    return Done(tenant, candidates, steps=6, began=began, ended=ended, generate=ended - began, switched=switched)
+
+
+def test_the_last_minute_is_each_tenants_own() -> None:
+    now = 0.0
+    recent = Recent(lambda: now)
+    now = 100.0
+    recent.add(done("a", 80.0, 92.0, switched=True))
+    recent.add(done("a", 92.0, 98.0))
+    recent.add(done("b", 98.0, 99.0, candidates=1000))
+    seen = recent.of("a")
+    assert seen.window == WINDOW
+    assert seen.candidates_per_second == pytest.approx(48 / WINDOW)
+    assert (seen.switches, seen.step_seconds) == (1, 1.5)
+    assert len(seen.history) == PARTS
+    assert sum(seen.history) * WINDOW / PARTS == pytest.approx(48, abs=0.1)
+    assert seen.history[:8] == (0,) * 8
+    assert recent.of("c").step_seconds is None
+    now = 152.5
+    assert recent.of("a").candidates_per_second == pytest.approx(24 * 5.5 / 6 / WINDOW, abs=1e-3)
+    now = 200.0
+    assert recent.of("a").candidates_per_second == recent.of("b").switches == 0
+
+
+def test_a_young_service_counts_by_its_own_age() -> None:
+    now = 0.0
+    recent = Recent(lambda: now)
+    now = 10.0
+    recent.add(done("a", 4.0, 10.0))
+    assert (recent.of("a").window, recent.of("a").candidates_per_second) == (10.0, 2.4)

@@ -1,0 +1,128 @@
+"""A run tells the service how it goes, and goes on whatever becomes of that."""
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from service_helpers import RunningService, running_service
+from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
+from solrl_trainer import telling
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.config import RunConfig
+from solrl_trainer.loop import train
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.telling import Teller, thumbnail
+from training_helpers import tiny_config
+
+SMALL = (
+    *("explore.prompts=2", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
+    *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=0"),
+    *("optimizer.updates=1", "objective.timestep_fraction=0.5", "iterations=2"),
+)
+
+
+class Notes:
+    """A reporter that keeps what is worth a line."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def phase(self, iteration: int, name: str) -> None:
+        pass
+
+    def finished(self, line: dict[str, Any]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with running_service() as running:
+        yield running
+
+
+def go(service: RunningService, output: Path, *overrides: str) -> tuple[RunConfig, list[str]]:
+    config = tiny_config(*SMALL, *overrides, output=output, run=output.name, rollout_url=service.url)
+    reporter = Notes()
+    train(config, reporter)
+    return config, [note for note in reporter.notes if "page" in note]
+
+
+def test_a_run_tells_what_its_metrics_say(service: RunningService, tmp_path: Path) -> None:
+    config, notes = go(service, tmp_path / "told")
+    assert notes == []
+    detail = RunDetail.model_validate_json(service.client.get("/v1/runs/told/iterations").content)
+    lines = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "iteration"]
+    assert detail.curve.iterations == (0, 1)
+    series = detail.curve.series
+    for name, key in (("proxy", "proxy_mean"), ("best", "reward_best"), ("worst", "reward_worst"), ("loss", "loss")):
+        assert series[name] == pytest.approx([line[key] for line in lines], rel=1e-4), name
+    assert series["reward:clipscore"] == series["mean"]
+    assert {"seconds:explore", "seconds:regenerate", "seconds:train", "seconds:push"} <= series.keys()
+    (run,) = service.client.get("/v1/status").json()["runs"]
+    assert (run["run"], run["head"], run["last"]["planned"], run["last"]["version"]) == ("told", 2, 2, 2)
+
+
+def test_its_samples_are_one_seed_twice(service: RunningService, tmp_path: Path) -> None:
+    go(service, tmp_path / "seen", "iterations=1")
+    detail = RunDetail.model_validate_json(service.client.get("/v1/runs/seen/iterations").content)
+    assert detail.samples is not None
+    assert (detail.samples.precision, detail.samples.numerics) == ("nvfp4", "emulated")
+    assert [pair.place for pair in detail.samples.pairs] == ["best", "worst"] * 2
+
+    def pixels(text: str) -> np.ndarray:
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB")).astype(float)
+
+    for pair in detail.samples.pairs:
+        explored, regenerated = pixels(pair.explored), pixels(pair.regenerated)
+        assert explored.shape == regenerated.shape == (64, 64, 3)
+        assert 0.2 < np.abs(explored - regenerated).mean() < 60
+
+
+def test_a_service_that_does_not_listen_costs_one_note(
+    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ConnectionError("no page here")
+
+    monkeypatch.setattr(RolloutClient, "tell", refuse)
+    config, notes = go(service, tmp_path / "unheard")
+    assert len(notes) == 1
+    assert "no page here" in notes[0]
+    assert [line["event"] for line in read_metrics(config.output / "metrics.jsonl")].count("iteration") == 2
+
+
+def test_images_take_no_more_than_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked = 0.0, []
+
+    def slow(*_: Any, **__: Any) -> None:
+        nonlocal now
+        asked.append(now)
+        now += 2.0
+        raise ConnectionError
+
+    monkeypatch.setattr(telling, "best_and_worst", slow)
+    teller = Teller(tiny_config(), lambda _: None, clock=lambda: now)
+    client, gathered = RolloutClient("http://127.0.0.1:1"), SimpleNamespace(version=0)
+    for iteration in range(100):
+        if teller._clock() >= teller._due:
+            with pytest.raises(ConnectionError):
+                teller._sample(client, iteration, gathered)  # type: ignore[arg-type]
+        now += 10.0
+    assert asked[:3] == [0.0, 202.0, 404.0]
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (1024, 768), (1, 2000)])
+def test_a_thumbnail_is_small_and_keeps_its_shape(height: int, width: int) -> None:
+    made = Image.open(io.BytesIO(base64.b64decode(thumbnail(torch.rand(3, height, width)))))
+    scale = min(1.0, THUMBNAIL_SIDE / max(height, width))
+    assert made.size == (max(1, round(width * scale)), max(1, round(height * scale)))
