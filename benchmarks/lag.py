@@ -1,0 +1,152 @@
+"""What it costs to explore behind: `python benchmarks/lag.py [--jobs 2]`.
+
+A lag of L explores iteration i under version i − L. Learning: the preset is run at each lag and seed. Selection: along
+the run without lag, some iterations' candidates are explored anew under older versions, and ranked against the BF16
+rewards under the version that is trained. Writes docs/results/lag.{json,md}.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+from solrl_core.adapter import decode_adapter
+from solrl_core.families import load_backbone
+from solrl_core.fidelity import rank_fidelity
+from solrl_core.generator import Generator
+from solrl_core.rewards import RewardSet
+from solrl_proto.noise import expand_seeds
+from solrl_trainer.demo import rollout_service
+from solrl_trainer.evaluate import STRICT
+from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
+
+PRESET = "mini-sana/sol_rl/clipscore"
+LAGS = (0, 1, 2, 4)
+_PROMPTS = 8
+_CANDIDATES = 96
+
+
+def main() -> None:
+    """Run what is missing, compare, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the processor's cores")
+    parser.add_argument("--runs", type=Path, default=Path("runs/lag"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // args.jobs))
+    runs = [(lag, seed) for seed in args.seeds for lag in LAGS]
+
+    def run(pair: tuple[int, int]) -> None:
+        folder = args.runs / f"lag-{pair[0]}-seed-{pair[1]}"
+        if not (folder / "result.json").is_file():
+            train(*pair, folder, args.iterations)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(run, runs))
+    chosen = selection(args.runs / f"lag-0-seed-{args.seeds[0]}", args.iterations, args.seeds[0])
+    learned = {
+        lag: [json.loads((args.runs / f"lag-{lag}-seed-{seed}/result.json").read_text()) for seed in args.seeds]
+        for lag in LAGS
+    }
+    write(learned, chosen, args)
+
+
+def train(lag: int, seed: int, folder: Path, iterations: int) -> None:
+    """One run, with the adapters of all its versions kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with rollout_service("mini-sana", folder / "service.log") as url:
+        command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", PRESET, "--rollout-url", url]
+        command += ["--output", str(folder), "--iterations", str(iterations)]
+        settings = (f"seed={seed}", f"explore.lag={lag}", f"keep_checkpoints={iterations}")
+        command += [part for setting in settings for part in ("--set", setting)]
+        command += ["--resume"] if (folder / "checkpoints").is_dir() else []
+        with (folder / "train.log").open("a") as log:
+            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
+    print(f"done: lag {lag}, seed {seed}", file=sys.stderr, flush=True)
+
+
+def selection(folder: Path, iterations: int, seed: int) -> dict[int, dict[str, Any]]:
+    """For each lag: how its proxy ranks, and the part of the seeds it keeps that are kept without lag, too."""
+    backbone = load_backbone("mini-sana")
+    rewards = RewardSet.load(["clipscore"], backbone)
+    cheap, true = Generator(backbone, "nvfp4"), Generator(backbone, "bf16")
+    train_set = read_prompts(find_prompts("shapes"), "train")
+    proxies: dict[int, list[torch.Tensor]] = {lag: [] for lag in LAGS}
+    trues: list[torch.Tensor] = []
+
+    def adapter(version: int) -> bytes:
+        return (folder / f"checkpoints/{version:06d}/adapter.safetensors").read_bytes()
+
+    def scores(generator: Generator, version: int, iteration: int, steps: int) -> torch.Tensor:
+        generator.set_adapter(decode_adapter(adapter(version), generator.layout))
+        rows = []
+        for prompt in prompts_of_iteration(train_set, _PROMPTS, seed, iteration):
+            seeds = expand_seeds(iteration, prompt.id, _CANDIDATES)
+            images = generator.generate(prompt.text, seeds, steps=steps).images
+            texts, metadata = [prompt.text] * len(seeds), [prompt.metadata] * len(seeds)
+            rows.append(rewards.score(["clipscore"], images, texts, metadata)["clipscore"])
+        return torch.stack(rows)
+
+    for iteration in range(max(LAGS) + 1, iterations, max(1, iterations // 3)):
+        trues.append(scores(true, iteration, iteration, 10))
+        for lag in LAGS:
+            proxies[lag].append(scores(cheap, iteration - lag, iteration, 6))
+    current = _kept(torch.cat(proxies[0]))
+    found = {}
+    for lag in LAGS:
+        proxy = torch.cat(proxies[lag])
+        match = sum(len(a & b) for a, b in zip(_kept(proxy), current, strict=True)) / sum(map(len, current))
+        found[lag] = {"match": match, **asdict(rank_fidelity(proxy, torch.cat(trues)))}
+    return found
+
+
+def _kept(scores: torch.Tensor) -> list[set[tuple[int, bool]]]:
+    """Of each group the best 12 and worst 12, as pairs of place and side."""
+    order = scores.argsort(1, descending=True)
+    return [{(int(i), True) for i in row[:12]} | {(int(i), False) for i in row[-12:]} for row in order]
+
+
+def write(
+    learned: dict[int, list[dict[str, Any]]], chosen: dict[int, dict[str, Any]], args: argparse.Namespace
+) -> None:
+    """The table, as JSON and Markdown."""
+    lines = [
+        "# What it costs to explore behind",
+        "",
+        f"By `python benchmarks/lag.py`: `{PRESET}`, {args.iterations} iterations, seeds {args.seeds}; gains of the",
+        "averaged weights on held-out prompts. Kept alike: the part of the 12 best and 12 worst that are kept without",
+        "lag, too, along the run without lag. True ranks: as in rank_fidelity.md, under the version that is trained.",
+        "",
+        "| lag | strict accuracy gained, points | clipscore gained | kept alike | Spearman | true ranks |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = []
+    for lag, results in learned.items():
+        strict = [100 * result["rewards"][STRICT]["gain"] for result in results]
+        clip = [result["rewards"]["clipscore"]["gain"] for result in results]
+        found = chosen[lag]
+        rows.append({"lag": lag, "strict": strict, "clipscore": clip, **found})
+        gains = " / ".join(f"{gain:+.1f}" for gain in strict)
+        lines.append(
+            f"| {lag} | {gains} (mean {statistics.mean(strict):+.1f}) | {statistics.mean(clip):+.4f} "
+            f"| {found['match']:.1%} | {found['spearman']:.3f} | {found['top_rank']:.1f} / {found['bottom_rank']:.1f} |"
+        )
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "lag.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (args.out / "lag.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
