@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis
@@ -98,6 +99,22 @@ async def test_an_upload_overtaken_by_its_own_retry_succeeds(
     overtaken.rival = (redis_store, info, body)
     assert await overtaken.put(TENANT, info, body) == (info, False)
     assert await redis_store.get(TENANT, "run-a", 0) == (info, body)
+
+
+async def test_a_commit_that_is_sent_again_because_its_answer_was_lost_keeps_what_it_stored(
+    redis_store: RedisAdapterStore, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = redis_store._commit
+
+    async def again(**arguments: Any) -> Any:
+        await commit(**arguments)
+        return await commit(**arguments)
+
+    monkeypatch.setattr(redis_store, "_commit", again)
+    info, body = adapter(0, None)
+    assert await redis_store.put(TENANT, info, body) == (info, True)
+    assert await redis_store.get(TENANT, "run-a", 0) == (info, body)
+    assert client.get("solrl:{tenant-a}:bytes") == str(info.size).encode()
 
 
 class Dying(RedisAdapterStore):

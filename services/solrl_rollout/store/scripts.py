@@ -31,6 +31,11 @@ COMMIT = (
 local run, pins, version = KEYS[1], KEYS[2], ARGV[1]
 local head = redis.call('HGET', run, 'head') or ''
 local record = redis.call('HGET', run, version) or ''
+if record == ARGV[3] then
+  -- This very upload, by its token: it was committed, and its answer was lost. Written again for WAITAOF to wait for.
+  redis.call('HSET', run, version, record)
+  return {'stored', version, record}
+end
 if head ~= ARGV[2] then
   return {'refused', head, record}
 end
