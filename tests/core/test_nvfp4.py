@@ -211,3 +211,16 @@ def test_integers_and_a_wrong_amax_are_refused() -> None:
         quantize_dequantize(torch.zeros(2, 16, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"last axis of 1: got shape \(2, 16\)"):
         quantize_dequantize(torch.zeros(2, 16), amax=torch.ones(2, 16))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_equals_torchao_on_data_of_normal_range(scale: float) -> None:
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+
+    x = torch.randn(128, 512, generator=torch.Generator().manual_seed(0)) * scale
+    theirs = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=per_tensor_amax_to_scale(x.abs().max())).dequantize(torch.float32)
+    ours = quantize_dequantize(x)
+    # Its order of operations is another, so a value next to a tie may be rounded the other way.
+    same = torch.isclose(ours, theirs, rtol=1e-5, atol=0)
+    assert same.float().mean() > 0.999
+    assert (ours - theirs).abs().max() <= 0.5 * x.abs().max()
