@@ -1,6 +1,7 @@
 """What one tenant may see of the service: its runs, its part of the queue, what was made for it."""
 
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from solrl_proto.adapters import AdapterList
@@ -17,6 +18,7 @@ from solrl_proto.status import (
 
 from solrl_rollout.service import Service
 from solrl_rollout.store.base import Progress
+from solrl_rollout.work import Chunk
 
 
 async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
@@ -24,10 +26,11 @@ async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
     listed = (await service.store.runs(tenant)).runs
     progress = await service.store.progress(tenant, [held.run for held in listed])
     runs = [await _run(service, tenant, held, progress.get(held.run), since) for held in listed]
+    waiting, busy = service.engine.waiting(tenant)
     return StatusAnswer(
         service=_service(service, tenant),
-        queue=_queue(service, tenant),
-        throughput=service.engine.recent.of(tenant),
+        queue=_queue(service, waiting),
+        throughput=service.engine.recent.of(tenant, busy=busy),
         runs=tuple(runs),
         revision=max((one.revision for one in progress.values()), default=0),
     )
@@ -55,10 +58,10 @@ async def _run(service: Service, tenant: str, held: AdapterList, at: Progress | 
     )
 
 
-def _queue(service: Service, tenant: str) -> QueueStatus:
+def _queue(service: Service, chunks: Sequence[Chunk]) -> QueueStatus:
     now = time.monotonic()
     waiting: dict[str | None, tuple[int, float]] = {}
-    for chunk in service.engine.waiting(tenant):
+    for chunk in chunks:
         candidates, since = waiting.get(chunk.job.run, (0, chunk.queued))
         waiting[chunk.job.run] = candidates + chunk.candidates, min(since, chunk.queued)
     ordered = sorted(waiting.items(), key=lambda item: item[1][1])

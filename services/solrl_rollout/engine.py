@@ -98,10 +98,10 @@ class Engine:
             self._wake.notify()
         return answered
 
-    def waiting(self, tenant: str) -> list[Chunk]:
-        """What waits of a tenant's."""
+    def waiting(self, tenant: str) -> tuple[list[Chunk], bool]:
+        """What waits of a tenant's, and whether one of its chunks is being made."""
         with self._wake:
-            return self._queue.of(tenant)
+            return self._queue.of(tenant), self._running is not None and self._running.tenant == tenant
 
     def close(self) -> None:
         """Abandon what is left and end the thread."""

@@ -40,12 +40,15 @@ class Recent:
             self._done.append(done)
             self._forget(done.ended)
 
-    def of(self, tenant: str) -> Throughput:
-        """What was made for a tenant."""
+    def of(self, tenant: str, *, busy: bool = False) -> Throughput:
+        """What was made for a tenant; `busy`: a chunk of its own is being made."""
         now = self._clock()
         with self._lock:
             self._forget(now)
             mine = [done for done in self._done if done.tenant == tenant]
+        if busy and mine:
+            # What is being made counts only once it is done: until then, look at the time before.
+            now = max(done.ended for done in mine)
         # A chunk counts over all the time it took: else a slow one would be a peak at its end.
         part = WINDOW / PARTS
         edges = [now - WINDOW + i * part for i in range(PARTS)]

@@ -64,6 +64,8 @@ def test_the_last_minute_is_each_tenants_own() -> None:
     assert sum(seen.history) * WINDOW / PARTS == pytest.approx(48, abs=0.1)
     assert seen.history[:8] == (0,) * 8
     assert recent.of("c").step_seconds is None
+    assert recent.of("a", busy=True).history[-1] == 4.0
+    assert recent.of("c", busy=True).candidates_per_second == 0
     now = 152.5
     assert recent.of("a").candidates_per_second == pytest.approx(24 * 5.5 / 6 / WINDOW, abs=1e-3)
     now = 200.0

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
 from solrl_trainer import telling
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
+from solrl_trainer.gallery import Pair
 from solrl_trainer.loop import train
 from solrl_trainer.metrics import read_metrics
+from solrl_trainer.samples import BestAndWorst
 from solrl_trainer.telling import Teller, thumbnail
 from training_helpers import tiny_config
 
@@ -103,22 +106,25 @@ def test_a_service_that_does_not_listen_costs_one_note(
 
 def test_images_take_no_more_than_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked = 0.0, []
+    image = torch.zeros(1, 3, 8, 8)
 
-    def slow(*_: Any, **__: Any) -> None:
+    def slow(*_: Any, **__: Any) -> BestAndWorst:
         nonlocal now
         asked.append(now)
-        now += 2.0
-        raise ConnectionError
+        now += 7.0  # most of which it waited for its turn
+        if len(asked) == 3:
+            raise ConnectionError("gone for once")
+        return BestAndWorst([Pair("a red circle", 1, "best", 0.5, 0.6)], 2.0, image, image)
 
     monkeypatch.setattr(telling, "best_and_worst", slow)
     teller = Teller(tiny_config(), lambda _: None, clock=lambda: now)
-    client, gathered = RolloutClient("http://127.0.0.1:1"), SimpleNamespace(version=0)
-    for iteration in range(100):
-        if teller._clock() >= teller._due:
-            with pytest.raises(ConnectionError):
-                teller._sample(client, iteration, gathered)  # type: ignore[arg-type]
+    gathered = SimpleNamespace(version=0, precision="nvfp4", numerics="emulated")
+    for iteration in range(70):
+        teller.gathered(iteration, gathered)  # type: ignore[arg-type]
+        while teller._due == float("inf"):
+            time.sleep(0.01)
         now += 10.0
-    assert asked[:3] == [0.0, 202.0, 404.0]
+    assert asked[:4] == [0.0, 207.0, 414.0, 481.0]
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (1024, 768), (1, 2000)])

@@ -15,9 +15,13 @@ from solrl_trainer.rollouts import Gathered
 
 @dataclass(frozen=True)
 class BestAndWorst:
-    """Kept seeds, and their images float32 [len(pairs), 3, H, W] in [0, 1], as explored and as trained on."""
+    """Kept seeds, and their images float32 [len(pairs), 3, H, W] in [0, 1], as explored and as trained on.
+
+    `seconds` is what the service worked on it.
+    """
 
     pairs: list[Pair]
+    seconds: float
     explored: torch.Tensor
     regenerated: torch.Tensor
 
@@ -59,6 +63,7 @@ def best_and_worst(
             for row, (group, places) in enumerate(zip(groups, index, strict=True))
             for i in places
         ],
+        seconds=answer.seconds.switch + answer.seconds.generate + answer.seconds.reward,
         explored=torch.stack([from_png(png) for one in answer.groups for png in one.images or () if png is not None]),
         regenerated=torch.cat([gathered.made.images[row, places] for row, places in enumerate(index)]),
     )

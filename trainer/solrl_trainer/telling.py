@@ -21,6 +21,7 @@ from solrl_trainer.samples import BestAndWorst, best_and_worst
 
 _PROMPTS = 2
 _SHORTEST_PAUSE = 5.0
+_AFTER_FAILURE = 60.0
 _SHARE = 0.01
 """Part of the time that may go into images for the page."""
 _LONGEST_END = 15.0
@@ -76,9 +77,11 @@ class Teller:
                     self._fail(error)
 
     def _sample(self, client: RolloutClient, iteration: int, gathered: Gathered) -> None:
-        began = self._clock()
+        pause = _AFTER_FAILURE
         try:
             shown = best_and_worst(gathered, client, self._config, prompts=_PROMPTS, each=1)
+            # Of its work alone: waiting for its turn costs nobody anything.
+            pause = max(_SHORTEST_PAUSE, shown.seconds / _SHARE)
             self._samples = Samples(
                 iteration=iteration,
                 version=gathered.version,
@@ -87,8 +90,7 @@ class Teller:
                 pairs=_pairs(shown),
             )
         finally:
-            now = self._clock()
-            self._due = now + max(_SHORTEST_PAUSE, (now - began) / _SHARE)
+            self._due = self._clock() + pause
 
     def _tell(self, client: RolloutClient, report: IterationReport) -> None:
         samples, self._samples = self._samples, None

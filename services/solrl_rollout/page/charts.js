@@ -1,0 +1,109 @@
+"use strict";
+// Charts as SVG, stretched to their box; labels stand beside it in HTML, so that they are not stretched with it.
+const WIDE = 1000, HIGH = 400;
+
+/** An element whose texts are texts, whatever they say. */
+function el(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key in node) node[key] = value;
+    else node.setAttribute(key, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function shape(name, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+const figure = (value) =>
+  value === null || value === undefined ? "–"
+    : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-4) ? value.toExponential(2)
+      : value.toFixed(Math.max(0, Math.min(4, 3 - Math.floor(Math.log10(Math.abs(value) || 1)))));
+
+/** Round numbers between two values, about `count` of them. */
+function ticks(low, high, count) {
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= rough * 0.999);
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
+  return [found, Math.max(0, Math.min(8, -Math.floor(Math.log10(step) + 1e-9)))];
+}
+
+function path(xs, values, placeX, placeY) {
+  let text = "", pen = "M";
+  values.forEach((value, i) => {
+    if (value === null) pen = "M";
+    else {
+      text += `${pen}${placeX(xs[i]).toFixed(1)} ${placeY(value).toFixed(1)}`;
+      pen = "L";
+    }
+  });
+  return text;
+}
+
+/**
+ * Draw into `box`: `lines` ({name, values, style}) over `xs`, and a band between `range` = [low, high] behind them.
+ * With `axes` there are ticks, and what is pointed at is told.
+ */
+function draw(box, { label, xs, lines, range, axes, zero }) {
+  const values = [...lines.map((line) => line.values), ...(range || [])].flat().filter((value) => value !== null);
+  if (!values.length) return box.replaceChildren();
+  let low = Math.min(...values, ...(zero ? [0] : [])), high = Math.max(...values);
+  const least = Math.max(Math.abs(high) * 1e-3, 1e-9);
+  if (high - low < least) [low, high] = [low - (zero ? 0 : least), high + least];
+  const first = xs[0], last = xs[xs.length - 1];
+  const placeX = (x) => (last > first ? ((x - first) / (last - first)) * WIDE : WIDE / 2);
+  const placeY = (y) => HIGH - ((y - low) / (high - low)) * HIGH;
+  const picture = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
+  const parts = [picture];
+  if (axes) {
+    const [rungs, digits] = ticks(low, high, 4);
+    for (const rung of rungs) {
+      picture.append(shape("path", { class: "rule", d: `M0 ${placeY(rung)}H${WIDE}` }));
+      const text = el("span", { className: "y" }, rung.toFixed(digits));
+      text.style.top = `${(placeY(rung) / HIGH) * 100}%`;
+      parts.push(text);
+    }
+    const marks = last > first ? ticks(first, last, 5)[0].filter(Number.isInteger) : [first];
+    for (const mark of marks) {
+      const text = el("span", { className: "x" }, String(mark));
+      text.style.left = `${(placeX(mark) / WIDE) * 100}%`;
+      parts.push(text);
+    }
+  }
+  if (range && xs.length > 1) {
+    const there = path(xs, range[1], placeX, placeY);
+    const back = path([...xs].reverse(), [...range[0]].reverse(), placeX, placeY);
+    picture.append(shape("path", { class: "range", d: `${there}L${back.slice(1)}Z` }));
+  }
+  for (const line of lines) {
+    let d = path(xs, line.values, placeX, placeY);
+    if (xs.length === 1) d += "h0.01";
+    picture.append(shape("path", { class: `${line.style || ""}${xs.length === 1 ? " spot" : ""}`, d }));
+  }
+  box.replaceChildren(...parts);
+  if (axes) point(box, xs, [...lines, ...(range ? [{ name: "best", values: range[1] }, { name: "worst", values: range[0] }] : [])], placeX);
+}
+
+/** Tell the figures of the iteration that is pointed at. */
+function point(box, xs, lines, placeX) {
+  const hair = el("div", { className: "hair", hidden: true }), says = el("div", { className: "says", hidden: true });
+  box.append(hair, says);
+  box.onpointerleave = () => { hair.hidden = says.hidden = true; };
+  box.onpointermove = (event) => {
+    const area = box.getBoundingClientRect(), at = ((event.clientX - area.left) / area.width) * WIDE;
+    let near = 0;
+    xs.forEach((x, i) => { if (Math.abs(placeX(x) - at) < Math.abs(placeX(xs[near]) - at)) near = i; });
+    const share = placeX(xs[near]) / WIDE;
+    hair.hidden = says.hidden = false;
+    hair.style.left = `${share * 100}%`;
+    says.textContent = [`iteration ${xs[near]}`, ...lines.map((line) => `${line.name} ${figure(line.values[near])}`)].join("\n");
+    says.style.left = share < 0.5 ? `calc(${share * 100}% + 10px)` : "auto";
+    says.style.right = share < 0.5 ? "auto" : `calc(${(1 - share) * 100}% + 10px)`;
+  };
+}

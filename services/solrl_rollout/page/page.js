@@ -1,0 +1,154 @@
+// Asks the service every few seconds, and keeps what it said.
+const EVERY = 2000, AGAIN = 5000, KEY = "solrl-token";
+let known, timer, asking = 0;
+
+function forget() {
+  known = { since: 0, runs: new Map(), curves: new Map(), cards: new Map(), chosen: null, detail: {}, shown: "" };
+  $("cards").replaceChildren();
+  $("run").hidden = true;
+}
+
+class Refused extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+async function ask(path) {
+  const token = sessionStorage.getItem(KEY);
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(15000) });
+  if (answer.ok) return answer.json();
+  const problem = await answer.json().catch(() => ({}));
+  throw new Refused(answer.status, problem.detail || `the service answered ${answer.status}`);
+}
+
+function chosenRun() {
+  const asked = new URLSearchParams(location.hash.slice(1)).get("run");
+  if (asked && known.runs.has(asked)) return asked;
+  if (known.chosen && known.runs.has(known.chosen)) return known.chosen;
+  const newest = [...known.runs.values()].sort((one, other) => (other.revision || 0) - (one.revision || 0))[0];
+  return newest ? newest.run : null;
+}
+
+function take(answer) {
+  known.since = answer.revision;
+  known.runs = new Map(answer.runs.map((run) => [run.run, run]));
+  for (const run of answer.runs) if (run.curve) known.curves.set(run.run, run.curve);
+  showNow(answer);
+  showFoot(answer.service);
+  showCards();
+  $("state").className = `state ${answer.service.draining ? "" : "live"}`;
+  $("state").textContent = answer.service.draining ? "stopping" : "live";
+  $("main").hidden = false;
+  $("door").hidden = true;
+  $("leave").hidden = !sessionStorage.getItem(KEY);
+}
+
+function showCards() {
+  known.chosen = chosenRun();
+  const order = [...known.runs.values()].sort((one, other) => standing(other)[1] - standing(one)[1]);
+  for (const name of [...known.cards.keys()]) if (!known.runs.has(name)) {
+    known.cards.get(name).remove();
+    known.cards.delete(name);
+    known.curves.delete(name);
+  }
+  order.forEach((run, i) => {
+    if (!known.cards.has(run.run)) known.cards.set(run.run, makeCard(run.run));
+    const card = known.cards.get(run.run), place = $("cards").children[i];
+    showCard(card, run, known.curves.get(run.run), run.run === known.chosen);
+    if (place !== card) $("cards").insertBefore(card, place || null);
+  });
+  $("count").textContent = order.length || "";
+  $("all").hidden = !order.length;
+  $("none").hidden = Boolean(order.length);
+  $("run").hidden = !order.length;
+}
+
+/** Ask for more of the run that is chosen, if anything of it is new. */
+async function follow() {
+  const run = known.runs.get(known.chosen), mine = known;
+  if (!run) return;
+  const told = `${run.run} ${run.revision}`, pushed = `${run.run} ${run.head} ${run.versions} ${run.pinned}`, detail = known.detail;
+  const name = encodeURIComponent(run.run);
+  const asked = await Promise.all([
+    detail.told === told ? detail.iterations : run.revision ? ask(`/v1/runs/${name}/iterations`) : null,
+    detail.pushed === pushed ? detail.adapters : ask(`/v1/runs/${name}/adapters`),
+  ]);
+  if (mine !== known || run.run !== known.chosen) return;
+  const fresh = detail.told !== told || detail.pushed !== pushed;
+  known.detail = { told, pushed, iterations: asked[0], adapters: asked[1] };
+  const shown = `${standing(run)[0]} ${run.run}`;
+  if (fresh || known.shown !== shown) showRun(run, ...asked);
+  known.shown = shown;
+}
+
+async function refresh() {
+  clearTimeout(timer);
+  const turn = ++asking;
+  let pause = EVERY;
+  try {
+    const answer = await ask(`/v1/status?since=${known.since}`);
+    if (turn !== asking) return;
+    take(answer);
+    await follow();
+  } catch (error) {
+    if (turn !== asking) return;
+    if (error instanceof Refused && error.status === 401) return askToken(error.message);
+    pause = AGAIN;
+    const gone = !(error instanceof Refused) || error.status >= 500;
+    $("state").className = gone ? "state lost" : "state";
+    $("state").textContent = error instanceof Refused ? error.message : "no answer, trying again";
+  }
+  if (turn === asking && !document.hidden) timer = setTimeout(refresh, pause);
+}
+
+function askToken(fault) {
+  const tried = sessionStorage.getItem(KEY);
+  sessionStorage.removeItem(KEY);
+  forget();
+  $("main").hidden = $("leave").hidden = true;
+  $("door").hidden = false;
+  $("fault").textContent = tried ? `Not let in: ${fault}.` : "This service shows each tenant its own runs, by token.";
+  $("state").className = "state";
+  $("state").textContent = "locked";
+  $("token").value = "";
+  $("token").focus();
+}
+
+$("door").onsubmit = (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, $("token").value.trim());
+  $("token").value = "";
+  forget();
+  refresh();
+};
+$("leave").onclick = () => {
+  sessionStorage.removeItem(KEY);
+  asking++;
+  clearTimeout(timer);
+  askToken("");
+};
+
+const THEMES = ["auto", "light", "dark"];
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  $("theme").textContent = `Colours: ${name}`;
+}
+$("theme").onclick = () => {
+  const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
+  localStorage.setItem("solrl-theme", next);
+  theme(next);
+};
+theme(THEMES.includes(localStorage.getItem("solrl-theme")) ? localStorage.getItem("solrl-theme") : "auto");
+
+document.onvisibilitychange = () => { if (!document.hidden && $("door").hidden) refresh(); };
+window.onhashchange = () => {
+  showCards();
+  follow().catch(() => {});
+  if (location.hash) $("run").scrollIntoView({ behavior: "smooth", block: "start" });
+};
+$("command").textContent = `solrl-train run --preset model/recipe/reward --rollout-url ${location.origin}`;
+forget();
+refresh();

@@ -27,7 +27,7 @@ def _page() -> tuple[bytes, dict[str, str]]:
     """The page in one file, and the headers that let a browser run that and nothing else."""
     folder = files("solrl_rollout") / "page"
     style = (folder / "page.css").read_text("utf-8")
-    script = "\n".join((folder / name).read_text("utf-8") for name in ("charts.js", "page.js"))
+    script = "\n".join((folder / name).read_text("utf-8") for name in ("charts.js", "views.js", "page.js"))
     html = (folder / "page.html").read_text("utf-8").replace("/*style*/", style).replace("/*script*/", script)
     policy = [
         "default-src 'none'",

@@ -1,0 +1,180 @@
+// What is shown, from what the service said.
+const $ = (id) => document.getElementById(id);
+const PHASES = ["explore", "regenerate", "train", "push"];
+const total = (values) => values.reduce((sum, value) => sum + value, 0);
+const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+
+function duration(seconds) {
+  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} d`;
+}
+
+/** Iterations are numbered from 0 and counted from 1. */
+const counted = (iteration) => iteration + 1;
+const bytes = (size) => (size < 1e9 ? `${(size / 1e6).toFixed(1)} MB` : `${(size / 1e9).toFixed(2)} GB`);
+const spent = (point) => total(Object.values(point.seconds));
+
+/** What a run is about now, and whether it goes on. */
+function standing(run) {
+  if (!run.last) return ["waiting for its first iteration", false];
+  if (run.last.planned !== null && run.last.iteration + 1 >= run.last.planned) return ["finished", false];
+  if (run.age < Math.max(60, 4 * spent(run.last))) return ["running", true];
+  return [`quiet for ${duration(run.age)}`, false];
+}
+
+function tile(name, value, unit, under, ...more) {
+  const number = el("div", { className: "value" }, value);
+  if (unit) number.append(el("span", { className: "unit" }, unit));
+  return el("div", { className: "tile" }, el("h3", {}, name), number, el("div", { className: "small dim" }, under), ...more);
+}
+
+function showNow({ queue, throughput }) {
+  const rate = throughput.candidates_per_second, step = throughput.step_seconds;
+  const made = tile("Candidates", rate.toFixed(rate < 10 ? 1 : 0), "a second", `over the last ${duration(throughput.window)}`, el("div", { className: "chart" }));
+  made.classList.add("made");
+  const xs = throughput.history.map((_, i) => i);
+  draw(made.lastChild, { label: "Candidates a second over the last minute", xs, lines: [{ values: throughput.history }], zero: true });
+  const parts = [
+    made,
+    tile("Waiting", queue.candidates.toLocaleString("en"), "", queue.candidates ? `the oldest for ${duration(queue.oldest)}` : "nothing in the queue"),
+    tile("Step", step === null ? "–" : step < 1 ? (step * 1000).toFixed(0) : step.toFixed(2), step === null ? "" : step < 1 ? "ms" : "s", "of up to 24 candidates"),
+    tile("Switches", String(throughput.switches), "", "of adapters in the last minute"),
+  ];
+  if (queue.runs.length) {
+    const list = el("div", { className: "tile", id: "queue" });
+    for (const one of queue.runs) {
+      const bar = el("i");
+      bar.style.width = `${(one.candidates / queue.candidates) * 100}%`;
+      list.append(el("b", {}, one.run ?? "without an adapter"), bar, el("span", {}, plural(one.candidates, "candidate")), el("span", { className: "dim" }, duration(one.age)));
+    }
+    parts.push(list);
+  }
+  $("now").replaceChildren(...parts);
+}
+
+function scoreChart(curve, axes, label) {
+  const { best, mean, worst, proxy } = curve.series;
+  const lines = [{ name: "proxy", values: proxy, style: "proxy" }, { name: "mean", values: mean }];
+  return { label, xs: curve.iterations.map(counted), range: [worst, best], lines, axes };
+}
+
+function makeCard(name) {
+  const part = (className) => el("div", { className });
+  const card = el("a", { className: "card", href: `#run=${name}` });
+  card.parts = { name: part("name"), value: part("value"), state: part("small dim"), chart: part("chart"), done: part("small dim") };
+  card.append(card.parts.name, el("div", { className: "line" }, card.parts.value, card.parts.done), card.parts.state, card.parts.chart);
+  card.parts.name.textContent = name;
+  return card;
+}
+
+function showCard(card, run, curve, chosen) {
+  const [state, on] = standing(run), last = run.last;
+  card.parts.value.textContent = last ? figure(last.score.mean) : "–";
+  card.parts.done.textContent = last ? `${counted(last.iteration)}${last.planned === null ? "" : ` of ${last.planned}`}` : "";
+  card.parts.state.replaceChildren(el("span", { className: on ? "on" : "" }, state), ` · version ${run.head}`);
+  card.setAttribute("aria-current", String(chosen));
+  if (curve && card.curve !== curve) draw(card.parts.chart, scoreChart(curve, false, `Score of ${run.run}`));
+  card.curve = curve;
+}
+
+function runHead(run, samples) {
+  const [state, on] = standing(run), last = run.last;
+  const made = samples ? ` · explored in ${samples.precision.toUpperCase()}${samples.numerics === "emulated" ? " (emulated)" : ""}` : "";
+  const left = last && last.planned !== null ? last.planned - last.iteration - 1 : 0;
+  const parts = [el("span", { className: on ? "on" : "" }, state)];
+  if (last) parts.push(` · iteration ${counted(last.iteration)}${last.planned === null ? "" : ` of ${last.planned}`}`);
+  if (on && left) parts.push(` · about ${duration(left * spent(last))} left`);
+  const way = el("div", { className: "way" }, el("i"));
+  way.hidden = !last || last.planned === null;
+  if (!way.hidden) way.firstChild.style.width = `${Math.min(1, (last.iteration + 1) / last.planned) * 100}%`;
+  const lag = last ? last.iteration - last.explored_version : 0;
+  const about = `${run.model} · version ${run.head}${lag > 0 ? `, explored ${plural(lag, "version")} behind` : ""}${made}`;
+  return [
+    el("div", { className: "head" }, el("div", {}, el("h2", {}, run.run), el("p", { className: "dim small" }, about)), el("p", { className: "small" }, ...parts)),
+    way,
+  ];
+}
+
+function smallChart(title, curve, values) {
+  const box = el("div", { className: "chart axes" });
+  draw(box, { label: title, xs: curve.iterations.map(counted), lines: [{ name: title.toLowerCase(), values }], axes: true });
+  return el("div", {}, el("h3", {}, title), box);
+}
+
+function phasesView(point) {
+  const names = [...new Set([...PHASES, ...Object.keys(point.seconds)])].filter((name) => name in point.seconds);
+  const bar = el("div", { className: "phases" }), list = el("div", { className: "times" });
+  names.forEach((name, i) => {
+    const part = el("i", { className: `p${Math.min(i, 3)}` });
+    part.style.flex = `${point.seconds[name]} 0 0`;
+    bar.append(part);
+    list.append(el("b", { className: `p${Math.min(i, 3)}` }, name), el("span", {}, duration(point.seconds[name])));
+  });
+  return el("div", {}, el("h3", {}, `Time of an iteration: ${duration(spent(point))}`), bar, list);
+}
+
+function samplesView(samples) {
+  const order = [...samples.pairs].sort((one, other) => (one.place < other.place ? -1 : one.place > other.place ? 1 : 0));
+  const half = Math.ceil(order.length / 2);
+  const rows = order.slice(0, half).flatMap((one, i) => [one, order[half + i]]).filter(Boolean);
+  const image = (data, alt) => el("img", { src: `data:image/webp;base64,${data}`, alt, decoding: "async" });
+  return el("div", {},
+    el("h3", {}, `Best and worst of iteration ${counted(samples.iteration)}`),
+    el("p", { className: "dim small" }, "each seed twice: as explored, as trained on"),
+    el("div", { className: "pairs" }, ...rows.map((pair) => el("figure", {},
+      el("figcaption", { title: pair.prompt }, el("b", {}, pair.place === "best" ? "Best " : "Worst "), pair.prompt),
+      el("div", { className: "couple" },
+        image(pair.explored, `${pair.place}, as explored`), image(pair.regenerated, `${pair.place}, in BF16`),
+        el("span", {}, `${samples.precision.toUpperCase()} ${figure(pair.proxy)}`), el("span", {}, `BF16 ${figure(pair.true)}`))))));
+}
+
+function lineageView(held) {
+  const pinned = new Set(held.pinned), rows = [...held.versions].reverse();
+  const body = rows.map((info, i) => {
+    const cut = info.parent !== (rows[i + 1] ? rows[i + 1].version : null);
+    const row = el("tr", { className: [info.version === held.head ? "head-version" : "", cut ? "cut" : "", info.parent === null ? "root" : ""].join(" ") });
+    const name = el("td", {}, `v${info.version}`);
+    if (info.version === held.head) name.append(el("span", { className: "tag" }, "head"));
+    if (pinned.has(info.version)) name.append(el("span", { className: "tag" }, "pinned"));
+    row.append(name, el("td", {}, info.parent === null ? "base" : `v${info.parent}`),
+      el("td", { title: info.digest }, el("code", {}, info.digest.slice(7, 19))),
+      el("td", { className: "wide" }, `${info.rank}`), el("td", { className: "wide" }, `${info.modules}`), el("td", { className: "right" }, bytes(info.size)));
+    return row;
+  });
+  const head = el("tr", {}, el("th", {}, "Version"), el("th", {}, "Made from"), el("th", {}, "Digest"),
+    el("th", { className: "wide" }, "Rank"), el("th", { className: "wide" }, "Modules"), el("th", { className: "right" }, "Size"));
+  return el("div", { className: "lineage" }, el("h3", {}, "Adapter lineage"),
+    el("div", { className: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...body))));
+}
+
+function showRun(run, detail, held) {
+  const parts = runHead(run, detail && detail.samples);
+  if (detail && detail.curve.iterations.length) {
+    const { curve, samples } = detail, series = curve.series;
+    const box = el("div", { className: "chart axes" });
+    draw(box, scoreChart(curve, true, `Score of ${run.run} by iteration`));
+    const legend = [["", "mean of what is trained on"], ["range", "worst to best half"], ["proxy", "mean of all explored"]];
+    const score = el("div", {}, el("h3", {}, "Score by iteration"),
+      el("div", { className: "legend" }, ...legend.map(([className, text]) => el("span", { className }, text))), box);
+    parts.push(samples ? el("div", { className: "split" }, score, samplesView(samples)) : score);
+    const rewards = Object.keys(series).filter((name) => name.startsWith("reward:"));
+    const few = el("div", { className: "small-charts" });
+    if (rewards.length > 1) few.append(...rewards.map((name) => smallChart(name.slice(7), curve, series[name])));
+    few.append(smallChart("Loss", curve, series.loss));
+    if (run.last && spent(run.last)) few.append(phasesView(run.last));
+    parts.push(few);
+  }
+  if (held) parts.push(lineageView(held));
+  $("run").replaceChildren(...parts);
+}
+
+function showFoot(service) {
+  const models = service.models.map((model) => {
+    const tiers = model.precisions.map((tier) => tier.precision.toUpperCase() + (tier.numerics === "emulated" ? " (emulated)" : ""));
+    return el("span", {}, `${model.name}, ${model.width}×${model.height}: ${tiers.join(", ")}`);
+  });
+  const kept = service.store === "redis" ? "adapters in Redis" : "adapters in memory";
+  $("foot").replaceChildren(...models, el("span", {}, kept), el("span", {}, `tenant ${service.tenant}`), el("span", {}, `solrl ${service.version}, up ${duration(service.uptime)}`));
+}

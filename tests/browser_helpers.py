@@ -1,0 +1,174 @@
+"""A real headless Chromium, driven over its DevTools pipe."""
+
+import base64
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from select import select
+from typing import Any
+
+import pytest
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+]
+
+
+class Browser:
+    """Commands go in and answers come out as JSON, each ended by a zero byte."""
+
+    def __init__(self, to: int, back: int) -> None:
+        self._to, self._back = to, back
+        self._number = 0
+        self._rest = b""
+        self.events: list[dict[str, Any]] = []
+
+    def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        """The result of a command; what happens meanwhile goes to `events`."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        data = json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0"
+        while data:
+            data = data[os.write(self._to, data) :]
+        while True:
+            answer = self._read(60)
+            if answer is None:
+                pytest.fail(f"the browser did not answer {method}")
+            if answer.get("id") == self._number:
+                assert "error" not in answer, (method, answer["error"])
+                result: dict[str, Any] = answer["result"]
+                return result
+            self.events.append(answer)
+
+    def listen(self, seconds: float) -> None:
+        """Take in what has happened, for at most so long."""
+        while (event := self._read(seconds)) is not None:
+            self.events.append(event)
+            seconds = 0
+
+    def _read(self, seconds: float) -> dict[str, Any] | None:
+        while b"\0" not in self._rest:
+            if not select([self._back], [], [], seconds)[0]:
+                return None
+            self._rest += os.read(self._back, 2**20)
+        text, _, self._rest = self._rest.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        return message
+
+    @contextmanager
+    def page(self, width: int = 1280, height: int = 900, scheme: str = "light", scale: float = 1) -> Iterator["Page"]:
+        """A tab without memory of any other, as wide as asked for, in a colour scheme."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        page = Page(self, session)
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            page.call(f"{domain}.enable")
+        page.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=width < 600,
+        )
+        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        try:
+            yield page
+        finally:
+            self.call("Target.disposeBrowserContext", browserContextId=context)
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, browser: Browser, session: str) -> None:
+        self._browser, self._session = browser, session
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """A command to this tab."""
+        return self._browser.call(method, self._session, **parameters)
+
+    def open(self, url: str) -> None:
+        """Go to an address."""
+        assert "errorText" not in self.call("Page.navigate", url=url)
+        self.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
+
+    def see(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def wait(self, script: str, seconds: float = 30) -> Any:
+        """The value of an expression once it is true."""
+        deadline = time.monotonic() + seconds
+        while not (value := self.see(script)):
+            if time.monotonic() > deadline:
+                pytest.fail(f"{script} did not come true; the page says: {self.text()[:2000]}")
+            self._browser.listen(0.05)
+        return value
+
+    def text(self) -> str:
+        """What can be read."""
+        said: str = self.see("document.body.innerText")
+        return said
+
+    def happened(self, method: str) -> list[dict[str, Any]]:
+        """What was told of this tab so far, by kind."""
+        self._browser.listen(0)
+        mine = (event for event in self._browser.events if event.get("sessionId") == self._session)
+        return [event["params"] for event in mine if event["method"] == method]
+
+    def faults(self) -> list[str]:
+        """Errors of scripts, and what the policy held off. That an answer was 401 is none."""
+        thrown = [
+            one["exceptionDetails"]["exception"]["description"] for one in self.happened("Runtime.exceptionThrown")
+        ]
+        logged = [one["entry"] for one in self.happened("Log.entryAdded")]
+        return thrown + [
+            entry["text"] for entry in logged if entry["level"] == "error" and entry["source"] != "network"
+        ]
+
+    def screenshot(self, whole: bool = False) -> bytes:
+        """PNG of what is in view, or of the whole page."""
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        return base64.b64decode(shot["data"])
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """A Chromium with a profile of its own."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.fail("chromium is not installed; pages are tested in a real one (apt-get install chromium)")
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for pipe in (os.pipe(), os.pipe()) for end in pipe]
+    theirs_in, ours_out, ours_in, theirs_out = ends
+    with tempfile.TemporaryDirectory(prefix="solrl-browser-", ignore_cleanup_errors=True) as profile:
+        # The browser reads from 3 and writes to 4; only bash can make those of numbers with two digits.
+        script = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
+        command = ["bash", "-c", script, program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        try:
+            yield Browser(ours_out, ours_in)
+        finally:
+            process.terminate()
+            process.wait(30)
+            os.close(ours_out)
+            os.close(ours_in)
