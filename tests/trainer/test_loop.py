@@ -448,3 +448,20 @@ def test_versions_pushed_beyond_the_last_checkpoint_are_taken_back_by_a_resumed_
     again = go(service, output, "iterations=2", "explore.prompts=1", resume=True)
     assert again.adapter_digest(2) == first.held.versions[2].digest
     assert [info.version for info in again.held.versions] == [1, 2]
+
+
+class Stopping(Watcher):
+    """Stops the run after its first iteration."""
+
+    def finished(self, line: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_run_that_pushed_and_broke_off_before_its_first_checkpoint_is_resumed(service: Service, folder: Path) -> None:
+    output, settings = folder / "early", ("iterations=2", "checkpoint_every=2", "explore.prompts=1")
+    with pytest.raises(KeyboardInterrupt):
+        go(service, output, *settings, watcher=Stopping())
+    assert service.adapters("early").head == 1
+    assert not (output / "checkpoints").exists()
+    resumed = go(service, output, *settings, resume=True)
+    assert [info.version for info in resumed.held.versions] == [0, 1, 2]

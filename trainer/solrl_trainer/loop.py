@@ -81,7 +81,8 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
         metrics.rewind(version if found is not None else -1)
         earlier = metrics.seconds()
         adapters = found.adapters if found else {0: encode_adapter(policy.adapter(policy.tensors(OLD)))}
-        rollouts.start(adapters, resumed=found is not None)
+        # Also without a checkpoint: it may have pushed versions before its first one.
+        rollouts.start(adapters, resumed=resume)
 
         clock = Stopwatch()
         with clock.measure("evaluate"):
