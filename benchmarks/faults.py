@@ -23,9 +23,9 @@ from rich.table import Table
 
 def rows() -> dict[str, Row]:
     """All rows, cheap ones first."""
-    from fault_trials import corrupted, races, redis_killed
+    from fault_trials import corrupted, races, redis_killed, service_killed, trainer_killed
 
-    modules = (races, redis_killed, corrupted)
+    modules = (races, redis_killed, corrupted, service_killed, trainer_killed)
     return {module.ROW.name: module.ROW for module in modules}
 
 

@@ -1,11 +1,15 @@
 """What runs in the processes: the programs' own entry points, with somebody who notes what they do."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fault_trials.doom import Doom
 from fault_trials.witness import Witness
 
 
@@ -47,3 +51,44 @@ def serve(argv: Sequence[str], witness: str) -> None:
     Engine.cancel = watched_cancel  # type: ignore[method-assign]
     sys.argv = ["solrl-rollout", *argv]
     main()
+
+
+def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
+    """`solrl-train run`; notes what each iteration trains on, and the random numbers and optimiser it begins with."""
+    from solrl_trainer import loop, update
+    from solrl_trainer.cli import main
+    from solrl_trainer.rollouts import Gathered, ServiceRollouts
+
+    noted = Witness(Path(witness))
+    gather, train_on, pairs = ServiceRollouts.gather, loop.train_on, update._pairs
+
+    def watched_gather(self: ServiceRollouts, iteration: int, *rest: Any) -> Gathered:
+        gathered = gather(self, iteration, *rest)
+        seeds = [kept.seeds for kept in gathered.kept]
+        noted.note("gathered", iteration=iteration, seeds=seeds, latents=digest(gathered.made.latents))
+        return gathered
+
+    def watched_train_on(*arguments: Any) -> dict[str, float]:
+        _, policy, _, optimizer, _, iteration = arguments
+        moments = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+        noted.note("begins", iteration=iteration, weights=digest(*policy.parameters), optimizer=digest(*moments))
+        return train_on(*arguments)
+
+    def watched_pairs(count: int, sigmas: list[float], config: Any, generator: torch.Generator) -> Any:
+        noted.note("random", state=digest(generator.get_state()))
+        return pairs(count, sigmas, config, generator)
+
+    ServiceRollouts.gather = watched_gather  # type: ignore[method-assign]
+    loop.train_on, update._pairs = watched_train_on, watched_pairs
+    if doom is not None:
+        doom.plant()
+    sys.argv = ["solrl-train", *argv]
+    main()
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    """Of their bytes."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]

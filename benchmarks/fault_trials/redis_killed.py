@@ -129,14 +129,7 @@ async def _end(proxy: RedisProxy, store: RedisAdapterStore, server: RedisServer)
 
 async def _trial(plan: Plan, server: RedisServer, findings: Findings) -> str:
     proxy, store = await _begin(server, plan.knows_script)
-    coming: list[asyncio.Task[None]] = []
-
-    async def kill() -> None:
-        await asyncio.to_thread(server.kill)
-        if plan.at_once:
-            coming.append(asyncio.create_task(asyncio.to_thread(server.start)))
-
-    proxy.arm(plan.step, plan.place, kill)
+    proxy.arm(plan.step, plan.place, lambda: asyncio.to_thread(server.restart if plan.at_once else server.kill))
     try:
         await store.put(TENANT, *NEW)
         acknowledged = True
@@ -144,10 +137,11 @@ async def _trial(plan: Plan, server: RedisServer, findings: Findings) -> str:
         findings.require(error.problem.kind == "store-unavailable", str(plan), f"refused as {error.problem.kind}")
         acknowledged = False
     finally:
-        findings.require(not proxy.armed, str(plan), "the kill never came")
+        findings.require(await proxy.killed(), str(plan), "the kill never came")
         await store.close()
         await proxy.close()
-    await (asyncio.gather(*coming) if coming else asyncio.to_thread(server.start))
+    if not plan.at_once:
+        await asyncio.to_thread(server.start)
     store = RedisAdapterStore(server.url)
     try:
         head = await _held(store, server, plan, findings)

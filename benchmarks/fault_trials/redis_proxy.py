@@ -1,13 +1,14 @@
 """A proxy before Redis that reads its protocol, so that the server can be killed at an exact place of a command."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 PLACES = ("before", "half", "sent", "executed", "answered")
 """Kill before a command is passed on, in its middle, right after it, after its execution, after its answer."""
 
-Kill = Callable[[], Awaitable[None]]
+Kill = Callable[[], Coroutine[Any, Any, None]]
 
 
 class RedisProxy:
@@ -17,12 +18,14 @@ class RedisProxy:
         self._target = port
         self._server: asyncio.Server | None = None
         self._doom: tuple[int, str, Kill] | None = None
+        self._killing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.commands: list[str] = []
 
     async def start(self) -> str:
         """Listen; the URL of it."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**24)
+        # A plain function, since asyncio logs the cancelling of a coroutine of its own as an error.
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=2**24)
         return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
 
     def arm(self, index: int, place: str, kill: Kill) -> None:
@@ -30,10 +33,11 @@ class RedisProxy:
         self.commands.clear()
         self._doom = (index, place, kill)
 
-    @property
-    def armed(self) -> bool:
-        """Whether the kill is still to come."""
-        return self._doom is not None
+    async def killed(self) -> bool:
+        """Whether the kill has come; waits for its end."""
+        if self._killing is not None:
+            await self._killing
+        return self._killing is not None
 
     async def close(self) -> None:
         """Listen no more, and hang up."""
@@ -43,10 +47,10 @@ class RedisProxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.add(asyncio.get_running_loop().create_task(self._serve(reader, writer)))
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         upstream: asyncio.StreamWriter | None = None
         try:
             replies, upstream = await asyncio.open_connection("127.0.0.1", self._target, limit=2**24)
@@ -56,7 +60,6 @@ class RedisProxy:
         except (OSError, asyncio.IncompleteReadError):
             pass  # either side is gone
         finally:
-            self._tasks.discard(task)
             for one in (writer, upstream):
                 if one is not None:
                     with suppress(OSError):
@@ -103,8 +106,8 @@ class RedisProxy:
 
     async def _kill(self) -> None:
         assert self._doom is not None
-        kill, self._doom = self._doom[2], None
-        await kill()
+        self._killing, self._doom = asyncio.ensure_future(self._doom[2]()), None
+        await asyncio.shield(self._killing)  # it goes on though its connection is given up
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:

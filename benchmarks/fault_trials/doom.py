@@ -1,0 +1,131 @@
+"""The death of a training process at a chosen point, planted in it before it begins."""
+
+import os
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PHASES = ("explore", "regenerate", "train", "push")
+"""Deaths at any moment within."""
+FILES = {"state.safetensors": "state", "adapter.safetensors": "adapter", "config.json": "config"}
+POINTS = (*PHASES, "line", *FILES.values(), "rename", "saved", "pushed")
+"""And deaths at one place: half a metrics line or a file of the checkpoint written, before the checkpoint gets its
+name, after that, and after the service has stored the version but before the trainer learns of it."""
+ENDS = ("evaluate", "rewind", "report")
+"""Before the first iteration, while a resumed run cuts its metrics back, and after the last."""
+
+
+def die() -> None:
+    """As if the machine's owner had done it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Doom:
+    """Die at `point` of `iteration`; within a phase, `delay` seconds after its begin."""
+
+    point: str
+    iteration: int
+    delay: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.point} of iteration {self.iteration}"
+
+    def plant(self) -> None:
+        """See to it, in this process."""
+        if self.point in (*PHASES, "evaluate"):
+            self._in_phase()
+        elif self.point in ("line", "rewind"):
+            self._in_metrics()
+        elif self.point == "pushed":
+            self._after_push()
+        elif self.point == "report":
+            from solrl_trainer import runner
+
+            runner.write_report = lambda *args, **kwargs: die()  # type: ignore[assignment,return-value,misc]
+        else:
+            self._in_checkpoint()
+
+    def _in_phase(self) -> None:
+        from solrl_trainer.progress import RichReporter
+
+        phase = RichReporter.phase
+
+        def watched(reporter: RichReporter, iteration: int, name: str) -> None:
+            phase(reporter, iteration, name)
+            if (iteration, name) == (self.iteration, self.point):
+                timer = threading.Timer(self.delay, die)
+                timer.daemon = True
+                timer.start()
+
+        RichReporter.phase = watched  # type: ignore[method-assign]
+
+    def _in_metrics(self) -> None:
+        from solrl_trainer.metrics import Metrics
+
+        log = Metrics.log
+
+        def half(metrics: Metrics, event: str, **values: Any) -> None:
+            log(metrics, event, **values)
+            if event == "iteration" and values["iteration"] == self.iteration:
+                size = metrics._path.stat().st_size
+                os.truncate(metrics._path, size - 40)
+                die()
+
+        if self.point == "line":
+            Metrics.log = half  # type: ignore[method-assign]
+        else:
+            _break_text("metrics.jsonl")
+
+    def _after_push(self) -> None:
+        from solrl_trainer.client import RolloutClient
+
+        push = RolloutClient.push
+
+        def last(client: RolloutClient, run: str, version: int, *rest: Any) -> Any:
+            info = push(client, run, version, *rest)
+            return die() if version == self.iteration + 1 else info
+
+        RolloutClient.push = last  # type: ignore[method-assign]
+
+    def _in_checkpoint(self) -> None:
+        from solrl_trainer import checkpoints
+
+        save = checkpoints.save
+
+        def doomed(folder: Path, version: int, *rest: Any) -> Path:
+            if version >= self.iteration + 1:  # or the next that is saved
+                self._break_files()
+            saved = save(folder, version, *rest)
+            return die() if version >= self.iteration + 1 else saved  # type: ignore[return-value]
+
+        checkpoints.save = doomed
+
+    def _break_files(self) -> None:
+        write = Path.write_bytes
+
+        def half(path: Path, data: bytes) -> int:
+            if FILES.get(path.name) == self.point:
+                write(path, data[: len(data) // 2])
+                die()
+            return write(path, data)
+
+        Path.write_bytes = half  # type: ignore[method-assign,assignment]
+        if self.point == "config":
+            _break_text("config.json")
+        if self.point == "rename":
+            Path.rename = lambda *_: die()  # type: ignore[method-assign,assignment,return-value,misc]
+
+
+def _break_text(name: str) -> None:
+    write = Path.write_text
+
+    def half(path: Path, data: str, *rest: Any, **options: Any) -> int:
+        if path.name == name:
+            write(path, data[: len(data) // 2], *rest, **options)
+            die()
+        return write(path, data, *rest, **options)
+
+    Path.write_text = half  # type: ignore[method-assign,assignment]

@@ -1,0 +1,193 @@
+"""The service is killed in the midst of an exploration: nothing is lost or doubled, and little is made twice.
+
+A batch is a prompt group, the unit in which answers stream: at most one that was made is made again, whether it has
+one chunk of the engine or two.
+"""
+
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
+from solrl_trainer import client
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.explore import Explorer
+
+from fault_trials.adapters import adapter_file, small_config
+from fault_trials.findings import Findings, Row, Tell
+from fault_trials.processes import RolloutService
+from fault_trials.redis_server import redis_server
+
+_ROOT = 11
+_CHUNK = 24
+_PATIENCE = 300.0
+_JUDGING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is asked for: groups, and candidates of each."""
+
+    groups: int
+    candidates: int
+
+    @property
+    def prompts(self) -> list[PromptItem]:
+        """Prompts of the groups."""
+        return [PromptItem(id=f"p{i}", text=f"{i + 2} red circles") for i in range(self.groups)]
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that have to be made."""
+        return self.groups * -(-self.candidates // _CHUNK)
+
+
+SHAPES = (Shape(4, 24), Shape(3, 48))
+
+
+@dataclass
+class _Asked:
+    """An exploration by a trainer's client, in a thread of its own."""
+
+    service: RolloutService
+    shape: Shape
+    run: str
+
+    def __post_init__(self) -> None:
+        self.groups: list[RolloutGroup] = []
+        self.notes: list[str] = []
+        self.answer: RolloutAnswer | None = None
+        self.error: BaseException | None = None
+        self._client = RolloutClient(self.service.url, patience=_PATIENCE, pause=0.05)
+        config = small_config(
+            f"explore.candidates={self.shape.candidates}", run=self.run, rollout_url=self.service.url, output=Path(".")
+        )
+        self._explorer = Explorer(self._client, config, note=self.notes.append)
+        self._explorer.start({0: adapter_file(0)})
+        self._explorer.push(1, adapter_file(1))
+        self._thread = threading.Thread(target=self._explore, daemon=True)
+        self._thread.start()
+
+    def _explore(self) -> None:
+        try:
+            self.answer = self._explorer.explore(self.shape.prompts, 1, _ROOT, on_group=self.groups.append)
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    def finish(self) -> Sequence[RolloutGroup]:
+        """Wait for its end; the answer's groups."""
+        self._thread.join(_PATIENCE)
+        self._client.close()
+        if self.error is not None:
+            raise self.error
+        assert self.answer is not None, "the exploration hangs"
+        return self.answer.groups
+
+
+def run(trials: int, tell: Tell) -> Findings:
+    """`trials` deaths, half with adapters in the service's memory, half in Redis."""
+    findings = Findings()
+    with ExitStack() as stack:
+        # Lest the trials wait for a client that has grown patient.
+        stack.enter_context(patch.object(client, "_LONGEST_PAUSE", 0.3))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="solrl-service-")))
+        server = stack.enter_context(redis_server("everysec"))
+        lanes = (("memory", (), trials // 2), ("Redis", ("--redis-url", server.url), trials - trials // 2))
+        pool = stack.enter_context(ThreadPoolExecutor(len(lanes)))
+        running = []
+        for where, flags, count in lanes:
+            service = RolloutService(folder, *flags)
+            stack.callback(service.kill)
+            running.append(pool.submit(_trials, count, where, service, findings, tell))
+        for lane in running:
+            lane.result()
+    return findings
+
+
+def _trials(count: int, where: str, service: RolloutService, findings: Findings, tell: Tell) -> None:
+    if not count:
+        return
+    service.start()
+    chance = random.Random(where)
+    whole, events = {}, {}
+    for shape in SHAPES[:count]:
+        since = service.witness.size
+        whole[shape] = _Asked(service, shape, f"{where.lower()}-whole-{shape.candidates}").finish()
+        events[shape] = len(service.witness.events(since))
+    done = number = 0
+    while done < count:
+        shape, number = SHAPES[done % 2], number + 1
+        name = f"{where.lower()}-{number}"
+        since = service.witness.size
+        asked = _Asked(service, shape, name)
+        _wait_for(service, since, chance.randrange(1, events[shape]))
+        time.sleep(chance.uniform(0, 0.02))
+        came = len(asked.groups)
+        service.kill()
+        late = asked.done
+        service.start()
+        groups = asked.finish()
+        if late:
+            findings.add("killed too late, not counted")
+            continue
+        done += 1
+        with _JUDGING:
+            _judge(name, shape, whole[shape], groups, asked, service.witness.events(since), findings)
+            findings.trials += 1
+            findings.add(f"adapters in {where}")
+        tell(f"{name}: {came} of {shape.groups} groups had come")
+
+
+def _wait_for(service: RolloutService, since: int, count: int) -> None:
+    """Until the service did this many things."""
+    while len(service.witness.events(since)) < count:
+        time.sleep(0.002)
+
+
+def _judge(
+    trial: str,
+    shape: Shape,
+    whole: Sequence[RolloutGroup],
+    groups: Sequence[RolloutGroup],
+    asked: _Asked,
+    events: list[dict[str, Any]],
+    findings: Findings,
+) -> None:
+    findings.require(tuple(groups) == tuple(whole), trial, "seeds or scores differ from the undisturbed answer's")
+    came = [group.prompt_id for group in asked.groups]
+    findings.require(sorted(came) == [prompt.id for prompt in shape.prompts], trial, f"the trainer got groups {came}")
+    seeds = [(group.prompt_id, seed) for group in asked.groups for seed in group.seeds]
+    findings.require(len(set(seeds)) == len(seeds) == shape.groups * shape.candidates, trial, "seeds lost or doubled")
+    made = Counter((one["prompt"], tuple(one["seeds"])) for one in events if one["event"] == "made")
+    begun = sum(one["event"] == "begun" for one in events)
+    findings.require(len(made) == shape.chunks, trial, f"{len(made)} chunks were made of {shape.chunks}")
+    twice = {prompt for (prompt, _), times in made.items() if times > 1}
+    findings.require(len(twice) <= 1 and max(made.values()) <= 2, trial, f"groups {sorted(twice)} were made twice")
+    redone = made.total() - shape.chunks
+    findings.most("most groups with chunks made twice", len(twice))
+    findings.most(f"most chunks made twice, of groups of {shape.candidates}", redone)
+    findings.most("most chunks begun in vain or twice", begun - shape.chunks)
+    findings.add("adapters pushed again", bool(asked.notes))
+
+
+ROW = Row(
+    "service-killed",
+    "service killed mid-batch: the trainer's exploration finishes, no seed lost or doubled, at most one batch redone",
+    full=200,
+    short=4,
+    run=run,
+)

@@ -1,0 +1,190 @@
+"""A trainer is killed at each phase and resumed: it ends where the uninterrupted run ends, bit for bit."""
+
+import random
+import shutil
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from solrl_trainer.metrics import read_metrics
+
+from fault_trials import child
+from fault_trials.adapters import SMALL
+from fault_trials.doom import ENDS, PHASES, POINTS, Doom
+from fault_trials.findings import Findings, Row, Tell
+from fault_trials.processes import Program, RolloutService, rollout_service
+from fault_trials.witness import Witness
+
+_LANES = 2
+_JUDGING = threading.Lock()
+_KILLED = -9
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run: how long, how far behind it explores, how often it keeps a checkpoint."""
+
+    iterations: int
+    lag: int
+    every: int
+
+    @property
+    def settings(self) -> list[str]:
+        """As flags of `solrl-train run`."""
+        more = (f"explore.lag={self.lag}", f"checkpoint_every={self.every}")
+        return [word for setting in (*SMALL, *more) for word in ("--set", setting)]
+
+
+KINDS = (Kind(2, lag=0, every=1), Kind(2, lag=0, every=1), Kind(3, lag=1, every=2))
+
+
+class Run:
+    """One run's folder, and the processes that write it."""
+
+    def __init__(self, folder: Path, name: str, kind: Kind, service: RolloutService) -> None:
+        self.folder, self.name, self.kind, self._service = folder / name, name, kind, service
+        folder.mkdir(exist_ok=True)
+        self._witness = Witness(folder / f"{name}.jsonl")
+        self._log = folder / f"{name}.log"
+
+    def go(self, doom: Doom | None = None, *, resume: bool = False) -> int:
+        """The exit code of one process."""
+        argv = ["run", "--rollout-url", self._service.url, "--output", str(self.folder), "--run", self.name]
+        argv += ["--iterations", str(self.kind.iterations), *self.kind.settings, *(["--resume"] if resume else [])]
+        return Program(child.train, (argv, str(self._witness.path), doom), self._log).wait()
+
+    def remove(self) -> None:
+        """Free what it holds, here and at the service."""
+        shutil.rmtree(self.folder)
+        self._service.http.delete(f"/v1/runs/{self.name}")
+
+    @property
+    def log(self) -> str:
+        """The end of what the processes said."""
+        return self._log.read_text(errors="replace")[-600:]
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """The longest that each phase took."""
+        lines = [one["seconds"] for one in read_metrics(self.folder / "metrics.jsonl") if "seconds" in one]
+        return {phase: max(line.get(phase, 0.0) for line in lines) for phase in PHASES}
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Weights, averages and the optimiser's state at the end."""
+        return load_file(self._last / "state.safetensors")
+
+    @property
+    def _last(self) -> Path:
+        return self.folder / "checkpoints" / f"{self.kind.iterations:06d}"
+
+    @property
+    def adapters(self) -> dict[str, bytes]:
+        """The files of the last checkpoint that were pushed."""
+        return {path.name: path.read_bytes() for path in self._last.glob("adapter*")}
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """What the metrics say, without times."""
+        kept = [one for one in read_metrics(self.folder / "metrics.jsonl") if one["event"] != "push"]
+        return [{key: value for key, value in one.items() if key not in ("time", "seconds")} for one in kept]
+
+    @property
+    def pushed(self) -> dict[int, str]:
+        """The digests that the service holds."""
+        held = self._service.http.get(f"/v1/runs/{self.name}/adapters").json()
+        return {one["version"]: one["digest"] for one in held["versions"]}
+
+    @property
+    def noted(self) -> set[str]:
+        """All that was gathered, and what each training began with, however often."""
+        return {str({key: value for key, value in one.items() if key != "at"}) for one in self._witness.events()}
+
+
+def run(trials: int, tell: Tell) -> Findings:
+    """`trials` runs, each killed once or twice."""
+    findings = Findings()
+    with tempfile.TemporaryDirectory(prefix="solrl-runs-") as name, rollout_service() as service:
+        folder = Path(name)
+        whole = {}
+        for kind in KINDS[:trials]:
+            if kind not in whole:
+                whole[kind] = Run(folder, f"whole-{len(whole)}", kind, service)
+                if code := whole[kind].go():
+                    raise RuntimeError(f"the uninterrupted run ended with {code}: {whole[kind].log}")
+        with ThreadPoolExecutor(_LANES) as pool:
+
+            def one(number: int) -> None:
+                kind = KINDS[number % len(KINDS)]
+                dooms = _dooms(number, whole[kind])
+                trial = Run(folder, f"run-{number}", kind, service)
+                _trial(trial, whole[kind], dooms, findings)
+                tell(f"{kind}: {', then '.join(map(str, dooms))}")
+
+            list(pool.map(one, range(trials)))
+    return findings
+
+
+def _dooms(number: int, whole: Run) -> Sequence[Doom]:
+    """Each trial dies at the next point; every fourth dies again after it was resumed."""
+    chance = random.Random(number)
+
+    def doom(point: str, iteration: int) -> Doom:
+        return Doom(point, iteration, chance.uniform(0, 0.9) * whole.seconds.get(point, 0.3))
+
+    # The kinds take turns as the points do, so a step of one kind is a step of all.
+    turn = number // len(KINDS) + number % len(KINDS) * 5
+    everywhere = [(point, i) for i in range(2) for point in POINTS] + [(ENDS[0], 0), (ENDS[2], 0)]
+    first = doom(*everywhere[turn % len(everywhere)])
+    if number % 4 != 3:
+        return [first]
+    last = whole.kind.iterations - 1
+    return [first, doom("rewind", 0) if number % 8 == 3 else doom(chance.choice(POINTS[:3]), last)]
+
+
+def _trial(trial: Run, whole: Run, dooms: Sequence[Doom], findings: Findings) -> None:
+    name = f"{trial.kind}, {', then '.join(map(str, dooms))}"
+    codes = [trial.go(doom, resume=i > 0) for i, doom in enumerate(dooms)]
+    # A phase may be over before its death comes; the run must then have gone on to its end.
+    died = codes.count(_KILLED)
+    end = trial.go(resume=True)
+    with _JUDGING:
+        findings.trials += 1
+        findings.add(f"killed in {dooms[0].point}")
+        findings.add("killed twice", died > 1)
+        findings.add("ended before its death came", codes.count(0))
+        findings.require(set(codes) <= {_KILLED, 0}, name, f"killed runs ended with {codes}: {trial.log}")
+        findings.require(end == 0, name, f"the resumed run ended with {end}: {trial.log}")
+        if end == 0:
+            _compare(name, trial, whole, findings)
+            trial.remove()
+
+
+def _compare(name: str, trial: Run, whole: Run, findings: Findings) -> None:
+    state, wanted = trial.state, whole.state
+    same = state.keys() == wanted.keys() and all(torch.equal(state[key], wanted[key]) for key in wanted)
+    findings.require(same, name, "weights or optimiser differ")
+    findings.require(trial.adapters == whole.adapters, name, "adapters differ")
+    findings.require(trial.noted == whole.noted, name, f"seeds, samples or RNG differ: {trial.noted ^ whole.noted}")
+    findings.require(trial.lines == whole.lines, name, f"metrics differ: {trial.lines} != {whole.lines}")
+    held, pushed = trial.pushed, whole.pushed
+    same = all(pushed[version] == digest for version, digest in held.items())
+    findings.require(same and max(held) == max(pushed), name, f"the service holds {held}, not {pushed}")
+    findings.require((trial.folder / "report.html").is_file(), name, "there is no report")
+
+
+ROW = Row(
+    "trainer-killed",
+    "trainer killed at each phase, resumed: weights, optimiser, RNG, chosen seeds equal to the uninterrupted run bit "
+    "for bit",
+    full=50,
+    short=3,
+    run=run,
+)
