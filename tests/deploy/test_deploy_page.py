@@ -1,0 +1,73 @@
+"""docs/deploy.md names what there is."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import solrl_rollout.cli
+import tyro
+from proof.compose import load
+from solrl_rollout.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
+DOCUMENT = load(ROOT / "docker-compose.yml", {})
+SERVICES: dict[str, Any] = DOCUMENT["services"]
+COMMANDS = [
+    line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
+]
+COMPOSE = [line for line in COMMANDS if "docker compose" in line]
+VERBS = {"up", "down", "cp", "run", "exec", "build", "logs", "stop"}
+WITH_VALUE = {"--profile", "--exit-code-from", "--entrypoint"}
+
+
+@pytest.mark.parametrize("line", COMPOSE)
+def test_a_compose_command_names_services_of_its_profile(line: str) -> None:
+    words = [
+        word for word in shlex.split(line.partition(" > ")[0].partition(" < ")[0]) if not re.match("[A-Z_]+=", word)
+    ]
+    assert words[:3] == ["docker", "compose", "--profile"]
+    profile, verb, *rest = words[3:]
+    inside = {name for name, body in SERVICES.items() if profile in body["profiles"]}
+    assert inside
+    assert verb in VERBS
+    plain = [word for at, word in enumerate(rest) if not word.startswith("-") and rest[at - 1] not in WITH_VALUE]
+    named = plain[:1] if verb in ("run", "exec") else [word.partition(":")[0] for word in plain if word != "."]
+    assert set(named) <= inside
+    assert verb not in ("run", "exec", "cp") or named
+
+
+def test_other_commands_are_there() -> None:
+    others = [shlex.split(line) for line in COMMANDS if line not in COMPOSE]
+    paths = [word for words in others for word in words if word.startswith(("scripts/", "deploy/"))]
+    assert {"scripts/prove-images", "deploy/make-secrets"} == set(paths)
+    assert all((ROOT / path).stat().st_mode & 0o111 for path in paths)
+
+
+@pytest.mark.parametrize("line", [line for line in COMPOSE if " token " in line])
+def test_token_commands_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(line.partition(" > ")[0])
+    understand = tyro.cli
+
+    def stop(*arguments: Any, **options: Any) -> None:
+        understand(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tyro, "cli", stop)
+    monkeypatch.setattr("sys.argv", ["solrl-rollout", *words[words.index("token") :]])
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as end:
+        solrl_rollout.cli.main()
+    assert not isinstance(end.value, SystemExit) or end.value.code == 130
+
+
+def test_variables_and_volumes_are_the_files() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    fields = {f"SOLRL_{name.upper()}" for name in Settings.model_fields}
+    for name in re.findall(r"`(SOLRL_[A-Z_]+|BASE|TORCH|TORCH_INDEX|DEMO_PORT|ROLLOUT_URL)`", PAGE):
+        assert name in fields or f"${{{name}" in text, name
+    for name in DOCUMENT["volumes"]:
+        assert f"| `{name}` |" in PAGE
+    for secret, entry in DOCUMENT["secrets"].items():
+        assert f"| `{secret}` |" in PAGE or "/demo/" in entry["file"]
