@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,18 +23,16 @@ _FILLER = bytes(range(256)) * (2 * CHUNK_BYTES // 256)
 
 @dataclass(frozen=True)
 class Plan:
-    """A trial: where Redis dies, how it syncs, whether it knows the script, and when it comes back."""
+    """A trial: where Redis dies, how it syncs, and when it comes back."""
 
     step: int
     place: str
     appendfsync: str
-    knows_script: bool
     at_once: bool
 
     def __str__(self) -> str:
         back = "at once" if self.at_once else "after the push failed"
-        script = "script known" if self.knows_script else "script forgotten"
-        return f"{self.place} command {self.step}, appendfsync {self.appendfsync}, {script}, back {back}"
+        return f"{self.place} command {self.step}, appendfsync {self.appendfsync}, back {back}"
 
 
 def version(number: int, body: bytes) -> tuple[AdapterInfo, bytes]:
@@ -54,19 +53,19 @@ def run(trials: int, tell: Tell) -> Findings:
 
 async def _run(trials: int, tell: Tell) -> Findings:
     findings = Findings()
-    steps = {knows: await _commands(knows) for knows in (True, False)}
     with redis_server() as server:
         findings.counted["Redis"] = server.version()
-    findings.counted["commands of a push"] = " ".join(steps[True])
-    findings.counted["without the script"] = " ".join(steps[False])
-    left = itertools.islice(_plans({knows: len(names) for knows, names in steps.items()}), trials)
+    commands = await _commands()
+    findings.counted["commands of a push"] = " ".join(commands)
+    waits = "WAITAOF" in commands
+    left = itertools.islice(_plans(len(commands)), trials)
 
     async def lane() -> None:
         for plan in left:
             with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
                 server = RedisServer(Path(folder), plan.appendfsync)
                 try:
-                    outcome = await _trial(plan, server, findings)
+                    outcome = await _trial(plan, server, waits, findings)
                 finally:
                     await asyncio.to_thread(server.kill)
             findings.trials += 1
@@ -77,58 +76,41 @@ async def _run(trials: int, tell: Tell) -> Findings:
     return findings
 
 
-def _plans(steps: dict[bool, int]) -> "itertools.chain[Plan]":
+def _plans(steps: int) -> Iterator[Plan]:
     """Every place of every step first, under settings that take turns; then again under the others."""
     settings = [*itertools.product(("always", "everysec"), (False, True))]
-    rounds = (
-        [
-            _plan(step, place, knows, settings[(step + number + turn) % len(settings)])
-            for knows in (True, False)
-            for step in range(steps[knows])
-            for number, place in enumerate(PLACES)
-        ]
-        for turn in itertools.count()
-    )
-    return itertools.chain.from_iterable(rounds)
+    for turn in itertools.count():
+        for step, (number, place) in itertools.product(range(steps), enumerate(PLACES)):
+            appendfsync, at_once = settings[(step + number + turn) % len(settings)]
+            yield Plan(step, place, appendfsync, at_once)
 
 
-def _plan(step: int, place: str, knows_script: bool, setting: tuple[str, bool]) -> Plan:
-    return Plan(step, place, setting[0], knows_script, setting[1])
-
-
-async def _commands(knows_script: bool) -> list[str]:
+async def _commands() -> list[str]:
     """The commands of a push that nothing disturbs."""
     with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
         server = RedisServer(Path(folder))
-        proxy, store = await _begin(server, knows_script)
+        proxy, store = await _begin(server)
         try:
-            proxy.commands.clear()
             await store.put(TENANT, *NEW)
             return list(proxy.commands)
         finally:
-            await _end(proxy, store, server)
+            await store.close()
+            await proxy.close()
+            await asyncio.to_thread(server.kill)
 
 
-async def _begin(server: RedisServer, knows_script: bool) -> tuple[RedisProxy, RedisAdapterStore]:
-    """A server that holds the old version, pushed past the proxy so that nothing but the script is known."""
+async def _begin(server: RedisServer) -> tuple[RedisProxy, RedisAdapterStore]:
+    """A server that holds the old version, and a store that reaches it through a proxy."""
     await asyncio.to_thread(server.start)
     direct = RedisAdapterStore(server.url)
     await direct.put(TENANT, *OLD)
-    if not knows_script:
-        await direct._redis.script_flush()
     await direct.close()
     proxy = RedisProxy(server.port)
     return proxy, RedisAdapterStore(await proxy.start())
 
 
-async def _end(proxy: RedisProxy, store: RedisAdapterStore, server: RedisServer) -> None:
-    await store.close()
-    await proxy.close()
-    await asyncio.to_thread(server.kill)
-
-
-async def _trial(plan: Plan, server: RedisServer, findings: Findings) -> str:
-    proxy, store = await _begin(server, plan.knows_script)
+async def _trial(plan: Plan, server: RedisServer, waits: bool, findings: Findings) -> str:
+    proxy, store = await _begin(server)
     proxy.arm(plan.step, plan.place, lambda: asyncio.to_thread(server.restart if plan.at_once else server.kill))
     try:
         await store.put(TENANT, *NEW)
@@ -145,7 +127,9 @@ async def _trial(plan: Plan, server: RedisServer, findings: Findings) -> str:
     store = RedisAdapterStore(server.url)
     try:
         head = await _held(store, server, plan, findings)
-        findings.require(head == 1 or not acknowledged, str(plan), "acknowledged, and lost")
+        # Without WAITAOF, everysec may lose what it has not written yet, and says so in its name.
+        kept = head == 1 or not acknowledged or (plan.appendfsync == "everysec" and not waits)
+        findings.require(kept, str(plan), "acknowledged, and lost")
         again, _ = await store.put(TENANT, *NEW)
         findings.require(again == NEW[0], str(plan), "the retry was answered with another version")
         findings.require(await _held(store, server, plan, findings) == 1, str(plan), "the retry stored nothing")

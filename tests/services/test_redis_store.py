@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.asyncio.client import Pipeline
 from solrl_proto.adapters import AdapterInfo
 from solrl_rollout.store.redis import CHUNK_BYTES, Keys, Record, RedisAdapterStore, weaknesses
 from store_helpers import TENANT, adapter, fill, kept, refusal
@@ -104,13 +105,13 @@ async def test_an_upload_overtaken_by_its_own_retry_succeeds(
 async def test_a_commit_that_is_sent_again_because_its_answer_was_lost_keeps_what_it_stored(
     redis_store: RedisAdapterStore, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = redis_store._commit
+    evaluate = Pipeline.eval
 
-    async def again(**arguments: Any) -> Any:
-        await commit(**arguments)
-        return await commit(**arguments)
+    def again(pipe: Pipeline, *arguments: Any) -> Any:
+        client.eval(*arguments)
+        return evaluate(pipe, *arguments)
 
-    monkeypatch.setattr(redis_store, "_commit", again)
+    monkeypatch.setattr(Pipeline, "eval", again)
     info, body = adapter(0, None)
     assert await redis_store.put(TENANT, info, body) == (info, True)
     assert await redis_store.get(TENANT, "run-a", 0) == (info, body)

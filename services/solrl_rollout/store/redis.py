@@ -144,7 +144,6 @@ class RedisAdapterStore(AdapterStore):
         options = pool.connection_kwargs
         host, port = options.get("host", "localhost"), options.get("port", 6379)
         self._address: str = options.get("path") or f"{host}:{port}"
-        self._commit = self._redis.register_script(COMMIT)
         self._delete = self._redis.register_script(DELETE)
         self._pin = self._redis.register_script(PIN)
         self._tell = self._redis.register_script(TELL)
@@ -170,14 +169,19 @@ class RedisAdapterStore(AdapterStore):
                 info.run,
                 keys.blobs,
             ]
-            # One connection for both, because WAITAOF waits for what its own connection wrote.
-            async with self._redis.client() as connection:
-                outcome, found, stored = await self._commit(
-                    keys=[keys.versions, keys.pins, keys.runs, keys.bytes, *chunks], args=arguments, client=connection
-                )
-                if outcome == b"stored":
-                    await self._on_disk(connection)
-                    return info, True
+            durable = await self._keeps_a_file()
+            # One pipeline, which is sent again as a whole if its connection breaks: WAITAOF waits for what its own
+            # connection wrote. The script itself rather than its digest, because a Redis that comes back knows none.
+            async with self._redis.pipeline(transaction=False) as pipe:
+                names = [keys.versions, keys.pins, keys.runs, keys.bytes, *chunks]
+                pipe.eval(COMMIT, len(names), *names, *arguments)
+                if durable:
+                    pipe.waitaof(1, 0, WAITAOF_MS)
+                (outcome, found, stored), *waited = await pipe.execute()
+            if outcome == b"stored":
+                if waited and not waited[0][0]:
+                    raise self._unavailable(f"it did not write the version to its disk within {WAITAOF_MS} ms")
+                return info, True
             await self._redis.unlink(*chunks)
         if outcome == b"quota" and self.quota is not None:
             raise over_quota(info, int(found), self.quota)
@@ -311,17 +315,14 @@ class RedisAdapterStore(AdapterStore):
             await self._redis.set(key, chunk, ex=UPLOAD_EXPIRY_S)
         return chunks
 
-    async def _on_disk(self, connection: Redis) -> None:
-        """Wait until what `connection` wrote is in the append-only file, where the server has one and can tell."""
+    async def _keeps_a_file(self) -> bool:
+        """Whether the server has an append-only file and can tell when it is written."""
         if self._durable is None:
-            version = (await connection.info("server"))["redis_version"]
-            persistence = await connection.info("persistence")
+            version = (await self._redis.info("server"))["redis_version"]
+            persistence = await self._redis.info("persistence")
             new = tuple(map(int, version.split(".")[:2])) >= (7, 2)
             self._durable = new and bool(persistence["aof_enabled"])
-        if self._durable:
-            local, _ = await connection.waitaof(1, 0, WAITAOF_MS)
-            if not local:
-                raise self._unavailable(f"it did not write the version to its disk within {WAITAOF_MS} ms")
+        return self._durable
 
     async def _record(self, keys: "Keys", run: str, version: int) -> Record:
         with self._reported():
