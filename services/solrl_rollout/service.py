@@ -11,6 +11,7 @@ from solrl_core.noise import noise_contract
 from solrl_proto.models import NoiseContract
 from solrl_proto.rollouts import RolloutRequest, Served
 
+from solrl_rollout import logs
 from solrl_rollout.access import Caller
 from solrl_rollout.adapters import Adapters
 from solrl_rollout.curves import Curves
@@ -97,6 +98,7 @@ class Service:
             fingerprint=fingerprint(hosted.info.digests, job.rewards),
             plan=request.plan,
         )
+        logs.note(run=job.run, model=job.model)
         rollout = Rollout(request, job, served, self.engine)
         if ref is not None:
             self.telemetry.served(caller.tenant, ref.run, ref.version)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from security_helpers import Guarded, raw
-from service_helpers import RunningService, running_service
+from service_helpers import RunningService, rollout_request, running_service
 from solrl_rollout import logs
 
 
@@ -37,6 +37,14 @@ def test_a_request_is_one_line_with_all_that_is_known_of_it(guarded: Guarded) ->
     assert line["seconds"] >= 0
     assert line["client"] == "127.0.0.1"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", line["time"])
+
+
+def test_a_rollouts_line_names_its_model(guarded: Guarded) -> None:
+    headers = guarded.headers("rollout") | {"X-Request-ID": "mine-2"}
+    answer = guarded.service.client.post("/v1/rollouts", json=rollout_request(count=1, steps=1), headers=headers)
+    assert answer.status_code == 200
+    (line,) = lines(guarded.service, "mine-2")
+    assert (line["model"], line["route"], line["status"]) == ("mini-sana", "/v1/rollouts", 200)
 
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 65, 'a"b', "%0a", "é", "a,b"])
