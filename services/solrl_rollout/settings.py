@@ -14,6 +14,8 @@ from solrl_proto.rollouts import Precision
 from solrl_rollout.store.base import DEFAULT_RETAIN
 
 MIB = 2**20
+SECRETS = Path("/run/secrets")
+"""Where containers find settings that are secret, a file each: `solrl_redis_url`. The environment wins."""
 
 
 class ModelSpec(NamedTuple):
@@ -43,7 +45,9 @@ def parse_model(text: str) -> ModelSpec:
 class Settings(BaseSettings):
     """Settings of one service process; a flag wins over the environment."""
 
-    model_config = SettingsConfigDict(env_prefix="SOLRL_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="SOLRL_", extra="ignore", frozen=True, secrets_dir=SECRETS if SECRETS.is_dir() else None
+    )
 
     model: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("mini-sana",)
     """Models to host side by side, each [name=]location[@revision]: a registered name, local folder in diffusers

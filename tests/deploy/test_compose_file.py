@@ -131,7 +131,6 @@ def test_every_variable_is_a_setting(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVING)
-@pytest.mark.xfail(not hasattr(solrl_rollout.settings, "SECRETS"), reason="secrets by file are to come", strict=True)
 def test_the_service_understands_its_command_environment_and_secrets(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
