@@ -108,6 +108,12 @@ class Page:
         assert "errorText" not in self.call("Page.navigate", url=url)
         self.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
 
+    def reload(self) -> None:
+        """Load it anew."""
+        self.see("window.stale = true")
+        self.call("Page.reload")
+        self.wait("!window.stale && document.readyState === 'complete'")
+
     def see(self, script: str) -> Any:
         """The value of an expression in the page."""
         answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)

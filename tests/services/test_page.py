@@ -1,0 +1,210 @@
+"""The page in a real browser, before a real service with tokens."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser_helpers import Browser, Page, running_browser
+from iteration_helpers import report, samples
+from service_helpers import Layout, RunningService, adapter_file, running_service
+from solrl_rollout.tokens import create_token
+
+LONG = "a" * 31 + "-" + "b" * 32
+HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>"'`${hacked}\u202e""" + "x" * 300
+TOLD = "!document.getElementById('main').hidden && document.querySelectorAll('#run tbody tr').length > 0"
+
+# The contrast of every text with what is behind it, by WCAG 2; what is least.
+CONTRAST = """(() => {
+  const rgba = (text) => [...text.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
+  const over = (top, under) => top.slice(0, 3).map((c, i) => c * top[3] + under[i] * (1 - top[3]));
+  const linear = (c) => (c /= 255) <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+  const light = (rgb) => .2126 * linear(rgb[0]) + .7152 * linear(rgb[1]) + .0722 * linear(rgb[2]);
+  const behind = (node) => node
+    ? over(rgba(getComputedStyle(node).backgroundColor), behind(node.parentElement)) : [255, 255, 255];
+  const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !node.checkVisibility()) continue;
+    const under = behind(node), ink = over(rgba(getComputedStyle(node).color), under);
+    const [low, high] = [light(under), light(ink)].sort((a, b) => a - b);
+    found.push([(high + .05) / (low + .05), walk.currentNode.data]);
+  }
+  return {count: found.length, least: found.sort((a, b) => a[0] - b[0])[0]};
+})()"""
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("tokens") / "tokens.json"
+    return {"file": file} | {who: create_token(file, who, ("push", "rollout"), None)[0] for who in ("ann", "bob")}
+
+
+@pytest.fixture(scope="module")
+def guarded(tokens: dict[str, Any], layout: Layout) -> Iterator[RunningService]:
+    """Ann has a run `shapes` with two versions, and one with a long name and hostile texts; Bob has one."""
+    with running_service("--token-file", str(tokens["file"])) as running:
+        for who, run in (("bob", "bobs-run"), ("ann", LONG), ("ann", "shapes")):
+            running.client.headers["Authorization"] = f"Bearer {tokens[who]}"
+            assert running.push(run, 0, adapter_file(layout, 1)).status_code == 201
+            hostile = run == LONG
+            rewards = {HOSTILE[:90]: {"mean": 1, "best": 2, "worst": 0}, "hpsv2": {"mean": 1, "best": 2, "worst": 0}}
+            more = {"rewards": rewards, "seconds": {HOSTILE[:128]: 2.0}} if hostile else {}
+            for i in range(3):
+                told = report(i, 0.5 + i / 50, samples=samples(i, HOSTILE if hostile else "a red circle"), **more)
+                assert tell(running, run, told.model_dump(mode="json")) == 204
+        assert running.push("shapes", 1, adapter_file(layout, 2), parent=0).status_code == 201
+        assert running.client.put("/v1/runs/shapes/adapters/0/pin").status_code == 204
+        yield running
+
+
+def tell(service: RunningService, run: str, told: dict[str, Any]) -> int:
+    return service.client.post(f"/v1/runs/{run}/iterations", json=told).status_code
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as running:
+        yield running
+
+
+@pytest.fixture
+def enter(guarded: RunningService, tokens: dict[str, Any]) -> Callable[..., None]:
+    """Open the page as somebody, and wait for what it shows."""
+
+    def enter(page: Page, who: str = "ann", at: str = "") -> None:
+        key = f"sessionStorage.setItem('solrl-token', '{tokens[who]}')"
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=f"if (location.protocol === 'http:') {key}")
+        page.open(f"{guarded.url}/#{at}")
+        page.wait(TOLD)
+
+    return enter
+
+
+def test_a_stranger_is_asked_for_a_token(browser: Browser, guarded: RunningService, tokens: dict[str, Any]) -> None:
+    def give(token: str) -> None:
+        page.wait("!document.getElementById('door').hidden")
+        page.see(f"document.getElementById('token').value = '{token}'; document.querySelector('#door button').click()")
+
+    with browser.page() as page:
+        page.open(guarded.url)
+        page.wait("!document.getElementById('door').hidden")
+        assert "shapes" not in page.text()
+        give("solrl_guessed")
+        page.wait("document.getElementById('fault').textContent.includes('not known here')")
+        give(tokens["ann"])
+        page.wait(TOLD)
+        assert "shapes" in page.text()
+        assert page.see("JSON.stringify(localStorage) + document.cookie + location.href").count("solrl_") == 0
+        page.reload()
+        page.wait(TOLD)
+        page.see("document.getElementById('leave').click()")
+        page.wait("!document.getElementById('door').hidden")
+        assert page.see("sessionStorage.length") == 0
+        assert "shapes" not in page.text()
+        assert page.faults() == []
+
+
+def test_what_is_there_is_shown(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
+    with browser.page() as page:
+        enter(page, at="run=shapes")
+        said = page.text()
+        info = guarded.client.get("/v1/runs/shapes/adapters/1").json()
+        for part in ("shapes", "iteration 3 of 10", "v1head", "v0pinned", info["digest"][7:19], "NVFP4 (emulated)"):
+            assert part in said.replace("\t", "").replace("\n", ""), part
+        assert "Best and worst of iteration 3" in said
+        assert page.wait("[...document.images].length === 4 && [...document.images].every((one) => one.naturalWidth)")
+        assert page.see("document.querySelectorAll('#run .chart path').length") >= 5
+        assert page.see("document.querySelectorAll('.card').length") == 2
+        page.see("document.querySelector('.card:not([aria-current=true])').click()")
+        page.wait(f"document.querySelector('#run h2').textContent === '{LONG}'")
+        assert page.faults() == []
+
+
+def test_it_follows_what_happens(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
+    with browser.page() as page:
+        enter(page, at="run=shapes")
+        page.see("window.same = true")
+        before = page.see("document.querySelector('#run .chart path:last-of-type').getAttribute('d')")
+        assert tell(guarded, "shapes", report(3, 0.8765, samples=samples(3)).model_dump(mode="json")) == 204
+        page.wait("document.body.innerText.includes('iteration 4 of 10')")
+        page.wait("document.body.innerText.includes('Best and worst of iteration 4')")
+        assert "0.8765" in page.see("document.querySelector('.card[aria-current=true]').innerText")
+        assert page.see("document.querySelector('#run .chart path:last-of-type').getAttribute('d')") != before
+        assert page.see("window.same")
+        page.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        page.wait("document.getElementById('state').textContent.startsWith('no answer')")
+        page.call(
+            "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
+        )
+        page.wait("document.getElementById('state').textContent === 'live'")
+
+
+def test_what_comes_from_users_is_text(browser: Browser, enter: Callable[..., None]) -> None:
+    with browser.page() as page:
+        enter(page, at=f"run={LONG}")
+        page.wait("document.querySelectorAll('#run figure').length === 2")
+        assert HOSTILE[:60] in page.see("document.querySelector('figcaption').textContent")
+        assert page.see("document.querySelector('#run').innerText.split('<script>').length") >= 3
+        assert page.see("[typeof window.hacked, document.scripts.length, document.images.length]") == [
+            "undefined",
+            1,
+            4,
+        ]
+        assert page.faults() == []
+
+
+def test_another_tenants_runs_are_not_there(browser: Browser, enter: Callable[..., None]) -> None:
+    with browser.page() as page:
+        enter(page, "bob", at="run=shapes")
+        said = page.text()
+        assert "bobs-run" in said
+        assert "tenant bob" in said
+        assert "shapes" not in said
+        assert LONG not in said
+        assert "bobs-run" not in json.dumps([one["documentURL"] for one in page.happened("Network.requestWillBeSent")])
+
+
+def test_nothing_is_asked_of_others(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
+    with browser.page() as page:
+        enter(page, at="run=shapes")
+        asked = [one["request"]["url"] for one in page.happened("Network.requestWillBeSent")]
+        assert any("/v1/status" in url for url in asked)
+        assert [url for url in asked if not url.startswith((f"{guarded.url}/", "data:image/"))] == []
+        # The policy holds for whoever would get a script in, too.
+        page.see("fetch('https://example.org/').catch(() => {})")
+        assert any("Content Security Policy" in fault for fault in page.faults())
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_it_never_scrolls_sideways(browser: Browser, enter: Callable[..., None], width: int) -> None:
+    with browser.page(width) as page:
+        enter(page, at=f"run={LONG}")
+        page.wait("document.querySelectorAll('#run figure').length === 2")
+        assert page.see("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+        small = page.see(
+            "Math.min(...[...document.querySelectorAll('body *')].map((e) => parseFloat(getComputedStyle(e).fontSize)))"
+        )
+        assert small >= 12
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out(browser: Browser, enter: Callable[..., None], scheme: str, tmp_path: Path) -> None:
+    paper = "parseInt(getComputedStyle(document.body).backgroundColor.slice(4)) > 128"
+    with browser.page(scheme=scheme) as page:
+        enter(page, at="run=shapes")
+        assert page.see(paper) == (scheme == "light")
+        seen = page.see(CONTRAST)
+        assert seen["count"] > 60
+        assert seen["least"][0] >= 4.5, seen["least"]
+        other = "dark" if scheme == "light" else "light"
+        page.see("document.getElementById('theme').click()")
+        if other == "dark":
+            page.see("document.getElementById('theme').click()")
+        assert page.see("document.documentElement.dataset.theme") == other
+        assert page.see(paper) == (other == "light")
+        assert page.see(CONTRAST)["least"][0] >= 4.5
+        page.reload()
+        page.wait(TOLD)
+        assert page.see(paper) == (other == "light")

@@ -1,0 +1,130 @@
+"""What runs tell is shown to their tenant, in as few bytes as may be."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from iteration_helpers import report, samples, thumbnail
+from service_helpers import MODEL, Layout, RunningService, adapter_file, problem
+from solrl_proto.status import IterationReport, Point, RunDetail, StatusAnswer
+from solrl_rollout.curves import MOST_POINTS
+
+
+@pytest.fixture
+def run(service: RunningService, layout: Layout, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A run with one adapter, gone at the end."""
+    name = f"status-{abs(hash(request.node.name)) % 10**8}"
+    assert service.push(name, 0, adapter_file(layout, 1)).status_code == 201
+    yield name
+    service.client.delete(f"/v1/runs/{name}")
+
+
+def tell(service: RunningService, run: str, told: IterationReport) -> httpx.Response:
+    return service.client.post(f"/v1/runs/{run}/iterations", json=told.model_dump(mode="json"))
+
+
+def status(service: RunningService, since: int = 0) -> StatusAnswer:
+    return StatusAnswer.model_validate_json(service.client.get("/v1/status", params={"since": since}).content)
+
+
+def test_what_is_told_is_shown(service: RunningService, run: str) -> None:
+    (before,) = [one for one in status(service).runs if one.run == run]
+    assert (before.revision, before.last, before.curve, before.head, before.versions) == (None, None, None, 0, 1)
+    for i in range(3):
+        assert tell(service, run, report(i, 0.5 + i / 10, samples=samples(i))).status_code == 204
+    seen = status(service)
+    (shown,) = [one for one in seen.runs if one.run == run]
+    assert shown.last == Point.model_validate(report(2, 0.7).model_dump(exclude={"samples"}))
+    assert shown.curve is not None
+    assert shown.curve.series["mean"] == (0.5, 0.6, 0.7)
+    assert shown.age is not None
+    detail = RunDetail.model_validate_json(service.client.get(f"/v1/runs/{run}/iterations").content)
+    assert detail.samples == samples(2)
+    assert detail.curve.series["reward:clipscore"] == (0.5, 0.6, 0.7)
+    assert (seen.service.tenant, seen.service.store, seen.service.models[0].name) == ("local", "memory", MODEL)
+    assert (seen.queue.candidates, seen.queue.limit) == (0, 4096)
+
+
+def test_a_curve_is_sent_once(service: RunningService, run: str) -> None:
+    tell(service, run, report(0))
+    first = status(service)
+    (again,) = [one for one in status(service, first.revision).runs if one.run == run]
+    assert (again.curve, again.last is not None) == (None, True)
+    tell(service, run, report(1))
+    (changed,) = [one for one in status(service, first.revision).runs if one.run == run]
+    assert changed.curve is not None
+    assert changed.curve.iterations == (0, 1)
+
+
+def test_long_curves_are_thinned_and_packed(service: RunningService, run: str) -> None:
+    for i in range(MOST_POINTS + 30):
+        tell(service, run, report(i, i / 100))
+    with service.client.stream("GET", "/v1/status", headers={"Accept-Encoding": "gzip"}) as answer:
+        packed = b"".join(answer.iter_raw())
+        assert (answer.headers["content-encoding"], answer.headers["cache-control"]) == ("gzip", "no-store")
+    whole = service.client.get("/v1/status", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in whole.headers
+    assert len(packed) < len(whole.content) / 3
+    (shown,) = [one for one in json.loads(gzip.decompress(packed))["runs"] if one["run"] == run]
+    assert len(shown["curve"]["iterations"]) == MOST_POINTS
+
+
+def test_candidates_are_counted(service: RunningService) -> None:
+    service.rollout(count=48)
+    seen = status(service).throughput
+    assert seen.candidates_per_second > 0
+    assert seen.step_seconds
+    assert sum(seen.history) > 0
+
+
+@pytest.mark.parametrize(
+    "image", [thumbnail(side=129), thumbnail(kind="GIF"), "AAAA", "A", thumbnail()[:40]], ids=lambda text: text[:6]
+)
+def test_what_is_no_thumbnail_is_refused(service: RunningService, run: str, image: str) -> None:
+    told: dict[str, Any] = report(0, samples=samples(0)).model_dump(mode="json")
+    told["samples"]["pairs"][1]["regenerated"] = image
+    refused = service.client.post(f"/v1/runs/{run}/iterations", json=told)
+    found = problem(refused)
+    assert (refused.status_code, found["kind"], found["where"]) == (
+        422,
+        "thumbnail",
+        "body.samples.pairs.1.regenerated",
+    )
+    assert service.client.get(f"/v1/runs/{run}/iterations").json()["curve"]["iterations"] == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"loss": "NaN"}, {"loss": 1e300}, {"iteration": -1}, {"more": 1}, {"seconds": {"train": -1}}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_what_is_no_iteration_is_refused(service: RunningService, run: str, wrong: dict[str, Any]) -> None:
+    refused = service.client.post(f"/v1/runs/{run}/iterations", json=report(0).model_dump(mode="json") | wrong)
+    assert (refused.status_code, problem(refused)["kind"]) == (422, "invalid-request")
+
+
+def test_a_run_that_is_not_there_is_404(service: RunningService) -> None:
+    for answer in (tell(service, "nobody", report(0)), service.client.get("/v1/runs/nobody/iterations")):
+        assert (answer.status_code, problem(answer)["kind"]) == (404, "run-not-found")
+
+
+def test_the_page_is_one_file_under_a_strict_policy(service: RunningService) -> None:
+    page = service.client.get("/", headers={"Accept-Encoding": "gzip"})
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert all(
+        policy[kind].startswith("'sha256-") and "unsafe" not in policy[kind] for kind in ("script-src", "style-src")
+    )
+    assert int(page.headers["content-length"]) < 20_000
+    assert not [word for word in ("http://", "https://", "/*style*/", "innerHTML") if word in _without_svg(page.text)]
+    again = service.client.get("/", headers={"If-None-Match": page.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def _without_svg(text: str) -> str:
+    return text.replace("http://www.w3.org/2000/svg", "")
