@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import subprocess
+import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +67,10 @@ def _service(words: list[str]) -> None:
     command = parsed(words)
     if words[1] in ("memory", "doctor"):
         assert ran(_with_a_miniature(words)) == 0, words
-    assert words[1] in ("serve", "memory", "doctor"), command
+    if words[1] == "token":
+        with tempfile.TemporaryDirectory() as folder:
+            assert ran([str(Path(folder, word)) if word == "tokens.json" else word for word in words]) == 0, words
+    assert words[1] in ("serve", "memory", "doctor", "token"), command
 
 
 def _with_a_miniature(words: list[str]) -> list[str]:
