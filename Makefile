@@ -3,7 +3,7 @@ PYTHON ?= python3
 # The build of torch that is installed first, so that nothing else decides on one.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test check load install clean
+.PHONY: demo test check faults load install clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/solrl-train demo
@@ -28,6 +28,11 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
+
+# Also `python benchmarks/faults.py --only ROW --trials N`; scripts/prove-checks shows that the checks are tested.
+faults: $(VENV)/.installed-dev
+	scripts/install-test-tools
+	$(VENV)/bin/python benchmarks/faults.py
 
 load: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/load

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,14 +24,23 @@ from rich.table import Table
 
 def rows() -> dict[str, Row]:
     """All rows, cheap ones first."""
-    from fault_trials import corrupted, races, redis_killed, service_killed, trainer_killed
+    from fault_trials import (
+        abandoned,
+        corrupted,
+        races,
+        redis_killed,
+        redis_restarted,
+        service_killed,
+        trainer_killed,
+    )
 
-    modules = (races, redis_killed, corrupted, service_killed, trainer_killed)
+    modules = (races, redis_killed, redis_restarted, corrupted, abandoned, service_killed, trainer_killed)
     return {module.ROW.name: module.ROW for module in modules}
 
 
 def main() -> int:
     """Run, print, write; 1 if any row broke a promise."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
     known = rows()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=known, metavar="ROW", help=", ".join(known))

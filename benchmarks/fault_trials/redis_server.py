@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -89,7 +90,8 @@ def redis_server(appendfsync: str = "always") -> Iterator[RedisServer]:
             server.kill()
 
 
-def dump(url: str) -> dict[bytes, tuple[bool, bytes | None]]:
-    """Every key: whether it expires, and its serialised value."""
+def dump(url: str) -> dict[bytes, tuple[bool, Any]]:
+    """Every key: whether it expires, and its value."""
     with redis.Redis.from_url(url) as client:
-        return {bytes(key): (client.ttl(key) >= 0, client.dump(key)) for key in client.scan_iter()}
+        read = {b"string": client.get, b"hash": client.hgetall, b"set": client.smembers}
+        return {bytes(key): (client.ttl(key) >= 0, read[client.type(key)](key)) for key in client.scan_iter()}

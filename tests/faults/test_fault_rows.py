@@ -1,0 +1,25 @@
+"""Each row of `make faults` at a small count, with real processes."""
+
+import pytest
+from fault_trials import (
+    abandoned,
+    corrupted,
+    races,
+    redis_killed,
+    redis_restarted,
+    service_killed,
+    trainer_killed,
+)
+from fault_trials.findings import Row
+
+ROWS = [
+    module.ROW
+    for module in (races, redis_killed, redis_restarted, corrupted, abandoned, service_killed, trainer_killed)
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_nothing_is_lost_when_things_die(row: Row) -> None:
+    findings = row.run(row.short, lambda text: None)
+    assert findings.broken == []
+    assert findings.trials >= row.short
