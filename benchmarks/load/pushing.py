@@ -2,16 +2,14 @@
 
 import dataclasses
 import multiprocessing
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import httpx
-from common import MODEL, Layout, Row, client_of, random_adapter, seconds_of
+from common import MODEL, Layout, Row, client_of, free_port, random_adapter, redis_server, seconds_of
 from solrl_core.families.load import locate
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.lora import adapter_layout
@@ -24,10 +22,8 @@ def pushing() -> Row:
     """Seconds from the client's first byte to the acknowledgement, which comes once the adapter is decoded."""
     with tempfile.TemporaryDirectory() as folder:
         layout = flux_layout(Path(folder))
-        redis_port, port = _free_port(), _free_port()
-        options = ["--save", "", "--appendonly", "yes", "--dir", folder, "--port", str(redis_port)]
-        redis = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
-        stop = multiprocessing.Event()
+    port, stop = free_port(), multiprocessing.Event()
+    with redis_server() as redis_port:
         serving = multiprocessing.Process(target=_serve, args=(port, redis_port, layout, stop))
         serving.start()
         try:
@@ -41,8 +37,6 @@ def pushing() -> Row:
         finally:
             stop.set()
             serving.join()
-            redis.terminate()
-            redis.wait()
     median = statistics.median(times)
     size = len(bodies[0])
     return Row(
@@ -81,13 +75,6 @@ def _serve(port: int, redis_port: int, layout: Layout, stop: Event) -> None:
             await serving
 
     asyncio.run(run())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait(url: str) -> None:

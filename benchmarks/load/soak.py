@@ -2,14 +2,12 @@
 
 import random
 import socket
-import subprocess
-import tempfile
 import threading
 import time
 
 import httpx
 import redis
-from common import MODEL, Row, client_of, counters, random_adapter, request, service
+from common import MODEL, Row, client_of, counters, random_adapter, redis_server, request, service
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 
@@ -19,19 +17,11 @@ RETAIN = 3
 
 def soak(seconds: float) -> Row:
     """Growth of the service's memory after a tenth of the time, and the number of keys in Redis."""
-    with tempfile.TemporaryDirectory() as folder:
-        port = _free_port()
-        options = ["--save", "", "--appendonly", "yes", "--dir", folder, "--port", str(port)]
-        server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
-        try:
-            with service("--redis-url", f"redis://127.0.0.1:{port}/0", "--retain", str(RETAIN)) as url:
-                return _soak(url, redis.Redis(port=port), seconds)
-        finally:
-            server.terminate()
-            server.wait()
+    with redis_server() as port, service("--redis-url", f"redis://127.0.0.1:{port}/0", "--retain", str(RETAIN)) as url:
+        return _soak(url, redis.Redis(port=port), seconds)
 
 
-def _soak(url: str, keys: "redis.Redis", seconds: float) -> Row:
+def _soak(url: str, keys: redis.Redis, seconds: float) -> Row:
     backbone = load_backbone(MODEL)
     layout = adapter_layout(backbone.transformer, backbone.lora_targets)
     bodies = [random_adapter(layout, rank=4, seed=seed) for seed in range(3)]
@@ -91,10 +81,3 @@ def _leave(url: str, body: str) -> None:
     with socket.create_connection((host, port)) as sock:
         sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
