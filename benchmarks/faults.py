@@ -11,6 +11,7 @@ import platform
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,38 +51,46 @@ def main() -> int:
     args = parser.parse_args()
     results: dict[str, dict[str, Any]] = _read(args.out)
     for name in args.only or known:
+
+        def keep(result: dict[str, Any], name: str = name) -> None:
+            results[name] = result
+            _write(args.out, {one: results[one] for one in known if one in results})
+
         row = known[name]
-        results[name] = _measure(row, args.trials or (row.short if args.short else row.full))
-        _write(args.out, {one: results[one] for one in known if one in results})
+        _measure(row, args.trials or (row.short if args.short else row.full), keep)
     Console().print(_table(results, known))
     return 0 if all(results[name]["passed"] for name in args.only or known) else 1
 
 
-def _measure(row: Row, trials: int) -> dict[str, Any]:
-    started, done = time.monotonic(), 0
-    alive = sys.stderr.isatty()
+def _measure(row: Row, trials: int, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Run a row, and keep what it found, also while it goes on: a long one may be stopped."""
+    findings, started, done = Findings(), time.monotonic(), 0
+
+    def result() -> dict[str, Any]:
+        return {
+            "promise": row.promise,
+            "trials": findings.trials,
+            "full": row.full,
+            "counted": dict(findings.counted),
+            "found": findings.found,
+            "broken": list(findings.broken),
+            "passed": findings.passed,
+            "minutes": round((time.monotonic() - started) / 60, 1),
+            "date": time.strftime("%Y-%m-%d"),
+            "python": platform.python_version(),
+        }
 
     def tell(text: str) -> None:
         nonlocal done
         done += 1
-        if alive or done % max(1, trials // 50) == 0:
+        if sys.stderr.isatty() or done % max(1, trials // 50) == 0:
             print(f"{row.name} {done}/{trials} {time.monotonic() - started:.0f} s: {text}", file=sys.stderr, flush=True)
+            keep(result())
 
-    findings: Findings = row.run(trials, tell)
+    row.run(trials, tell, findings)
+    keep(result())
     for broken in findings.broken[:20]:
         print(f"{row.name}: BROKEN {broken}", file=sys.stderr, flush=True)
-    return {
-        "promise": row.promise,
-        "trials": findings.trials,
-        "full": row.full,
-        "counted": findings.counted,
-        "found": findings.found,
-        "broken": findings.broken,
-        "passed": findings.passed,
-        "minutes": round((time.monotonic() - started) / 60, 1),
-        "date": time.strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
-    }
 
 
 def _read(folder: Path) -> dict[str, dict[str, Any]]:

@@ -20,9 +20,9 @@ _CROWD = 20
 _STEPS = 40
 
 
-def run(trials: int, tell: Tell) -> Findings:
+def run(trials: int, tell: Tell, findings: Findings) -> None:
     """`trials` hang-ups: half of them one at a time, the others in crowds whose first one runs."""
-    findings, chance = Findings(), random.Random(0)
+    chance = random.Random(0)
     with rollout_service() as service:
         alone = trials - trials // 2
         sizes = [1] * alone + [_CROWD] * (trials // 2 // _CROWD)
@@ -34,7 +34,6 @@ def run(trials: int, tell: Tell) -> Findings:
                 tell(f"{size} at once")
         answered = service.http.post("/v1/rollouts", json=rollout_body(prompt="last", count=2, steps=1))
         findings.require(answered.status_code == 200, "at the end", answered.text[:200])
-    return findings
 
 
 def _trial(name: str, size: int, service: RolloutService, chance: random.Random, findings: Findings) -> None:

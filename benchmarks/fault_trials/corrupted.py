@@ -21,9 +21,9 @@ RUN = "whole"
 FULL = 10_000
 
 
-def run(flips: int, tell: Tell) -> Findings:
+def run(flips: int, tell: Tell, findings: Findings) -> None:
     """`flips` turned bits of the tensors, and a like share of every other damage."""
-    findings, share = Findings(), min(1.0, flips / FULL)
+    share = min(1.0, flips / FULL)
     adapter = make_adapter(1)
     body = encode_adapter(adapter)
     findings.counted["bytes of header and tensors"] = f"{header_length(body)} + {len(body) - header_length(body)}"
@@ -40,7 +40,6 @@ def run(flips: int, tell: Tell) -> Findings:
         stored = service.http.get(f"/v1/runs/{RUN}/adapters/0/weights").content
         findings.require(stored == body, "at the end", "the stored bytes differ")
     asyncio.run(_in_redis(body, share, findings, tell))
-    return findings
 
 
 def _all(*parts: Iterator[Damaged]) -> Iterator[Damaged]:

@@ -42,10 +42,11 @@ class Findings:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: its name, what must hold, how many trials it takes in full and in CI, and how to run them."""
+    """A row of the table: its name, what must hold, how many trials it takes in full and in CI, and how to
+    run them: findings are added as they come."""
 
     name: str
     promise: str
     full: int
     short: int
-    run: Callable[[int, Tell], Findings]
+    run: Callable[[int, Tell, Findings], None]

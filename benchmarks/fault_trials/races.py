@@ -17,9 +17,8 @@ RUN = "race"
 _LOST = {"version-conflict", "parent-conflict"}
 
 
-def run(trials: int, tell: Tell) -> Findings:
+def run(trials: int, tell: Tell, findings: Findings) -> None:
     """`trials` races, each on the head that the one before left."""
-    findings = Findings()
     bodies = [adapter_file(seed) for seed in range(_RACERS + 1)]
     with ExitStack() as stack:
         server = stack.enter_context(redis_server("everysec"))
@@ -39,7 +38,6 @@ def run(trials: int, tell: Tell) -> Findings:
         expected = 3 + len(clients[0].get(f"/v1/runs/{RUN}/adapters").json()["versions"])
         findings.counted["keys at the end"] = len(held)
         findings.require(len(held) == expected, "at the end", f"{len(held)} keys, where {expected} belong to versions")
-    return findings
 
 
 def _race(

@@ -27,9 +27,8 @@ _RETAIN = 4
 _PROMPT = PromptItem(id="p", text="a red circle")
 
 
-def run(trials: int, tell: Tell) -> Findings:
+def run(trials: int, tell: Tell, findings: Findings) -> None:
     """`trials` restarts: a tenth with a real trainer's client, the rest with the store alone."""
-    findings = Findings()
     trained = max(2, trials // 10)
     for number in range(trials - trained):
         appendfsync = ("always", "everysec", "never")[number % 4 % 3]
@@ -38,7 +37,6 @@ def run(trials: int, tell: Tell) -> Findings:
         findings.trials += 1
         tell(f"appendfsync {appendfsync}{', the end of the file lost' if loses else ''}")
     _with_trainer(trained, findings, tell)
-    return findings
 
 
 async def _keys(trial: str, appendfsync: str, loses: bool, findings: Findings) -> None:

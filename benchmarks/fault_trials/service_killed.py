@@ -22,7 +22,7 @@ from solrl_trainer import client
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.explore import Explorer
 
-from fault_trials.adapters import adapter_file, small_config
+from fault_trials.adapters import adapter_file, layout, small_config
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.processes import RolloutService
 from fault_trials.redis_server import redis_server
@@ -98,9 +98,9 @@ class _Asked:
         return self.answer.groups
 
 
-def run(trials: int, tell: Tell) -> Findings:
+def run(trials: int, tell: Tell, findings: Findings) -> None:
     """`trials` deaths, half with adapters in the service's memory, half in Redis."""
-    findings = Findings()
+    layout()  # once, before there are threads
     with ExitStack() as stack:
         # Lest the trials wait for a client that has grown patient.
         stack.enter_context(patch.object(client, "_LONGEST_PAUSE", 0.3))
@@ -115,7 +115,6 @@ def run(trials: int, tell: Tell) -> Findings:
             running.append(pool.submit(_trials, count, where, service, findings, tell))
         for lane in running:
             lane.result()
-    return findings
 
 
 def _trials(count: int, where: str, service: RolloutService, findings: Findings, tell: Tell) -> None:

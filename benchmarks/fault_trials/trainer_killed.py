@@ -108,9 +108,8 @@ class Run:
         return {str({key: value for key, value in one.items() if key != "at"}) for one in self._witness.events()}
 
 
-def run(trials: int, tell: Tell) -> Findings:
+def run(trials: int, tell: Tell, findings: Findings) -> None:
     """`trials` runs, each killed once or twice."""
-    findings = Findings()
     with tempfile.TemporaryDirectory(prefix="solrl-runs-") as name, rollout_service() as service:
         folder = Path(name)
         whole = {}
@@ -129,7 +128,6 @@ def run(trials: int, tell: Tell) -> Findings:
                 tell(f"{kind}: {', then '.join(map(str, dooms))}")
 
             list(pool.map(one, range(trials)))
-    return findings
 
 
 def _dooms(number: int, whole: Run) -> Sequence[Doom]:

@@ -10,7 +10,7 @@ from fault_trials import (
     service_killed,
     trainer_killed,
 )
-from fault_trials.findings import Row
+from fault_trials.findings import Findings, Row
 
 ROWS = [
     module.ROW
@@ -20,6 +20,7 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_nothing_is_lost_when_things_die(row: Row) -> None:
-    findings = row.run(row.short, lambda text: None)
+    findings = Findings()
+    row.run(row.short, lambda text: None, findings)
     assert findings.broken == []
     assert findings.trials >= row.short
