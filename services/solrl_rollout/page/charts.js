@@ -25,13 +25,15 @@ const figure = (value) =>
     : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-4) ? value.toExponential(2)
       : value.toFixed(Math.max(0, Math.min(4, 3 - Math.floor(Math.log10(Math.abs(value) || 1)))));
 
-/** Round numbers between two values, about `count` of them. */
-function ticks(low, high, count) {
-  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= rough * 0.999);
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
-  return [found, Math.max(0, Math.min(8, -Math.floor(Math.log10(step) + 1e-9)))];
+/** Round numbers between two values, `least` or a few more of them, and their digits after the point. */
+function ticks(low, high, least) {
+  const power = 10 ** Math.floor(Math.log10(high - low));
+  for (const step of [power, power / 2, power / 5, power / 10, power / 20]) {
+    const found = [];
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
+    if (found.length >= least) return [found, Math.max(0, Math.min(8, -Math.floor(Math.log10(step) + 1e-9)))];
+  }
+  return [[low, high], 8];
 }
 
 function path(xs, values, placeX, placeY) {
@@ -50,7 +52,7 @@ function path(xs, values, placeX, placeY) {
  * Draw into `box`: `lines` ({name, values, style}) over `xs`, and a band between `range` = [low, high] behind them.
  * With `axes` there are ticks, and what is pointed at is told.
  */
-function draw(box, { label, xs, lines, range, axes, zero }) {
+function draw(box, { label, xs, lines, range, axes, zero, fewest = 3 }) {
   const values = [...lines.map((line) => line.values), ...(range || [])].flat().filter((value) => value !== null);
   if (!values.length) return box.replaceChildren();
   let low = Math.min(...values, ...(zero ? [0] : [])), high = Math.max(...values);
@@ -62,14 +64,14 @@ function draw(box, { label, xs, lines, range, axes, zero }) {
   const picture = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
   const parts = [picture];
   if (axes) {
-    const [rungs, digits] = ticks(low, high, 4);
+    const [rungs, digits] = ticks(low, high, fewest);
     for (const rung of rungs) {
       picture.append(shape("path", { class: "rule", d: `M0 ${placeY(rung)}H${WIDE}` }));
       const text = el("span", { className: "y" }, rung.toFixed(digits));
       text.style.top = `${(placeY(rung) / HIGH) * 100}%`;
       parts.push(text);
     }
-    const marks = last > first ? ticks(first, last, 5)[0].filter(Number.isInteger) : [first];
+    const marks = last > first ? ticks(first, last, 4)[0].filter(Number.isInteger) : [first];
     for (const mark of marks) {
       const text = el("span", { className: "x" }, String(mark));
       text.style.left = `${(placeX(mark) / WIDE) * 100}%`;

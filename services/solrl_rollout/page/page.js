@@ -3,7 +3,7 @@ const EVERY = 2000, AGAIN = 5000, KEY = "solrl-token";
 let known, timer, asking = 0;
 
 function forget() {
-  known = { since: 0, runs: new Map(), curves: new Map(), cards: new Map(), chosen: null, detail: {}, shown: "" };
+  known = { since: null, runs: new Map(), curves: new Map(), cards: new Map(), chosen: null, detail: {}, shown: "" };
   $("cards").replaceChildren();
   $("run").hidden = true;
 }
@@ -33,7 +33,6 @@ function chosenRun() {
 }
 
 function take(answer) {
-  known.since = answer.revision;
   known.runs = new Map(answer.runs.map((run) => [run.run, run]));
   for (const run of answer.runs) if (run.curve) known.curves.set(run.run, run.curve);
   showNow(answer);
@@ -89,8 +88,12 @@ async function refresh() {
   const turn = ++asking;
   let pause = EVERY;
   try {
-    const answer = await ask(`/v1/status?since=${known.since}`);
+    // The curves of all runs come second: they take longest, and there is something to look at meanwhile.
+    const first = known.since === null;
+    const answer = await ask(`/v1/status?since=${first ? Number.MAX_SAFE_INTEGER : known.since}`);
     if (turn !== asking) return;
+    known.since = first ? 0 : answer.revision;
+    if (first) pause = 0;
     take(answer);
     await follow();
   } catch (error) {

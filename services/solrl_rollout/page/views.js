@@ -1,5 +1,6 @@
 // What is shown, from what the service said.
 const $ = (id) => document.getElementById(id);
+const MOST_ROWS = 8;
 const PHASES = ["explore", "regenerate", "train", "push"];
 const total = (values) => values.reduce((sum, value) => sum + value, 0);
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
@@ -30,7 +31,21 @@ function tile(name, value, unit, under, ...more) {
   return el("div", { className: "tile" }, el("h3", {}, name), number, el("div", { className: "small dim" }, under), ...more);
 }
 
-function showNow({ queue, throughput }) {
+function queueView(rows) {
+  const list = el("div", { className: "tile", id: "queue" }, el("h3", {}, "Queue"));
+  const most = Math.max(...rows.map((one) => one.candidates)), name = (one) => one.run ?? "without an adapter";
+  rows.sort(rows.length > MOST_ROWS ? (one, other) => other.candidates - one.candidates : (one, other) => (name(one) < name(other) ? -1 : 1));
+  for (const one of rows.slice(0, MOST_ROWS)) {
+    const bar = el("i");
+    bar.style.width = `${most ? (one.candidates / most) * 100 : 0}%`;
+    const [count, age] = one.candidates ? [plural(one.candidates, "candidate"), `for ${duration(one.age)}`] : ["", "nothing"];
+    list.append(el("b", {}, name(one)), bar, el("span", {}, count), el("span", { className: "dim" }, age));
+  }
+  if (rows.length > MOST_ROWS) list.append(el("b", { className: "dim" }, `and ${plural(rows.length - MOST_ROWS, "run")} more`));
+  return list;
+}
+
+function showNow({ queue, throughput, runs }) {
   const rate = throughput.candidates_per_second, step = throughput.step_seconds;
   const made = tile("Candidates", rate.toFixed(rate < 10 ? 1 : 0), "a second", `over the last ${duration(throughput.window)}`, el("div", { className: "chart" }));
   made.classList.add("made");
@@ -42,15 +57,10 @@ function showNow({ queue, throughput }) {
     tile("Step", step === null ? "–" : step < 1 ? (step * 1000).toFixed(0) : step.toFixed(2), step === null ? "" : step < 1 ? "ms" : "s", "of up to 24 candidates"),
     tile("Switches", String(throughput.switches), "", "of adapters in the last minute"),
   ];
-  if (queue.runs.length) {
-    const list = el("div", { className: "tile", id: "queue" });
-    for (const one of queue.runs) {
-      const bar = el("i");
-      bar.style.width = `${(one.candidates / queue.candidates) * 100}%`;
-      list.append(el("b", {}, one.run ?? "without an adapter"), bar, el("span", {}, plural(one.candidates, "candidate")), el("span", { className: "dim" }, duration(one.age)));
-    }
-    parts.push(list);
-  }
+  // Runs that go on have a row also while nothing of them waits: a page that jumps cannot be read.
+  const waiting = new Map(queue.runs.map((one) => [one.run, one]));
+  for (const run of runs) if (standing(run)[1] && !waiting.has(run.run)) waiting.set(run.run, { run: run.run, candidates: 0, age: 0 });
+  if (waiting.size) parts.push(queueView([...waiting.values()]));
   $("now").replaceChildren(...parts);
 }
 
@@ -99,7 +109,7 @@ function runHead(run, samples) {
 
 function smallChart(title, curve, values) {
   const box = el("div", { className: "chart axes" });
-  draw(box, { label: title, xs: curve.iterations.map(counted), lines: [{ name: title.toLowerCase(), values }], axes: true });
+  draw(box, { label: title, xs: curve.iterations.map(counted), lines: [{ name: title.toLowerCase(), values }], axes: true, fewest: 2 });
   return el("div", {}, el("h3", {}, title), box);
 }
 
@@ -127,7 +137,8 @@ function samplesView(samples) {
       el("figcaption", { title: pair.prompt }, el("b", {}, pair.place === "best" ? "Best " : "Worst "), pair.prompt),
       el("div", { className: "couple" },
         image(pair.explored, `${pair.place}, as explored`), image(pair.regenerated, `${pair.place}, in BF16`),
-        el("span", {}, `${samples.precision.toUpperCase()} ${figure(pair.proxy)}`), el("span", {}, `BF16 ${figure(pair.true)}`))))));
+        el("span", {}, samples.precision.toUpperCase(), el("b", {}, figure(pair.proxy))),
+        el("span", {}, "BF16", el("b", {}, figure(pair.true))))))));
 }
 
 function lineageView(held) {
