@@ -26,7 +26,10 @@ class Metrics:
         if self._path.is_file():
             lines = read_metrics(self._path)
             kept = [line for line in lines if line.get("version", 0) <= version and line["event"] != "result"]
-            self._path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            # Under another name first: a run that dies here must not lose the lines before it.
+            partial = self._path.with_name(f"{self._path.name}.partial")
+            partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            partial.replace(self._path)
 
     def lines(self, event: str) -> list[dict[str, Any]]:
         """The lines of one kind so far."""
