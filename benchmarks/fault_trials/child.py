@@ -70,7 +70,7 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
 
     def watched_train_on(*arguments: Any) -> dict[str, float]:
         _, policy, _, optimizer, _, iteration = arguments
-        moments = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+        moments = [value for state in optimizer.state_dict()["state"].values() for _, value in sorted(state.items())]
         noted.note("begins", iteration=iteration, weights=digest(*policy.parameters), optimizer=digest(*moments))
         return train_on(*arguments)
 

@@ -77,7 +77,7 @@ class Doom:
         if self.point == "line":
             Metrics.log = half  # type: ignore[method-assign]
         else:
-            _break_text("metrics.jsonl")
+            _break_text("metrics.jsonl.partial")
 
     def _after_push(self) -> None:
         from solrl_trainer.client import RolloutClient
