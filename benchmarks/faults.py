@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -48,18 +49,33 @@ def main() -> int:
     parser.add_argument("--trials", type=int, help="trials of each row, instead of its full count")
     parser.add_argument("--short", action="store_true", help="the counts that the tests run")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--redis", help="another redis-server; its rows are kept beside those of the usual one")
     args = parser.parse_args()
+    if args.redis:
+        os.environ["REDIS_SERVER"] = args.redis
     results: dict[str, dict[str, Any]] = _read(args.out)
+    passed = True
     for name in args.only or known:
+        place = f"{name}, {_version(args.redis)}" if args.redis else name
 
-        def keep(result: dict[str, Any], name: str = name) -> None:
-            results[name] = result
-            _write(args.out, {one: results[one] for one in known if one in results})
+        def keep(result: dict[str, Any], place: str = place) -> None:
+            results[place] = result
+            _write(args.out, {one: results[one] for one in sorted(results, key=lambda one: _order(one, known))})
 
         row = known[name]
         _measure(row, args.trials or (row.short if args.short else row.full), keep)
-    Console().print(_table(results, known))
-    return 0 if all(results[name]["passed"] for name in args.only or known) else 1
+        passed &= results[place]["passed"]
+    Console().print(_table(results))
+    return 0 if passed else 1
+
+
+def _version(program: str) -> str:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return f"Redis {said.split('v=')[1].split()[0]}"
+
+
+def _order(place: str, known: dict[str, Row]) -> tuple[int, str]:
+    return list(known).index(place.split(",")[0]), place
 
 
 def _measure(row: Row, trials: int, keep: Callable[[dict[str, Any]], None]) -> None:
@@ -108,20 +124,18 @@ def _write(folder: Path, results: dict[str, dict[str, Any]]) -> None:
         "By `make faults` (one row: `python benchmarks/faults.py --only ROW`), with real processes on loopback,",
         "killed by SIGKILL. A row with fewer trials than its full count says so. Short forms run as tests/faults.",
         "",
-        "| what must hold | trials | found | passed |",
-        "|---|---|---|---|",
+        "| row | what must hold | trials | found | passed |",
+        "|---|---|---|---|---|",
     ]
-    for one in results.values():
-        lines.append(f"| {one['promise']} | {_count(one)} | {one['found']} | {_verdict(one)} |")
+    for place, one in results.items():
+        lines.append(f"| {place} | {one['promise']} | {_count(one)} | {one['found']} | {_verdict(one)} |")
     (folder / "faults.md").write_text("\n".join(lines) + "\n")
 
 
-def _table(results: dict[str, dict[str, Any]], known: dict[str, Row]) -> Table:
+def _table(results: dict[str, dict[str, Any]]) -> Table:
     table = Table("row", "trials", "found", "passed", title="What holds when things die", show_lines=True)
-    for name in known:
-        if name in results:
-            one = results[name]
-            table.add_row(name, _count(one), one["found"], _verdict(one))
+    for place, one in results.items():
+        table.add_row(place, _count(one), one["found"], _verdict(one))
     return table
 
 
