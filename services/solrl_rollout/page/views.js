@@ -149,7 +149,7 @@ function lineageView(held) {
     const name = el("td", {}, `v${info.version}`);
     if (info.version === held.head) name.append(el("span", { className: "tag" }, "head"));
     if (pinned.has(info.version)) name.append(el("span", { className: "tag" }, "pinned"));
-    row.append(name, el("td", {}, info.parent === null ? "base" : `v${info.parent}`),
+    row.append(name, el("td", {}, info.parent !== null ? `v${info.parent}` : info.version ? "–" : "base"),
       el("td", { title: info.digest }, el("code", {}, info.digest.slice(7, 19))),
       el("td", { className: "wide" }, `${info.rank}`), el("td", { className: "wide" }, `${info.modules}`), el("td", { className: "right" }, bytes(info.size)));
     return row;
