@@ -70,7 +70,9 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
 
     def watched_train_on(*arguments: Any) -> dict[str, float]:
         _, policy, _, optimizer, _, iteration = arguments
-        moments = [value for state in optimizer.state_dict()["state"].values() for _, value in sorted(state.items())]
+        # In one order, since a restored state lists the same values in another.
+        states = [sorted(state.items()) for _, state in sorted(optimizer.state_dict()["state"].items())]
+        moments = [value for state in states for _, value in state]
         noted.note("begins", iteration=iteration, weights=digest(*policy.parameters), optimizer=digest(*moments))
         return train_on(*arguments)
 

@@ -127,7 +127,11 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
                 _trial(trial, whole[kind], dooms, findings)
                 tell(f"{kind}: {', then '.join(map(str, dooms))}")
 
-            list(pool.map(one, range(trials)))
+            try:
+                list(pool.map(one, range(trials)))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # else it would go on to the last trial
+                raise
 
 
 def _dooms(number: int, whole: Run) -> Sequence[Doom]:
@@ -183,6 +187,6 @@ ROW = Row(
     "trainer killed at each phase, resumed: weights, optimiser, RNG, chosen seeds equal to the uninterrupted run bit "
     "for bit",
     full=50,
-    short=3,
+    short=2,
     run=run,
 )
