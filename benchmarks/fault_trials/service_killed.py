@@ -108,16 +108,19 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         server = stack.enter_context(redis_server("everysec"))
         lanes = (("memory", (), trials // 2), ("Redis", ("--redis-url", server.url), trials - trials // 2))
         pool = stack.enter_context(ThreadPoolExecutor(len(lanes)))
-        running = []
+        running, stop = [], threading.Event()
         for where, flags, count in lanes:
             service = RolloutService(folder, *flags)
             stack.callback(service.kill)
-            running.append(pool.submit(_trials, count, where, service, findings, tell))
+            running.append(pool.submit(_trials, count, where, service, stop, findings, tell))
+        stack.callback(stop.set)
         for lane in running:
             lane.result()
 
 
-def _trials(count: int, where: str, service: RolloutService, findings: Findings, tell: Tell) -> None:
+def _trials(
+    count: int, where: str, service: RolloutService, stop: threading.Event, findings: Findings, tell: Tell
+) -> None:
     if not count:
         return
     service.start()
@@ -129,7 +132,7 @@ def _trials(count: int, where: str, service: RolloutService, findings: Findings,
         whole[shape] = _Asked(service, shape, f"{where.lower()}-whole-{shape.candidates}").finish()
         events[shape] = len(service.witness.events(since))
     done = number = 0
-    while done < count:
+    while done < count and not stop.is_set():
         shape, number = shapes[done % 2], number + 1
         name = f"{where.lower()}-{number}"
         since = service.witness.size
