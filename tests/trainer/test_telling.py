@@ -60,32 +60,41 @@ def go(service: RunningService, output: Path, *overrides: str) -> tuple[RunConfi
     return config, [note for note in reporter.notes if "page" in note]
 
 
-def test_a_run_tells_what_its_metrics_say(service: RunningService, tmp_path: Path) -> None:
-    config, notes = go(service, tmp_path / "told")
+@pytest.fixture(scope="module")
+def told(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A run of two iterations, of which nothing was lost on the way."""
+    config, notes = go(service, tmp_path_factory.mktemp("runs") / "told")
     assert notes == []
-    detail = RunDetail.model_validate_json(service.client.get("/v1/runs/told/iterations").content)
-    lines = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "iteration"]
+    return config
+
+
+def detail_of(service: RunningService, config: RunConfig) -> RunDetail:
+    return RunDetail.model_validate_json(service.client.get(f"/v1/runs/{config.run}/iterations").content)
+
+
+def test_a_run_tells_what_its_metrics_say(service: RunningService, told: RunConfig) -> None:
+    detail = detail_of(service, told)
+    lines = [line for line in read_metrics(told.output / "metrics.jsonl") if line["event"] == "iteration"]
     assert detail.curve.iterations == (0, 1)
     series = detail.curve.series
     for name, key in (("proxy", "proxy_mean"), ("best", "reward_best"), ("worst", "reward_worst"), ("loss", "loss")):
         assert series[name] == pytest.approx([line[key] for line in lines], rel=1e-4), name
     assert series["reward:clipscore"] == series["mean"]
     assert {"seconds:explore", "seconds:regenerate", "seconds:train", "seconds:push"} <= series.keys()
-    (run,) = service.client.get("/v1/status").json()["runs"]
-    assert (run["run"], run["head"], run["last"]["planned"], run["last"]["version"]) == ("told", 2, 2, 2)
+    (run,) = [one for one in service.client.get("/v1/status").json()["runs"] if one["run"] == told.run]
+    assert (run["head"], run["last"]["planned"], run["last"]["version"]) == (2, 2, 2)
 
 
-def test_its_samples_are_one_seed_twice(service: RunningService, tmp_path: Path) -> None:
-    go(service, tmp_path / "seen", "iterations=1")
-    detail = RunDetail.model_validate_json(service.client.get("/v1/runs/seen/iterations").content)
-    assert detail.samples is not None
-    assert (detail.samples.precision, detail.samples.numerics) == ("nvfp4", "emulated")
-    assert [pair.place for pair in detail.samples.pairs] == ["best", "worst"] * 2
+def test_its_samples_are_one_seed_twice(service: RunningService, told: RunConfig) -> None:
+    samples = detail_of(service, told).samples
+    assert samples is not None
+    assert (samples.precision, samples.numerics) == ("nvfp4", "emulated")
+    assert [pair.place for pair in samples.pairs] == ["best", "worst"] * 2
 
     def pixels(text: str) -> np.ndarray:
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB")).astype(float)
 
-    for pair in detail.samples.pairs:
+    for pair in samples.pairs:
         explored, regenerated = pixels(pair.explored), pixels(pair.regenerated)
         assert explored.shape == regenerated.shape == (64, 64, 3)
         assert 0.2 < np.abs(explored - regenerated).mean() < 60

@@ -147,6 +147,7 @@ $("theme").onclick = () => {
 theme(THEMES.includes(localStorage.getItem("solrl-theme")) ? localStorage.getItem("solrl-theme") : "auto");
 
 document.onvisibilitychange = () => { if (!document.hidden && $("door").hidden) refresh(); };
+window.ononline = () => { if ($("door").hidden) refresh(); };
 window.onhashchange = () => {
   showCards();
   follow().catch(() => {});
