@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fault_trials.doom import Doom
+from fault_trials.doom import Doom, replace
 from fault_trials.witness import Witness
 
 
@@ -47,8 +47,8 @@ def serve(argv: Sequence[str], witness: str) -> None:
         cancel(self, job)
         noted.note("cancelled", job=f"{os.getpid()}/{id(job)}", run=job.run)
 
-    Executor.execute = watched_execute  # type: ignore[method-assign]
-    Engine.cancel = watched_cancel  # type: ignore[method-assign]
+    replace(Executor, "execute", watched_execute)
+    replace(Engine, "cancel", watched_cancel)
     sys.argv = ["solrl-rollout", *argv]
     main()
 
@@ -60,7 +60,7 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
     from solrl_trainer.rollouts import Gathered, ServiceRollouts
 
     noted = Witness(Path(witness))
-    gather, train_on, pairs = ServiceRollouts.gather, loop.train_on, update._pairs
+    gather, pairs = ServiceRollouts.gather, update._pairs
 
     def watched_gather(self: ServiceRollouts, iteration: int, *rest: Any) -> Gathered:
         gathered = gather(self, iteration, *rest)
@@ -74,14 +74,15 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
         states = [sorted(state.items()) for _, state in sorted(optimizer.state_dict()["state"].items())]
         moments = [value for state in states for _, value in state]
         noted.note("begins", iteration=iteration, weights=digest(*policy.parameters), optimizer=digest(*moments))
-        return train_on(*arguments)
+        return update.train_on(*arguments)
 
     def watched_pairs(count: int, sigmas: list[float], config: Any, generator: torch.Generator) -> Any:
         noted.note("random", state=digest(generator.get_state()))
         return pairs(count, sigmas, config, generator)
 
-    ServiceRollouts.gather = watched_gather  # type: ignore[method-assign]
-    loop.train_on, update._pairs = watched_train_on, watched_pairs
+    replace(ServiceRollouts, "gather", watched_gather)
+    replace(loop, "train_on", watched_train_on)
+    replace(update, "_pairs", watched_pairs)
     if doom is not None:
         doom.plant()
     sys.argv = ["solrl-train", *argv]

@@ -3,9 +3,11 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 PHASES = ("explore", "regenerate", "train", "push")
 """Deaths at any moment within."""
@@ -17,9 +19,15 @@ ENDS = ("evaluate", "rewind", "report")
 """Before the first iteration, while a resumed run cuts its metrics back, and after the last."""
 
 
-def die() -> None:
+def die(*_: object, **__: object) -> NoReturn:
     """As if the machine's owner had done it."""
     os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def replace(owner: object, name: str, by: Callable[..., Any]) -> None:
+    """Put `by` in a function's place for the rest of this process."""
+    patch.object(owner, name, by).start()
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Doom:
         elif self.point == "report":
             from solrl_trainer import runner
 
-            runner.write_report = lambda *args, **kwargs: die()  # type: ignore[assignment,return-value,misc]
+            replace(runner, "write_report", die)
         else:
             self._in_checkpoint()
 
@@ -60,7 +68,7 @@ class Doom:
                 timer.daemon = True
                 timer.start()
 
-        RichReporter.phase = watched  # type: ignore[method-assign]
+        replace(RichReporter, "phase", watched)
 
     def _in_metrics(self) -> None:
         from solrl_trainer.metrics import Metrics
@@ -75,7 +83,7 @@ class Doom:
                 die()
 
         if self.point == "line":
-            Metrics.log = half  # type: ignore[method-assign]
+            replace(Metrics, "log", half)
         else:
             _break_text("metrics.jsonl.partial")
 
@@ -88,7 +96,7 @@ class Doom:
             info = push(client, run, version, *rest)
             return die() if version == self.iteration + 1 else info
 
-        RolloutClient.push = last  # type: ignore[method-assign]
+        replace(RolloutClient, "push", last)
 
     def _in_checkpoint(self) -> None:
         from solrl_trainer import checkpoints
@@ -99,9 +107,9 @@ class Doom:
             if version >= self.iteration + 1:  # or the next that is saved
                 self._break_files()
             saved = save(folder, version, *rest)
-            return die() if version >= self.iteration + 1 else saved  # type: ignore[return-value]
+            return die() if version >= self.iteration + 1 else saved
 
-        checkpoints.save = doomed
+        replace(checkpoints, "save", doomed)
 
     def _break_files(self) -> None:
         write = Path.write_bytes
@@ -112,11 +120,11 @@ class Doom:
                 die()
             return write(path, data)
 
-        Path.write_bytes = half  # type: ignore[method-assign,assignment]
+        replace(Path, "write_bytes", half)
         if self.point == "config":
             _break_text("config.json")
         if self.point == "rename":
-            Path.rename = lambda *_: die()  # type: ignore[method-assign,assignment,return-value,misc]
+            replace(Path, "rename", die)
 
 
 def _break_text(name: str) -> None:
@@ -128,4 +136,4 @@ def _break_text(name: str) -> None:
             die()
         return write(path, data, *rest, **options)
 
-    Path.write_text = half  # type: ignore[method-assign,assignment]
+    replace(Path, "write_text", half)

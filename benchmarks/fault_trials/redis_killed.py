@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError
@@ -39,7 +40,14 @@ def version(number: int, body: bytes) -> tuple[AdapterInfo, bytes]:
     """A version on top of the one before it."""
     digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
     parent = number - 1 if number else None
-    named = {"run": RUN, "version": number, "parent": parent, "model": "mini", "digest": digest, "size": len(body)}
+    named: dict[str, Any] = {
+        "run": RUN,
+        "version": number,
+        "parent": parent,
+        "model": "mini",
+        "digest": digest,
+        "size": len(body),
+    }
     return AdapterInfo(**named, modules=2, rank=2, alpha=4), body
 
 

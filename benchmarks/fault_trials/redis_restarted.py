@@ -104,7 +104,8 @@ def _with_trainer(trials: int, findings: Findings, tell: Tell) -> None:
 
 
 def _explore(number: int, server: RedisServer, service: RolloutService, findings: Findings) -> None:
-    trial, notes = f"trainer {number}", []
+    trial = f"trainer {number}"
+    notes: list[str] = []
     config = small_config(run=f"trial-{number}", rollout_url=service.url, output=Path("."))
     with RolloutClient(service.url, patience=60, pause=0.05) as client:
         explorer = Explorer(client, config, note=notes.append)

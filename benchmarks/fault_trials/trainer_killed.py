@@ -79,7 +79,8 @@ class Run:
     @property
     def state(self) -> dict[str, torch.Tensor]:
         """Weights, averages and the optimiser's state at the end."""
-        return load_file(self._last / "state.safetensors")
+        state: dict[str, torch.Tensor] = load_file(self._last / "state.safetensors")
+        return state
 
     @property
     def _last(self) -> Path:
@@ -112,7 +113,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
     """`trials` runs, each killed once or twice."""
     with tempfile.TemporaryDirectory(prefix="solrl-runs-") as name, rollout_service() as service:
         folder = Path(name)
-        whole = {}
+        whole: dict[Kind, Run] = {}
         for kind in KINDS[:trials]:
             if kind not in whole:
                 whole[kind] = Run(folder, f"whole-{len(whole)}", kind, service)
