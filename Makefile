@@ -27,6 +27,8 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	# Beside the environment, because diffusers imports it wherever it is installed.
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/cross-checks torchao
 	touch $@
 
 # Also `python benchmarks/faults.py --only ROW --trials N`; scripts/prove-checks shows that the checks are tested.

@@ -1,7 +1,11 @@
 """NVFP4 against a scalar oracle that rounds by enumerating the representable values."""
 
+import os
+import subprocess
+import sys
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -213,14 +217,29 @@ def test_integers_and_a_wrong_amax_are_refused() -> None:
         quantize_dequantize(torch.zeros(2, 16), amax=torch.ones(2, 16))
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
-def test_equals_torchao_on_data_of_normal_range(scale: float) -> None:
-    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+_TORCHAO = """
+import sys, torch
+from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+inputs = torch.load(sys.argv[1])
+torch.save(
+    [NVFP4Tensor.to_nvfp4(x, per_tensor_scale=per_tensor_amax_to_scale(x.abs().max())).dequantize(torch.float32)
+     for x in inputs],
+    sys.argv[1],
+)
+"""
 
-    x = torch.randn(128, 512, generator=torch.Generator().manual_seed(0)) * scale
-    theirs = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=per_tensor_amax_to_scale(x.abs().max())).dequantize(torch.float32)
-    ours = quantize_dequantize(x)
-    # Its order of operations is another, so a value next to a tie may be rounded the other way.
-    same = torch.isclose(ours, theirs, rtol=1e-5, atol=0)
-    assert same.float().mean() > 0.999
-    assert (ours - theirs).abs().max() <= 0.5 * x.abs().max()
+
+def test_equals_torchao_on_data_of_normal_range(tmp_path: Path) -> None:
+    beside = Path(sys.prefix) / "cross-checks"
+    assert (beside / "torchao").is_dir(), "torchao is installed there by `make test`"
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(128, 512, generator=generator) * scale for scale in (1e-3, 1.0, 300.0)]
+    file = tmp_path / "values.pt"
+    torch.save(inputs, file)
+    environment = os.environ | {"PYTHONPATH": str(beside)}
+    subprocess.run([sys.executable, "-c", _TORCHAO, str(file)], env=environment, check=True, capture_output=True)
+    for x, theirs in zip(inputs, torch.load(file), strict=True):
+        ours = quantize_dequantize(x)
+        # Its order of operations is another, so a value next to a tie may be rounded the other way.
+        assert torch.isclose(ours, theirs, rtol=1e-5, atol=0).float().mean() > 0.999
+        assert (ours - theirs).abs().max() <= 0.5 * x.abs().max()
