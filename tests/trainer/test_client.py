@@ -72,6 +72,7 @@ def test_a_refusal_is_mended_once_or_raised(service: RunningService) -> None:
 def test_what_a_run_holds_is_told_or_none(service: RunningService) -> None:
     with RolloutClient(service.url) as client:
         assert client.adapters("nobody") is None
+        client.delete("nobody")
 
 
 def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

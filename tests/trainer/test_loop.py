@@ -465,3 +465,23 @@ def test_a_run_that_pushed_and_broke_off_before_its_first_checkpoint_is_resumed(
     assert not (output / "checkpoints").exists()
     resumed = go(service, output, *settings, resume=True)
     assert [info.version for info in resumed.held.versions] == [0, 1, 2]
+
+
+def test_a_run_whose_checkpoint_the_service_no_longer_retains_is_resumed(folder: Path) -> None:
+    with running_service("--retain", "1") as forgetful:
+        settings = ("iterations=3", "explore.prompts=1", "evaluate.fidelity_prompts=0", "keep_checkpoints=3")
+        config = tiny_config(*SMALL, *settings, output=folder / "forgotten", run="forgotten", rollout_url=forgetful.url)
+        train(config, Watcher())
+        for version in (2, 3):
+            shutil.rmtree(config.output / "checkpoints" / f"{version:06d}")
+        train(config, Watcher(), resume=True)
+        assert forgetful.client.get("/v1/runs/forgotten/adapters").json()["head"] == 3
+
+
+def test_resuming_in_an_empty_folder_takes_no_other_run_down(service: Service, folder: Path) -> None:
+    """Version 0 is the same in every run of one seed."""
+    other = go(service, folder / "named", "iterations=1", "explore.prompts=1", "evaluate.prompts=1")
+    with pytest.raises(ProblemError) as raised:
+        train(other.config.model_copy(update={"output": folder / "empty"}), Watcher(), resume=True)
+    assert raised.value.problem.kind == "run-taken"
+    assert service.adapters("named") == other.held

@@ -187,8 +187,12 @@ class RolloutClient:
         self._ask("POST", f"/v1/runs/{run}/iterations", content=body, headers={"Content-Type": "application/json"})
 
     def delete(self, run: str) -> None:
-        """Delete all versions of a run."""
-        self._ask("DELETE", f"/v1/runs/{run}")
+        """Delete all versions of a run, if there are any."""
+        try:
+            self._ask("DELETE", f"/v1/runs/{run}")
+        except ProblemError as error:
+            if error.problem.kind != "run-not-found":  # as a second try finds it, when the first one's answer was lost
+                raise
 
     def _stream(
         self, request: RolloutRequest, made: dict[str, GroupLine], on_group: Callable[[RolloutGroup], None]

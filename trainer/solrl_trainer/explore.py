@@ -1,7 +1,7 @@
 """Exploration over HTTP, and selection from what it found."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,8 +53,14 @@ class Explorer:
         self._adapters: dict[int, bytes] = {}
         self._lock = threading.RLock()
 
-    def start(self, adapters: Mapping[int, bytes], *, resumed: bool = False) -> None:
+    def start(self, adapters: Mapping[int, bytes], own: Collection[str] = ()) -> None:
         """Make the service hold these versions of the run, the last as its head.
+
+        Later versions that it holds are deleted if this run pushed them before it broke off.
+
+        Args:
+            adapters: by version.
+            own: digests of all that this run pushed before.
 
         Raises:
             ProblemError: 409 `run-taken`: it holds another run of this name.
@@ -63,8 +69,7 @@ class Explorer:
         last = max(adapters)
         held = self._client.adapters(self._config.run)
         if held is not None and held.head > last:
-            # It was pushed by a run that broke off before its next checkpoint; it is this one if `last` is the same.
-            if not resumed or adapter_digest(adapters[last]) not in {info.digest for info in held.versions}:
+            if not all(info.digest in own for info in held.versions if info.version > last):
                 raise self._taken(held)
             self._client.delete(self._config.run)
         self._supply()

@@ -77,12 +77,12 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
             checkpoints.restore(found, policy, session.optimizer)
             version = found.version
             reporter.note(f"continuing after {version} iterations")
+        own = {line["digest"] for line in metrics.lines("iteration")} if resume else set()
         # A run that stopped before its first checkpoint leaves lines too.
         metrics.rewind(version if found is not None else -1)
         earlier = metrics.seconds()
         adapters = found.adapters if found else {0: encode_adapter(policy.adapter(policy.tensors(OLD)))}
-        # Also without a checkpoint: it may have pushed versions before its first one.
-        rollouts.start(adapters, resumed=resume)
+        rollouts.start(adapters, own)
 
         clock = Stopwatch()
         with clock.measure("evaluate"):

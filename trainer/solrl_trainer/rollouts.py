@@ -3,7 +3,7 @@
 Both end in the same: the kept samples of each prompt, with their latents and true rewards.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -62,8 +62,11 @@ class Gathered:
 class Rollouts(Protocol):
     """One way to get samples."""
 
-    def start(self, adapters: Mapping[int, bytes], *, resumed: bool) -> None:
-        """Begin at the last of these versions of the behaviour policy; those before it are what may lag."""
+    def start(self, adapters: Mapping[int, bytes], own: Collection[str]) -> None:
+        """Begin at the last of these versions of the behaviour policy; those before it are what may lag.
+
+        `own`: digests of what the run pushed before it broke off.
+        """
 
     def push(self, version: int, adapter: bytes) -> None:
         """From now on roll out under this version."""
@@ -89,10 +92,10 @@ class ServiceRollouts:
         self._config = config
         self._ahead: dict[int, Exploration] = {}
 
-    def start(self, adapters: Mapping[int, bytes], *, resumed: bool) -> None:
+    def start(self, adapters: Mapping[int, bytes], own: Collection[str]) -> None:
         """Make the service hold the versions, and merge the last one here."""
         version = max(adapters)
-        self._explorer.start(adapters, resumed=resumed)
+        self._explorer.start(adapters, own)
         merge(self._generator, adapters[version])
         self._look_ahead(version)
 
@@ -151,7 +154,7 @@ class LocalRollouts:
         self._prompts_of = prompts_of
         self._config = config
 
-    def start(self, adapters: Mapping[int, bytes], *, resumed: bool) -> None:
+    def start(self, adapters: Mapping[int, bytes], own: Collection[str]) -> None:
         """Merge the last one here; nobody else is told."""
         self.push(max(adapters), adapters[max(adapters)])
 
