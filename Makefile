@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	scripts/install-test-tools
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
