@@ -8,21 +8,11 @@ import subprocess
 
 import numpy as np
 import pytest
+from browser_helpers import FLAGS
 from PIL import Image
 from run_folders import PROMPTS, finished_run
 from solrl_trainer.report import write_report
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-]
 LIGHT, DARK = 1, 0
 
 
