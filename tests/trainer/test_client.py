@@ -4,10 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 from cutting_proxy import CuttingProxy, cutting_proxy
-from service_helpers import RunningService, rollout_request, running_service
+from service_helpers import RunningService, adapter_file, rollout_request, running_service
+from solrl_core.families import load_backbone
+from solrl_core.fingerprint import fingerprint
+from solrl_core.lora import adapter_layout
 from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
 from solrl_trainer.client import RolloutClient, rollout_token
+from solrl_trainer.explore import Explorer
+from training_helpers import tiny_config
 
 PROMPTS = [f"{i} red circles" for i in range(6)]
 
@@ -86,3 +91,18 @@ def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.Monk
         file.write("from-file\n")
     monkeypatch.setenv("SOLRL_TOKEN_PATH", path)
     assert rollout_token() == "from-file"
+
+
+def test_a_service_that_came_back_with_another_model_is_refused(service: RunningService) -> None:
+    config = tiny_config("explore.candidates=4", "explore.keep=2", "explore.steps=1", run="changed")
+    (model,) = service.client.get("/v1/models").json()["models"]
+    ours = fingerprint(model["digests"], ["clipscore"])
+    prompts = request_of().prompts[:1]
+    with RolloutClient(service.url) as client:
+        same = Explorer(client, config, ours)
+        backbone = load_backbone("mini-sana")
+        same.start({0: adapter_file(adapter_layout(backbone.transformer, backbone.lora_targets), 0)})
+        assert same.explore(prompts, 0, 7).fingerprint == ours
+        with pytest.raises(ProblemError) as raised:
+            Explorer(client, config, "sha256:" + "0" * 64).explore(prompts, 0, 7)
+    assert (raised.value.problem.kind, raised.value.problem.got) == ("digest-mismatch", ours)
