@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -54,6 +54,10 @@ class Adapter:
     def scale(self) -> float:
         """alpha / rank."""
         return self.alpha / self.rank
+
+    def to(self, device: torch.device) -> "Adapter":
+        """The same adapter with its tensors on `device`."""
+        return replace(self, tensors={key: tensor.to(device) for key, tensor in self.tensors.items()})
 
     def delta(self, module: str) -> torch.Tensor:
         """What the adapter adds to the weight of `module`: float32 [out, in]. KeyError if it is not bound."""

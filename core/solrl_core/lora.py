@@ -51,14 +51,17 @@ class Merger:
         Raises:
             ValueError: an adapted weight overflows; nothing was written.
         """
-        merged = {}
-        for name, clean in self._clean.items():
-            weight = clean.float()
-            if adapter is not None:
-                weight = weight + adapter.delta(name).to(weight.device)
-                # As BF16, because what is finite in float32 may still overflow where it is rounded.
-                if not torch.isfinite(weight.bfloat16()).all():
-                    raise ValueError(f"merging the adapter makes {name} non-finite; nothing was changed")
-            merged[name] = weight
-        for name, weight in merged.items():
-            refresh_weight_(self._modules[name], weight)
+        if adapter is not None:
+            adapter = adapter.to(next(iter(self._clean.values())).device)
+            # Each sum is made twice: to hold them all until the last is known to be finite takes a model's memory.
+            # As BF16, because what is finite in float32 may still overflow where it is rounded.
+            finite = [torch.isfinite(self._merged(name, adapter).bfloat16()).all() for name in self._clean]
+            broken = [name for name, good in zip(self._clean, torch.stack(finite).tolist(), strict=True) if not good]
+            if broken:
+                raise ValueError(f"merging the adapter makes {broken[0]} non-finite; nothing was changed")
+        for name, module in self._modules.items():
+            refresh_weight_(module, self._merged(name, adapter))
+
+    def _merged(self, name: str, adapter: Adapter | None) -> torch.Tensor:
+        weight = self._clean[name].float()
+        return weight if adapter is None else weight + adapter.delta(name)
