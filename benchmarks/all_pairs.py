@@ -1,14 +1,17 @@
 """Every miniature with every reward: `python benchmarks/all_pairs.py --jobs 2`.
 
-Each pair runs `sol_rl` for 15 iterations against a service of its own. A pair whose result is there already is not
-run again, so that the command can be stopped and continued. Writes docs/results/all_pairs.{json,md} and a grid a pair.
+Each pair runs `sol_rl` for 15 iterations against a service of its own. The command can be stopped (`--minutes` does it
+by itself) and continued: a pair with a result is not run again, and one begun goes on from its last checkpoint.
+Writes docs/results/all_pairs.{json,md} and a grid a pair, of the pairs that are done.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,9 +23,14 @@ from solrl_trainer.grid import write_grid
 
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
+SETTINGS = ("explore.prompts=8", "optimizer.learning_rate=1.5e-3")
+"""The demo's, whose iterations are shorter than the presets': twelve runs end within an hour or two on few cores."""
 NEEDED = 0.4
 """Gain wanted, in standard deviations of the base within a prompt."""
 GRID_ROWS = 8
+
+Pair = tuple[str, str]
+"""Model and reward."""
 
 
 def main() -> None:
@@ -30,52 +38,77 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=15)
     parser.add_argument("--jobs", type=int, default=1, help="pairs at a time; they share the processor's cores")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; run again to continue")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--rewards", nargs="+", default=REWARDS)
     parser.add_argument("--runs", type=Path, default=Path("runs/pairs"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--set", nargs="*", default=[], help="more settings for all runs, key=value")
     args = parser.parse_args()
+    until = time.monotonic() + 60 * args.minutes
+    settings = [f"iterations={args.iterations}", *SETTINGS, *args.set]
     pairs = [(model, reward) for model in args.models for reward in args.rewards]
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // args.jobs))
+    # Rounded up: a pair's service and trainer seldom compute at the same time.
+    os.environ["OMP_NUM_THREADS"] = str(math.ceil(len(os.sched_getaffinity(0)) / args.jobs))
 
-    def run(pair: tuple[str, str]) -> None:
-        folder = args.runs / "-".join(pair)
-        if not (folder / "result.json").is_file():
-            train(*pair, folder, args.iterations, args.set)
-            print(f"done: {' '.join(pair)}", file=sys.stderr, flush=True)
+    def run(pair: Pair) -> None:
+        folder = folder_of(pair, args.runs)
+        if (folder / "result.json").is_file() or time.monotonic() >= until:
+            return
+        try:
+            train(pair, folder, settings, until)
+            said = "done"
+        except subprocess.TimeoutExpired:
+            said = "stopped"
+        except (subprocess.CalledProcessError, RuntimeError) as error:
+            said = f"failed, see its logs ({str(error).splitlines()[0]})"  # the other pairs go on
+        print(f"{' '.join(pair)}: {said}", file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(run, pairs))
-    write(pairs, args.runs, args.out)
+        list(pool.map(run, pairs[::-1]))  # the slowest first
+    done = [pair for pair in pairs if (folder_of(pair, args.runs) / "result.json").is_file()]
+    if done:
+        write(done, [pair for pair in pairs if pair not in done], settings, args.runs, args.out)
+    if done != pairs:
+        sys.exit(f"{len(done)} of {len(pairs)} pairs are done; run this again to continue")
 
 
-def train(model: str, reward: str, folder: Path, iterations: int, settings: Sequence[str]) -> None:
-    """One pair: service, training, result in `folder`."""
+def folder_of(pair: Pair, runs: Path) -> Path:
+    """Where a pair's run lies."""
+    return runs / "-".join(pair)
+
+
+def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> None:
+    """One pair: service, training, result in `folder`.
+
+    Raises:
+        subprocess.TimeoutExpired: it was stopped at the monotonic time `until`.
+        subprocess.CalledProcessError, RuntimeError: trainer or service failed.
+    """
+    model, reward = pair
     folder.mkdir(parents=True, exist_ok=True)
     with rollout_service(model, folder / "service.log", rewards=(reward,)) as url:
         command = [sys.executable, "-m", "solrl_trainer", "run"]
         command += ["--preset", f"{model}/sol_rl/{reward}", "--rollout-url", url, "--output", str(folder)]
-        command += ["--iterations", str(iterations)]
         command += [part for setting in settings for part in ("--set", setting)]
         if (folder / "checkpoints").is_dir():
             command.append("--resume")
+        timeout = max(0.0, until - time.monotonic()) if until < math.inf else None
         with (folder / "train.log").open("a") as log:
-            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
+            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True, timeout=timeout)
 
 
-def write(pairs: Sequence[tuple[str, str]], runs: Path, out: Path) -> None:
+def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str], runs: Path, out: Path) -> None:
     """The table of all results, as JSON and Markdown, and the grids."""
-    rows = [
-        row(model, reward, json.loads((runs / f"{model}-{reward}/result.json").read_text())) for model, reward in pairs
-    ]
+    rows = [row(*pair, json.loads((folder_of(pair, runs) / "result.json").read_text())) for pair in done]
     (out / "pairs").mkdir(parents=True, exist_ok=True)
     (out / "all_pairs.json").write_text(json.dumps(rows, indent=1) + "\n")
     lines = [
         f"# `sol_rl`, {rows[0]['iterations']} iterations, every miniature with every reward",
         "",
-        "Written by `python benchmarks/all_pairs.py`. Held-out prompts, same seeds before and after, averaged weights.",
+        f"Written by `python benchmarks/all_pairs.py`: the presets with {', '.join(f'`{s}`' for s in settings)}.",
+        f"{rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights.",
         "The gain of the trained reward is given in standard deviations of the base within a prompt, with its 95 %",
         "interval; the verifier is never trained on.",
         "",
@@ -93,6 +126,8 @@ def write(pairs: Sequence[tuple[str, str]], runs: Path, out: Path) -> None:
         write_grid(load_gallery(runs / name), out / "pairs" / f"{name}.png", rows=GRID_ROWS)
     met = sum(r["gain_sd"] >= NEEDED and r["low_sd"] > 0 and r["strict_after"] >= r["strict_before"] for r in rows)
     lines += ["", f"{met} of {len(rows)} pairs gain at least {NEEDED} sd, with the accuracy not falling."]
+    if missing:
+        lines += ["", f"Not run to the end yet: {', '.join(map(' '.join, missing))}."]
     (out / "all_pairs.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
