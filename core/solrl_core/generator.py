@@ -147,10 +147,10 @@ class Generator:
                 return self.backbone.velocity(self.transformer, x, at, conditioning, guidance)
 
             if begin is None:
-                start = Trajectory(initial_noise(seeds[chunk], self.backbone.latent_shape).to(device))
+                start = Trajectory(initial_noise(seeds[chunk], self.backbone.latent_shape))
             else:
                 start = begin.rows(chunk)
-            end = advance(velocity, start, sigmas, solver, until=until, between=between_steps)
+            end = advance(velocity, start.to(device), sigmas, solver, until=until, between=between_steps)
             assert end.clean is not None
             return Generated(end, self.decode(end.clean))
 

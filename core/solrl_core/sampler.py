@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from solrl_core.pace import upload
+
 Velocity = Callable[[torch.Tensor, float], torch.Tensor]
 """(latents [B, ...] at sigma, sigma) → velocity [B, ...] float32."""
 
@@ -27,6 +29,11 @@ class Trajectory:
     def rows(self, which: slice | Sequence[int]) -> "Trajectory":
         """Some of the candidates."""
         return replace(self, x=self.x[which], clean=None if self.clean is None else self.clean[which])
+
+    def to(self, device: torch.device) -> "Trajectory":
+        """The same on another device."""
+        clean = None if self.clean is None else upload(self.clean, device)
+        return replace(self, x=upload(self.x, device), clean=clean)
 
     @staticmethod
     def join(parts: Sequence["Trajectory"]) -> "Trajectory":
