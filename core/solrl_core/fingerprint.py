@@ -48,7 +48,10 @@ def module_digest(module: nn.Module) -> str:
 
 def tokenizer_digest(tokenizer: Any) -> str:
     """Digest of a fast tokenizer's whole definition."""
-    return combined_digest(type(tokenizer).__name__, tokenizer.backend_tokenizer.to_str())
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    # What the last call asked for: it would tell a tokenizer that was used from one that was not.
+    definition.update(truncation=None, padding=None)
+    return combined_digest(type(tokenizer).__name__, json.dumps(definition, sort_keys=True))
 
 
 def source_digest(function: Any) -> str:

@@ -100,6 +100,13 @@ def edited(tmp_path: Path, edit: Callable[[dict[str, dict[str, int]]], None]) ->
     return part_digests({"tokenizer": AutoTokenizer.from_pretrained(folder)})["tokenizer"]
 
 
+def test_a_tokenizer_in_use_has_the_digest_of_a_new_one(digests: dict[str, str]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(Path(locate("mini-sana"), "tokenizer"))
+    tokenizer.backend_tokenizer.enable_truncation(7)
+    tokenizer.backend_tokenizer.enable_padding(length=7)
+    assert part_digests({"tokenizer": tokenizer})["tokenizer"] == digests["tokenizer"]
+
+
 def test_a_tokenizer_written_and_read_again_has_its_digest(digests: dict[str, str], tmp_path: Path) -> None:
     assert edited(tmp_path, lambda model: None) == digests["tokenizer"]
 
