@@ -74,7 +74,9 @@ class Run:
     def seconds(self) -> dict[str, float]:
         """The longest that each phase took."""
         lines = [one["seconds"] for one in read_metrics(self.folder / "metrics.jsonl") if "seconds" in one]
-        return {phase: max(line.get(phase, 0.0) for line in lines) for phase in PHASES}
+        # In the phase explore the trainer waits.
+        clocked = {phase: "wait" if phase == "explore" else phase for phase in PHASES}
+        return {phase: max(line.get(name, 0.0) for line in lines) for phase, name in clocked.items()}
 
     @property
     def state(self) -> dict[str, torch.Tensor]:

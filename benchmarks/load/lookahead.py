@@ -12,7 +12,7 @@ from pathlib import Path
 from common import Row, seconds_of, service
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.explore import Explorer
-from solrl_trainer.metrics import read_metrics
+from solrl_trainer.metrics import own_time, read_metrics
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 
@@ -33,7 +33,7 @@ def lookahead(iterations: int) -> Row:
             os.sched_setaffinity(0, cores[half:])
             explore = _explore_seconds(url)
             rest = _seconds(url, 0, iterations, lambda line: line["regenerate"] + line["train"] + line["push"])
-            whole = _seconds(url, 1, iterations, lambda line: sum(line.values()))
+            whole = _seconds(url, 1, iterations, lambda line: sum(own_time(line).values()))
     finally:
         os.sched_setaffinity(0, cores)
         del os.environ["OMP_NUM_THREADS"]

@@ -35,7 +35,7 @@ def report(iteration: int, mean: float = 0.5, **more: Any) -> IterationReport:
             "proxy_mean": mean - 0.05,
             "loss": 0.9,
             "rewards": {"clipscore": spread},
-            "seconds": {"explore": 2.0, "regenerate": 1.0, "train": 3.0, "push": 0.1},
+            "seconds": {"explore": 2.0, "wait": 0.5, "regenerate": 1.0, "train": 3.0, "push": 0.1},
             "planned": 10,
             **more,
         }

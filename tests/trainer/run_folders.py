@@ -27,6 +27,7 @@ RESULT: dict[str, Any] = {
     "spearman": 0.873,
     "seconds": {
         "explore": 126.0,
+        "wait": 105.0,
         "regenerate": 42.0,
         "train": 150.0,
         "push": 3.0,
@@ -51,7 +52,7 @@ def iteration_line(iteration: int) -> dict[str, Any]:
         "loss": 0.11 - 0.001 * iteration,
         "grad_norm": 0.4,
         "grad_norm_max": 0.9,
-        "seconds": {"explore": 4.2, "regenerate": 1.4, "train": 5.0, "push": 0.1},
+        "seconds": {"explore": 4.2, "wait": 3.5, "regenerate": 1.4, "train": 5.0, "push": 0.1},
     }
 
 

@@ -215,7 +215,9 @@ def test_its_metrics_say_what_happened_and_nothing_of_runs_before(whole: Run) ->
         if line["event"] == "iteration":
             assert (line["precision"], line["numerics"]) == ("nvfp4", "emulated")
             assert line["explored_version"] == line["iteration"]
-            assert line["seconds"].keys() == {"explore", "regenerate", "train"}
+            assert line["seconds"].keys() == {"explore", "wait", "regenerate", "train"}
+            # It began before it was waited for.
+            assert 0 <= line["seconds"]["wait"] < line["seconds"]["explore"]
             assert line["rewards"].keys() == {"clipscore"}
             assert line["loss"] < 99
             assert line["grad_norm"] > 0
@@ -288,7 +290,7 @@ def test_a_resumed_run_measures_its_base_once(whole: Run, resumed: Run) -> None:
 
     assert once(resumed) == [("evaluation", 0), ("fidelity", 0), ("evaluation", 1), ("evaluation", 2)]
     assert resumed.result.spearman == whole.result.spearman
-    for phase in ("explore", "regenerate", "train"):
+    for phase in ("explore", "wait", "regenerate", "train"):
         lines = [m["seconds"][phase] for m in resumed.metrics if m["event"] == "iteration"]
         assert resumed.result.seconds[phase] == pytest.approx(sum(lines))
 

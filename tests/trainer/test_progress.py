@@ -28,8 +28,8 @@ def test_elsewhere_than_in_a_terminal_lines_are_plain():
     assert "\r" not in out.getvalue()
     assert lines[0] == "comparing digests [with] http://127.0.0.1:8100"
     assert lines[1] == "evaluating held-out prompts (version 0)"
-    assert " ".join(lines[2].split()) == "iteration explore regenerate train push proxy best worst loss"
-    assert " ".join(lines[3].split()) == "1/3 4.2 s 1.4 s 5.0 s 0.1 s 0.2350 0.2720 0.1920 0.1100"
+    assert " ".join(lines[2].split()) == "iteration explore wait regenerate train push proxy best worst loss"
+    assert " ".join(lines[3].split()) == "1/3 4.2 s 3.5 s 1.4 s 5.0 s 0.1 s 0.2350 0.2720 0.1920 0.1100"
     assert len(lines) == 7
 
 
@@ -79,7 +79,7 @@ def test_the_table_shows_the_result():
     text = " ".join(re.sub(r"[│╭╮╰╯─├┤╴╶━]", " ", console.export_text()).split())
     assert "clipscore 0.2412 0.2731 +0.0319 [+0.0281, +0.0357]" in text
     assert "strict accuracy (verifier) 48.2 % 67.3 % +19.1 points [+14.5, +23.6]" in text
-    assert "126.0 42.0 150.0 3.0 61.0 385.0" in text
+    assert "126.0 105.0 42.0 150.0 3.0 61.0 385.0" in text
     assert "0.873" in text
 
 

@@ -32,7 +32,8 @@ def test_a_finished_run_shows_its_figures(tmp_path):
         "Kendall 0.712",
         "12 of either order 69 % 73 %",
         "stand at rank 14.2 on average (perfect 6.5, chance 48.5)",
-        "explore 2 min 06 s",
+        "Exploring took 2 min 06 s",
+        "wait 1 min 45 s",
         "evaluate 1 min 01 s",
         "proxy 0.3126",
         "true 0.3068",
@@ -62,7 +63,7 @@ def test_prompts_are_escaped(tmp_path):
 def test_charts_have_a_value_for_each_iteration(tmp_path):
     page = page_of(finished_run(tmp_path))
     assert page.count("<title>30: kept best 0.301") == 1
-    assert len(re.findall(r'<rect class="(?:explore|regenerate|train|push)"', page)) == 4 * 30
+    assert len(re.findall(r'<rect class="(?:wait|regenerate|train|push)"', page)) == 4 * 30
 
 
 def test_a_run_that_goes_on_shows_what_it_has(tmp_path):

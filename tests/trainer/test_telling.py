@@ -80,7 +80,7 @@ def test_a_run_tells_what_its_metrics_say(service: RunningService, told: RunConf
     for name, key in (("proxy", "proxy_mean"), ("best", "reward_best"), ("worst", "reward_worst"), ("loss", "loss")):
         assert series[name] == pytest.approx([line[key] for line in lines], rel=1e-4), name
     assert series["reward:clipscore"] == series["mean"]
-    assert {"seconds:explore", "seconds:regenerate", "seconds:train", "seconds:push"} <= series.keys()
+    assert {"seconds:explore", "seconds:wait", "seconds:regenerate", "seconds:train", "seconds:push"} <= series.keys()
     (run,) = [one for one in service.client.get("/v1/status").json()["runs"] if one["run"] == told.run]
     assert (run["head"], run["last"]["planned"], run["last"]["version"]) == (2, 2, 2)
 

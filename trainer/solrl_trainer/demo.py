@@ -113,7 +113,7 @@ def last_line(summary: dict[str, Any], output: Path) -> dict[str, Any]:
         "strict_gain_ci95": [strict["low"], strict["high"]],
         "rewards": {name: [value["before"], value["after"]] for name, value in summary["rewards"].items()},
         "spearman": summary["spearman"],
-        "seconds": {name: seconds[name] for name in ("explore", "regenerate", "train", "push", "total")},
+        "seconds": {name: seconds[name] for name in ("explore", "wait", "regenerate", "train", "push", "total")},
         "iterations": summary["iterations"],
         "report": str(output / "report.html"),
     }

@@ -1,6 +1,7 @@
 """An exploration that goes on in a thread of its own while its groups are used, or the iteration before is trained."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
@@ -8,9 +9,13 @@ from solrl_proto.rollouts import RolloutAnswer, RolloutGroup
 
 
 class Exploration:
-    """Begins at once; its groups are had as they come, and then `answer`, which holds them all."""
+    """Begins at once; its groups are had as they come, and then `answer`, which holds them all.
+
+    `seconds` is then how long it took, whether or not anybody waited.
+    """
 
     answer: RolloutAnswer
+    seconds: float
 
     def __init__(self, explore: Callable[..., RolloutAnswer]) -> None:
         """`explore` calls its argument `on_group` with each group, and returns the whole."""
@@ -32,7 +37,10 @@ class Exploration:
                 raise came
 
     def _run(self) -> None:
+        started = time.perf_counter()
         try:
-            self._came.put(self._explore(on_group=self._came.put))
+            answer = self._explore(on_group=self._came.put)
+            self.seconds = time.perf_counter() - started
+            self._came.put(answer)
         except BaseException as error:
             self._came.put(error)

@@ -17,7 +17,7 @@ from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import Evaluation, evaluate
 from solrl_trainer.explore import Kept
-from solrl_trainer.metrics import Metrics, Stopwatch
+from solrl_trainer.metrics import Metrics, Stopwatch, own_time
 from solrl_trainer.objectives.nft import group_advantages
 from solrl_trainer.policy import OLD
 from solrl_trainer.rollouts import Gathered, merge, regenerate, seed_root
@@ -48,7 +48,8 @@ class Result:
     before: Evaluation
     after: Evaluation
     seconds: dict[str, float]
-    """By phase, and in all; of a resumed run, what went before is counted in."""
+    """By phase, and in all; of a resumed run, what went before is counted in. Exploring at the service goes on beside
+    the other phases, and "wait" is what the trainer waited for it."""
     spearman: float | None
     gathered: Gathered | None
     """The last iteration's samples."""
@@ -92,8 +93,9 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
         gathered: Gathered | None = None
         for iteration in range(version, config.iterations):
             watch = Stopwatch()
-            phase = _phases(reporter, watch, iteration)
+            phase = _phases(reporter, watch, iteration, config)
             gathered = rollouts.gather(iteration, phase)
+            watch.seconds["explore"] = gathered.seconds
             if teller is not None:
                 teller.gathered(iteration, gathered)
 
@@ -130,7 +132,7 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
 
         with clock.measure("evaluate"):
             after = _evaluate(session, metrics, reporter, config.iterations)
-    total = {"total": time.perf_counter() - started + sum(earlier.values())}
+    total = {"total": time.perf_counter() - started + sum(own_time(earlier).values())}
     clock.seconds = {k: clock.seconds.get(k, 0.0) + earlier.get(k, 0.0) for k in {**earlier, **clock.seconds}}
     held_out = [prompt.text for prompt in session.test_prompts]
     measured = metrics.last("fidelity")
@@ -151,11 +153,16 @@ def _newest(adapters: dict[int, bytes], count: int) -> dict[int, bytes]:
     return {version: adapters[version] for version in sorted(adapters)[-count:]}
 
 
-def _phases(reporter: Reporter, watch: Stopwatch, iteration: int) -> Callable[[str], AbstractContextManager[None]]:
+def _phases(
+    reporter: Reporter, watch: Stopwatch, iteration: int, config: RunConfig
+) -> Callable[[str], AbstractContextManager[None]]:
+    # Exploring at the service goes on beside other phases; in a phase of its own it is only waited for.
+    clocked = {"explore": "wait"} if config.explore.source == "service" else {}
+
     @contextmanager
     def phase(name: str) -> Iterator[None]:
         reporter.phase(iteration, name)
-        with watch.measure(name):
+        with watch.measure(clocked.get(name, name)):
             yield
 
     return phase

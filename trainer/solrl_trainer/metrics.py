@@ -59,6 +59,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def own_time(seconds: dict[str, float]) -> dict[str, float]:
+    """Those seconds by phase that add up to the trainer's time: of exploring at the service, what it waited for it."""
+    return {phase: value for phase, value in seconds.items() if phase != "explore" or "wait" not in seconds}
+
+
 class Stopwatch:
     """Adds up seconds by phase."""
 

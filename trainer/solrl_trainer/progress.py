@@ -21,9 +21,10 @@ from rich.text import Text
 
 from solrl_trainer.figures import duration_text, gain_text, interval_text, reward_label, reward_text
 
-_PHASES = ("explore", "regenerate", "train", "push")
-_HEADER = f"{'iteration':>9}{'explore':>9}{'regenerate':>12}{'train':>9}{'push':>8}" + "".join(
-    f"{name:>9}" for name in ("proxy", "best", "worst", "loss")
+_TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
+"""Column → width. Exploring goes on beside the rest; the trainer's own time begins with how long it waited for it."""
+_HEADER = f"{'iteration':>9}" + "".join(
+    f"{name:>{width}}" for name, width in [*_TIMES.items(), *((n, 9) for n in ("proxy", "best", "worst", "loss"))]
 )
 _HEADER_EVERY = 20
 _WORDS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how well the proxy ranks"}
@@ -84,7 +85,7 @@ class RichReporter:
         if name == "explore" and self._began is None:
             self._began = (iteration, time.monotonic())
         if self._progress is not None:
-            in_iteration = name in _PHASES
+            in_iteration = name in _TIMES
             current = min(iteration + 1, self._iterations) if in_iteration else iteration
             self._progress.update(
                 self._task, completed=iteration, current=current, phase=_WORDS.get(name, name), refresh=True
@@ -98,8 +99,8 @@ class RichReporter:
             self._print(_HEADER, style="dim")
         self._printed += 1
         done = line["iteration"] + 1
-        seconds = [line["seconds"].get(phase, 0.0) for phase in _PHASES]
-        times = "".join(f"{f'{value:.1f} s':>{width}}" for value, width in zip(seconds, (9, 12, 9, 8), strict=True))
+        seconds = line["seconds"]
+        times = "".join(f"{f'{seconds.get(name, 0.0):.1f} s':>{width}}" for name, width in _TIMES.items())
         values = (line["proxy_mean"], line["reward_best"], line["reward_worst"], line["loss"])
         self._print(f"{f'{done}/{self._iterations}':>9}{times}" + "".join(f"{value:9.4f}" for value in values))
         if self._progress is not None and self._began is not None:
@@ -137,7 +138,7 @@ def rewards_table(rows: dict[str, dict[str, float]]) -> Table:
 def result_table(result: dict[str, Any]) -> Table:
     """A finished run's figures, from result.json: held-out rewards, seconds by phase, rank correlation."""
     times = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    order = [*_PHASES, "evaluate", "total"]
+    order = [*_TIMES, "evaluate", "total"]
     seconds = {phase: result["seconds"][phase] for phase in order if phase in result["seconds"]}
     for phase in seconds:
         times.add_column(f"{phase} s", justify="right", no_wrap=True)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from solrl_trainer import figures
 from solrl_trainer.gallery import Gallery, load_gallery
-from solrl_trainer.metrics import read_metrics
+from solrl_trainer.metrics import own_time, read_metrics
 from solrl_trainer.report_charts import (
     PHASES,
     evaluation_charts,
@@ -78,7 +78,7 @@ def _content(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         gallery = None
     facts = result or config or {}
-    totals = {phase: sum(line["seconds"].get(phase, 0.0) for line in iterations) for phase in PHASES}
+    totals = {phase: sum(own_time(line["seconds"]).get(phase, 0.0) for line in iterations) for phase in PHASES}
     if result:
         # The other phases come from the metrics, which also know what went before a resume.
         totals["evaluate"] = result["seconds"].get("evaluate", 0.0)
@@ -99,6 +99,7 @@ def _content(folder: Path) -> dict[str, Any]:
         "evaluation_charts": evaluation_charts(evaluations),
         "latest": evaluations[-1] if evaluations else None,
         "totals": {phase: seconds for phase, seconds in totals.items() if seconds},
+        "explored": sum(line["seconds"].get("explore", 0.0) for line in iterations) if totals["wait"] else None,
         "time_chart": time_chart(iterations),
         "optimisation_charts": optimisation_charts(iterations),
         "fidelity": describe_fidelity(measured[-1], config) if measured else None,

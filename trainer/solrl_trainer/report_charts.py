@@ -5,8 +5,9 @@ from typing import Any
 
 from solrl_trainer import figures
 from solrl_trainer.charts import Chart, Series, line_chart, stacked_chart
+from solrl_trainer.metrics import own_time
 
-PHASES = ("explore", "regenerate", "train", "push")
+PHASES = ("explore", "wait", "regenerate", "train", "push")
 
 
 def reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
@@ -40,7 +41,9 @@ def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
     """Seconds of each phase; None before the first iteration."""
     if not iterations:
         return None
-    layers = {phase: [line["seconds"].get(phase, 0.0) for line in iterations] for phase in PHASES}
+    times = [own_time(line["seconds"]) for line in iterations]
+    spent = [phase for phase in PHASES if any(phase in seconds for seconds in times)]
+    layers = {phase: [seconds.get(phase, 0.0) for seconds in times] for phase in spent}
     return stacked_chart("Seconds per iteration and phase", _numbers(iterations), layers, "s")
 
 

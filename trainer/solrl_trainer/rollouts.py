@@ -3,6 +3,7 @@
 Both end in the same: the kept samples of each prompt, with their latents and true rewards.
 """
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Gathered:
         proxy_mean: mean score of all candidates.
         precision, numerics: what made the candidates.
         version: of the behaviour policy that made the candidates.
+        seconds: how long making them took, whether or not anybody waited for them.
     """
 
     kept: list[Kept]
@@ -57,6 +59,7 @@ class Gathered:
     precision: str
     numerics: str
     version: int
+    seconds: float
 
 
 class Rollouts(Protocol):
@@ -128,6 +131,7 @@ class ServiceRollouts:
             answer.precision,
             answer.numerics,
             explored_version(iteration, config),
+            exploration.seconds,
         )
 
     def _look_ahead(self, version: int) -> None:
@@ -165,7 +169,7 @@ class LocalRollouts:
     def gather(self, iteration: int, phase: Phase) -> Gathered:
         """Roll out and select."""
         explore, root, prompts = self._config.explore, seed_root(self._config, iteration), self._prompts_of(iteration)
-        kept, parts, total = [], [], 0.0
+        kept, parts, total, started = [], [], 0.0, time.perf_counter()
         with phase("explore"):
             for prompt in prompts:
                 seeds = expand_seeds(root, prompt.id, explore.candidates)
@@ -175,8 +179,9 @@ class LocalRollouts:
                 kept.append(Kept(prompt, [seeds[i] for i in index], made.scores[0, index]))
                 parts.append(_rows(made, index))
                 total += float(made.scores.sum())
-        mean = total / (len(prompts) * explore.candidates)
-        return Gathered(kept, _join(parts), mean, self._generator.precision, self._generator.numerics, iteration)
+        seconds = time.perf_counter() - started
+        mean, generator = total / (len(prompts) * explore.candidates), self._generator
+        return Gathered(kept, _join(parts), mean, generator.precision, generator.numerics, iteration, seconds)
 
 
 def explored_version(iteration: int, config: RunConfig) -> int:

@@ -1,7 +1,7 @@
 // What is shown, from what the service said.
 const $ = (id) => document.getElementById(id);
 const MOST_ROWS = 8;
-const PHASES = ["explore", "regenerate", "train", "push"];
+const PHASES = ["explore", "wait", "regenerate", "train", "push"];
 const total = (values) => values.reduce((sum, value) => sum + value, 0);
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
@@ -15,7 +15,9 @@ function duration(seconds) {
 /** Iterations are numbered from 0 and counted from 1. */
 const counted = (iteration) => iteration + 1;
 const bytes = (size) => (size < 1e9 ? `${(size / 1e6).toFixed(1)} MB` : `${(size / 1e9).toFixed(2)} GB`);
-const spent = (point) => total(Object.values(point.seconds));
+// Exploring goes on beside the other phases; where a trainer says how long it waited for that, that alone is its time.
+const apart = ({ explore, ...phases }) => ("wait" in phases || explore === undefined ? phases : { explore, ...phases });
+const spent = (point) => total(Object.values(apart(point.seconds)));
 
 /** What a run is about now, and whether it goes on. */
 function standing(run) {
@@ -114,15 +116,17 @@ function smallChart(title, curve, values) {
 }
 
 function phasesView(point) {
-  const names = [...new Set([...PHASES, ...Object.keys(point.seconds)])].filter((name) => name in point.seconds);
+  const phases = apart(point.seconds), beside = "explore" in phases ? undefined : point.seconds.explore;
+  const names = [...new Set([...PHASES, ...Object.keys(phases)])].filter((name) => name in phases);
   const bar = el("div", { className: "phases" }), list = el("div", { className: "times" });
   names.forEach((name, i) => {
     const part = el("i", { className: `p${Math.min(i, 3)}` });
-    part.style.flex = `${point.seconds[name]} 0 0`;
+    part.style.flex = `${phases[name]} 0 0`;
     bar.append(part);
-    list.append(el("b", { className: `p${Math.min(i, 3)}` }, name), el("span", {}, duration(point.seconds[name])));
+    list.append(el("b", { className: `p${Math.min(i, 3)}` }, name), el("span", {}, duration(phases[name])));
   });
-  return el("div", {}, el("h3", {}, `Time of an iteration: ${duration(spent(point))}`), bar, list);
+  const note = beside === undefined ? [] : [el("p", { className: "dim small" }, `exploring took ${duration(beside)}, in part beside this`)];
+  return el("div", {}, el("h3", {}, `Time of an iteration: ${duration(spent(point))}`), bar, list, ...note);
 }
 
 function samplesView(samples) {
