@@ -40,7 +40,7 @@ class CudaMark:
 
     def __init__(self, device: torch.device) -> None:
         # Blocking: whoever waits sleeps, where CUDA would otherwise keep a core busy by asking.
-        self._event = torch.cuda.Event(enable_timing=True, blocking=True)
+        self._event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
@@ -52,7 +52,7 @@ class CudaMark:
         return float(earlier._event.elapsed_time(self._event)) / 1000
 
 
-def mark(device: torch.device) -> HostMark | CudaMark:
+def mark(device: torch.device) -> Mark:
     """The point that `device` reaches when all is done that this thread has asked of it so far."""
     return CudaMark(device) if device.type == "cuda" else HostMark()
 

@@ -53,6 +53,11 @@ _BUILT_IN: dict[str, Callable[..., Reward]] = {
 }
 
 
+def is_built_in(name: str) -> bool:
+    """Whether it is a reward of ours, which needs no metadata."""
+    return name in _BUILT_IN
+
+
 def known_rewards() -> list[str]:
     """Names that `load_reward` takes without a colon."""
     return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
@@ -168,12 +173,15 @@ class RewardSet:
         Raises:
             KeyError: a name that was not loaded.
             RewardError: a reward failed, or gave a wrong shape or a non-finite score; names reward and image.
+            torch.OutOfMemoryError: the device's memory ran out.
         """
         scores = {}
         for name in names:
             reward = self._rewards[name]
             try:
                 values = reward(images, prompts, metadata).float().cpu()
+            except torch.OutOfMemoryError:
+                raise  # fewer images at a time may do
             except Exception as error:
                 at = _first_failing(reward, images, prompts, metadata)
                 which = f"{len(images)} images" if at is None else f"image {at} of prompt {prompts[at]!r}"

@@ -40,10 +40,14 @@ def long_side_then_pad(images: torch.Tensor, side: int) -> torch.Tensor:
     return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))
 
 
+def as_bytes(images: torch.Tensor) -> torch.Tensor:
+    """Images [N, 3, H, W] in [0, 1] → uint8 [N, H, W, 3] on the CPU, rounded to nearest; all on their own device."""
+    return (images * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu()
+
+
 def as_pil(images: torch.Tensor) -> list[Image.Image]:
     """Images [N, 3, H, W] in [0, 1] as 8-bit RGB, rounded to nearest."""
-    pixels = (images * 255).round().clamp(0, 255).to("cpu", torch.uint8)
-    return [Image.fromarray(each.permute(1, 2, 0).numpy()) for each in pixels]
+    return [Image.fromarray(pixels) for pixels in as_bytes(images).numpy()]
 
 
 def pil_short_side_then_centre(image: Image.Image, side: int) -> Image.Image:
