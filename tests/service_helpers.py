@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,14 +119,18 @@ def free_port() -> int:
 
 @contextmanager
 def running_service(
-    *flags: str, model: str | list[str] = MODEL, port: int | None = None, ends_with: int = 0
+    *flags: str,
+    model: str | list[str] = MODEL,
+    port: int | None = None,
+    ends_with: int = 0,
+    program: Sequence[str] = (PROGRAM,),
 ) -> Iterator[RunningService]:
     """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0, or `ends_with`."""
     port = free_port() if port is None else port
     # Where the faulty rewards are.
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent / "services"), "COLUMNS": "120"}
     models = [model] if isinstance(model, str) else model
-    command = [PROGRAM, "serve", "--model", *models, "--port", str(port), *flags]
+    command = [*program, "serve", "--model", *models, "--port", str(port), *flags]
     with tempfile.TemporaryDirectory(prefix="solrl-service-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:

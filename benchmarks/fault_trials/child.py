@@ -25,29 +25,38 @@ def serve(argv: Sequence[str], witness: str) -> None:
     """`solrl-rollout serve`; notes each chunk that is begun, its steps, its end, and each job that is cancelled."""
     from solrl_rollout.cli import main
     from solrl_rollout.engine import Engine
-    from solrl_rollout.executor import Executor
+    from solrl_rollout.executor import Executor, Started
     from solrl_rollout.work import Chunk, Job, Scored
 
     noted = Witness(Path(witness))
-    execute, cancel = Executor.execute, Engine.cancel
 
-    def watched_execute(self: Executor, chunk: Chunk, between: Callable[[], None], *rest: Any) -> Scored:
-        of = {"job": f"{os.getpid()}/{id(chunk.job)}", "run": chunk.job.run, "prompt": chunk.prompt.id}
-        noted.note("begun", **of, seeds=list(chunk.seeds))
+    def note(event: str, chunk: Chunk, **more: Any) -> None:
+        if chunk.job.tenant:  # the warm-up is nobody's
+            job = f"{os.getpid()}/{id(chunk.job)}"
+            noted.note(event, job=job, run=chunk.job.run, prompt=chunk.prompt.id, **more)
+
+    start, finish, cancel = Executor.start, Executor.finish, Engine.cancel
+
+    def watched_start(self: Executor, chunk: Chunk, between: Callable[[], None], *rest: Any) -> Started:
+        note("begun", chunk, seeds=list(chunk.seeds))
 
         def step() -> None:
             between()
-            noted.note("step", **of)
+            note("step", chunk)
 
-        scored = execute(self, chunk, step, *rest)
-        noted.note("made", **of, seeds=list(chunk.seeds))
+        return start(self, chunk, step, *rest)
+
+    def watched_finish(self: Executor, started: Started) -> Scored:
+        scored = finish(self, started)
+        note("made", started.chunk, seeds=list(started.chunk.seeds))
         return scored
 
     def watched_cancel(self: Engine, job: Job) -> None:
         cancel(self, job)
         noted.note("cancelled", job=f"{os.getpid()}/{id(job)}", run=job.run)
 
-    replace(Executor, "execute", watched_execute)
+    replace(Executor, "start", watched_start)
+    replace(Executor, "finish", watched_finish)
     replace(Engine, "cancel", watched_cancel)
     sys.argv = ["solrl-rollout", *argv]
     main()

@@ -150,6 +150,8 @@ class HostedStatus(Message):
     height: int
     default_precision: Tier
     precisions: tuple[PrecisionInfo, ...]
+    at_once: dict[str, int] = Field(default_factory=dict)
+    """How many candidates are made (by precision) or scored (`rewards`) at once, where memory ran out for 24."""
 
 
 class ServiceStatus(Message):

@@ -90,6 +90,7 @@ def _service(service: Service, tenant: str) -> ServiceStatus:
                 height=hosted.info.height,
                 default_precision=hosted.default_precision,
                 precisions=hosted.info.precisions,
+                at_once=dict(hosted.at_once),
             )
             for hosted in service.hosted.values()
         ),

@@ -1,7 +1,9 @@
 """The engine thread: owns the models, takes chunks from the fair queue, and makes and scores their candidates.
 
-Everything that touches torch's model state happens on this one thread. A fault of a request's own is its
-answer; a fault of the thread or the device ends the engine, and the health routes say so.
+Everything that touches torch's model state happens on this one thread. On a GPU a second one scores what is made,
+because images come back to the CPU there, and several rewards cut and resize them on it: meanwhile the GPU makes the
+next chunk. A fault of a request's own is its answer; a fault of a thread or the device ends the engine, and the
+health routes say so.
 """
 
 import logging
@@ -9,13 +11,17 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
 
 from solrl_core.rewards.base import RewardError
 from solrl_proto.problems import ProblemError
 
-from solrl_rollout.executor import Executor, load
-from solrl_rollout.problems import engine_dead, generation_failed, queue_full
+from solrl_rollout.beside import Beside
+from solrl_rollout.executor import Executor, Started, load
+from solrl_rollout.problems import OUT_OF_MEMORY, engine_dead, generation_failed, queue_full
 from solrl_rollout.queue import FairQueue, QueueFull
 from solrl_rollout.recent import Done, Recent
 from solrl_rollout.settings import Settings
@@ -38,7 +44,8 @@ class Engine:
     Once `dead`, it makes nothing any more.
     """
 
-    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+    def __init__(self, settings: Settings, telemetry: Telemetry, *, overlap: bool | None = None) -> None:
+        """`overlap`: whether a chunk is scored while the next one is made; None for on a GPU only."""
         self._settings = settings
         self._telemetry = telemetry
         self.recent = Recent()
@@ -49,9 +56,12 @@ class Engine:
         )
         self._calls: deque[Future[None]] = deque()
         self._running: Job | None = None
+        self._overlap = overlap
+        self._beside: Beside | None = None
         self._closing = False
         self.dead = False
         self._seconds_per_cost = 0.0
+        self._ended = 0.0
         self._thread: threading.Thread | None = None
 
     def start(self) -> Future[list[Hosted]]:
@@ -119,25 +129,34 @@ class Engine:
 
     def _main(self, ready: Future[list[Hosted]]) -> None:
         try:
-            executors = load(self._settings)
+            executors = load(self._settings, self._telemetry)
         except BaseException as error:
             self._end()
             ready.set_exception(error)
             return
+        on_gpu = any(executor.device.type == "cuda" for executor in executors.values())
+        if on_gpu if self._overlap is None else self._overlap:
+            self._beside = Beside(self._notify)
         ready.set_result([executor.hosted for executor in executors.values()])
         try:
             while (chunk := self._next()) is not None:
-                self._execute(executors[chunk.job.model], chunk)
+                self._start(executors[chunk.job.model], chunk)
         except BaseException:
             logger.exception("the engine thread died; health routes answer 503 from now on")
         finally:
             self._end()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def _next(self) -> Chunk | None:
         while True:
             self._answer_calls()
             with self._wake:
                 self._running = None
+                if self._beside is not None:
+                    self._beside.check()
                 if self._closing:
                     return None
                 chunk = self._queue.take()
@@ -147,21 +166,52 @@ class Engine:
                 if not self._calls:
                     self._wake.wait()
 
-    def _execute(self, executor: Executor, chunk: Chunk) -> None:
+    def _start(self, executor: Executor, chunk: Chunk) -> None:
         if not chunk.done.set_running_or_notify_cancel():
             return
 
         def between() -> None:
             self._answer_calls()
-            if chunk.job.cancelled.is_set():
-                raise Abandoned
+            self._abandon(chunk)
 
+        started = None
+        with self._answering(executor, chunk):
+            started = executor.start(chunk, between, self._settle)
+            self._settle()
+        if started is None:
+            return
+        if self._beside is None:
+            self._finish(executor, chunk, started)
+        else:
+            self._beside.run(partial(self._finish, executor, chunk, started))
+
+    def _finish(self, executor: Executor, chunk: Chunk, started: Started) -> None:
+        with self._answering(executor, chunk):
+            self._abandon(chunk)
+            scored = executor.finish(started)
+            self._measure(chunk, scored)
+            chunk.done.set_result(scored)
+
+    def _settle(self) -> None:
+        """Wait for the chunk that is being scored."""
+        if self._beside is not None:
+            self._beside.wait()
+
+    def _abandon(self, chunk: Chunk) -> None:
+        if chunk.job.cancelled.is_set():
+            raise Abandoned
+
+    @contextmanager
+    def _answering(self, executor: Executor, chunk: Chunk) -> Iterator[None]:
+        """What goes wrong within is the chunk's answer; it is raised, too, if it is the thread's or the device's."""
         try:
-            scored = executor.execute(chunk, between)
+            yield
         except ProblemError as error:
             if isinstance(error.__cause__, RewardError):
                 self._telemetry.reward_error(error.__cause__.reward)
             chunk.done.set_exception(error)
+            if error.problem.kind == OUT_OF_MEMORY:
+                executor.probe()
         except Abandoned:
             # Read only where the service was forced to stop: a client that left reads nothing.
             chunk.done.set_exception(engine_dead())
@@ -172,12 +222,12 @@ class Engine:
         except BaseException:
             chunk.done.set_exception(engine_dead())
             raise
-        else:
-            self._measure(chunk, scored)
-            chunk.done.set_result(scored)
 
     def _measure(self, chunk: Chunk, scored: Scored) -> None:
-        measured = (scored.switch + scored.generate + scored.reward) / chunk.cost
+        now = time.monotonic()
+        # What it took beside the chunk before it is not counted twice.
+        measured = (now - max(scored.started, self._ended)) / chunk.cost
+        self._ended = now
         known = self._seconds_per_cost or measured
         self._seconds_per_cost = 0.9 * known + 0.1 * measured
         job = chunk.job
@@ -187,7 +237,7 @@ class Engine:
                 candidates=chunk.candidates,
                 steps=chunk.steps,
                 began=scored.started,
-                ended=time.monotonic(),
+                ended=now,
                 generate=scored.generate,
                 switched=scored.switched,
             )
@@ -218,6 +268,8 @@ class Engine:
                 call.set_result(None)
 
     def _end(self) -> None:
+        if self._beside is not None:
+            self._beside.close()
         with self._wake:
             self.dead = True
             left = self._queue.drop(lambda _: True)

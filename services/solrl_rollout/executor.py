@@ -1,99 +1,170 @@
 """What the engine thread runs: a model at each precision, the adapter it serves, and the rewards."""
 
+import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.fingerprint import part_digests
-from solrl_core.generator import CHUNK, Generator, fastest, numerics, supported
+from solrl_core.generator import CHUNK, Generated, Generator, fastest, numerics, supported
 from solrl_core.lora import adapter_layout
+from solrl_core.pace import Mark, Pace, mark
+from solrl_core.precision import probe
+from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import Reward, RewardError, known_rewards
+from solrl_core.rewards.base import Reward, RewardError, is_built_in, known_rewards
+from solrl_core.rewards.images import as_bytes
+from solrl_core.sampler import Trajectory
 from solrl_proto.models import ModelInfo, PrecisionInfo
 from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import Plan, PromptItem
 
+from solrl_rollout.problems import OUT_OF_MEMORY, RetryLaterError, out_of_memory
+from solrl_rollout.room import NoRoomError, Room, free_memory
 from solrl_rollout.settings import ModelSpec, Settings
-from solrl_rollout.work import Chunk, Hosted, Scored, VersionedAdapter
+from solrl_rollout.telemetry import Telemetry
+from solrl_rollout.work import Chunk, Hosted, Job, Scored, VersionedAdapter
+
+logger = logging.getLogger(__name__)
+
+Part = TypeVar("Part")
 
 _UNKNOWN = "unknown"
+_REWARDS = "rewards"
 
 
-def load(settings: Settings) -> dict[str, "Executor"]:
+def load(settings: Settings, telemetry: Telemetry) -> dict[str, "Executor"]:
     """All models of the settings, by the name they are served under; rewards that they share are loaded once.
 
     Raises:
         ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
+        ProblemError: `reward-failed`.
     """
     _check_names(settings)
     rewards: dict[str, Reward] = {}
     loaded: dict[str, Executor] = {}
     for spec in settings.models:
         try:
-            loaded[spec.name] = Executor(spec, settings, rewards)
+            loaded[spec.name] = Executor(spec, settings, telemetry, rewards)
         except torch.OutOfMemoryError as error:
-            beside = f" beside {', '.join(loaded)}" if loaded else ""
-            raise RuntimeError(
-                f"{spec.location} does not fit on {settings.device}{beside}: {error}; `solrl-rollout memory --model "
-                f"{spec.location}` plans what fits; serve fewer models, at a lower precision, or on a larger GPU"
-            ) from error
+            raise _does_not_fit(spec, settings, loaded, str(error)) from error
+        except ProblemError as error:
+            if error.problem.kind == OUT_OF_MEMORY:
+                raise _does_not_fit(spec, settings, loaded, error.problem.detail) from error
+            raise
     return loaded
 
 
-class Executor:
-    """One hosted model: makes chunks. To be used from one thread."""
+@dataclass(frozen=True)
+class Started:
+    """A chunk whose candidates the device makes: `made` marks when it has.
 
-    def __init__(self, spec: ModelSpec, settings: Settings, rewards: dict[str, Reward]) -> None:
-        """Load and warm; `rewards`: what other models have loaded."""
-        device = settings.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+    Attributes:
+        images: float32 [N, 3, H, W].
+        trajectory: where they stand, if they are to go on.
+        began: when it was taken up, by `time.monotonic`.
+        switched: whether another adapter was served before.
+        before, merged: marks before its adapter was merged and after.
+    """
+
+    chunk: Chunk
+    images: torch.Tensor
+    trajectory: Trajectory | None
+    began: float
+    switched: bool
+    before: Mark
+    merged: Mark
+    made: Mark
+
+
+class Executor:
+    """One hosted model: makes chunks. To be used from one thread, but for `finish`, which may have one of its own."""
+
+    def __init__(self, spec: ModelSpec, settings: Settings, telemetry: Telemetry, rewards: dict[str, Reward]) -> None:
+        """Load and warm up; `rewards`: what other models have loaded."""
+        self._name = spec.name
+        self._telemetry = telemetry
+        device = _device(settings)
         token = settings.hf_token.get_secret_value() if settings.hf_token else None
         self._backbone = load_backbone(spec.location, device=device, revision=spec.revision, token=token)
         self._rewards = RewardSet.load(settings.rewards, self._backbone, settings.reward_options, loaded=rewards)
+        self.device = self._backbone.device
         self._generators: dict[str, Generator] = {}
         self._serving: dict[str, str | None] = {}
-        self._default = fastest(self._backbone.device) if settings.precision == "auto" else settings.precision
-        warm = self._generator(self._default)
-        # A whole chunk, so that a device that is too small is found now.
-        warm.generate("a", range(CHUNK), steps=1)
+        self._default = fastest(self.device) if settings.precision == "auto" else settings.precision
+        self._pace = Pace(lambda: mark(self.device))
+        # Before what is asked of other streams: the sooner it is scored, the sooner its memory is free.
+        self._stream: torch.cuda.Stream | None = None
+        if self.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+        self._rooms: dict[str, Room] = {}
+        self._at_once: dict[str, int] = {}
+        self.warm_up()
         self.hosted = self._describe(spec.name)
 
-    def execute(self, chunk: Chunk, between: Callable[[], None]) -> Scored:
-        """Make and score a chunk's candidates.
+    def start(self, chunk: Chunk, between: Callable[[], None], settle: Callable[[], None] = lambda: None) -> Started:
+        """Make a chunk's candidates; on a GPU they are only asked for when this returns, but for its last step.
 
         Args:
             chunk: what to make.
             between: called before each step; raise from it to stop.
+            settle: waits for chunks that are being finished, whose memory may be needed.
 
         Raises:
-            ProblemError: 422 `adapter-merge` (the adapter before goes on serving), 500 `reward-failed`.
+            ProblemError: 422 `adapter-merge` (the adapter before goes on serving), 503 or 507 `out-of-memory`.
         """
-        job, plan, started = chunk.job, chunk.job.plan, time.monotonic()
-        generator = self._generator(job.precision)
-        switched = self._serve(job.precision, generator, job.adapter)
-        merged = time.monotonic()
-        made = generator.generate(
-            chunk.prompt.text,
-            chunk.seeds,
-            steps=plan.steps,
-            solver=plan.solver,
-            guidance=plan.guidance,
-            begin=chunk.begin,
-            until=chunk.until,
-            between=between,
-        )
-        pixels = None
-        if job.images and chunk.until is None:
-            pixels = (made.images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().contiguous()
-        generated = time.monotonic()
-        count = len(chunk.seeds)
+        job, plan, began, before = chunk.job, chunk.job.plan, time.monotonic(), mark(self.device)
+        generator, switched = self._serving_generator(job)
+        merged = mark(self.device)
+
+        def step() -> None:
+            self._pace.step()
+            between()
+
+        def make(rows: slice) -> Generated:
+            return generator.generate(
+                chunk.prompt.text,
+                chunk.seeds[rows],
+                steps=plan.steps,
+                solver=plan.solver,
+                guidance=plan.guidance,
+                begin=chunk.begin and chunk.begin.rows(rows),
+                until=chunk.until,
+                between=step,
+            )
+
+        parts = self._in_room(job, job.precision, make, chunk.candidates, settle)
+        images = parts[0].images if len(parts) == 1 else torch.cat([part.images for part in parts])
+        trajectory = Trajectory.join([part.trajectory for part in parts]) if chunk.until is not None else None
+        return Started(chunk, images, trajectory, began, switched, before, merged, mark(self.device))
+
+    def finish(self, started: Started) -> Scored:
+        """Score a chunk's candidates once they are made. Another thread may start the next chunk meanwhile.
+
+        Raises:
+            ProblemError: 500 `reward-failed`, 503 or 507 `out-of-memory`.
+        """
+        chunk, job = started.chunk, started.chunk.job
+        started.made.wait()
+        began = time.monotonic()
+
+        @torch.inference_mode()
+        def score(rows: slice) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+            images, prompt = started.images[rows], chunk.prompt
+            scores = self._rewards.score(
+                job.rewards, images, [prompt.text] * len(images), [prompt.metadata] * len(images)
+            )
+            return scores, as_bytes(images) if job.images and chunk.until is None else None
+
         try:
-            with torch.inference_mode():
-                rewards = self._rewards.score(
-                    job.rewards, made.images, [chunk.prompt.text] * count, [chunk.prompt.metadata] * count
-                )
+            # A stream of its own: what is asked of the one that makes candidates waits for those of the next chunk.
+            with torch.cuda.stream(self._stream):
+                parts = self._in_room(job, _REWARDS, score, chunk.candidates)
+                trajectory = started.trajectory and started.trajectory.to(torch.device("cpu"))
         except RewardError as error:
             raise ProblemError(
                 "reward-failed",
@@ -103,21 +174,72 @@ class Executor:
                 where=f"prompts.{chunk.prompt.id}",
                 action="check that the prompt's metadata is what the reward needs, or leave the reward out",
             ) from error
-        trajectory = made.trajectory if chunk.until is not None else None
+        pixels = [part for _, part in parts if part is not None]
         return Scored(
-            rewards,
-            pixels,
+            {name: torch.cat([scores[name] for scores, _ in parts]) for name in job.rewards},
+            torch.cat(pixels) if pixels else None,
             trajectory,
-            started,
-            switched=switched,
-            switch=merged - started,
-            generate=generated - merged,
-            reward=time.monotonic() - generated,
+            started.began,
+            switched=started.switched,
+            switch=started.merged.since(started.before),
+            generate=started.made.since(started.merged),
+            reward=time.monotonic() - began,
         )
+
+    def warm_up(self) -> None:
+        """Make and score a whole chunk, or as much of one as fits, so that a device that is too small is found now.
+
+        Raises:
+            ProblemError: 507 `out-of-memory` if not even one candidate fits.
+        """
+        # Rewards of others may need metadata.
+        rewards = tuple(name for name in self._rewards.names if is_built_in(name))
+        job = Job("", None, self._name, None, self._default, Plan(steps=1), rewards, images=False)
+        while True:
+            try:
+                self.finish(self.start(Chunk(job, PromptItem(id="warm-up", text="a"), range(CHUNK)), lambda: None))
+                return
+            except RetryLaterError:
+                continue  # with less at once
 
     def probe(self) -> None:
         """Raise if the device does not compute any more."""
         torch.ones(1, device=self._backbone.device).sum().item()
+
+    def _serving_generator(self, job: Job) -> tuple[Generator, bool]:
+        """The job's generator with its adapter merged, and whether another one was before."""
+        try:
+            generator = self._generator(job.precision)
+            return generator, self._serve(job.precision, generator, job.adapter)
+        except torch.OutOfMemoryError as error:
+            logger.warning("%s at %s does not fit into memory: %s", job.model, job.precision, error)
+        free_memory()
+        raise out_of_memory(job.model, job.precision, None)
+
+    def _in_room(
+        self,
+        job: Job,
+        part: str,
+        work: Callable[[slice], Part],
+        count: int,
+        settle: Callable[[], None] = lambda: None,
+    ) -> list[Part]:
+        """`Room.run` in the room of that part; raises `out-of-memory`."""
+
+        def ran_out(at_once: int, said: str) -> None:
+            self._at_once[part] = room.most
+            self._telemetry.out_of_memory(job.model, part)
+            fields = {"model": job.model, "part": part, "run": job.run, "tenant": job.tenant, "at_once": room.most}
+            message = "memory ran out with %d candidates at once; from now on at most %d are: %s"
+            logger.warning(message, at_once, room.most, said, extra={"fields": fields})
+
+        room = self._rooms.setdefault(part, Room())
+        try:
+            return room.run(work, count, ran_out, settle)
+        except NoRoomError as error:
+            at_once = error.at_once
+        free_memory()
+        raise out_of_memory(job.model, job.precision, at_once)
 
     def _generator(self, precision: str) -> Generator:
         if precision not in self._generators:
@@ -156,7 +278,10 @@ class Executor:
         shares = {}
         for tier in supported(backbone.device):
             # Built only to know the share, if it is not the default: a second copy of a large model is not kept.
-            shares[tier] = (self._generators.get(tier) or Generator(backbone, tier)).quantized_share
+            try:
+                shares[tier] = (self._generators.get(tier) or Generator(backbone, tier)).quantized_share
+            except torch.OutOfMemoryError as error:
+                logger.warning("%s is not served at %s, which does not fit beside the default: %s", name, tier, error)
         info = ModelInfo(
             name=name,
             family=backbone.family,
@@ -169,17 +294,34 @@ class Executor:
                 PrecisionInfo(
                     precision=tier,
                     numerics=numerics(tier, backbone.device),
+                    how=probe(tier, backbone.device).how,
                     quantized_share=share,
                 )
                 for tier, share in shares.items()
             ),
             lora_targets=tuple(layout),
         )
-        return Hosted(info, self._default, layout, str(backbone.device))
+        return Hosted(info, self._default, layout, str(backbone.device), self._at_once)
+
+
+def _device(settings: Settings) -> str:
+    if settings.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return settings.device
+
+
+def _does_not_fit(spec: ModelSpec, settings: Settings, loaded: dict[str, Executor], said: str) -> RuntimeError:
+    beside = f" beside {', '.join(loaded)}" if loaded else ""
+    return RuntimeError(
+        f"{spec.location} does not fit on {settings.device}{beside}: {said}; `solrl-rollout memory --model "
+        f"{spec.location}` plans what fits; serve fewer models, at a lower precision, or on a larger GPU"
+    )
 
 
 def _check_names(settings: Settings) -> None:
-    """Raise a mistyped name's ValueError now, not after a large model was loaded."""
+    """Raise the ValueError of a mistyped name, or of a precision that is not here, before a large model is loaded."""
+    if settings.precision == "fp8":
+        require_fp8(torch.device(_device(settings)))
     for spec in settings.models:
         locate(spec.location)
     known = known_rewards()

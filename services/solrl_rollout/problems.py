@@ -16,6 +16,7 @@ from solrl_rollout.queue import QueueFull
 
 _SHOWN = 200  # characters of a foreign value that a problem repeats
 _CLIENT_LEFT = 499
+OUT_OF_MEMORY = "out-of-memory"
 _KINDS = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
 
 
@@ -61,6 +62,34 @@ def generation_failed() -> ProblemError:
         "Generation failed",
         "candidates could not be made",
         action="the service's log says why; other requests are still served",
+    )
+
+
+def out_of_memory(model: str, precision: str, at_once: int | None) -> ProblemError:
+    """Memory ran out: 503 where smaller parts are still to be tried, 507 where they were.
+
+    `at_once`: candidates that were too many; None if it was the weights that did not fit.
+    """
+    plan = (
+        f"`solrl-rollout memory --model {model} --precision {precision}` plans what fits: ask for another precision, "
+        "or serve smaller images, fewer models and rewards, or on a larger GPU"
+    )
+    where = "body.plan.precision"
+    if at_once is None:
+        said = f"{model} at {precision} does not fit into the device's memory beside all that is loaded"
+        return ProblemError(OUT_OF_MEMORY, 507, "Out of memory", said, where=where, got=precision, action=plan)
+    said = f"the device's memory does not hold {at_once} candidate{'s' * (at_once > 1)} of {model} at {precision}"
+    if at_once == 1:
+        return ProblemError(OUT_OF_MEMORY, 507, "Out of memory", said, where=where, got=precision, action=plan)
+    return RetryLaterError(
+        OUT_OF_MEMORY,
+        503,
+        "Out of memory",
+        said,
+        retry_after=1,
+        where=where,
+        got=precision,
+        action=f"send the same request again, smaller parts are tried then; {plan}",
     )
 
 

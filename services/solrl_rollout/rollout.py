@@ -61,7 +61,8 @@ class Rollout:
         done = await self._made(chunks)
         group = Group(self._request, chunks, done, done)
         if self._request.plan.prune is not None:
-            places, chosen = group.survivors(self._request.plan.prune.keep)
+            # In a thread, since whole latents are copied there.
+            places, chosen = await asyncio.to_thread(group.survivors, self._request.plan.prune.keep)
             self._engine.submit(chosen, admitted=True)
             group = group.pruned(places, await self._made(chosen))
         # In a thread, since images are compressed there.

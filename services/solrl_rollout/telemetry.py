@@ -67,6 +67,7 @@ class Telemetry:
         self._pushes = counter("adapter_pushes", "Adapter versions stored.", "tenant")
         self._bytes = counter("adapter_bytes", "Bytes of the adapter versions stored.", "tenant")
         self._faults = counter("reward_errors", "Chunks that a reward failed on.", "reward")
+        self._memory = counter("out_of_memory", "Times that memory held no more than half of it.", "model", "part")
         self._requests = counter("http_requests", "Requests answered.", "route", "method", "status")
         self._latency = histogram(
             "http_request_seconds", "Seconds to the end of an answer.", "route", "method", buckets=_REQUEST
@@ -126,6 +127,10 @@ class Telemetry:
     def reward_error(self, reward: str) -> None:
         """A reward failed on a chunk."""
         self._faults.labels(reward).inc()
+
+    def out_of_memory(self, model: str, part: str) -> None:
+        """Memory ran out in making candidates (`part`: at which precision) or in scoring them (`rewards`)."""
+        self._memory.labels(model, part).inc()
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """A request was answered; `route` is a template, never a path."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -23,6 +23,8 @@ class Hosted:
     default_precision: Tier
     layout: dict[str, tuple[int, int]]
     device: str
+    at_once: Mapping[str, int]
+    """What `HostedStatus.at_once` says; it changes while the service runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class Job:
 class Scored:
     """A finished chunk: rewards float32 [N] by name, images uint8 [N, H, W, 3] if asked for, seconds.
 
-    `trajectory` is where its candidates stand, if they are to go on.
+    `trajectory` is where its candidates stand, on the CPU, if they are to go on.
     """
 
     rewards: dict[str, torch.Tensor]

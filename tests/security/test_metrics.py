@@ -39,6 +39,7 @@ def telemetry() -> Telemetry:
     made.pushed("a", "demo", 7, 1000)
     made.served("a", "demo", 5)
     made.reward_error("hpsv2")
+    made.out_of_memory("mini", "nvfp4")
     made.request("/v1/models", "GET", 200, 0.002)
     with made.in_progress():
         pass
@@ -58,6 +59,7 @@ def test_plain_numbers_become_metrics(telemetry: Telemetry) -> None:
     assert value(samples, "solrl_adapter_lag_versions", tenant="a", run="demo") == 2
     assert value(samples, "solrl_run_share", tenant="a", run="demo") == 1
     assert value(samples, "solrl_reward_errors_total", reward="hpsv2") == 1
+    assert value(samples, "solrl_out_of_memory_total", model="mini", part="nvfp4") == 1
     assert value(samples, "solrl_queue_candidates", tenant="b") == 24
     assert value(samples, "solrl_queue_oldest_seconds") == 1.5
     assert value(samples, "solrl_http_requests_total", route="/v1/models", method="GET", status="200") == 1

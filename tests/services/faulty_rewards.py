@@ -1,6 +1,7 @@
 """Third-party rewards with faults, loaded by the real service as `faulty_rewards:<name>`."""
 
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,3 +16,13 @@ def picky(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappi
 def fatal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Ends the thread that calls it."""
     sys.exit("the end")
+
+
+gate = threading.Event()
+"""Until it is set, `gated` waits."""
+
+
+def gated(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Waits to be let go; then as `picky`."""
+    assert gate.wait(60)
+    return picky(images, prompts, metadata)

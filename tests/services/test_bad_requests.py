@@ -31,6 +31,7 @@ def post(service: RunningService, change: dict[str, Any]) -> Any:
         ({"plan": {"steps": 10**9}}, "body.plan.steps"),
         ({"plan": {"precision": "int4"}}, "body.plan.precision"),
         ({"plan": {"solver": "magic"}}, "body.plan.solver"),
+        ({"plan": {"width": 100, "height": 100}}, "body.plan.width"),
         ({"rewards": []}, "body.rewards"),
         ({"adapter": {"run": "../etc", "version": 0}}, "body.adapter.run"),
         ({"adapter": {"run": "a"}}, "body.adapter.version"),

@@ -1,12 +1,16 @@
 """`solrl-rollout` as it is typed: light help, one clear message where it cannot start, and the doctor."""
 
+import json
+import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from redis_helpers import RedisServer
 from service_helpers import PROGRAM, free_port
+from solrl_core.families.load import locate
 
 HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "redis"}
 
@@ -81,6 +85,20 @@ def test_serve_refuses_what_it_cannot_load_and_names_what_exists(flags: list[str
     message = refusal("--port", "0", *flags)
     assert flags[-1] in message
     assert ("mini-sana" if flags[0] == "--model" else "clipscore") in message
+
+
+def test_serve_refuses_a_precision_that_the_device_has_not_and_names_those_it_has() -> None:
+    message = refusal("--port", "0", "--device", "cpu", "--precision", "fp8")
+    assert "precision fp8: this CPU has no FP8 matrix units" in message
+    assert "use bf16, or nvfp4" in message
+
+
+def test_serve_refuses_sizes_that_the_model_cannot_make(tmp_path: Path) -> None:
+    model = shutil.copytree(locate("mini-sana"), tmp_path / "odd")
+    options = json.loads((model / "solrl.json").read_text())
+    (model / "solrl.json").write_text(json.dumps(options | {"height": 100}))
+    message = refusal("--port", "0", "--model", str(model))
+    assert "got images of 64×100 px; odd makes multiples of 16 px" in message
 
 
 def test_serve_refuses_a_bad_environment() -> None:

@@ -1,0 +1,77 @@
+"""How many candidates at once a device's memory holds, found out by trying."""
+
+import gc
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from solrl_core.generator import CHUNK
+
+Part = TypeVar("Part")
+
+
+class NoRoomError(Exception):
+    """Memory ran out, and again for half of it: `at_once` candidates are too many."""
+
+    def __init__(self, at_once: int) -> None:
+        super().__init__(f"memory holds less than {at_once} candidates at once")
+        self.at_once = at_once
+
+
+class Room:
+    """Memory for a kind of work on candidates.
+
+    Attributes:
+        most: candidates at once; half of what ran out of memory, once something did.
+    """
+
+    def __init__(self) -> None:
+        self.most = CHUNK
+
+    def run(
+        self,
+        work: Callable[[slice], Part],
+        count: int,
+        ran_out: Callable[[int, str], None],
+        settle: Callable[[], None] = lambda: None,
+    ) -> list[Part]:
+        """Apply `work` to `count` rows, in slices of at most `most`; where memory runs out, once more in halves.
+
+        Args:
+            work: makes what it makes of some rows; the same of each, whichever others come with it.
+            count: how many rows there are.
+            ran_out: told whenever memory did: with how many candidates at once, and what torch said.
+            settle: called before the second try, to wait for what else takes memory.
+
+        Raises:
+            NoRoomError: memory ran out in halves, too.
+        """
+        made = self._tried(work, count, ran_out)
+        if made is None:
+            settle()
+            free_memory()
+            at_once = min(self.most, count)
+            made = self._tried(work, count, ran_out)
+            if made is None:
+                raise NoRoomError(at_once)
+        return made
+
+    def _tried(
+        self, work: Callable[[slice], Part], count: int, ran_out: Callable[[int, str], None]
+    ) -> list[Part] | None:
+        """What came of it; None if memory ran out, and from then on half as many are made at once."""
+        at_once = min(self.most, count)
+        try:
+            return [work(slice(start, min(start + at_once, count))) for start in range(0, count, at_once)]
+        except torch.OutOfMemoryError as error:
+            said = str(error)
+        # Not within the handler: the error holds the frames, and so the tensors, of what did not fit.
+        self.most = max(1, at_once // 2)
+        ran_out(at_once, said)
+        return None
+
+
+def free_memory() -> None:
+    """Give back what no tensor holds any more."""
+    gc.collect()
+    torch.cuda.empty_cache()  # nothing, where CUDA was never used

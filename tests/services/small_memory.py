@@ -1,0 +1,50 @@
+"""A device whose memory holds few candidates, because a CPU's never ends; as a program, `solrl-rollout` on one."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.families.sana import Sana
+from solrl_core.rewards.clipscore import ClipScore
+
+
+def limited(work: Callable[..., Any], rows_at: int, most: int) -> Callable[..., Any]:
+    """`work`, whose argument number `rows_at` may have `most` rows."""
+
+    def checked(*arguments: Any, **more: Any) -> Any:
+        rows = len(arguments[rows_at])
+        if rows > most:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {rows} rows, and there is room for {most}")
+        return work(*arguments, **more)
+
+    return checked
+
+
+def of_transformer(most: int) -> tuple[type, str, Any]:
+    """What to set so that the transformer is given at most so many rows; with guidance, a candidate has two."""
+
+    def velocity(self: Sana, transformer: torch.nn.Module, *rest: Any) -> torch.Tensor:
+        return whole(self, limited(transformer, 0, most), *rest)  # type: ignore[arg-type]
+
+    whole = Sana.velocity
+    return Sana, "velocity", velocity
+
+
+def of_decoder(most: int) -> tuple[type, str, Any]:
+    """The same for the autoencoder."""
+    return PipelineBackbone, "decode", limited(PipelineBackbone.decode, 1, most)
+
+
+def of_rewards(most: int) -> tuple[type, str, Any]:
+    """The same for CLIPScore."""
+    return ClipScore, "_pixels", limited(ClipScore._pixels, 1, most)
+
+
+if __name__ == "__main__":
+    from solrl_rollout.cli import main
+
+    setattr(*of_transformer(int(os.environ["ROOM_TO_MAKE"])))
+    setattr(*of_rewards(int(os.environ["ROOM_TO_SCORE"])))
+    main()

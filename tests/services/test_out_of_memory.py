@@ -1,0 +1,198 @@
+"""Memory that runs out: work is made in halves and nobody notices, or it is refused and others are served."""
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+import small_memory
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+from service_helpers import RunningService, problem, rollout_request, running_service, scores
+from solrl_core.generator import CHUNK
+from solrl_proto import Plan, PromptItem
+from solrl_proto.problems import ProblemError
+from solrl_rollout import executor
+from solrl_rollout.engine import Engine
+from solrl_rollout.settings import Settings
+from solrl_rollout.telemetry import Telemetry
+from solrl_rollout.work import Chunk, Job
+
+TO_MAKE, TO_SCORE = 12, 9
+ONE_LANE = {"OMP_NUM_THREADS": "1"}  # so that a whole chunk is one batch, as on a GPU
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[RunningService]:
+    """A service on a device of little memory, with two models: what one could not do, the other has yet to try."""
+    room = {"ROOM_TO_MAKE": str(TO_MAKE), "ROOM_TO_SCORE": str(TO_SCORE)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (ONE_LANE | room).items():
+            patch.setenv(name, value)
+        program = (sys.executable, small_memory.__file__)
+        models = ["mini-sana", "other=mini-sana"]
+        with running_service("--precision", "nvfp4", model=models, program=program) as running:
+            yield running
+
+
+def at_once(service: RunningService, model: int) -> dict[str, int]:
+    found: dict[str, int] = service.client.get("/v1/status").json()["service"]["models"][model]["at_once"]
+    return found
+
+
+def times(service: RunningService, model: str, part: str) -> float:
+    """How often memory ran out, by the metrics."""
+    families = text_string_to_metric_families(service.client.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    labels = {"model": model, "part": part}
+    found = (one.value for one in samples if one.name == "solrl_out_of_memory_total" and one.labels == labels)
+    return next(found, 0.0)
+
+
+def ask(service: RunningService, model: str, plan: dict[str, Any], **more: Any) -> httpx.Response:
+    body = rollout_request(**more) | {"model": model}
+    body["plan"] |= plan
+    return service.client.post("/v1/rollouts", json=body)
+
+
+def test_the_warm_up_finds_what_fits_and_says_so(small: RunningService) -> None:
+    # 24 and 12 are too many to be scored.
+    assert at_once(small, 0) == at_once(small, 1) == {"nvfp4": CHUNK // 2, "rewards": CHUNK // 4}
+    assert times(small, "mini-sana", "rewards") == 2
+    log = small.log.read_text()
+    assert "memory ran out with 24 candidates at once; from now on at most 12 are" in log
+    assert "there is room for 12" in log
+    assert '"part": "nvfp4"' in log
+
+
+@pytest.mark.parametrize("prune", [None, {"after": 1, "keep": 20}], ids=["whole", "pruned"])
+def test_halves_are_answered_as_the_whole_is(small: RunningService, service: RunningService, prune: Any) -> None:
+    plan = {"precision": "bf16", "steps": 3, "prune": prune}
+    before = times(small, "other", "bf16")
+    expected, got = (
+        ask(where, model, plan, count=40, images="png").json()["groups"][0]
+        for where, model in ((service, "mini-sana"), (small, "other"))
+    )
+    assert got["seeds"] == expected["seeds"]
+    assert got["pruned"] == expected["pruned"]
+    for ours, theirs in zip(got["scores"], expected["scores"], strict=True):
+        assert ours == (None if theirs is None else pytest.approx(theirs, abs=1e-4))
+    assert [image is None for image in got["images"]] == [image is None for image in expected["images"]]
+    assert at_once(small, 1)["bf16"] == CHUNK // 2
+    # Found out by the first chunk of all; those after it know.
+    assert times(small, "other", "bf16") == 1 >= before
+
+
+def test_what_fails_in_halves_is_refused_while_others_are_served(
+    small: RunningService, service: RunningService
+) -> None:
+    # Two rows a candidate: not even twelve fit.
+    plan = {"precision": "bf16", "guidance": 2.0}
+    with ThreadPoolExecutor(2) as pool:
+        refused = pool.submit(ask, small, "mini-sana", plan, count=24)
+        beside = pool.submit(ask, small, "mini-sana", {}, count=30)
+    assert scores(beside.result().json()) == scores(ask(small, "mini-sana", {}, count=30).json())
+    response = refused.result()
+    document = problem(response)
+    assert (response.status_code, document["kind"], document["got"]) == (503, "out-of-memory", "bf16")
+    assert "12 candidates" in document["detail"]
+    assert "solrl-rollout memory --model mini-sana --precision bf16" in document["action"]
+    assert int(response.headers["retry-after"]) >= 1
+    # As it says: smaller parts are tried when it is sent again.
+    again, expected = (scores(ask(one, "mini-sana", plan, count=24).json())[0] for one in (small, service))
+    assert again == pytest.approx(expected, abs=1e-4)
+    assert small.client.get("/health/live").status_code == 200
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Engine]]:
+    """Starts an engine in this process, whose batches are whole chunks."""
+    monkeypatch.setattr("solrl_core.lanes.lane_count", lambda: 1)
+    engines = []
+
+    def start() -> Engine:
+        engines.append(Engine(Settings(precision="nvfp4"), Telemetry()))
+        engines[-1].start().result()
+        return engines[-1]
+
+    yield start
+    for one in engines:
+        one.close()
+
+
+def made(engine: Engine, precision: Any = "bf16", count: int = CHUNK) -> list[float]:
+    """Scores of a chunk."""
+    job = Job("t", "a", "mini-sana", None, precision, Plan(steps=1), ("clipscore",), images=False)
+    chunk = Chunk(job, PromptItem(id="p", text="a red circle"), range(count))
+    engine.submit([chunk])
+    found: list[float] = chunk.done.result(60).rewards["clipscore"].tolist()
+    return found
+
+
+@pytest.mark.parametrize("part", [small_memory.of_decoder, small_memory.of_rewards])
+def test_whatever_runs_out_is_halved(
+    engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch, part: Callable[[int], tuple[type, str, Any]]
+) -> None:
+    running = engine()
+    expected = made(running)
+    monkeypatch.setattr(*part(12))
+    assert made(running) == pytest.approx(expected, abs=1e-4)
+
+
+def test_one_candidate_that_does_not_fit_is_507_and_the_rest_is_served(
+    engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(*small_memory.of_transformer(0))
+        with pytest.raises(ProblemError) as refused:
+            made(running, count=1)
+    assert (refused.value.problem.status, refused.value.problem.kind) == (507, "out-of-memory")
+    assert len(made(running, "nvfp4")) == CHUNK
+    assert not running.dead
+
+
+def test_weights_that_do_not_fit_are_507_until_they_do(
+    engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def does_not_fit(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no room for weights")
+
+    running = engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "Generator", does_not_fit)
+        with pytest.raises(ProblemError) as refused:
+            made(running)
+    assert (refused.value.problem.status, refused.value.problem.kind) == (507, "out-of-memory")
+    assert "does not fit" in refused.value.problem.detail
+    assert len(made(running)) == CHUNK
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [(small_memory.of_transformer, "nvfp4 does not fit"), (small_memory.of_rewards, "does not hold 1 candidate of")],
+)
+def test_a_service_that_holds_no_candidate_does_not_start(
+    engine: Callable[[], Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    part: Callable[[int], tuple[type, str, Any]],
+    said: str,
+) -> None:
+    monkeypatch.setattr(*part(0))
+    with pytest.raises(RuntimeError, match=rf"mini-sana does not fit on auto: .*{said}.*solrl-rollout memory"):
+        engine()
+
+
+def test_a_tier_that_does_not_fit_beside_the_default_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = executor.Generator
+
+    def only_nvfp4(backbone: Any, precision: str) -> Any:
+        if precision != "nvfp4":
+            raise torch.OutOfMemoryError("no room for weights")
+        return whole(backbone, precision)
+
+    monkeypatch.setattr(executor, "Generator", only_nvfp4)
+    (loaded,) = executor.load(Settings(precision="nvfp4"), Telemetry()).values()
+    assert [tier.precision for tier in loaded.hosted.info.precisions] == ["nvfp4"]
