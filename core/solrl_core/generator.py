@@ -19,7 +19,7 @@ from solrl_core.families.base import Backbone, Conditioning, stack
 from solrl_core.lanes import side_by_side, split
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise
-from solrl_core.precision import apply_policy, fp8_scaling, quantized_share
+from solrl_core.precision import apply_policy, probe, quantized_share
 from solrl_core.sampler import Trajectory, advance
 
 PRECISIONS: tuple[Tier, ...] = get_args(Tier)
@@ -51,17 +51,17 @@ class Generated:
 
 def numerics(precision: str, device: torch.device) -> Literal["native", "emulated"]:
     """Whether `device` computes in `precision`, or its rounding is reproduced in a wider one."""
-    return "native" if precision != "nvfp4" and device.type == "cuda" else "emulated"
+    return probe(precision, device).numerics or "emulated"
 
 
 def supported(device: torch.device) -> tuple[Tier, ...]:
     """The precisions that `device` runs, natively or emulated."""
-    return tuple(tier for tier in PRECISIONS if tier != "fp8" or fp8_scaling(device) is not None)
+    return tuple(tier for tier in PRECISIONS if probe(tier, device).numerics is not None)
 
 
 def fastest(device: torch.device) -> Tier:
     """The fastest tier that is native on `device`; an emulation is never it. BF16 on a CPU, which has none faster."""
-    return "fp8" if "fp8" in supported(device) else "bf16"
+    return next((tier for tier in PRECISIONS if probe(tier, device).numerics == "native"), "bf16")
 
 
 class Generator:

@@ -1,17 +1,23 @@
-"""Low-precision layers: NVFP4 in emulation, the layers that use it, and the policy that places them."""
+"""Low-precision layers: NVFP4 native and in emulation, FP8, the policy that places them, what a device runs."""
 
 from solrl_core.precision.fp8 import fp8_scaling
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, refresh_weight_
 from solrl_core.precision.nvfp4 import quantize_dequantize, quantize_dequantize_per_candidate
 from solrl_core.precision.policy import LayerPolicy, apply_policy, linear_flops, quantized_share
+from solrl_core.precision.te import engine_version, nvfp4_obstacle
+from solrl_core.precision.tiers import Probed, probe
 
 __all__ = [
     "LayerPolicy",
+    "Probed",
     "QuantLinear",
     "QuantPointwiseConv",
     "apply_policy",
+    "engine_version",
     "fp8_scaling",
     "linear_flops",
+    "nvfp4_obstacle",
+    "probe",
     "quantize_dequantize",
     "quantize_dequantize_per_candidate",
     "quantized_share",

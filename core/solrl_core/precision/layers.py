@@ -21,11 +21,12 @@ class _QuantLayer(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
+        self._shape = weight.flatten(1).shape
         self._hold(weight, bias)
 
     def refresh_(self, weight: Tensor) -> None:
         """Requantise from a clean (merged) float32 ``weight`` into the storage already held."""
-        _check_shape(self, weight.flatten(1), self.weight.flatten(1).shape)
+        _check_shape(self, weight.flatten(1), self._shape)
         self._write(weight)
 
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -72,7 +73,7 @@ class QuantLinear(_QuantLayer):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
-        self.out_features, self.in_features = self.weight.shape
+        self.out_features, self.in_features = weight.shape
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Self:
@@ -97,7 +98,7 @@ class QuantPointwiseConv(_QuantLayer):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
-        self.out_channels, self.in_channels = self.weight.shape[:2]
+        self.out_channels, self.in_channels = weight.shape[:2]
 
     @classmethod
     def from_conv(cls, conv: nn.Conv2d) -> Self:

@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, is_pointwise
 from solrl_core.precision.nvfp4 import BLOCK
+from solrl_core.precision.te import TeFp8Linear, TeFp8PointwiseConv, TeLinear, TePointwiseConv, nvfp4_obstacle
 
 _LAYERS: dict[str, tuple[type[QuantLinear], type[QuantPointwiseConv]]] = {
-    "nvfp4": (QuantLinear, QuantPointwiseConv),
+    "nvfp4": (TeLinear, TePointwiseConv),
+    "nvfp4 emulated": (QuantLinear, QuantPointwiseConv),
     "fp8": (Fp8Linear, Fp8PointwiseConv),
+    "fp8 by transformer engine": (TeFp8Linear, TeFp8PointwiseConv),
 }
 
 
@@ -70,10 +73,13 @@ class LayerPolicy:
 def apply_policy(model: nn.Module, policy: LayerPolicy, precision: str = "nvfp4") -> list[str]:
     """Swap the layers that ``policy`` selects for quantised ones, in ``model`` itself; return their names.
 
-    ValueError where the device or a layer's size does not take the precision ("nvfp4" or "fp8").
+    precision: "nvfp4" (native where the model's device has it), "fp8"; for tests and benchmarks also "nvfp4
+    emulated" and "fp8 by transformer engine". ValueError where the device or a layer's size does not take it.
     """
-    linear, pointwise = _LAYERS[precision]
     names = policy.select(model)
+    if precision == "nvfp4" and names and nvfp4_obstacle(next(model.parameters()).device) is not None:
+        precision = "nvfp4 emulated"
+    linear, pointwise = _LAYERS[precision]
     for name in names:
         module = model.get_submodule(name)
         parent, _, child = name.rpartition(".")

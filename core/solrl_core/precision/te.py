@@ -1,0 +1,216 @@
+"""Linear layers in NVFP4 on Blackwell's own units, through Transformer Engine's recipe, quantisers and product.
+
+Not through ``te.Linear``: with a cached weight it breaks the graph of a compiled block. So the product is one custom
+operator over plain tensors, and a layer's weight is the buffers that Transformer Engine's quantiser filled.
+
+The float32 scale of an activation spans the tensor, so a candidate's last digits depend on its batch-mates.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solrl_core.precision.fp8 import fp8_scaling
+from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
+from solrl_core.precision.nvfp4 import quantize_dequantize
+
+Recipe = Literal["nvfp4", "fp8"]
+"""NVFP4BlockScaling, or Float8CurrentScaling: the same code where there is no Blackwell, for tests and benchmarks."""
+
+MULTIPLE = 32
+"""Both sides of a weight must be multiples of this, and tokens are padded to it: 16 bytes of 4-bit values."""
+NVFP4_CAPABILITY = (10, 0)
+_TOLERANCE = 0.01
+"""Relative error of the probe's product: rounding it to BF16 makes 0.002, another precision than NVFP4 0.14."""
+
+
+def engine_version() -> str | None:
+    """The version of Transformer Engine here, None where it is not installed; ValueError where it is broken."""
+    if find_spec("transformer_engine") is None:
+        return None
+    try:
+        import transformer_engine
+        import transformer_engine.pytorch
+    except Exception as error:  # built for another CUDA or torch it fails in many ways
+        raise ValueError(f"Transformer Engine is broken: {type(error).__name__}: {error}") from error
+    return str(transformer_engine.__version__)
+
+
+@cache
+def nvfp4_obstacle(device: torch.device) -> str | None:
+    """Why `device` does not multiply in NVFP4 itself; None where a small product came out as it should."""
+    if device.type != "cuda":
+        return f"only a Blackwell GPU has NVFP4 units, this is {device.type.upper()}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < NVFP4_CAPABILITY:
+        return f"compute capability {_dotted(capability)}, NVFP4 needs {_dotted(NVFP4_CAPABILITY)}"
+    try:
+        if engine_version() is None:
+            return "Transformer Engine is not installed (pip install --no-build-isolation 'solrl[nvfp4]')"
+        return _wrong_product(device)
+    except ValueError as error:
+        return str(error)
+    except Exception as error:  # whatever it is, serving goes on in emulation and says why
+        return f"Transformer Engine failed at a small product: {type(error).__name__}: {error}"
+
+
+def require_engine(recipe: Recipe, device: torch.device) -> None:
+    """ValueError that names what would work, where Transformer Engine does not run `recipe` on `device`."""
+    if recipe == "nvfp4":
+        obstacle = nvfp4_obstacle(device)
+    elif device.type != "cuda":
+        obstacle = f"Transformer Engine needs a CUDA GPU, this is {device.type.upper()}"
+    else:
+        obstacle = "Transformer Engine is not installed" if engine_version() is None else None
+    if obstacle is not None:
+        others = "fp8 or bf16" if fp8_scaling(device) else "bf16"
+        raise ValueError(f"native {recipe} by Transformer Engine: {obstacle}; use {others}, or nvfp4 in emulation")
+
+
+class _Te:
+    """Transformer Engine in place of the emulated arithmetic of a quantised layer."""
+
+    weight: Tensor
+    bias: Tensor | None
+    recipe: Recipe = "nvfp4"
+
+    def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
+        if weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE:
+            shape = tuple(weight.shape[:2])
+            raise ValueError(f"native NVFP4 weights need both axes to be multiples of {MULTIPLE}: got {shape}")
+        require_engine(self.recipe, weight.device)
+        parts = _engine(self.recipe, weight.device).quantize_weight(weight)
+        self._names = ["weight", *(f"scale_{i}" for i in range(1, len(parts)))]
+        for name, part in zip(self._names, parts, strict=True):
+            self.register_buffer(name, part)  # type: ignore[attr-defined]
+        kept = None if bias is None else bias.detach().to(torch.bfloat16, copy=True)
+        self.register_buffer("bias", kept)  # type: ignore[attr-defined]
+
+    def _write(self, weight: Tensor) -> None:
+        new = _engine(self.recipe, self.weight.device).quantize_weight(weight.to(self.weight.device))
+        for part, value in zip(self._parts(), new, strict=True):
+            part.copy_(value)
+
+    def _linear(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        out: Tensor = product(rows, self._parts(), self.bias, self.weight.shape[0], self.recipe)
+        return out.view(*x.shape[:-1], -1)
+
+    def _parts(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self._names]
+
+
+class TeLinear(_Te, QuantLinear):
+    """``nn.Linear`` in native NVFP4; ValueError where the device has none or the sizes are no multiples of 32."""
+
+    arithmetic = "nvfp4 native"
+
+
+class TePointwiseConv(_Te, QuantPointwiseConv):
+    """1×1 ``nn.Conv2d`` in native NVFP4."""
+
+    arithmetic = "nvfp4 native"
+
+
+class TeFp8Linear(TeLinear):
+    """``TeLinear`` under Transformer Engine's FP8 recipe: never served, it stands in where there is no Blackwell."""
+
+    arithmetic = "fp8 by Transformer Engine"
+    recipe: Recipe = "fp8"
+
+
+class TeFp8PointwiseConv(TePointwiseConv):
+    """``TePointwiseConv`` under Transformer Engine's FP8 recipe."""
+
+    arithmetic = "fp8 by Transformer Engine"
+    recipe: Recipe = "fp8"
+
+
+@torch.library.custom_op("solrl::te_linear", mutates_args=())
+def product(x: Tensor, weight: list[Tensor], bias: Tensor | None, out_features: int, recipe: str) -> Tensor:
+    """x [M, K] in any float dtype × a weight that ``recipe`` quantised, [N, K]ᵀ → bfloat16 [M, N]."""
+    rows = x.to(torch.bfloat16)
+    if len(x) % MULTIPLE:
+        rows = F.pad(rows, (0, 0, 0, -len(x) % MULTIPLE))
+    return _engine(recipe, x.device).product(rows, weight, bias)[: len(x)]
+
+
+@product.register_fake
+def _(x: Tensor, weight: list[Tensor], bias: Tensor | None, out_features: int, recipe: str) -> Tensor:
+    return x.new_empty(x.shape[0], out_features, dtype=torch.bfloat16)
+
+
+class _Engine:
+    """Transformer Engine's quantisers of one recipe on one device, and its product of what they made."""
+
+    def __init__(self, recipe: Any, device: torch.device) -> None:
+        from transformer_engine.pytorch.quantization import RecipeState
+
+        self._device = device
+        with torch.cuda.device(device):
+            state = RecipeState.create(recipe, mode="forward", num_quantizers=2, device=device)
+            self._activation, self._weight = state.make_quantizers()
+        for quantizer in (self._activation, self._weight):
+            quantizer.set_usage(rowwise=True, columnwise=False)  # by column only training needs
+            quantizer.internal = True  # a bare storage: no tensor subclass, less time on the CPU
+        # As te.Linear asks for it.
+        self._split = getattr(getattr(recipe, "fp8_gemm_fprop", None), "use_split_accumulator", False)
+        self._storage = self._quantize(self._weight, torch.zeros(MULTIPLE, MULTIPLE, device=device))
+        self._keys = [key for key, value in self._storage.get_metadata().items() if isinstance(value, Tensor)]
+
+    def quantize_weight(self, weight: Tensor) -> list[Tensor]:
+        """weight [N, K, ...] → its codes and scales, in the recipe's order."""
+        metadata = self._quantize(self._weight, weight.detach().flatten(1).float()).get_metadata()
+        return [metadata[key] for key in self._keys]
+
+    def product(self, x: Tensor, weight: list[Tensor], bias: Tensor | None) -> Tensor:
+        """x bfloat16 [k · 32, K] × what `quantize_weight` made of [N, K] → bfloat16 [k · 32, N]."""
+        from transformer_engine.pytorch.cpp_extensions import general_gemm
+
+        metadata = self._storage.get_metadata() | dict(zip(self._keys, weight, strict=True))
+        with torch.cuda.device(self._device):
+            out, *_ = general_gemm(
+                type(self._storage)(**metadata),
+                self._quantize(self._activation, x),
+                out_dtype=torch.bfloat16,
+                bias=bias,
+                use_split_accumulator=self._split,
+            )
+        return out  # type: ignore[no-any-return]
+
+    def _quantize(self, quantizer: Any, values: Tensor) -> Any:
+        with torch.no_grad(), torch.cuda.device(self._device):
+            return quantizer(values.contiguous())
+
+
+@cache
+def _engine(recipe: str, device: torch.device) -> _Engine:
+    from transformer_engine.common.recipe import Float8CurrentScaling, NVFP4BlockScaling
+
+    if recipe == "fp8":
+        return _Engine(Float8CurrentScaling(), device)
+    # The three serve training: they cost accuracy or make the result random.
+    settings = {"disable_rht": True, "disable_stochastic_rounding": True, "disable_2d_quantization": True}
+    return _Engine(NVFP4BlockScaling(**settings), device)
+
+
+def _wrong_product(device: torch.device) -> str | None:
+    """What is wrong with a small NVFP4 product on `device`, beside the emulation; None: nothing."""
+    noise = torch.Generator(device).manual_seed(0)
+    shape = (2, 2 * MULTIPLE, 4 * MULTIPLE)
+    x, weight = torch.randn(shape, generator=noise, device=device, dtype=torch.bfloat16)
+    engine = _engine("nvfp4", device)
+    got = engine.product(x, engine.quantize_weight(weight), None).float()
+    expected = quantize_dequantize(x) @ quantize_dequantize(weight).T
+    error = float((got - expected).norm() / expected.norm())
+    if error < _TOLERANCE:
+        return None
+    return f"a small product is {error:.1%} off what NVFP4 should give (at most {_TOLERANCE:.0%})"
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))

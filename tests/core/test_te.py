@@ -1,0 +1,240 @@
+"""Native NVFP4 through Transformer Engine: what stands in its way is named; its layers hold, refresh, pad and compile.
+
+Without a GPU an engine of the emulation's arithmetic stands in. On one with Transformer Engine the layers run for
+real: in NVFP4 from compute capability 10.0 on, else the same code under its FP8 recipe.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from solrl_core.generator import fastest, numerics
+from solrl_core.precision import LayerPolicy, QuantLinear, apply_policy, engine_version, probe, quantize_dequantize, te
+from solrl_core.precision.te import TeFp8Linear, TeFp8PointwiseConv, TeLinear, TePointwiseConv, nvfp4_obstacle
+from torch import Tensor, nn
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+BLACKWELL, HOPPER = (10, 0), (9, 0)
+
+
+def has_engine() -> bool:
+    try:
+        found = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+        return found and engine_version() is not None
+    except ValueError:
+        return False
+
+
+needs_engine = pytest.mark.skipif(not has_engine(), reason="needs a GPU with FP8 units and Transformer Engine")
+not_installed = pytest.mark.skipif(
+    te.find_spec("transformer_engine") is not None, reason="Transformer Engine is installed"
+)
+
+
+class StandIn:
+    """The emulation's arithmetic behind the engine's interface."""
+
+    def __init__(self, product: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
+        self.rows: list[int] = []
+        self._product = product or (lambda x, weight: quantize_dequantize(x) @ weight.T)
+
+    def quantize_weight(self, weight: Tensor) -> list[Tensor]:
+        values = quantize_dequantize(weight.flatten(1))
+        scale = values.abs().max()
+        return [values / scale, scale]
+
+    def product(self, x: Tensor, weight: list[Tensor], bias: Tensor | None) -> Tensor:
+        self.rows.append(len(x))
+        out = self._product(x, weight[0] * weight[1])
+        return (out if bias is None else out + bias).to(torch.bfloat16)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    engine = StandIn()
+    monkeypatch.setattr(te, "_engine", lambda recipe, device: engine)
+    monkeypatch.setattr(te, "nvfp4_obstacle", lambda device: None)
+    return engine
+
+
+def obstacle_at(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> str | None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    return nvfp4_obstacle.__wrapped__(CUDA)
+
+
+def write_broken_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "transformer_engine").mkdir()
+    (folder / "transformer_engine" / "__init__.py").write_text("raise OSError('libcublasLt.so.13: undefined symbol')\n")
+    monkeypatch.syspath_prepend(folder)
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    return float((got.float() - expected.float()).norm() / expected.float().norm())
+
+
+def test_a_cpu_emulates_and_says_why() -> None:
+    assert probe("nvfp4", CPU).how == (
+        "rounded to NVFP4, multiplied in float32: only a Blackwell GPU has NVFP4 units, this is CPU"
+    )
+    assert (numerics("nvfp4", CPU), fastest(CPU)) == ("emulated", "bf16")
+    model = nn.Sequential(nn.Linear(32, 32))
+    apply_policy(model, LayerPolicy(("0",)))
+    assert type(model[0]) is QuantLinear
+
+
+def test_layers_refuse_a_device_without_units_and_name_what_works() -> None:
+    with pytest.raises(ValueError, match=r"native nvfp4 .*: only a Blackwell .* is CPU; use bf16, or nvfp4 in emu"):
+        TeLinear.from_linear(nn.Linear(32, 32))
+    with pytest.raises(ValueError, match=r"native fp8 .*: Transformer Engine needs a CUDA GPU, this is CPU; use bf16"):
+        TeFp8PointwiseConv.from_conv(nn.Conv2d(32, 32, 1))
+
+
+def test_sizes_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"multiples of 32: got \(32, 48\)"):
+        TeLinear.from_linear(nn.Linear(48, 32))
+
+
+def test_an_older_gpu_is_named_before_the_library_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert obstacle_at(monkeypatch, HOPPER) == "compute capability 9.0, NVFP4 needs 10.0"
+
+
+@not_installed
+def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine_version() is None
+    obstacle = obstacle_at(monkeypatch, BLACKWELL)
+    assert obstacle is not None
+    assert "not installed (pip install --no-build-isolation 'solrl[nvfp4]')" in obstacle
+
+
+@not_installed
+def test_a_broken_library_is_named_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_broken_engine(tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match=r"is broken: OSError: libcublasLt.so.13: undefined symbol"):
+        engine_version()
+    assert obstacle_at(monkeypatch, BLACKWELL) == (
+        "Transformer Engine is broken: OSError: libcublasLt.so.13: undefined symbol"
+    )
+
+
+def test_a_product_that_fails_or_is_wrong_is_no_native_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(te, "engine_version", lambda: "2.20")
+
+    def fails(device: torch.device) -> str | None:
+        raise RuntimeError("cuBLAS Error: not supported")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(te, "_wrong_product", fails)
+        obstacle = obstacle_at(patch, BLACKWELL)
+    assert obstacle == "Transformer Engine failed at a small product: RuntimeError: cuBLAS Error: not supported"
+    engines = [StandIn(), StandIn(lambda x, weight: x.float() @ weight.T)]
+    monkeypatch.setattr(te, "_engine", lambda recipe, device: engines.pop(0))
+    assert te._wrong_product(CPU) is None
+    assert "off what NVFP4 should give" in str(te._wrong_product(CPU))
+
+
+def test_a_gpu_that_passes_is_native_and_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solrl_core.precision.tiers.nvfp4_obstacle", lambda device: None)
+    monkeypatch.setattr("solrl_core.precision.tiers.engine_version", lambda: "2.20")
+    monkeypatch.setattr("solrl_core.generator.probe", probe.__wrapped__)
+    assert probe.__wrapped__("nvfp4", CPU) == ("native", "Transformer Engine 2.20, NVFP4BlockScaling")
+    assert (numerics("nvfp4", CPU), fastest(CPU)) == ("native", "nvfp4")
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_policy_places_native_layers_where_the_device_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solrl_core.precision.policy.nvfp4_obstacle", lambda device: None)
+    model = nn.Sequential(nn.Linear(64, 32), nn.Conv2d(32, 32, 1))
+    apply_policy(model, LayerPolicy((r"\d",)))
+    assert [type(layer) for layer in model] == [TeLinear, TePointwiseConv]
+    assert repr(model[0]) == "TeLinear(64, 32, bias=True, nvfp4 native)"
+    assert (model[1].in_channels, model[1].out_channels) == (32, 32)
+
+
+@torch.no_grad()
+def test_tokens_are_padded_and_a_refresh_writes_in_place(stand_in: StandIn) -> None:
+    torch.manual_seed(0)
+    clean = nn.Linear(64, 32)
+    layer = TeLinear.from_linear(clean)
+    x = torch.randn(3, 7, 64)
+    assert layer(x).shape == (3, 7, 32)
+    assert stand_in.rows == [32]
+    assert relative_error(layer(x), clean(x)) < 0.2
+    places = [part.data_ptr() for part in layer.buffers()]
+    layer.refresh_(clean.weight * 2)
+    assert [part.data_ptr() for part in layer.buffers()] == places
+    clean.weight.mul_(2)
+    assert relative_error(layer(x), clean(x)) < 0.2
+    with pytest.raises(ValueError, match="expected"):
+        layer.refresh_(clean.weight[:, :32])
+
+
+@pytest.mark.usefixtures("stand_in")
+@torch.no_grad()
+def test_a_compiled_block_is_one_graph_for_all_layers_and_refreshes() -> None:
+    check_compiled(lambda: TeLinear.from_linear(nn.Linear(64, 64)), torch.randn(3, 64), "aot_eager")
+
+
+def check_compiled(make: Callable[[], QuantLinear], x: Tensor, backend: str) -> None:
+    """Two blocks and a refresh share the one graph that the first block was compiled to."""
+    blocks = [nn.Sequential(make(), nn.GELU(), make()) for _ in range(2)]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda block, x: block(x), backend=backend, fullgraph=True)
+    compiled(blocks[0], x)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        blocks[0][0].refresh_(torch.randn(64, 64, device=x.device))  # type: ignore[operator]
+        for block in blocks:
+            assert relative_error(compiled(block, x), block(x)) < 0.02
+
+
+@needs_engine
+@torch.no_grad()
+def test_layers_on_a_gpu_multiply_as_their_recipe_says() -> None:
+    torch.manual_seed(0)
+    native = nvfp4_obstacle(CUDA) is None
+    linear, pointwise = (TeLinear, TePointwiseConv) if native else (TeFp8Linear, TeFp8PointwiseConv)
+    for clean, quantise, shape in (
+        (nn.Linear(256, 128), linear.from_linear, (4, 9, 256)),
+        (nn.Conv2d(256, 128, 1), pointwise.from_conv, (4, 256, 3, 3)),
+    ):
+        clean = clean.to("cuda", torch.bfloat16)
+        layer = quantise(clean)  # type: ignore[operator]
+        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        assert layer(x).shape == clean(x).shape
+        places = [part.data_ptr() for part in layer.buffers()]
+        for _ in range(2):
+            low, high = (0.08, 0.2) if native else (0.005, 0.06)
+            assert low < relative_error(layer(x), clean(x)) < high
+            layer.refresh_(clean.weight.float() * 2)
+            clean.weight.mul_(2)
+        assert [part.data_ptr() for part in layer.buffers()] == places
+
+
+@needs_engine
+@torch.no_grad()
+def test_a_weight_on_a_gpu_is_packed_and_padding_changes_nothing() -> None:
+    native = nvfp4_obstacle(CUDA) is None
+    clean = nn.Linear(256, 128, device="cuda", dtype=torch.bfloat16)
+    layer = (TeLinear if native else TeFp8Linear).from_linear(clean)
+    assert layer.weight.numel() == 128 * 256 // (2 if native else 1)
+    x = torch.randn(5, 256, device="cuda", dtype=torch.bfloat16)
+    assert torch.equal(layer(x), layer(F.pad(x, (0, 0, 0, 27)))[:5])
+    if native:
+        values = quantize_dequantize(x) @ quantize_dequantize(clean.weight).T + clean.bias
+        assert relative_error(layer(x), values) < 0.01
+
+
+@needs_engine
+@torch.no_grad()
+def test_a_compiled_block_on_a_gpu_is_one_graph_for_all_layers_and_refreshes() -> None:
+    layer = TeLinear if nvfp4_obstacle(CUDA) is None else TeFp8Linear
+    x = torch.randn(3, 64, device="cuda", dtype=torch.bfloat16)
+    check_compiled(lambda: layer.from_linear(nn.Linear(64, 64, device="cuda", dtype=torch.bfloat16)), x, "inductor")
+
+
+@needs_engine
+def test_an_older_gpu_has_no_native_tier_even_with_the_library() -> None:
+    if torch.cuda.get_device_capability() < BLACKWELL:
+        assert "NVFP4 needs 10.0" in str(nvfp4_obstacle(CUDA))
+        assert (numerics("nvfp4", CUDA), fastest(CUDA)) == ("emulated", "fp8")
