@@ -70,7 +70,7 @@ class Generator:
     Attributes:
         precision: "nvfp4", "fp8" or "bf16".
         numerics: "native" if the hardware computes in that precision, "emulated" if its rounding is reproduced
-            in a wider one (NVFP4 anywhere so far; BF16 weights with float32 arithmetic on a CPU).
+            in a wider one (NVFP4 on all but a Blackwell GPU; BF16 weights with float32 arithmetic on a CPU).
         quantized_share: share of the blocks' linear FLOPs that is quantised.
         layout: module → (out_features, in_features) of what an adapter binds.
     """

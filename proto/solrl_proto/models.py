@@ -17,6 +17,8 @@ class PrecisionInfo(Message):
 
     precision: Tier
     numerics: Literal["native", "emulated"]
+    how: str
+    """What computes it, by a small product at the start; where it is not native, why."""
     quantized_share: float
     """Share of the transformer blocks' linear FLOPs that is quantised, 0 to 1."""
 

@@ -53,8 +53,8 @@ def _software() -> Iterator[Finding]:
 
 def _devices(settings: Settings) -> Iterator[Finding]:
     import torch
-    from solrl_core.generator import fastest, numerics, supported
-    from solrl_core.precision import fp8_scaling
+    from solrl_core.generator import PRECISIONS, fastest
+    from solrl_core.precision import engine_version, probe
 
     count = torch.cuda.device_count()
     for i in range(count):
@@ -67,14 +67,15 @@ def _devices(settings: Settings) -> Iterator[Finding]:
         yield Finding("cuda", "missing" if wanted else "ok", "no device; runs on the CPU", action)
     on_cuda = count > 0 and settings.device != "cpu"
     device = torch.device("cuda" if on_cuda else "cpu")
-    how = "its rounding is reproduced in float32; the native tier (compute capability 10.0) is not built yet"
-    yield Finding("tier nvfp4", "ok", f"{numerics('nvfp4', device)}: {how}")
-    if "fp8" in supported(device):
-        yield Finding("tier fp8", "ok", f"native, scaled by {fp8_scaling(device)}")
-    else:
-        yield Finding("tier fp8", "ok", "not on this device: it takes an Ada, Hopper or Blackwell GPU")
-    how = "on tensor cores" if on_cuda else "bfloat16 weights, float32 arithmetic"
-    yield Finding("tier bf16", "ok", f"{numerics('bf16', device)}: {how}")
+    for tier in PRECISIONS:
+        numerics, how = probe(tier, device)
+        yield Finding(f"tier {tier}", "ok", f"{numerics}: {how}" if numerics else how)
+    try:
+        version = engine_version()
+        yield Finding("transformer engine", "ok", version or "not installed; native nvfp4 takes it, on a Blackwell GPU")
+    except ValueError as error:
+        action = "build it anew for this torch and CUDA; until then nvfp4 is emulated"
+        yield Finding("transformer engine", "warn", str(error), action)
     yield Finding("precision auto", "ok", fastest(device) if settings.precision == "auto" else settings.precision)
 
 

@@ -13,6 +13,7 @@ from solrl_core.fingerprint import part_digests
 from solrl_core.generator import CHUNK, Generated, Generator, fastest, numerics, supported
 from solrl_core.lora import adapter_layout
 from solrl_core.pace import Mark, Pace, mark
+from solrl_core.precision import probe
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import Reward, RewardError, is_built_in, known_rewards
@@ -293,6 +294,7 @@ class Executor:
                 PrecisionInfo(
                     precision=tier,
                     numerics=numerics(tier, backbone.device),
+                    how=probe(tier, backbone.device).how,
                     quantized_share=share,
                 )
                 for tier, share in shares.items()

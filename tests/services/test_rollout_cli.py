@@ -126,3 +126,14 @@ def test_the_doctor_says_what_is_missing() -> None:
     assert done.returncode == 1
     assert done.stdout.count("missing") == 3
     assert "mini-sana" in done.stdout
+
+
+def test_the_doctor_says_what_each_precision_is_here_and_why(tmp_path: Path) -> None:
+    package = tmp_path / "transformer_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise OSError('libcublasLt.so.13: undefined symbol')\n")
+    found = run("doctor", "--port", "0", "--device", "cpu", COLUMNS="400", PYTHONPATH=str(tmp_path)).stdout
+    assert "emulated: rounded to NVFP4, multiplied in float32: only a Blackwell GPU has NVFP4 units, this is C" in found
+    assert "not on this device: it takes an Ada, Hopper or Blackwell GPU" in found
+    assert "Transformer Engine is broken: OSError: libcublasLt.so.13: undefined symbol" in found
+    assert "until then nvfp4 is emulated" in found

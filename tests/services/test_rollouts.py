@@ -112,6 +112,9 @@ def test_models_names_digests_noise_and_tiers(service: RunningService, backbone:
     shares = {tier.precision: tier.quantized_share for tier in model.precisions}
     assert shares["nvfp4"] >= 0.9
     assert shares["bf16"] == 0
+    how = {tier.precision: tier.how for tier in model.precisions}
+    assert "this is CPU" in how["nvfp4"]
+    assert how["bf16"] == "bfloat16 weights, float32 arithmetic"
 
 
 def test_auto_is_the_fastest_native_tier_and_never_an_emulation_of_a_lower_one(service: RunningService) -> None:

@@ -20,6 +20,7 @@ def check(model: str, rollout_url: str | None, prompts: str) -> Iterator[Row]:
     yield "python", "ok" if sys.version_info >= (3, 11) else "missing", platform.python_version(), "3.11 or newer"
     yield from _packages()
     yield from _device()
+    yield from _tiers()
     yield _model(model)
     yield _prompts(prompts)
     if rollout_url is not None:
@@ -42,6 +43,23 @@ def _device() -> Iterator[Row]:
     else:
         found = f"CPU, {torch.get_num_threads()} threads"
         yield "device", "warn", found, "miniatures run; real models need a CUDA GPU (BF16 is emulated here)"
+
+
+def _tiers() -> Iterator[Row]:
+    import torch
+    from solrl_core.generator import PRECISIONS
+    from solrl_core.precision import engine_version, probe
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for tier in PRECISIONS:
+        numerics, how = probe(tier, device)
+        yield f"tier {tier}", "ok", f"{numerics}: {how}" if numerics else how, ""
+    try:
+        found = engine_version() or "not installed; native nvfp4 takes it, on a Blackwell GPU"
+        yield "transformer engine", "ok", found, ""
+    except ValueError as error:
+        action = "build it anew for this torch and CUDA; until then nvfp4 is emulated"
+        yield "transformer engine", "warn", str(error), action
 
 
 def _model(model: str) -> Row:
