@@ -171,7 +171,7 @@ def test_tokens_are_padded_and_a_refresh_writes_in_place(stand_in: StandIn) -> N
 
 
 @pytest.mark.usefixtures("stand_in")
-@torch.no_grad()
+@torch.inference_mode()
 def test_a_compiled_block_is_one_graph_for_all_layers_and_refreshes() -> None:
     check_compiled(lambda: TeLinear.from_linear(nn.Linear(64, 64)), torch.randn(3, 64), "aot_eager")
 
@@ -185,7 +185,7 @@ def check_compiled(make: Callable[[], QuantLinear], x: Tensor, backend: str) -> 
     with torch._dynamo.config.patch(error_on_recompile=True):
         blocks[0][0].refresh_(torch.randn(64, 64, device=x.device))  # type: ignore[operator]
         for block in blocks:
-            assert relative_error(compiled(block, x), block(x)) < 0.02
+            assert relative_error(compiled(block, x), block(x)) < 0.05
 
 
 @needs_engine
@@ -226,7 +226,7 @@ def test_a_weight_on_a_gpu_is_packed_and_padding_changes_nothing() -> None:
 
 
 @needs_engine
-@torch.no_grad()
+@torch.inference_mode()
 def test_a_compiled_block_on_a_gpu_is_one_graph_for_all_layers_and_refreshes() -> None:
     layer = TeLinear if nvfp4_obstacle(CUDA) is None else TeFp8Linear
     x = torch.randn(3, 64, device="cuda", dtype=torch.bfloat16)
