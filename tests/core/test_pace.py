@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 import torch
 from solrl_core.pace import Pace, mark, upload
 
@@ -50,3 +51,44 @@ def test_a_mark_on_a_cpu_is_the_clock() -> None:
 def test_an_upload_changes_nothing() -> None:
     values = torch.randn(3, 4)
     assert torch.equal(upload(values, torch.device("cpu")), values)
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+_LONG = 10**9  # cycles: some half of a second
+
+
+@on_gpu
+def test_on_a_gpu_a_mark_is_reached_when_the_work_before_it_is_done() -> None:
+    device = torch.device("cuda")
+    first = mark(device)
+    torch.cuda._sleep(_LONG)
+    began = time.monotonic()
+    second = mark(device)
+    assert time.monotonic() - began < 0.1
+    second.wait()
+    assert 0.1 < second.since(first) < 2
+
+
+@on_gpu
+def test_on_a_gpu_an_upload_does_not_wait_and_is_whole() -> None:
+    values = torch.randn(1000, 1000)
+    upload(values, torch.device("cuda")).cpu()  # pinned memory is taken once, and that does wait
+    torch.cuda._sleep(_LONG)
+    began = time.monotonic()
+    there = upload(values, torch.device("cuda"))
+    assert time.monotonic() - began < 0.1
+    assert torch.equal(there.cpu(), values)
+
+
+@on_gpu
+def test_on_a_gpu_the_thread_waits_for_all_steps_but_the_last() -> None:
+    device = torch.device("cuda")
+    pace = Pace(lambda: mark(device))
+    for _ in range(4):
+        pace.step()
+        torch.cuda._sleep(_LONG)
+    last = mark(device)
+    began = time.monotonic()
+    last.wait()
+    left = time.monotonic() - began
+    assert 0.1 < left < 2  # two steps were still to be done, the third and the fourth

@@ -123,6 +123,14 @@ def test_a_reward_that_fails_on_many_images_only_says_on_how_many() -> None:
         scored(b=giving(fails))
 
 
+def test_a_lack_of_memory_is_not_the_rewards_fault() -> None:
+    def fails(images: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("too many")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        scored(b=giving(fails))
+
+
 def test_a_reward_that_was_not_loaded_is_a_key_error() -> None:
     with pytest.raises(KeyError, match="never"):
         RewardSet({"a": giving(torch.zeros(3))}).score(["never"], IMAGES, TEXTS, [{}] * 3)
