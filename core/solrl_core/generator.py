@@ -15,8 +15,9 @@ from solrl_proto.identifiers import Tier
 from torch import nn
 
 from solrl_core.adapter import Adapter
+from solrl_core.batches import Batch, batches
 from solrl_core.families.base import Backbone, Conditioning, stack
-from solrl_core.lanes import side_by_side, split
+from solrl_core.lanes import side_by_side
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise
 from solrl_core.precision import apply_policy, probe, quantized_share
@@ -28,6 +29,8 @@ CHUNK = 24
 _CACHED_PROMPTS = 1024
 _DECODED_PIXELS = 4 * 1024 * 1024
 """At once: an autoencoder's activations are many times its images."""
+_DECODED_ON_GPU = (6, 3, 2, 1)
+"""Images at once; parts of every batch that a GPU makes, so that the decoder meets one shape."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class Generator:
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
         self._merger = Merger(clean, self.transformer)
         self.quantized_share = self._share() if precision != "bf16" else 0.0
+        if backbone.device.type == "cuda":
+            backbone.compile(self.transformer)
 
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Merge an adapter (None: the base) in place; on an error the one before goes on serving."""
@@ -139,27 +144,29 @@ class Generator:
                     between()
 
         @torch.inference_mode()
-        def make(chunk: slice) -> Generated:
-            conditioning = stack(rows[chunk])
+        def make(batch: Batch) -> Generated:
+            conditioning = stack([rows[place] for place in batch.places])
 
             def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
                 at = torch.full((len(x),), sigma, device=device)
                 return self.backbone.velocity(self.transformer, x, at, conditioning, guidance)
 
             if begin is None:
-                start = Trajectory(initial_noise(seeds[chunk], self.backbone.latent_shape))
+                start = Trajectory(initial_noise([seeds[p] for p in batch.places], self.backbone.latent_shape))
             else:
-                start = begin.rows(chunk)
+                start = begin.rows(batch.places)
             end = advance(velocity, start.to(device), sigmas, solver, until=until, between=between_steps)
             assert end.clean is not None
-            return Generated(end, self.decode(end.clean))
+            return Generated(end.rows(slice(batch.count)), self.decode(end.clean)[: batch.count])
 
-        parts = side_by_side(make, split(len(seeds), CHUNK, device), device)
+        parts = side_by_side(make, batches(len(seeds), CHUNK, device), device)
         return Generated(Trajectory.join([p.trajectory for p in parts]), torch.cat([p.images for p in parts]))
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Images [N, 3, H, W], decoded a few at a time where they are large."""
         at_once = max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width))
+        if latents.device.type == "cuda":
+            at_once = next(number for number in _DECODED_ON_GPU if number <= at_once)
         return torch.cat([self.backbone.decode(part) for part in torch.split(latents, at_once)])
 
     def _share(self) -> float:

@@ -103,3 +103,11 @@ class Backbone(ABC):
     @abstractmethod
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Images [B, 3, H, W] float32 in [0, 1]."""
+
+    def compile(self, transformer: nn.Module) -> None:
+        """Make a generator's transformer fast on a GPU, in place; compiled when first called with each batch size."""
+        # One code object serves all blocks of a kind, at every precision and batch size.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        for name in self.blocks:
+            for block in transformer.get_submodule(name).children():
+                block.compile(fullgraph=True, dynamic=False)

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from solrl_core.families.base import Conditioning
+from solrl_core.families.flux_attention import FusedAttention
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.precision import LayerPolicy
+from solrl_core.precision.fp8 import Fp8Linear
 
 PIPELINE = "FluxPipeline"
 PATCH = 2
@@ -48,6 +50,20 @@ class Flux(PipelineBackbone):
         """The pipeline's own: shifted by the number of image tokens if configured (dev), else not (schnell)."""
         unshifted = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).tolist()
         return self._flow_match_sigmas(steps, unshifted)
+
+    def fuse(self, transformer: nn.Module) -> None:
+        """Norms and positions before attention in one kernel; GELU within the FP8 layer after it, everywhere."""
+        super().fuse(transformer)
+        for name in self.blocks:
+            for block in transformer.get_submodule(name).children():
+                block.attn.set_processor(FusedAttention())  # type: ignore[union-attr,operator]
+        for block in transformer.get_submodule("single_transformer_blocks").children():
+            last = block.proj_out
+            if isinstance(last, Fp8Linear):
+                block.act_mlp = nn.Identity()
+                # Apart, because what was concatenated would have to be written out and read again.
+                inner = self._config.num_attention_heads * self._config.attention_head_dim
+                last.parts = ((inner, ""), (last.weight.shape[1] - inner, "gelu_tanh"))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:

@@ -16,6 +16,7 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free
+from solrl_core.families.sana_feed_forward import FusedFeedForward
 from solrl_core.precision import LayerPolicy
 from solrl_core.sampler import unshifted_sigmas
 
@@ -43,6 +44,11 @@ class Sana(PipelineBackbone):
         if not any(_has_linear_feed_forward(file) for file in files):
             return {}
         return {"transformer": _transformer_of_linear_feed_forward(folder / "transformer", files, dtype)}
+
+    def fuse(self, transformer: nn.Module) -> None:
+        """Feed-forwards with one kernel between their two products."""
+        for block in transformer.get_submodule("transformer_blocks").children():
+            block.ff = FusedFeedForward(block.get_submodule("ff"))
 
     def sigmas(self, steps: int) -> list[float]:
         """Unshifted."""

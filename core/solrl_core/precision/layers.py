@@ -10,7 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solrl_core.precision.nvfp4 import BLOCK, quantize_dequantize, quantize_dequantize_per_candidate
+from solrl_core.precision.nvfp4 import (
+    BLOCK,
+    opaque_per_candidate,
+    quantize_dequantize,
+    quantize_dequantize_per_candidate,
+)
 
 
 class _QuantLayer(nn.Module):
@@ -40,7 +45,8 @@ class _QuantLayer(nn.Module):
     def _linear(self, x: Tensor) -> Tensor:
         """``x`` [B, ..., in] → float32 [B, ..., out]."""
         self._require_float32()
-        values = quantize_dequantize_per_candidate(x)
+        rounded = opaque_per_candidate if torch.compiler.is_compiling() else quantize_dequantize_per_candidate
+        values = rounded(x)
         if x.is_meta:
             return F.linear(values, self.weight.flatten(1), self.bias)
         # Autocast would round the quantised values once more.

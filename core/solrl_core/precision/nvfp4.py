@@ -55,6 +55,17 @@ def quantize_dequantize_per_candidate(x: Tensor) -> Tensor:
         return _round_blocks(blocks, block_amax, block_amax.amax(axes, keepdim=True), scratch).flatten(-2)
 
 
+@torch.library.custom_op("solrl::nvfp4_per_candidate", mutates_args=())
+def opaque_per_candidate(x: Tensor) -> Tensor:
+    """``quantize_dequantize_per_candidate`` as a compiler must leave it: fused, its additions would round otherwise."""
+    return quantize_dequantize_per_candidate(x)
+
+
+@opaque_per_candidate.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=torch.float32, device=x.device)
+
+
 def _blocks(x: Tensor) -> Tensor:
     """View ``x`` in float32 as ``[..., length / 16, 16]``."""
     if x.ndim == 0 or x.shape[-1] % BLOCK or x.numel() == 0 or not x.is_floating_point():

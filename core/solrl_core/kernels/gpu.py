@@ -1,0 +1,166 @@
+"""The kernels, in Triton, which torch brings along where it is built for a GPU; imported only there.
+
+What each computes is said, and written in torch's operations, in the module of its operation.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
+# ruff: noqa: N803
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LONGEST_ROW = 32768
+_VALUES_A_THREAD = 32
+_CHANNELS = 256
+_HEADS = 8
+
+
+def rows(x: Tensor, codes: Tensor, scales: Tensor, *, gelu: bool) -> None:
+    """`solrl_core.kernels.rows` of `x` [outer, inner, K], whose last axis is contiguous.
+
+    Raises:
+        ValueError: rows too long to be held at once.
+    """
+    outer, inner, length = x.shape
+    if length > _LONGEST_ROW:
+        raise ValueError(f"got rows of {length}; FP8 layers take at most {_LONGEST_ROW} input features")
+    block = triton.next_power_of_2(length)
+    warps = max(1, min(32, block // (32 * _VALUES_A_THREAD)))
+    _rows[(outer * inner,)](
+        x, codes, scales, inner, x.stride(0), x.stride(1), length, BLOCK=block, GELU=gelu, num_warps=warps
+    )
+
+
+@triton.jit
+def _rows(x, codes, scales, inner, outer_stride, inner_stride, length, BLOCK: tl.constexpr, GELU: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    here = at < length
+    start = (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
+    v = tl.load(x + start + at, here, 0).to(tl.float32)
+    if GELU:
+        v = v * tl.sigmoid(1.5957691216057308 * (v + 0.044715 * v * v * v))
+    scale = tl.maximum(tl.max(tl.abs(v), 0) * (1 / 448.0), 1.1754943508222875e-38)
+    tl.store(scales + row, scale)
+    # The conversion saturates: rounding may have carried the largest a little beyond 448.
+    tl.store(codes + row.to(tl.int64) * length + at, (v * tl.div_rn(1.0, scale)).to(tl.float8e4nv), here)
+
+
+def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, out: Tensor, first: int, eps: float) -> None:
+    """`solrl_core.kernels.rope` into `out`; all contiguous, the size of a head a power of two."""
+    count, tokens, heads, size = x.shape
+    grid = (count * tokens, triton.cdiv(heads, _HEADS))
+    _rms_norm_rope[grid](
+        x, weight, cos, sin, out, tokens, heads, first, eps, SIZE=size, PAIRS=size // 2, HEADS=_HEADS, num_warps=4
+    )
+
+
+@triton.jit
+def _rms_norm_rope(
+    x,
+    weight,
+    cos,
+    sin,
+    out,
+    tokens,
+    heads,
+    first,
+    eps,
+    SIZE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    at = row.to(tl.int64) * heads * SIZE + head[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    here = (head < heads)[:, None]
+    v = tl.load(x + at, here, 0).to(tl.float32)
+    v *= tl.rsqrt(tl.sum(v * v, 1) / SIZE + eps)[:, None]
+    v *= tl.load(weight + tl.arange(0, SIZE)).to(tl.float32)[None, :]
+    even, odd = tl.split(tl.reshape(v, (HEADS, PAIRS, 2)))
+    angle = (first + row % tokens) * SIZE + 2 * tl.arange(0, PAIRS)
+    c = tl.load(cos + angle).to(tl.float32)[None, :]
+    s = tl.load(sin + angle).to(tl.float32)[None, :]
+    turned = tl.reshape(tl.join(even * c - odd * s, odd * c + even * s), (HEADS, SIZE))
+    tl.store(out + at, turned.to(out.dtype.element_ty), here)
+
+
+def silu_depthwise_glu(x: Tensor, taps: Tensor, bias: Tensor, out: Tensor) -> None:
+    """`solrl_core.kernels.depthwise` into `out`; taps [9, 2·C]; all contiguous."""
+    count, height, width, channels = out.shape
+    grid = (triton.cdiv(channels, _CHANNELS), triton.cdiv(height, 2), count)
+    _silu_depthwise_glu[grid](x, taps, bias, out, height, width, channels, BLOCK=_CHANNELS, num_warps=2)
+
+
+@triton.jit
+def _silu_depthwise_glu(x, taps, bias, out, height, width, channels, BLOCK: tl.constexpr):
+    """Two rows of the output, all columns from left to right, BLOCK channels of it.
+
+    A column of the input goes to the output columns on its right, at its place and on its left, so that each is read
+    once: `_mid` and `_left` hold what is summed so far for the output columns at the place and to the left.
+    """
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1) * 2
+    inside = c < channels
+    both = 2 * channels
+    image = tl.program_id(2).to(tl.int64) * height * width
+
+    va = tl.load(bias + c, inside, 0).to(tl.float32)
+    ga = tl.load(bias + channels + c, inside, 0).to(tl.float32)
+    v0_left, v0_mid, v1_left, v1_mid = va, va, va, va
+    g0_left, g0_mid, g1_left, g1_mid = ga, ga, ga, ga
+    v00, v01, v02, v10, v11, v12, v20, v21, v22 = _nine(taps + c, both, inside)
+    g00, g01, g02, g10, g11, g12, g20, g21, g22 = _nine(taps + channels + c, both, inside)
+
+    for column in range(width + 1):
+        here = inside & (column < width)
+        at = x + (image + (row - 1) * width + column) * both + c
+        down = width * both
+        top = here & (row > 0)
+        third = here & (row + 1 < height)
+        last = here & (row + 2 < height)
+        a = _silu(tl.load(at, top, 0).to(tl.float32))
+        b = _silu(tl.load(at + down, here, 0).to(tl.float32))
+        d = _silu(tl.load(at + 2 * down, third, 0).to(tl.float32))
+        e = _silu(tl.load(at + 3 * down, last, 0).to(tl.float32))
+        at += channels
+        p = _silu(tl.load(at, top, 0).to(tl.float32))
+        q = _silu(tl.load(at + down, here, 0).to(tl.float32))
+        r = _silu(tl.load(at + 2 * down, third, 0).to(tl.float32))
+        s = _silu(tl.load(at + 3 * down, last, 0).to(tl.float32))
+
+        upper = (v0_left + v02 * a + v12 * b + v22 * d) * _silu(g0_left + g02 * p + g12 * q + g22 * r)
+        lower = (v1_left + v02 * b + v12 * d + v22 * e) * _silu(g1_left + g02 * q + g12 * r + g22 * s)
+        to = out + (image + row * width + column - 1) * channels + c
+        done = inside & (column > 0)
+        tl.store(to, upper.to(out.dtype.element_ty), done)
+        tl.store(to + width * channels, lower.to(out.dtype.element_ty), done & (row + 1 < height))
+
+        v0_left = v0_mid + v01 * a + v11 * b + v21 * d
+        v1_left = v1_mid + v01 * b + v11 * d + v21 * e
+        g0_left = g0_mid + g01 * p + g11 * q + g21 * r
+        g1_left = g1_mid + g01 * q + g11 * r + g21 * s
+        v0_mid = va + v00 * a + v10 * b + v20 * d
+        v1_mid = va + v00 * b + v10 * d + v20 * e
+        g0_mid = ga + g00 * p + g10 * q + g20 * r
+        g1_mid = ga + g00 * q + g10 * r + g20 * s
+
+
+@triton.jit
+def _nine(at, stride, inside):
+    a = tl.load(at, inside, 0).to(tl.float32)
+    b = tl.load(at + stride, inside, 0).to(tl.float32)
+    c = tl.load(at + 2 * stride, inside, 0).to(tl.float32)
+    d = tl.load(at + 3 * stride, inside, 0).to(tl.float32)
+    e = tl.load(at + 4 * stride, inside, 0).to(tl.float32)
+    f = tl.load(at + 5 * stride, inside, 0).to(tl.float32)
+    g = tl.load(at + 6 * stride, inside, 0).to(tl.float32)
+    h = tl.load(at + 7 * stride, inside, 0).to(tl.float32)
+    i = tl.load(at + 8 * stride, inside, 0).to(tl.float32)
+    return a, b, c, d, e, f, g, h, i
+
+
+@triton.jit
+def _silu(x):
+    return x / (1 + tl.exp(-x))
