@@ -7,12 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from diffusers.models.embeddings import apply_rotary_emb
-from diffusers.models.transformers.sana_transformer import GLUMBConv
-from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
 from solrl_core.batches import batches, sizes
-from solrl_core.families.flux_attention import FusedAttention
-from solrl_core.families.sana_feed_forward import FusedFeedForward
+from solrl_core.families import load_backbone
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.kernels import E4M3_MAX, quantize_rows, rms_norm_rope, silu_depthwise_glu
+from solrl_core.precision import apply_policy, fp8
 from torch import Tensor
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -62,36 +61,52 @@ def test_norm_and_positions_are_those_of_diffusers() -> None:
     assert torch.allclose(rms_norm_rope(x, weight, cos, sin, 4, 1e-6), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("joint", [True, False])
-def test_attention_is_that_of_diffusers(joint: bool) -> None:
-    attention = FluxAttention(
-        query_dim=32,
-        added_kv_proj_dim=32 if joint else None,
-        dim_head=16,
-        heads=2,
-        out_dim=32,
-        context_pre_only=False if joint else None,
-        pre_only=not joint,
-        bias=True,
-        eps=1e-6,
-        processor=FluxAttnProcessor(),
-    )
-    for name, parameter in attention.named_parameters():
-        if "norm" in name:
-            parameter.copy_(torch.rand_like(parameter) + 0.5)
-    x, text = torch.randn(2, 6, 32), torch.randn(2, 3, 32) if joint else None
-    positions = angles(9 if joint else 6, 16)
-    expected = attention(x, encoder_hidden_states=text, image_rotary_emb=positions)
-    attention.set_processor(FusedAttention())
-    got = attention(x, encoder_hidden_states=text, image_rotary_emb=positions)
-    for one, other in zip(got, expected, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_a_fused_transformer_computes_what_diffusers_does(name: str) -> None:
+    backbone = load_backbone(name)
+    assert isinstance(backbone, PipelineBackbone)
+    latents = torch.randn(3, *backbone.latent_shape)
+    conditioning = backbone.encode(["a red circle", "a blue square above a green ring", ""])
+    sigma = torch.tensor([0.9, 0.5, 0.1])
+    expected = backbone.velocity(backbone.transformer, latents, sigma, conditioning)
+    fused = copy.deepcopy(backbone.transformer)
+    backbone.fuse(fused)
+    got = backbone.velocity(fused, latents, sigma, conditioning)
+    assert (got - expected).abs().max() <= 1e-4 * expected.abs().max()
+    swapped = {type(module) for module in fused.modules()} | {type(p) for p in fused.attn_processors.values()}
+    assert any(kind.__module__.startswith("solrl_core.families") for kind in swapped)
 
 
-def test_sana_s_feed_forward_is_that_of_diffusers() -> None:
-    ff = GLUMBConv(8, 8, expand_ratio=2.5, norm_type=None, residual_connection=False)
-    x = torch.randn(2, 5, 7, 8).movedim(-1, 1)
-    assert torch.allclose(FusedFeedForward(copy.deepcopy(ff))(x), ff(x), atol=1e-5)
+@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_layers_that_share_an_input_are_given_the_same_codes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FP8 arithmetic itself needs a GPU; here its product is that of the codes, and what is counted are the rows."""
+    quantised = []
+
+    def rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+        quantised.append(x.shape)
+        return quantize_rows(x, activation)
+
+    def product(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(codes.float() * scale, weight.float() * weight_scale, None if bias is None else bias.float())
+
+    monkeypatch.setattr(fp8, "require_fp8", lambda device: "row")
+    monkeypatch.setattr(fp8, "_product", product)
+    backbone = load_backbone(name)
+    assert isinstance(backbone, PipelineBackbone)
+    latents, conditioning = torch.randn(2, *backbone.latent_shape), backbone.encode(["a red circle"] * 2)
+    sigma = torch.full((2,), 0.5)
+    plain = copy.deepcopy(backbone.transformer)
+    apply_policy(plain, backbone.fp8_policy, "fp8")
+    monkeypatch.setattr(fp8, "quantize_rows", rows)
+    expected = backbone.velocity(plain, latents, sigma, conditioning)
+    unfused = len(quantised)
+    backbone.fuse(plain)
+    quantised.clear()
+    got = backbone.velocity(plain, latents, sigma, conditioning)
+    assert len(quantised) < unfused
+    # Parts that were concatenated have scales of their own now, and float32 sums are in another order.
+    exact = backbone.velocity(backbone.transformer, latents, sigma, conditioning)
+    assert torch.linalg.norm(got - exact) < 1.2 * torch.linalg.norm(expected - exact)
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 7, 18, 19, 24, 25, 30, 48, 97])

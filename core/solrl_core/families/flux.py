@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from solrl_core.families.base import Conditioning
-from solrl_core.families.flux_attention import FusedAttention
+from solrl_core.families.flux_fused import FusedAttention, FusedSingleBlock
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.precision import LayerPolicy
-from solrl_core.precision.fp8 import Fp8Linear
 
 PIPELINE = "FluxPipeline"
 PATCH = 2
@@ -52,18 +51,13 @@ class Flux(PipelineBackbone):
         return self._flow_match_sigmas(steps, unshifted)
 
     def fuse(self, transformer: nn.Module) -> None:
-        """Norms and positions before attention in one kernel; GELU within the FP8 layer after it, everywhere."""
+        """Attention with its norms and positions in one kernel; what shares an input, quantised once."""
         super().fuse(transformer)
-        for name in self.blocks:
-            for block in transformer.get_submodule(name).children():
-                block.attn.set_processor(FusedAttention())  # type: ignore[union-attr,operator]
-        for block in transformer.get_submodule("single_transformer_blocks").children():
-            last = block.proj_out
-            if isinstance(last, Fp8Linear):
-                block.act_mlp = nn.Identity()
-                # Apart, because what was concatenated would have to be written out and read again.
-                inner = self._config.num_attention_heads * self._config.attention_head_dim
-                last.parts = ((inner, ""), (last.weight.shape[1] - inner, "gelu_tanh"))
+        for block in transformer.get_submodule("transformer_blocks").children():
+            block.attn.set_processor(FusedAttention())  # type: ignore[union-attr,operator]
+        single = transformer.get_submodule("single_transformer_blocks")
+        for name, block in list(single.named_children()):
+            setattr(single, name, FusedSingleBlock(block))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:

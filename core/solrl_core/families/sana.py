@@ -16,7 +16,7 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free
-from solrl_core.families.sana_feed_forward import FusedFeedForward
+from solrl_core.families.sana_fused import FusedFeedForward, FusedLinearAttention
 from solrl_core.precision import LayerPolicy
 from solrl_core.sampler import unshifted_sigmas
 
@@ -46,9 +46,10 @@ class Sana(PipelineBackbone):
         return {"transformer": _transformer_of_linear_feed_forward(folder / "transformer", files, dtype)}
 
     def fuse(self, transformer: nn.Module) -> None:
-        """Feed-forwards with one kernel between their two products."""
+        """Feed-forwards with one kernel between their two products; self-attention's input quantised once."""
         for block in transformer.get_submodule("transformer_blocks").children():
             block.ff = FusedFeedForward(block.get_submodule("ff"))
+            block.attn1.set_processor(FusedLinearAttention())  # type: ignore[union-attr,operator]
 
     def sigmas(self, steps: int) -> list[float]:
         """Unshifted."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free
+from solrl_core.families.sd3_fused import FusedAttention
 from solrl_core.precision import LayerPolicy
 
 PIPELINE = "StableDiffusion3Pipeline"
@@ -33,6 +34,11 @@ class StableDiffusion3(PipelineBackbone):
     def sigmas(self, steps: int) -> list[float]:
         """The pipeline's own: a static shift (3 for the released models), or a dynamic one if configured."""
         return self._flow_match_sigmas(steps)
+
+    def fuse(self, transformer: nn.Module) -> None:
+        """What shares an input is quantised once."""
+        super().fuse(transformer)
+        transformer.set_attn_processor(FusedAttention())  # type: ignore[operator]
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-@torch.library.custom_op("solrl::silu_depthwise_glu", mutates_args=())
+@torch.library.triton_op("solrl::silu_depthwise_glu", mutates_args=())
 def silu_depthwise_glu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """value · SiLU(gate), where (value, gate) are the halves of the depthwise convolution of SiLU(x).
 
@@ -20,20 +20,11 @@ def silu_depthwise_glu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         [B, H, W, C] in `x`'s dtype; summed in float32.
     """
-    convolved = F.conv2d(
-        F.silu(x.float()).movedim(-1, 1), weight.float(), bias.float(), padding=1, groups=x.shape[-1]
-    ).movedim(1, -1)
-    value, gate = convolved.chunk(2, -1)
-    return (value * F.silu(gate)).to(x.dtype).contiguous()
-
-
-@silu_depthwise_glu.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
-
-
-@silu_depthwise_glu.register_kernel("cuda")
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if x.device.type != "cuda":
+        inner = F.silu(x.float()).movedim(-1, 1)
+        convolved = F.conv2d(inner, weight.float(), bias.float(), padding=1, groups=x.shape[-1]).movedim(1, -1)
+        value, gate = convolved.chunk(2, -1)
+        return (value * F.silu(gate)).to(x.dtype).contiguous()
     from solrl_core.kernels import gpu
 
     out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)

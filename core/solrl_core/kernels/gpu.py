@@ -9,49 +9,55 @@ What each computes is said, and written in torch's operations, in the module of 
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import wrap_triton
 
-_LONGEST_ROW = 32768
-_VALUES_A_THREAD = 32
+_BLOCK = 1024
 _CHANNELS = 256
 _HEADS = 8
 
 
 def rows(x: Tensor, codes: Tensor, scales: Tensor, *, gelu: bool) -> None:
-    """`solrl_core.kernels.rows` of `x` [outer, inner, K], whose last axis is contiguous.
-
-    Raises:
-        ValueError: rows too long to be held at once.
-    """
+    """`solrl_core.kernels.rows` of `x` [outer, inner, K], whose last axis is contiguous."""
     outer, inner, length = x.shape
-    if length > _LONGEST_ROW:
-        raise ValueError(f"got rows of {length}; FP8 layers take at most {_LONGEST_ROW} input features")
-    block = triton.next_power_of_2(length)
-    warps = max(1, min(32, block // (32 * _VALUES_A_THREAD)))
-    _rows[(outer * inner,)](
-        x, codes, scales, inner, x.stride(0), x.stride(1), length, BLOCK=block, GELU=gelu, num_warps=warps
+    wrap_triton(_rows)[(outer * inner,)](
+        x, codes, scales, inner, x.stride(0), x.stride(1), LENGTH=length, BLOCK=_BLOCK, GELU=gelu, num_warps=4
     )
 
 
 @triton.jit
-def _rows(x, codes, scales, inner, outer_stride, inner_stride, length, BLOCK: tl.constexpr, GELU: tl.constexpr):
+def _rows(
+    x, codes, scales, inner, outer_stride, inner_stride, LENGTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr
+):
+    """A row. Read twice, the second time from the cache: held in registers, few rows would be in work at once."""
     row = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
-    here = at < length
-    start = (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
-    v = tl.load(x + start + at, here, 0).to(tl.float32)
+    x += (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
+    codes += row.to(tl.int64) * LENGTH
+    largest = tl.zeros((BLOCK,), tl.float32)
+    for begin in tl.static_range(0, LENGTH, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        largest = tl.maximum(largest, tl.abs(_activation(tl.load(x + at, at < LENGTH, 0).to(tl.float32), GELU)))
+    scale = tl.maximum(tl.max(largest, 0) * (1 / 448.0), 1.1754943508222875e-38)
+    tl.store(scales + row, scale)
+    inverse = tl.div_rn(1.0, scale)
+    for begin in tl.static_range(0, LENGTH, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        v = _activation(tl.load(x + at, at < LENGTH, 0).to(tl.float32), GELU)
+        # The conversion saturates: rounding may have carried the largest a little beyond 448.
+        tl.store(codes + at, (v * inverse).to(tl.float8e4nv), at < LENGTH)
+
+
+@triton.jit
+def _activation(v, GELU: tl.constexpr):
     if GELU:
         v = v * tl.sigmoid(1.5957691216057308 * (v + 0.044715 * v * v * v))
-    scale = tl.maximum(tl.max(tl.abs(v), 0) * (1 / 448.0), 1.1754943508222875e-38)
-    tl.store(scales + row, scale)
-    # The conversion saturates: rounding may have carried the largest a little beyond 448.
-    tl.store(codes + row.to(tl.int64) * length + at, (v * tl.div_rn(1.0, scale)).to(tl.float8e4nv), here)
+    return v
 
 
 def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, out: Tensor, first: int, eps: float) -> None:
     """`solrl_core.kernels.rope` into `out`; all contiguous, the size of a head a power of two."""
     count, tokens, heads, size = x.shape
     grid = (count * tokens, triton.cdiv(heads, _HEADS))
-    _rms_norm_rope[grid](
+    wrap_triton(_rms_norm_rope)[grid](
         x, weight, cos, sin, out, tokens, heads, first, eps, SIZE=size, PAIRS=size // 2, HEADS=_HEADS, num_warps=4
     )
 
@@ -90,7 +96,7 @@ def silu_depthwise_glu(x: Tensor, taps: Tensor, bias: Tensor, out: Tensor) -> No
     """`solrl_core.kernels.depthwise` into `out`; taps [9, 2·C]; all contiguous."""
     count, height, width, channels = out.shape
     grid = (triton.cdiv(channels, _CHANNELS), triton.cdiv(height, 2), count)
-    _silu_depthwise_glu[grid](x, taps, bias, out, height, width, channels, BLOCK=_CHANNELS, num_warps=2)
+    wrap_triton(_silu_depthwise_glu)[grid](x, taps, bias, out, height, width, channels, BLOCK=_CHANNELS, num_warps=2)
 
 
 @triton.jit

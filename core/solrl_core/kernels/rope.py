@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 
-@torch.library.custom_op("solrl::rms_norm_rope", mutates_args=())
+@torch.library.triton_op("solrl::rms_norm_rope", mutates_args=())
 def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, first: int, eps: float) -> Tensor:
     """Normalise and rotate, in float32.
 
     Args:
-        x: [B, S, H, D], contiguous.
+        x: [B, S, H, D].
         weight: of the norm, [D].
         cos, sin: of the angles, float32 [N, D], each pair of neighbours alike.
         first: position of the first of the S tokens; the last is below N.
@@ -20,20 +20,12 @@ def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, first: in
 
     Source: Su et al., arXiv 2104.09864, with neighbours as pairs.
     """
-    normed = torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps)
-    even, odd = normed[..., ::2], normed[..., 1::2]
-    rows = slice(first, first + x.shape[1])
-    c, s = cos[rows, None, ::2], sin[rows, None, ::2]
-    return torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2).to(x.dtype)
-
-
-@rms_norm_rope.register_fake
-def _(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, first: int, eps: float) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-@rms_norm_rope.register_kernel("cuda")
-def _(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, first: int, eps: float) -> Tensor:
+    if x.device.type != "cuda":
+        normed = torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps)
+        even, odd = normed[..., ::2], normed[..., 1::2]
+        rows = slice(first, first + x.shape[1])
+        c, s = cos[rows, None, ::2], sin[rows, None, ::2]
+        return torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2).to(x.dtype)
     from solrl_core.kernels import gpu
 
     x = x.contiguous()

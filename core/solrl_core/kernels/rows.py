@@ -15,12 +15,12 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@torch.library.custom_op("solrl::quantize_rows", mutates_args=())
+@torch.library.triton_op("solrl::quantize_rows", mutates_args=())
 def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """E4M3 codes and float32 scales, whose product is the activation of `x`.
 
-    The kernel reads each row once. Compiled from torch's own operations, a row longer than about a thousand is read
-    again for its codes, and its activation computed again.
+    The kernel reads each row from memory once. Compiled from torch's own operations, a row longer than about a
+    thousand is read again for its codes.
 
     Args:
         x: [..., K], float.
@@ -29,25 +29,16 @@ def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     Returns:
         codes [M, K] and scales [M, 1], where M is the product of the leading axes.
     """
-    rows = ACTIVATIONS[activation](x.reshape(-1, x.shape[-1]).float())
-    scale = (rows.abs().amax(-1, keepdim=True) * (1 / E4M3_MAX)).clamp(min=TINY)
-    return (rows * scale.reciprocal()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
-
-
-@quantize_rows.register_fake
-def _(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    rows = x.numel() // x.shape[-1]
-    return x.new_empty(rows, x.shape[-1], dtype=torch.float8_e4m3fn), x.new_empty(rows, 1, dtype=torch.float32)
-
-
-@quantize_rows.register_kernel("cuda")
-def _(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    if x.device.type != "cuda":
+        rows = ACTIVATIONS[activation](x.reshape(-1, x.shape[-1]).float())
+        scale = (rows.abs().amax(-1, keepdim=True) * (1 / E4M3_MAX)).clamp(min=TINY)
+        return (rows * scale.reciprocal()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
     from solrl_core.kernels import gpu
 
     # [outer, inner, K] with strides of its own, so that a slice of a sequence need not be copied first.
     x = x if x.ndim == 3 and x.stride(-1) == 1 else x.reshape(1, -1, x.shape[-1]).contiguous()
-    rows = x.shape[0] * x.shape[1]
-    codes = x.new_empty(rows, x.shape[-1], dtype=torch.float8_e4m3fn)
-    scales = x.new_empty(rows, 1, dtype=torch.float32)
+    count = x.shape[0] * x.shape[1]
+    codes = torch.empty(count, x.shape[-1], dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(count, 1, dtype=torch.float32, device=x.device)
     gpu.rows(x, codes, scales, gelu=activation == "gelu_tanh")
     return codes, scales

@@ -4,11 +4,12 @@ Weights and activations are scaled by row where the GPU's library can (Hopper, B
 A row is one token or one output channel, so by row a candidate does not depend on its batch-mates.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from solrl_core.kernels import ACTIVATIONS, E4M3_MAX, TINY, quantize_rows
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
@@ -56,21 +57,20 @@ class _Fp8:
     """FP8 in place of the emulated arithmetic of a quantised layer.
 
     Attributes:
-        parts: (width, activation) of the input's parts along its last axis. Each is quantised by itself, after the
-            activation that the module before has left to this layer; see `solrl_core.kernels.rows`.
+        activation: of the input, which the module before has left to this layer; see `solrl_core.kernels.rows`.
     """
 
     weight: Tensor
     scale: Tensor
     bias: Tensor | None
     scaling: Scaling
-    parts: tuple[tuple[int, str], ...]
+    activation: str
 
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
         if weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE:
             raise ValueError(f"FP8 weights need both axes to be multiples of {MULTIPLE}: got {tuple(weight.shape[:2])}")
         self.scaling = require_fp8(weight.device)
-        self.parts = ((weight.shape[1], ""),)
+        self.activation = ""
         codes, scale = _quantize(weight.detach().flatten(1).float(), self.scaling)
         self.register_buffer("weight", codes)  # type: ignore[attr-defined]
         self.register_buffer("scale", scale)  # type: ignore[attr-defined]
@@ -83,13 +83,19 @@ class _Fp8:
         self.scale.copy_(scale)
 
     def _linear(self, x: Tensor) -> Tensor:
-        widths = [width for width, _ in self.parts]
+        return self.of_parts([(x, self.activation)])
+
+    def of_parts(self, parts: Sequence[tuple[Tensor, str]]) -> Tensor:
+        """The layer's output [..., out] for an input whose parts along the last axis are given apart.
+
+        Args:
+            parts: each [..., part of in], with its activation. Each is quantised by itself.
+        """
+        widths = [x.shape[-1] for x, _ in parts]
         products: list[Tensor] = []
-        # The last axis by its number, as whoever concatenated the parts called it: torch then compiles neither.
-        inputs, weights = torch.split(x, widths, x.ndim - 1), torch.split(self.weight, widths, 1)
-        for (_, activation), part, weight in zip(self.parts, inputs, weights, strict=True):
-            part = part if part.stride(-1) == 1 else part.contiguous()  # compiled into what wrote it
-            codes, scale = _quantize(part, self.scaling, activation)
+        for (x, activation), weight in zip(parts, torch.split(self.weight, widths, 1), strict=True):
+            x = x if x.stride(-1) == 1 else x.contiguous()  # compiled into what wrote it
+            codes, scale = _quantize(x, self.scaling, activation)
             bias = None if products else self.bias
             products.append(_product(codes, scale, weight, self.scale, bias).view(*x.shape[:-1], -1))
         return sum(products[1:], products[0])
@@ -99,6 +105,17 @@ class Fp8Linear(_Fp8, QuantLinear):
     """``nn.Linear`` in FP8; ValueError where the device has no FP8 units or the sizes are no multiples of 16."""
 
     arithmetic = "fp8"
+
+
+def project(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """What each layer makes of `x` [..., in]; where all are in FP8 by row, it is quantised once."""
+    quantised = [layer for layer in layers if isinstance(layer, Fp8Linear) and layer.scaling == "row"]
+    if len(quantised) < len(layers):
+        return [layer(x) for layer in layers]
+    codes, scale = quantize_rows(x, "")
+    return [
+        _product(codes, scale, layer.weight, layer.scale, layer.bias).view(*x.shape[:-1], -1) for layer in quantised
+    ]
 
 
 class Fp8PointwiseConv(_Fp8, QuantPointwiseConv):

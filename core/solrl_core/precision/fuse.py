@@ -28,4 +28,4 @@ def fuse_feed_forwards(transformer: nn.Module) -> None:
             first, last = module.net[0], module.net[2]
             if isinstance(first, GELU) and first.approximate == "tanh" and isinstance(last, Fp8Linear):
                 module.net[0] = Projection(first.proj)
-                last.parts = ((last.in_features, "gelu_tanh"),)
+                last.activation = "gelu_tanh"

@@ -1,0 +1,62 @@
+"""SANA's blocks on a GPU: diffusers' arithmetic in fewer passes over memory."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from solrl_core.kernels import silu_depthwise_glu
+from solrl_core.precision.fp8 import project
+
+
+class FusedLinearAttention:
+    """A diffusers attention processor; computes what `SanaLinearAttnProcessor2_0` does.
+
+    Source: Katharopoulos et al., arXiv 2006.16236, with ReLU as the feature map and a column of ones for the sum.
+    """
+
+    def __call__(
+        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: None = None, attention_mask: None = None
+    ) -> Tensor:
+        """Attend over image tokens [B, S, C] in float32."""
+        projected = project([attn.to_q, attn.to_k, attn.to_v], hidden_states)
+        query, key, value = projected
+        if attn.norm_q is not None:
+            query = attn.norm_q(query)
+        if attn.norm_k is not None:
+            key = attn.norm_k(key)
+        batch, tokens, _ = query.shape
+        query, key, value = (x.mT.reshape(batch, attn.heads, -1, tokens) for x in (query, key, value))
+        ones = F.pad(value.float(), (0, 0, 0, 1), value=1.0)
+        sums = ones @ F.relu(key).float().mT @ F.relu(query).float()
+        attended = sums[:, :, :-1] / (sums[:, :, -1:] + 1e-15)
+        out: Tensor = attn.to_out[0](attended.flatten(1, 2).mT.to(hidden_states.dtype))
+        return out
+
+
+class FusedFeedForward(nn.Module):
+    """diffusers' `GLUMBConv`, as SANA's blocks use it (no norm, no residual of its own), with the same parts.
+
+    Channels stay last, and one kernel computes what lies between the two products.
+    """
+
+    def __init__(self, feed_forward: nn.Module) -> None:
+        super().__init__()
+        self.conv_inverted = feed_forward.get_submodule("conv_inverted")
+        self.conv_depth = feed_forward.get_submodule("conv_depth")
+        self.conv_point = feed_forward.get_submodule("conv_point")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] → [B, C, H, W], both channels-last in memory."""
+        depth = self.conv_depth
+        wide = _pointwise(self.conv_inverted, x.movedim(1, -1))
+        gated = silu_depthwise_glu(wide, depth.get_parameter("weight"), depth.get_parameter("bias"))
+        return _pointwise(self.conv_point, gated).movedim(-1, 1)
+
+
+def _pointwise(conv: nn.Module, x: Tensor) -> Tensor:
+    """A 1×1 convolution over the last axis of [B, H, W, C]."""
+    if isinstance(conv, nn.Conv2d):
+        return F.linear(x, conv.weight.flatten(1), conv.bias)
+    out: Tensor = conv(x.movedim(-1, 1))
+    return out.movedim(1, -1)
