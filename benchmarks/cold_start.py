@@ -1,0 +1,70 @@
+"""A service's start in this process, for `rollout_phase.py`: prints ["part", seconds] as each ends.
+
+Arguments: the device; when the process was started, by `time.time`; "all" for what a service does besides between
+its first candidate and being ready.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def main() -> None:
+    """Weights made at random where a service reads them; else what its start does, in its order."""
+    device, started = sys.argv[1], float(sys.argv[2])
+    last = [started]
+
+    @contextmanager
+    def part(name: str) -> Iterator[None]:
+        try:
+            yield
+            if device != "cpu":
+                torch.cuda.synchronize()
+        except Exception as error:  # what is after the first candidate need not stop the rest
+            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            if name not in LATER:
+                raise
+            return
+        now = time.time()
+        print(json.dumps([name, now - last[0]]), flush=True)
+        last[0] = now
+
+    import torch
+    from rollout_path import Path as Way
+    from solrl_core.families.skeleton import materialize
+    from solrl_core.fingerprint import part_digests
+    from solrl_core.generator import CHUNK, Generator, supported
+    from solrl_core.rewards import RewardSet
+    from true_size import random_hps, skeleton
+
+    with part("import"):
+        torch.ones(1, device=device)
+    with part("build"), tempfile.TemporaryDirectory() as folder:
+        backbone = materialize(skeleton("flux", Path(folder), device), device)
+    with part("reward"):
+        rewards = RewardSet({"hpsv2": random_hps(device)})
+    with part("quantise"):
+        way = Way(Generator(backbone, "fp8" if device != "cpu" else "nvfp4"), rewards)
+    with part("compile, first candidates"):
+        way.score("a", range(CHUNK), 1)
+    print(json.dumps(["first candidate", time.time() - started]), flush=True)
+    with part(QUARTER):
+        way.score("a", range(1), 1)
+    if sys.argv[3:] == ["all"]:
+        with part(DIGESTS):
+            part_digests(backbone.parts)
+        with part(SHARES):
+            for tier in supported(backbone.device):
+                if tier != way.generator.precision:
+                    Generator(backbone, tier)
+
+
+QUARTER, DIGESTS, SHARES = "compile, a quarter of a batch", "digests", "other precisions' shares"
+LATER = (QUARTER, DIGESTS, SHARES)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The way that candidates take through the rollout service, without its queue and HTTP; and where their time goes."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from solrl_core.generator import CHUNK, Generated, Generator
+from solrl_core.pace import Mark, Pace, mark
+from solrl_core.rewards import RewardSet
+from solrl_core.sampler import Trajectory
+from solrl_core.selection import best_worst
+from solrl_rollout.beside import Beside
+
+
+class Path:
+    """Makes candidates a chunk at a time and scores each chunk while the next is made, as `Executor` does."""
+
+    def __init__(self, generator: Generator, rewards: RewardSet) -> None:
+        self.generator = generator
+        self.rewards = rewards
+        self._device = generator.backbone.device
+        self._pace = Pace(lambda: mark(self._device))
+        on_gpu = self._device.type == "cuda"
+        self._stream = torch.cuda.Stream(self._device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        mark(self._device).wait()
+
+    def score(
+        self,
+        text: str,
+        seeds: Sequence[int],
+        steps: int,
+        *,
+        begin: Trajectory | None = None,
+        until: int | None = None,
+        overlap: bool = True,
+    ) -> tuple[torch.Tensor, Trajectory]:
+        """Scores [N] of a prompt's candidates, and where they stand, on the CPU where they are to go on."""
+        scored: list[tuple[torch.Tensor, Trajectory]] = []
+
+        def finish(generated: Generated, made: Mark) -> None:
+            made.wait()
+            images, stay = generated.images, until is not None
+            with torch.cuda.stream(self._stream) if overlap else nullcontext():
+                scores = self.rewards.score(self.rewards.names, images, [text] * len(images), [{}] * len(images))
+                to = torch.device("cpu") if stay else self._device
+                scored.append((sum(scores.values(), torch.zeros(len(images))), generated.trajectory.to(to)))
+
+        beside = Beside(lambda: None)
+        for start in range(0, len(seeds), CHUNK):
+            rows = slice(start, start + CHUNK)
+            generated = self.generator.generate(
+                text,
+                seeds[rows],
+                steps=steps,
+                begin=begin and begin.rows(rows),
+                until=until,
+                between=self._pace.step,
+            )
+            work = partial(finish, generated, mark(self._device))
+            if overlap:
+                beside.run(work)
+            else:
+                work()
+        beside.wait()
+        beside.close()
+        return torch.cat([scores for scores, _ in scored]), Trajectory.join([stands for _, stands in scored])
+
+    def pruned(self, text: str, seeds: Sequence[int], steps: int, after: int, keep: int) -> torch.Tensor:
+        """The same where only the most extreme `keep` go on after some steps; NaN for the others."""
+        halfway, stands = self.score(text, seeds, steps, until=after)
+        places = sorted(best_worst(halfway, keep))
+        scores = torch.full((len(seeds),), torch.nan)
+        scores[places], _ = self.score(text, [seeds[place] for place in places], steps, begin=stands.rows(places))
+        return scores
+
+
+def shares(path: Path, candidates: int, steps: int) -> dict[str, Any]:
+    """Seconds of an exploration by what they go to, one thing after the other; and of one as the service does it.
+
+    The share outside the transformer is of the whole beyond the transformer's seconds, which are taken where nothing
+    ran beside them.
+    """
+    device = path.generator.backbone.device
+    marks: dict[str, list[tuple[Mark, Mark]]] = {}
+    with (
+        watched(device, marks, "transformer", path.generator.backbone, "velocity"),
+        watched(device, marks, "encode", path.generator.backbone, "encode"),
+        watched(device, marks, "decode", path.generator, "decode"),
+        watched(device, marks, "reward", path.rewards, "score"),
+    ):
+        before = mark(device)
+        path.score("a blue square, apart", range(candidates), steps, overlap=False)
+        after = mark(device)
+        after.wait()
+    parts = {name: sum(end.since(start) for start, end in each) for name, each in marks.items()}
+    alone = after.since(before)
+    parts["other"] = alone - sum(parts.values())
+    wholes = []
+    for turn in range(2):
+        began = time.perf_counter()
+        path.score(f"a blue square, {turn}", range(candidates), steps)
+        wholes.append(time.perf_counter() - began)
+    whole = statistics.median(wholes)
+    outside = {"served": 1 - parts["transformer"] / whole, "one_after_the_other": 1 - parts["transformer"] / alone}
+    return {"served_s": whole, "served_times": wholes, "one_after_the_other_s": alone, "parts": parts} | {
+        "outside": outside,
+        "passes": len(marks["transformer"]),
+    }
+
+
+@contextmanager
+def watched(
+    device: torch.device, marks: dict[str, list[tuple[Mark, Mark]]], name: str, owner: Any, method: str
+) -> Iterator[None]:
+    """Within, marks before and after every call of a method."""
+    call: Callable[..., Any] = getattr(owner, method)
+    marks[name] = []
+
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        before = mark(device)
+        made = call(*args, **kwargs)
+        marks[name].append((before, mark(device)))
+        return made
+
+    with patch.object(owner, method, marked):
+        yield
+
+
+def reward_precisions(path: Path, count: int) -> dict[str, Any]:
+    """Seconds of scoring a chunk in float32, as is done, and with TF32 products; how far scores then are off.
+
+    Off: the largest difference, and the standard deviation of the scores themselves.
+    """
+    size = path.generator.backbone.width
+    images = torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+    images = images.to(path.generator.backbone.device)
+
+    def score() -> tuple[float, torch.Tensor]:
+        seconds = []
+        for _ in range(4):
+            began = time.perf_counter()
+            values = path.rewards.score(path.rewards.names, images, ["a"] * count, [{}] * count)
+            seconds.append(time.perf_counter() - began)
+        return min(seconds[1:]), sum(values.values(), torch.zeros(count))
+
+    before = torch.get_float32_matmul_precision()
+    plain, scores = score()
+    torch.set_float32_matmul_precision("high")
+    try:
+        faster, others = score()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    off = {"most": float((others - scores).abs().max()), "std": float(scores.std())}
+    return {"candidates": count, "float32_s": plain, "tf32_s": faster, "off": off}

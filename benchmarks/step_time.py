@@ -1,0 +1,229 @@
+"""Milliseconds of a forward pass by precision, at the real models' shapes: `python benchmarks/step_time.py`, on a GPU.
+
+Each model has a process of its own, which builds its transformer with random weights once for each tier, compiles
+it for both batch sizes, then measures all tiers in turns, so that all meet the same clocks. Rows are written as they
+are measured. Writes docs/results/step_time.{json,md,png} and step_time_where.png.
+"""
+
+import argparse
+import copy
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Run = Callable[[], Any]
+
+BASELINE = "diffusers bf16 compiled"
+ENGINE = "fp8 by transformer engine"
+TIERS = (BASELINE, "bf16", "fp8", ENGINE)
+ALL_TIERS = (*TIERS, "nvfp4 emulated")
+SERVED = ("bf16", "fp8")
+"""Those that are measured at a quarter of the batch as well."""
+BATCH = {"flux": 24, "sd3": 8, "sana": 24}
+TOKENS = {"flux": 128, "sd3": 205, "sana": 300}
+"""Of text; the miniatures' tokenizers would make fewer."""
+ROUNDS = 5
+KERNELS = 25
+"""The slowest of a pass, kept by name."""
+
+
+def main() -> None:
+    """Measure each model in a process of its own; write and print the tables."""
+    from step_time_report import render
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(BATCH), choices=list(BATCH))
+    parser.add_argument("--tiers", nargs="+", default=TIERS, choices=ALL_TIERS)
+    parser.add_argument("--device", default="cuda", help="cpu tries it out on the miniatures")
+    parser.add_argument("--limit", type=float, default=110, help="seconds for a model")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--render", action="store_true", help="measure nothing: table and plots from the JSON alone")
+    parser.add_argument("--child", choices=list(BATCH), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        measure(args.child, args.tiers, args.device)
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / "step_time.json"
+    result = json.loads(file.read_text()) if file.is_file() else {"rows": []}
+    for model in [] if args.render else args.models:
+        # All of a model's rows are of one run.
+        result["rows"] = [row for row in result["rows"] if row["model"] != model]
+        for row in rows_of(model, args):
+            same = [old for old in result["rows"] if (old["model"], old["tier"]) == (model, row["tier"])]
+            result["rows"] = [old for old in result["rows"] if old not in same] + [row]
+            file.write_text(json.dumps(result, indent=1) + "\n")
+    print(render(result["rows"], args.out))
+
+
+def rows_of(model: str, args: argparse.Namespace) -> Iterator[Row]:
+    """Rows as the model's process prints them; one that says so if it breaks off."""
+    command = [sys.executable, __file__, "--child", model, "--device", args.device, "--tiers", *args.tiers]
+    with tempfile.TemporaryDirectory() as caches:
+        # Empty, so that compiling is timed.
+        kept = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
+        yield from rows_printed(model, command, os.environ | kept, args.limit)
+
+
+def rows_printed(model: str, command: list[str], environment: dict[str, str], limit: float) -> Iterator[Row]:
+    """Rows as a command prints them; after `limit` seconds it is ended."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    stop = threading.Timer(limit, process.kill)
+    stop.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith('{"model"'):
+            row = json.loads(line)
+            print({key: value for key, value in row.items() if key != "kernels"}, file=sys.stderr, flush=True)
+            yield row
+    stop.cancel()
+    if process.wait():
+        yield {"model": model, "tier": "all", "failed": f"the process ended with {process.returncode}"}
+
+
+def measure(model: str, tiers: list[str], device: str) -> None:
+    """Print rows as JSON: each tier's once it is compiled, and again when it has been measured."""
+    import torch
+    from solrl_core.batches import sizes
+    from true_size import skeleton
+
+    name = torch.cuda.get_device_name() if device != "cpu" else "CPU, the miniature"
+    ready: list[tuple[Row, Run, Run | None]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        backbone = skeleton(model, Path(folder), device)
+        text = backbone.encode(["a"])
+        backbone.device = torch.device(device)
+        whole, quarter = sizes(BATCH[model])
+        for tier in tiers:
+            row: Row = {"model": model, "tier": tier, "device": name, "size": backbone.width, "batch": whole}
+            try:
+                transformer = build(backbone, tier, device)
+                run = step(backbone, transformer, text, whole, model)
+                row["compile_s"], out = timed(run, device)
+                row["finite"] = bool(out.isfinite().all())
+                smaller = step(backbone, transformer, text, quarter, model) if tier in SERVED else None
+                if smaller is not None:
+                    row["compile_quarter_s"], _ = timed(smaller, device)
+                ready.append((row, run, smaller))
+            except Exception as error:
+                row["failed"] = f"{type(error).__name__}: {error}"[:400]
+            print(json.dumps(row), flush=True)
+            gc.collect()
+        times = in_turns([run for _, run, _ in ready], device)
+        for (row, run, smaller), each in zip(ready, times, strict=True):
+            row["ms"], row["times_ms"] = 1000 * statistics.median(each), [round(1000 * one, 2) for one in each]
+            row["launch_ms"] = 1000 * launch(run, device)
+            row["kernels"] = kernels(run) if device != "cpu" else {}
+            if smaller is not None:
+                row["quarter_ms"] = 1000 * statistics.median(in_turns([smaller], device)[0])
+            print(json.dumps(row), flush=True)
+
+
+def build(backbone: Any, tier: str, device: str) -> Any:
+    """A transformer at that tier, compiled when it is first called."""
+    from solrl_core.families.base import Backbone
+    from solrl_core.precision import apply_policy
+    from true_size import fill
+
+    transformer = fill(copy.deepcopy(backbone.transformer), device)
+    if tier not in (BASELINE, "bf16"):
+        apply_policy(transformer, backbone.policy_at("fp8" if "fp8" in tier else "nvfp4"), tier)
+    if device != "cpu":
+        # The baseline: the blocks alone, as diffusers wrote them.
+        (partial(Backbone.compile, backbone) if tier == BASELINE else backbone.compile)(transformer)
+    return transformer
+
+
+def step(backbone: Any, transformer: Any, text: dict[str, Any], batch: int, model: str) -> Run:
+    """One forward pass over `batch` candidates with random latents and text."""
+    import torch
+
+    def like(row: Any) -> Any:
+        tokens = [TOKENS[model]] if name_has_tokens(row) and backbone.device.type != "cpu" else row.shape[1:2]
+        shape = (batch, *tokens, *row.shape[2:])
+        if not row.is_floating_point():
+            return torch.ones(shape, dtype=row.dtype, device=backbone.device)
+        return torch.randn(shape, dtype=row.dtype, device=backbone.device)
+
+    def name_has_tokens(row: Any) -> bool:
+        return row.ndim == 3 or not row.is_floating_point()  # states and mask, but not what is pooled
+
+    conditioning = {name: like(row) for name, row in text.items()}
+    latents = torch.randn(batch, *backbone.latent_shape, device=backbone.device)
+    sigma = torch.full((batch,), 0.7, device=backbone.device)
+    run = partial(backbone.velocity, transformer, latents, sigma, conditioning)
+    return torch.inference_mode()(run)
+
+
+def timed(run: Run, device: str) -> tuple[float, Any]:
+    """Seconds until it is done, by the host's clock, and what came of it."""
+    import torch
+
+    began = time.perf_counter()
+    out = run()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began, out
+
+
+def in_turns(runs: list[Run], device: str) -> list[list[float]]:
+    """Seconds of each by the device's clock, `ROUNDS` times, one after the other within a round.
+
+    A round before is not counted: matrix libraries choose their kernels in the first calls.
+    """
+    import torch
+    from solrl_core.pace import mark
+
+    here = torch.device(device)
+    times: list[list[float]] = [[] for _ in runs]
+    for turn in range(-1, ROUNDS):
+        for run, each in zip(runs, times, strict=True):
+            before = mark(here)
+            run()
+            after = mark(here)
+            after.wait()
+            if turn >= 0:
+                each.append(after.since(before))
+    return times
+
+
+def launch(run: Run, device: str) -> float:
+    """Seconds that the host takes to ask for a pass."""
+    timed(run, device)
+    began = time.perf_counter()
+    run()
+    asked = time.perf_counter() - began
+    timed(run, device)
+    return asked
+
+
+def kernels(run: Run) -> dict[str, float]:
+    """Milliseconds of a pass by the names of its slowest kernels, and "the rest"."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        run()
+        torch.cuda.synchronize()
+    found: dict[str, float] = {}
+    for event in profiled.key_averages():
+        if str(event.device_type).endswith("CUDA"):
+            key = event.key[:160]
+            found[key] = found.get(key, 0.0) + event.self_device_time_total / 1000
+    slowest = dict(sorted(found.items(), key=lambda item: -item[1])[:KERNELS])
+    return slowest | {"the rest": sum(found.values()) - sum(slowest.values())}
+
+
+if __name__ == "__main__":
+    main()

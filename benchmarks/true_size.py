@@ -1,0 +1,70 @@
+"""Models and a reward of true size with random weights, for what takes time: that does not depend on the weights.
+
+On a CPU they are of the miniatures' sizes, to try the benchmarks out.
+"""
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from solrl_core.families.load import locate
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.families.skeleton import load_skeleton
+from solrl_core.rewards.hpsv2 import HpsV2
+from solrl_minis.catalog import WEIGHTS
+from torch import Tensor, nn
+from transformers import CLIPConfig, CLIPModel
+from true_shapes import write_skeleton
+
+Sizes = dict[str, Any]
+
+MINIATURES = {"flux": "mini-flux", "sd3": "mini-sd3", "sana": "mini-sana"}
+"""Family → the miniature whose tokenizers are borrowed."""
+VIT_H: dict[str, Sizes] = {
+    "vision": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 5120},
+    "text": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+}
+TINY: dict[str, Sizes] = {
+    part: {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    for part in VIT_H
+}
+
+
+def skeleton(family: str, folder: Path, device: str) -> PipelineBackbone:
+    """The family's model without weights; its skeleton's configurations are written into `folder`."""
+    miniature = Path(locate(MINIATURES[family]))
+    return load_skeleton(str(miniature if device == "cpu" else write_skeleton(family, miniature, folder / family)))
+
+
+def fill(module: nn.Module, device: str) -> nn.Module:
+    """Give a module of the meta device random weights on another, in place."""
+    module.requires_grad_(False).to_empty(device=device)
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            tensor.normal_(std=0.02)
+        else:
+            tensor.zero_()
+    return module
+
+
+class RandomHps(HpsV2):
+    """HPSv2's arithmetic on random weights, whose scores mean nothing and therefore may be any finite number."""
+
+    def __call__(self, *args: Any) -> Tensor:
+        """Scores [N]."""
+        return super().__call__(*args).nan_to_num()
+
+
+def random_hps(device: str) -> RandomHps:
+    """HPSv2 of the size of its CLIP ViT-H/14, in float32 as it is served."""
+    sizes = TINY if device == "cpu" else VIT_H
+    vision = {**sizes["vision"], "image_size": 224, "patch_size": 14, "hidden_act": "gelu"}
+    tokenizer = WEIGHTS / "mini-hpsv2"
+    # Token 2 as the end of a text makes transformers look for the largest number, as for the published model.
+    text = {**sizes["text"], "vocab_size": 49408, "max_position_embeddings": 77, "eos_token_id": 2}
+    config = CLIPConfig(vision_config=vision, text_config=text, projection_dim=sizes["text"]["hidden_size"])
+    with torch.device("meta"):
+        clip = CLIPModel(config)
+    with patch("solrl_core.rewards.hpsv2.pretrained", return_value=fill(clip.eval(), device)):
+        return RandomHps(model="random weights", processor=str(tokenizer), device=device)
