@@ -72,7 +72,7 @@ def measure(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             texts, metadata = [prompt.text] * len(seeds), [prompt.metadata] * len(seeds)
             for reward, values in rewards.score(args.rewards, images, texts, metadata).items():
                 scores[plan, reward].append(values)
-    share = generators["nvfp4"].quantized_share
+    share = backbone.quantized_share("nvfp4")
     return [
         {
             "model": model,

@@ -20,7 +20,7 @@ from solrl_core.families.base import Backbone, Conditioning, stack
 from solrl_core.lanes import side_by_side
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise
-from solrl_core.precision import apply_policy, probe, quantized_share
+from solrl_core.precision import apply_policy, probe
 from solrl_core.sampler import Trajectory, advance
 
 PRECISIONS: tuple[Tier, ...] = get_args(Tier)
@@ -74,7 +74,6 @@ class Generator:
         precision: "nvfp4", "fp8" or "bf16".
         numerics: "native" if the hardware computes in that precision, "emulated" if its rounding is reproduced
             in a wider one (NVFP4 on all but a Blackwell GPU; BF16 weights with float32 arithmetic on a CPU).
-        quantized_share: share of the blocks' linear FLOPs that is quantised.
         layout: module → (out_features, in_features) of what an adapter binds.
     """
 
@@ -91,7 +90,6 @@ class Generator:
             apply_policy(self.transformer, backbone.policy_at(precision), precision)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
         self._merger = Merger(clean, self.transformer)
-        self.quantized_share = self._share() if precision != "bf16" else 0.0
         if backbone.device.type == "cuda":
             backbone.compile(self.transformer)
 
@@ -119,8 +117,9 @@ class Generator:
         begin: Trajectory | None = None,
         until: int | None = None,
         between: Callable[[], None] | None = None,
+        at_once: int = CHUNK,
     ) -> Generated:
-        """Make candidates in chunks of at most 24, wholly or a part of the way.
+        """Make candidates, wholly or a part of the way.
 
         Args:
             prompt: the text of all candidates, or one for each.
@@ -131,6 +130,7 @@ class Generator:
             begin: go on from here, a row for each seed, instead of from the seeds' noise.
             until: stop after so many steps; None for all.
             between: called before each step; raise from it to stop.
+            at_once: candidates in one batch at most.
         """
         texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
         rows = [self.encode(text, guidance) for text in texts]
@@ -159,21 +159,15 @@ class Generator:
             assert end.clean is not None
             return Generated(end.rows(slice(batch.count)), self.decode(end.clean)[: batch.count])
 
-        parts = side_by_side(make, batches(len(seeds), CHUNK, device), device)
+        parts = side_by_side(make, batches(len(seeds), at_once, device), device)
         return Generated(Trajectory.join([p.trajectory for p in parts]), torch.cat([p.images for p in parts]))
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Images [N, 3, H, W], decoded a few at a time where they are large."""
         at_once = max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width))
-        if latents.device.type == "cuda":
+        if latents.device.type != "cpu":
             at_once = next(number for number in _DECODED_ON_GPU if number <= at_once)
         return torch.cat([self.backbone.decode(part) for part in torch.split(latents, at_once)])
-
-    def _share(self) -> float:
-        def run() -> None:
-            self.generate("a", [0], steps=1)
-
-        return quantized_share(self.transformer, run, self.backbone.blocks)
 
 
 def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:

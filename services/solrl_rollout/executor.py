@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from solrl_core.batches import sizes
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.fingerprint import part_digests
@@ -103,8 +105,11 @@ class Executor:
             self._stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         self._rooms: dict[str, Room] = {}
         self._at_once: dict[str, int] = {}
-        self.warm_up()
-        self.hosted = self._describe(spec.name)
+        with ThreadPoolExecutor(1) as beside:
+            # Of a large model that takes as long as compiling it.
+            digests = beside.submit(part_digests, self._backbone.parts)
+            self.warm_up()
+        self.hosted = self._describe(spec.name, digests.result())
 
     def start(self, chunk: Chunk, between: Callable[[], None], settle: Callable[[], None] = lambda: None) -> Started:
         """Make a chunk's candidates; on a GPU they are only asked for when this returns, but for its last step.
@@ -135,6 +140,7 @@ class Executor:
                 begin=chunk.begin and chunk.begin.rows(rows),
                 until=chunk.until,
                 between=step,
+                at_once=self._rooms[job.precision].most,
             )
 
         parts = self._in_room(job, job.precision, make, chunk.candidates, settle)
@@ -189,16 +195,20 @@ class Executor:
     def warm_up(self) -> None:
         """Make and score a whole chunk, or as much of one as fits, so that a device that is too small is found now.
 
+        On a GPU batches of both sizes are made, so that no request waits for a compiler.
+
         Raises:
             ProblemError: 507 `out-of-memory` if not even one candidate fits.
         """
         # Rewards of others may need metadata.
         rewards = tuple(name for name in self._rewards.names if is_built_in(name))
         job = Job("", None, self._name, None, self._default, Plan(steps=1), rewards, images=False)
-        while True:
+        counts = [CHUNK] if self.device.type == "cpu" else list(sizes(CHUNK))
+        while counts:
             try:
-                self.finish(self.start(Chunk(job, PromptItem(id="warm-up", text="a"), range(CHUNK)), lambda: None))
-                return
+                prompt = PromptItem(id="warm-up", text="a")
+                self.finish(self.start(Chunk(job, prompt, range(counts[0])), lambda: None))
+                counts.pop(0)
             except RetryLaterError:
                 continue  # with less at once
 
@@ -272,32 +282,25 @@ class Executor:
         self._serving[precision] = wanted
         return True
 
-    def _describe(self, name: str) -> Hosted:
+    def _describe(self, name: str, digests: dict[str, str]) -> Hosted:
         backbone = self._backbone
         layout = adapter_layout(backbone.transformer, backbone.lora_targets)
-        shares = {}
-        for tier in supported(backbone.device):
-            # Built only to know the share, if it is not the default: a second copy of a large model is not kept.
-            try:
-                shares[tier] = (self._generators.get(tier) or Generator(backbone, tier)).quantized_share
-            except torch.OutOfMemoryError as error:
-                logger.warning("%s is not served at %s, which does not fit beside the default: %s", name, tier, error)
         info = ModelInfo(
             name=name,
             family=backbone.family,
             height=backbone.height,
             width=backbone.width,
             latent_shape=backbone.latent_shape,
-            digests=part_digests(backbone.parts) | self._rewards.digests(),
+            digests=digests | self._rewards.digests(),
             rewards=self._rewards.names,
             precisions=tuple(
                 PrecisionInfo(
                     precision=tier,
                     numerics=numerics(tier, backbone.device),
                     how=probe(tier, backbone.device).how,
-                    quantized_share=share,
+                    quantized_share=backbone.quantized_share(tier),
                 )
-                for tier, share in shares.items()
+                for tier in supported(backbone.device)
             ),
             lora_targets=tuple(layout),
         )

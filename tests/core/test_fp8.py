@@ -3,7 +3,6 @@
 import pytest
 import torch
 from solrl_core.families import load_backbone
-from solrl_core.families.skeleton import load_skeleton
 from solrl_core.generator import Generator, supported
 from solrl_core.precision import fp8_scaling
 from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv
@@ -23,7 +22,7 @@ def test_a_cpu_has_no_fp8_and_the_error_names_what_would_work() -> None:
 
 
 def test_nearly_all_of_the_blocks_is_quantised() -> None:
-    assert Generator(load_skeleton("mini-sana"), "fp8").quantized_share >= 0.9
+    assert load_backbone("mini-sana").quantized_share("fp8") >= 0.9
 
 
 def test_sizes_that_do_not_divide_are_refused() -> None:

@@ -243,9 +243,9 @@ def test_between_is_called_before_every_step_of_every_chunk(bf16: Generator) -> 
 
 
 def test_the_tiers_say_what_they_are(bf16: Generator, nvfp4: Generator) -> None:
-    assert (bf16.precision, bf16.numerics, bf16.quantized_share) == ("bf16", "emulated", 0.0)
+    assert (bf16.precision, bf16.numerics, bf16.backbone.quantized_share("bf16")) == ("bf16", "emulated", 0.0)
     assert (nvfp4.precision, nvfp4.numerics) == ("nvfp4", "emulated")
-    assert 0.9 <= nvfp4.quantized_share <= 1.0
+    assert 0.9 <= nvfp4.backbone.quantized_share("nvfp4") <= 1.0
 
 
 def test_nvfp4_makes_other_images_than_bf16_but_not_wholly_other(bf16: Generator, nvfp4: Generator) -> None:

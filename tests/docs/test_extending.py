@@ -137,6 +137,6 @@ def test_the_family_makes_the_images_of_its_pipeline(auraflow: Path, guidance: f
 def test_the_family_is_quantised_and_adapted(auraflow: Path) -> None:
     backbone = load_backbone(str(auraflow))
     quantised = Generator(backbone, "nvfp4")
-    assert quantised.quantized_share > 0.9
+    assert quantised.backbone.quantized_share("nvfp4") > 0.9
     # Two streams of four projections in the first block, one stream in the others.
     assert len(quantised.layout) == 8 + 2 * 4

@@ -9,7 +9,6 @@ import torch
 from safetensors import safe_open
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.fingerprint import module_digest
-from solrl_core.generator import Generator
 from solrl_core.rewards import load_reward
 from solrl_minis import catalog
 from solrl_minis.recipe import measure, preference
@@ -133,7 +132,7 @@ def test_what_is_held_are_the_files_values(backbone: Backbone) -> None:
 
 
 def test_nearly_all_linear_work_is_quantised(backbone: Backbone) -> None:
-    assert Generator(backbone, "nvfp4").quantized_share >= 0.9
+    assert backbone.quantized_share("nvfp4") >= 0.9
 
 
 def card_accuracy(name: str) -> float:

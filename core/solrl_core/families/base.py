@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
-from solrl_core.precision import LayerPolicy
+from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
 
 Conditioning = dict[str, torch.Tensor]
 """Encoded prompts: named tensors whose first axis is the prompt."""
@@ -75,6 +76,20 @@ class Backbone(ABC):
     def policy_at(self, precision: str) -> LayerPolicy:
         """Which layers are quantised at "nvfp4" or "fp8"."""
         return self.fp8_policy if precision == "fp8" else self.policy
+
+    def quantized_share(self, precision: str) -> float:
+        """Share (0 to 1) of the blocks' linear FLOPs that is quantised at a precision."""
+        if precision == "bf16":
+            return 0.0
+        return share_of_flops(self._flops, self.policy_at(precision).select(self.transformer), self.blocks)
+
+    @cached_property
+    def _flops(self) -> dict[str, int]:
+        """Layer of the transformer → FLOPs of one pass for one candidate."""
+        conditioning = self.encode(["a"])
+        latents = torch.zeros(1, *self.latent_shape, device=self.device)
+        sigma = torch.ones(1, device=self.device)
+        return linear_flops(self.transformer, lambda: self.velocity(self.transformer, latents, sigma, conditioning))
 
     @property
     @abstractmethod

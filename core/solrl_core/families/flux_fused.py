@@ -81,7 +81,7 @@ def _turned(attn: nn.Module, norm: str, x: Tensor, angles: Angles, first: int) -
     cos, sin = angles
     rms = attn.get_submodule(norm)
     heads = x.view(*x.shape[:-1], -1, cos.shape[-1])
-    out: Tensor = rms_norm_rope(heads, rms.get_parameter("weight"), cos, sin, first, rms.eps)
+    out: Tensor = rms_norm_rope(heads, rms.get_parameter("weight"), cos, sin, first, rms.eps)  # type: ignore[arg-type]
     return out
 
 

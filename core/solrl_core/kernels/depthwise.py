@@ -1,11 +1,12 @@
 """SANA's feed-forward between its two pointwise products: SiLU, 3×3 depthwise convolution, gated linear unit."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solrl_core.kernels.operation import operation
 
-@torch.library.triton_op("solrl::silu_depthwise_glu", mutates_args=())
+
+@operation("silu_depthwise_glu")
 def silu_depthwise_glu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """value · SiLU(gate), where (value, gate) are the halves of the depthwise convolution of SiLU(x).
 

@@ -19,8 +19,9 @@ _HEADS = 8
 def rows(x: Tensor, codes: Tensor, scales: Tensor, *, gelu: bool) -> None:
     """`solrl_core.kernels.rows` of `x` [outer, inner, K], whose last axis is contiguous."""
     outer, inner, length = x.shape
+    warps = 8 if gelu else 4
     wrap_triton(_rows)[(outer * inner,)](
-        x, codes, scales, inner, x.stride(0), x.stride(1), LENGTH=length, BLOCK=_BLOCK, GELU=gelu, num_warps=4
+        x, codes, scales, inner, x.stride(0), x.stride(1), LENGTH=length, BLOCK=_BLOCK, GELU=gelu, num_warps=warps
     )
 
 
@@ -35,22 +36,26 @@ def _rows(
     largest = tl.zeros((BLOCK,), tl.float32)
     for begin in tl.static_range(0, LENGTH, BLOCK):
         at = begin + tl.arange(0, BLOCK)
-        largest = tl.maximum(largest, tl.abs(_activation(tl.load(x + at, at < LENGTH, 0).to(tl.float32), GELU)))
-    scale = tl.maximum(tl.max(largest, 0) * (1 / 448.0), 1.1754943508222875e-38)
+        v = tl.load(x + at, at < LENGTH, 0).to(tl.float32)
+        largest = tl.maximum(largest, v if GELU else tl.abs(v))
+    amax = tl.max(largest, 0)
+    if GELU:
+        amax = tl.maximum(_gelu(amax), 0.1701)
+    scale = tl.maximum(amax * (1 / 448.0), 1.1754943508222875e-38)
     tl.store(scales + row, scale)
     inverse = tl.div_rn(1.0, scale)
     for begin in tl.static_range(0, LENGTH, BLOCK):
         at = begin + tl.arange(0, BLOCK)
-        v = _activation(tl.load(x + at, at < LENGTH, 0).to(tl.float32), GELU)
+        v = tl.load(x + at, at < LENGTH, 0).to(tl.float32)
+        if GELU:
+            v = _gelu(v)
         # The conversion saturates: rounding may have carried the largest a little beyond 448.
         tl.store(codes + at, (v * inverse).to(tl.float8e4nv), at < LENGTH)
 
 
 @triton.jit
-def _activation(v, GELU: tl.constexpr):
-    if GELU:
-        v = v * tl.sigmoid(1.5957691216057308 * (v + 0.044715 * v * v * v))
-    return v
+def _gelu(v):
+    return v * tl.sigmoid(1.5957691216057308 * (v + 0.044715 * v * v * v))
 
 
 def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, out: Tensor, first: int, eps: float) -> None:
@@ -58,7 +63,7 @@ def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, out: Tens
     count, tokens, heads, size = x.shape
     grid = (count * tokens, triton.cdiv(heads, _HEADS))
     wrap_triton(_rms_norm_rope)[grid](
-        x, weight, cos, sin, out, tokens, heads, first, eps, SIZE=size, PAIRS=size // 2, HEADS=_HEADS, num_warps=4
+        x, weight, cos, sin, out, tokens, heads, first, eps, SIZE=size, PAIRS=size // 2, HEADS=_HEADS, num_warps=2
     )
 
 

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from solrl_core.kernels.operation import operation
 
-@torch.library.triton_op("solrl::rms_norm_rope", mutates_args=())
+
+@operation("rms_norm_rope")
 def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, first: int, eps: float) -> Tensor:
     """Normalise and rotate, in float32.
 

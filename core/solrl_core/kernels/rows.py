@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solrl_core.kernels.operation import operation
+
 E4M3_MAX = 448.0
 TINY = torch.finfo(torch.float32).tiny
 
@@ -14,8 +16,12 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 
+_GELU_LEAST = 0.1701
+"""Below zero no GELU is larger in magnitude, and above it grows with its input: so the kernel finds the scale of a
+row from the row's largest input, before it computes any GELU."""
 
-@torch.library.triton_op("solrl::quantize_rows", mutates_args=())
+
+@operation("quantize_rows")
 def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """E4M3 codes and float32 scales, whose product is the activation of `x`.
 
@@ -31,7 +37,10 @@ def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """
     if x.device.type != "cuda":
         rows = ACTIVATIONS[activation](x.reshape(-1, x.shape[-1]).float())
-        scale = (rows.abs().amax(-1, keepdim=True) * (1 / E4M3_MAX)).clamp(min=TINY)
+        largest = (
+            rows.amax(-1, keepdim=True).clamp(min=_GELU_LEAST) if activation else rows.abs().amax(-1, keepdim=True)
+        )
+        scale = (largest * (1 / E4M3_MAX)).clamp(min=TINY)
         return (rows * scale.reciprocal()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
     from solrl_core.kernels import gpu
 

@@ -3,7 +3,7 @@
 from solrl_core.precision.fp8 import fp8_scaling
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, refresh_weight_
 from solrl_core.precision.nvfp4 import quantize_dequantize, quantize_dequantize_per_candidate
-from solrl_core.precision.policy import LayerPolicy, apply_policy, linear_flops, quantized_share
+from solrl_core.precision.policy import LayerPolicy, apply_policy, linear_flops, share_of_flops
 from solrl_core.precision.te import engine_version, nvfp4_obstacle
 from solrl_core.precision.tiers import Probed, probe
 
@@ -20,6 +20,6 @@ __all__ = [
     "probe",
     "quantize_dequantize",
     "quantize_dequantize_per_candidate",
-    "quantized_share",
     "refresh_weight_",
+    "share_of_flops",
 ]

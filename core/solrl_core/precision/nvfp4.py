@@ -58,7 +58,7 @@ def quantize_dequantize_per_candidate(x: Tensor) -> Tensor:
 @torch.library.custom_op("solrl::nvfp4_per_candidate", mutates_args=())
 def opaque_per_candidate(x: Tensor) -> Tensor:
     """``quantize_dequantize_per_candidate`` as a compiler must leave it: fused, its additions would round otherwise."""
-    return quantize_dequantize_per_candidate(x)
+    return quantize_dequantize_per_candidate(x).contiguous()
 
 
 @opaque_per_candidate.register_fake

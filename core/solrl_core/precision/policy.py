@@ -1,7 +1,7 @@
 """Which layers of a backbone are quantised, and how much of its linear work that is."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -121,21 +121,17 @@ def linear_flops(model: nn.Module, run: Callable[[], object]) -> dict[str, int]:
     return flops
 
 
-def quantized_share(
-    model: nn.Module, run: Callable[[], object], blocks: str | tuple[str, ...] = "transformer_blocks"
-) -> float:
-    """Share (0 to 1) of the linear FLOPs under the modules named ``blocks`` that quantised layers do.
+def share_of_flops(flops: Mapping[str, int], names: Collection[str], blocks: Sequence[str]) -> float:
+    """Share (0 to 1) of the ``flops`` (layer → FLOPs) under the modules named ``blocks`` that the layers ``names`` do.
 
     ValueError where no linear layer under ``blocks`` ran.
     """
-    prefixes = tuple(f"{prefix}." for prefix in ((blocks,) if isinstance(blocks, str) else blocks))
-    all_flops = linear_flops(model, run)
-    flops = {name: count for name, count in all_flops.items() if name.startswith(prefixes)}
-    total = sum(flops.values())
+    prefixes = tuple(f"{prefix}." for prefix in blocks)
+    inside = {name: count for name, count in flops.items() if name.startswith(prefixes)}
+    total = sum(inside.values())
     if total == 0:
-        raise ValueError(f"no linear layer ran under {blocks!r}; the model has {_examples(list(all_flops))}")
-    quantised = (QuantLinear, QuantPointwiseConv)
-    return sum(n for name, n in flops.items() if isinstance(model.get_submodule(name), quantised)) / total
+        raise ValueError(f"no linear layer ran under {' or '.join(blocks)}; the model has {_examples(list(flops))}")
+    return sum(count for name, count in inside.items() if name in names) / total
 
 
 def _linear_dims(module: nn.Module) -> tuple[int, int]:
