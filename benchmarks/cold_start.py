@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def main() -> None:
         backbone = materialize(skeleton("flux", Path(folder), device), device)
     with part("reward"):
         rewards = RewardSet({"hpsv2": random_hps(device)})
+    # As the service does it: beside the rest.
+    digests = ThreadPoolExecutor(1).submit(part_digests, backbone.parts)
     with part("quantise"):
         way = Way(Generator(backbone, "fp8" if device != "cpu" else "nvfp4"), rewards)
     with part("compile, first candidates"):
@@ -56,14 +59,17 @@ def main() -> None:
         way.score("a", range(1), 1)
     if sys.argv[3:] == ["all"]:
         with part(DIGESTS):
-            part_digests(backbone.parts)
+            digests.result()
         with part(SHARES):
             for tier in supported(backbone.device):
-                if tier != way.generator.precision:
-                    Generator(backbone, tier)
+                backbone.quantized_share(tier)
 
 
-QUARTER, DIGESTS, SHARES = "compile, a quarter of a batch", "digests", "other precisions' shares"
+QUARTER, DIGESTS, SHARES = (
+    "compile, a quarter of a batch",
+    "digests, what is left of them",
+    "shares of what is quantised",
+)
 LATER = (QUARTER, DIGESTS, SHARES)
 
 if __name__ == "__main__":

@@ -96,13 +96,15 @@ def measure(model: str, tiers: list[str], device: str) -> None:
     """Print rows as JSON: each tier's once it is compiled, and again when it has been measured."""
     import torch
     from solrl_core.batches import sizes
+    from solrl_core.families.skeleton import Meta
     from true_size import skeleton
 
     name = torch.cuda.get_device_name() if device != "cpu" else "CPU, the miniature"
     ready: list[tuple[Row, Run, Run | None]] = []
     with tempfile.TemporaryDirectory() as folder:
         backbone = skeleton(model, Path(folder), device)
-        text = backbone.encode(["a"])
+        with Meta():
+            text = backbone.encode(["a"])
         backbone.device = torch.device(device)
         whole, quarter = sizes(BATCH[model])
         for tier in tiers:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.families.skeleton import Meta
 from solrl_core.generator import Generator
 
 _GRANULE = 512
@@ -60,7 +61,6 @@ def plan_memory(backbone: PipelineBackbone, precision: str, batch: int) -> Memor
     modules = {name: part for name, part in backbone.parts.items() if isinstance(part, nn.Module)}
     weights = {name: _new_bytes(_tensors(part), seen) for name, part in modules.items()}
     weights["served"] = _new_bytes(_tensors(generator.transformer), seen)
-    generator.encode("a")
     phases = {size: _phases(generator, size) for size in (batch, 2 * batch)}
     growth = {phase: (peak - phases[batch][phase]) // batch for phase, peak in phases[2 * batch].items()}
     return MemoryPlan(weights, phases[batch], batch, growth)
@@ -68,11 +68,11 @@ def plan_memory(backbone: PipelineBackbone, precision: str, batch: int) -> Memor
 
 def _phases(generator: Generator, batch: int) -> dict[str, int]:
     backbone = generator.backbone
-    with _Attention(), torch.inference_mode():
+    with Meta(), _Attention(), torch.inference_mode():
+        row = generator.encode("a")
         with PeakBytes() as encode:
             backbone.encode(["a"])
         latents = torch.empty(batch, *backbone.latent_shape, device="meta")
-        row = generator.encode("a")
         conditioning = {name: tensor.expand(batch, *tensor.shape[1:]).clone() for name, tensor in row.items()}
         held = _new_bytes([latents, *conditioning.values()], set())
         with PeakBytes() as denoise:

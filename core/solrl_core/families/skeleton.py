@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from solrl_core.families.load import FAMILIES, explained, locate, read_options
 from solrl_core.families.pipeline import PipelineBackbone
@@ -65,6 +66,16 @@ def _part(folder: Path, name: str, library: str | None, kind: str | None) -> Any
         else:
             module = cls(cls.config_class.from_pretrained(folder / name))
     return module.to(torch.bfloat16).eval().requires_grad_(False)
+
+
+class Meta(TorchFunctionMode):
+    """Lets code run on the meta device that asks whether some values are all true: there are none, so they are not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """False for the truth of a tensor without values; all else as it is."""
+        if func in (torch.Tensor.__bool__, torch.Tensor.item) and args[0].is_meta:
+            return False
+        return func(*args, **(kwargs or {}))
 
 
 def materialize(skeleton: PipelineBackbone, device: str) -> PipelineBackbone:
