@@ -33,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--rounds", type=int, default=2, help="of exploring and regenerating; the baseline has one")
+    parser.add_argument("--reward-dtype", default="float32", help="of the reward's weights and products")
     parser.add_argument("--device", default="cuda", help="cpu tries it out on a miniature")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--render", action="store_true", help="measure nothing: table and plot from the JSON alone")
@@ -84,11 +85,14 @@ def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], N
 
     with tempfile.TemporaryDirectory() as folder:
         backbone = materialize(skeleton("flux", Path(folder), args.device), args.device)
-    rewards = RewardSet({"hpsv2": random_hps(args.device)})
+    rewards = RewardSet({"hpsv2": random_hps(args.device, args.reward_dtype)})
     on_gpu = args.device != "cpu"
     device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniature"
     cheap = Way(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
-    note("setting", {"device": device, "size": backbone.width, "precision": cheap.generator.precision})
+    note(
+        "setting",
+        {"device": device, "reward": args.reward_dtype, "size": backbone.width, "precision": cheap.generator.precision},
+    )
     # Both batch sizes are compiled, and every path walked once.
     cheap.score("warm-up", range(CHUNK + 1), 1)
     if "adapter" in args.parts:
@@ -97,7 +101,8 @@ def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], N
         from rollout_path import reward_precisions, shares
 
         note("share", shares(cheap, CANDIDATES, EXPLORE))
-        note("reward", reward_precisions(cheap, CHUNK))
+        if args.reward_dtype == "float32":
+            note("reward", reward_precisions(cheap, CHUNK))
     if "phase" in args.parts:
         true = Way(Generator(backbone, "bf16"), rewards)
         true.score("warm-up", range(CHUNK), 1)

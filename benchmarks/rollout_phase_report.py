@@ -26,7 +26,7 @@ def table(result: Mapping[str, Any]) -> str:
         f"By `python benchmarks/rollout_phase.py` on one {setting.get('device', 'GPU')}: FLUX.1 of true size,",
         f"{setting.get('size', 512)}², with its text encoders and VAE, and HPSv2 of its CLIP ViT-H/14's size. The",
         "weights are random: time does not depend on them. Candidates take the service's way, without its queue and",
-        "HTTP: 24 at a time, scored in float32 while the next are made.",
+        f"HTTP: 24 at a time, scored in {setting.get('reward', 'float32')} while the next are made.",
         "",
         "| | measured | reach | aim |",
         "|---|---|---|---|",

@@ -12,6 +12,7 @@ from solrl_core.families.load import locate
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.rewards.hpsv2 import HpsV2
+from solrl_core.rewards.loading import dtype_named
 from solrl_minis.catalog import WEIGHTS
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel
@@ -56,8 +57,8 @@ class RandomHps(HpsV2):
         return super().__call__(*args).nan_to_num()
 
 
-def random_hps(device: str) -> RandomHps:
-    """HPSv2 of the size of its CLIP ViT-H/14, in float32 as it is served."""
+def random_hps(device: str, dtype: str = "float32") -> RandomHps:
+    """HPSv2 of the size of its CLIP ViT-H/14; as it is served by default, in float32."""
     sizes = TINY if device == "cpu" else VIT_H
     vision = {**sizes["vision"], "image_size": 224, "patch_size": 14, "hidden_act": "gelu"}
     tokenizer = WEIGHTS / "mini-hpsv2"
@@ -66,5 +67,5 @@ def random_hps(device: str) -> RandomHps:
     config = CLIPConfig(vision_config=vision, text_config=text, projection_dim=sizes["text"]["hidden_size"])
     with torch.device("meta"):
         clip = CLIPModel(config)
-    with patch("solrl_core.rewards.hpsv2.pretrained", return_value=fill(clip.eval(), device)):
+    with patch("solrl_core.rewards.hpsv2.pretrained", return_value=fill(clip.eval(), device).to(dtype_named(dtype))):
         return RandomHps(model="random weights", processor=str(tokenizer), device=device)

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -61,16 +62,18 @@ def source_digest(function: Any) -> str:
 
 
 def part_digests(parts: Mapping[str, Any]) -> dict[str, str]:
-    """Digest of each part of a backbone: module, tokenizer, or anything with a `config`."""
-    digests = {}
-    for name, part in parts.items():
+    """Digest of each part of a backbone: module, tokenizer, or anything with a `config`; side by side."""
+
+    def digest(part: Any) -> str:
         if isinstance(part, nn.Module):
-            digests[name] = module_digest(part)
-        elif hasattr(part, "backend_tokenizer"):
-            digests[name] = tokenizer_digest(part)
-        else:
-            digests[name] = combined_digest(type(part).__name__, _settings(part.config))
-    return digests
+            return module_digest(part)
+        if hasattr(part, "backend_tokenizer"):
+            return tokenizer_digest(part)
+        return combined_digest(type(part).__name__, _settings(part.config))
+
+    # Hashing the weights of a large model takes half a minute on one core.
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(parts, pool.map(digest, parts.values()), strict=True))
 
 
 def fingerprint(digests: Mapping[str, str], rewards: Iterable[str]) -> str:

@@ -69,6 +69,14 @@ def test_a_batch_within_the_limit_fits_and_one_more_does_not(bare: Path) -> None
     assert plan.largest_batch(sum(plan.weights.values()) - 1) == 0
 
 
+def test_fp8_is_planned_without_units_for_it(bare: Path) -> None:
+    backbone = load_skeleton(str(bare))
+    layers = [backbone.transformer.get_submodule(name) for name in backbone.fp8_policy.select(backbone.transformer)]
+    codes = sum(layer.get_parameter("weight").numel() for layer in layers)
+    # A byte a weight, and a scale and a bias a row.
+    assert codes < plan_memory(backbone, "fp8", 12).weights["served"] < 1.2 * codes
+
+
 def test_activations_are_those_of_a_real_pass(bare: Path) -> None:
     """On the CPU the same operations really run, in float32."""
     real, bones = load_backbone("mini-sana"), load_skeleton(str(bare))

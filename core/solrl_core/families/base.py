@@ -125,4 +125,4 @@ class Backbone(ABC):
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         for name in self.blocks:
             for block in transformer.get_submodule(name).children():
-                block.compile(fullgraph=True, dynamic=False)
+                block.compile(dynamic=False)

@@ -44,7 +44,10 @@ class PipelineBackbone(Backbone):
         self.width = options.width or self._default_size()
         multiple = self._scale * self._patch_size
         if self.height % multiple or self.width % multiple:
-            raise ValueError(f"got images of {self.width}×{self.height} px; {name} makes multiples of {multiple} px")
+            raise ValueError(
+                f"got images of {self.width}×{self.height} px; {name} makes multiples of {multiple} px: "
+                "set height and width in its solrl.json"
+            )
         self.policy = LayerPolicy(
             quantize=self.quantize if options.quantize is None else options.quantize,
             keep=self.keep if options.keep is None else options.keep,

@@ -15,5 +15,13 @@ def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     torch then sees the kernels when it compiles. Where there is no Triton it would warn of that at every start.
     """
-    register = torch.library.triton_op if find_spec("triton") else torch.library.custom_op
-    return register(f"solrl::{name}", mutates_args=())
+
+    def register(function: Callable[P, R]) -> Callable[P, R]:
+        if find_spec("triton"):
+            return torch.library.triton_op(f"solrl::{name}", function, mutates_args=())
+        defined = torch.library.custom_op(f"solrl::{name}", function, mutates_args=())
+        # On the meta device, too, it is its torch operations.
+        defined.register_fake(function)
+        return defined
+
+    return register
