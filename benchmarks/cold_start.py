@@ -35,7 +35,7 @@ def main() -> None:
         last[0] = now
 
     import torch
-    from rollout_path import Path as Way
+    from rollout_path import ServedWay
     from solrl_core.families.skeleton import materialize
     from solrl_core.fingerprint import part_digests
     from solrl_core.generator import CHUNK, Generator, supported
@@ -51,7 +51,7 @@ def main() -> None:
     # As the service does it: beside the rest.
     digests = ThreadPoolExecutor(1).submit(part_digests, backbone.parts)
     with part("quantise"):
-        way = Way(Generator(backbone, "fp8" if device != "cpu" else "nvfp4"), rewards)
+        way = ServedWay(Generator(backbone, "fp8" if device != "cpu" else "nvfp4"), rewards)
     with part("compile, first candidates"):
         way.score("a", range(CHUNK), 1)
     print(json.dumps(["first candidate", time.time() - started]), flush=True)

@@ -17,7 +17,7 @@ from solrl_core.selection import best_worst
 from solrl_rollout.beside import Beside
 
 
-class Path:
+class ServedWay:
     """Makes candidates a chunk at a time and scores each chunk while the next is made, as `Executor` does."""
 
     def __init__(self, generator: Generator, rewards: RewardSet) -> None:
@@ -82,7 +82,7 @@ class Path:
         return scores
 
 
-def shares(path: Path, candidates: int, steps: int) -> dict[str, Any]:
+def shares(path: ServedWay, candidates: int, steps: int) -> dict[str, Any]:
     """Seconds of an exploration by what they go to, one thing after the other; and of one as the service does it.
 
     The share outside the transformer is of the whole beyond the transformer's seconds, which are taken where nothing
@@ -134,7 +134,7 @@ def watched(
         yield
 
 
-def reward_precisions(path: Path, count: int) -> dict[str, Any]:
+def reward_precisions(path: ServedWay, count: int) -> dict[str, Any]:
     """Seconds of scoring a chunk in float32, as is done, and with TF32 products; how far scores then are off.
 
     Off: the largest difference, and the standard deviation of the scores themselves.

@@ -43,6 +43,10 @@ def main() -> None:
     result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
 
     def note(part: str, values: dict[str, Any]) -> None:
+        if part == "setting" and result.get(part) != values:
+            # What was measured otherwise does not stand beside this.
+            for old in ("adapter", "share", "reward", "phase"):
+                result.pop(old, None)
         result[part] = values
         file.write_text(json.dumps(result, indent=1) + "\n")
         print(f"[{time.perf_counter() - began:.0f} s] {part}: {values}", file=sys.stderr, flush=True)
@@ -77,7 +81,7 @@ def cold_start(device: str, first: bool) -> dict[str, Any]:
 def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], None]) -> None:
     """The parts that share a loaded model."""
     import torch
-    from rollout_path import Path as Way
+    from rollout_path import ServedWay
     from solrl_core.families.skeleton import materialize
     from solrl_core.generator import CHUNK, Generator
     from solrl_core.rewards import RewardSet
@@ -88,7 +92,7 @@ def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], N
     rewards = RewardSet({"hpsv2": random_hps(args.device, args.reward_dtype)})
     on_gpu = args.device != "cpu"
     device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniature"
-    cheap = Way(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
+    cheap = ServedWay(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
     note(
         "setting",
         {"device": device, "reward": args.reward_dtype, "size": backbone.width, "precision": cheap.generator.precision},
@@ -104,7 +108,7 @@ def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], N
         if args.reward_dtype == "float32":
             note("reward", reward_precisions(cheap, CHUNK))
     if "phase" in args.parts:
-        true = Way(Generator(backbone, "bf16"), rewards)
+        true = ServedWay(Generator(backbone, "bf16"), rewards)
         true.score("warm-up", range(CHUNK), 1)
         note("phase", {})
         phase(cheap, true, args.rounds, lambda values: note("phase", values))
@@ -164,7 +168,7 @@ def adapter(cheap: Any) -> dict[str, Any]:
             times[name].append(time.perf_counter() - began)
     before = counters["stats"]["unique_graphs"]
     began = time.perf_counter()
-    cheap.score("warm-up", range(24), 1)
+    cheap.score("warm-up", range(24 + 1), 1)
     after = time.perf_counter() - began
     generator.set_adapter(None)
     parts = {name: statistics.median(each) for name, each in times.items()}

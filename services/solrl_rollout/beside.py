@@ -19,6 +19,11 @@ class Beside:
         self._last = self._pool.submit(work)
         self._last.add_done_callback(lambda _: self._ended())
 
+    @property
+    def idle(self) -> bool:
+        """Whether what was begun last has ended."""
+        return self._last is None or self._last.done()
+
     def wait(self) -> None:
         """Wait for what was begun last; what ended it, is raised here."""
         if self._last is not None:

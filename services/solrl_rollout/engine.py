@@ -193,9 +193,15 @@ class Engine:
             chunk.done.set_result(scored)
 
     def _settle(self) -> None:
-        """Wait for the chunk that is being scored."""
-        if self._beside is not None:
-            self._beside.wait()
+        """Wait for the chunk that is being scored, and answer calls meanwhile."""
+        if self._beside is None:
+            return
+        while not self._beside.idle:
+            self._answer_calls()
+            with self._wake:
+                if not self._beside.idle and not self._calls:
+                    self._wake.wait()
+        self._beside.wait()
 
     def _abandon(self, chunk: Chunk) -> None:
         if chunk.job.cancelled.is_set():

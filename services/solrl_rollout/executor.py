@@ -120,7 +120,7 @@ class Executor:
             settle: waits for chunks that are being finished, whose memory may be needed.
 
         Raises:
-            ProblemError: 422 `adapter-merge` (the adapter before goes on serving), 503 or 507 `out-of-memory`.
+            ProblemError: 422 `adapter-merge` (the adapter before goes on serving) or `precision-unavailable`, 503 or 507 `out-of-memory`.
         """
         job, plan, began, before = chunk.job, chunk.job.plan, time.monotonic(), mark(self.device)
         generator, switched = self._serving_generator(job)
@@ -195,7 +195,8 @@ class Executor:
     def warm_up(self) -> None:
         """Make and score a whole chunk, or as much of one as fits, so that a device that is too small is found now.
 
-        On a GPU batches of both sizes are made, so that no request waits for a compiler.
+        On a GPU batches of both sizes are made, so that no request at the default precision and without guidance
+        waits for a compiler.
 
         Raises:
             ProblemError: 507 `out-of-memory` if not even one candidate fits.
@@ -203,12 +204,17 @@ class Executor:
         # Rewards of others may need metadata.
         rewards = tuple(name for name in self._rewards.names if is_built_in(name))
         job = Job("", None, self._name, None, self._default, Plan(steps=1), rewards, images=False)
-        counts = [CHUNK] if self.device.type == "cpu" else list(sizes(CHUNK))
-        while counts:
+
+        def walk(count: int) -> None:
+            prompt = PromptItem(id="warm-up", text="a")
+            self.finish(self.start(Chunk(job, prompt, range(count)), lambda: None))
+
+        while True:
             try:
-                prompt = PromptItem(id="warm-up", text="a")
-                self.finish(self.start(Chunk(job, prompt, range(counts[0])), lambda: None))
-                counts.pop(0)
+                walk(CHUNK)
+                if self.device.type != "cpu":
+                    walk(sizes(self._rooms[job.precision].most)[1])
+                return
             except RetryLaterError:
                 continue  # with less at once
 
@@ -221,6 +227,17 @@ class Executor:
         try:
             generator = self._generator(job.precision)
             return generator, self._serve(job.precision, generator, job.adapter)
+        except ValueError as error:
+            raise ProblemError(
+                "precision-unavailable",
+                422,
+                "Precision not available",
+                str(error),
+                where="plan.precision",
+                got=job.precision,
+                expected="a precision that all layers to be quantised take",
+                action="ask for another precision; whoever serves the model can keep the layer in BF16 (docs/extending)",
+            ) from error
         except torch.OutOfMemoryError as error:
             logger.warning("%s at %s does not fit into memory: %s", job.model, job.precision, error)
         free_memory()

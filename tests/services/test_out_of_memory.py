@@ -170,6 +170,22 @@ def test_weights_that_do_not_fit_are_507_until_they_do(
     assert len(made(running)) == CHUNK
 
 
+def test_layers_that_do_not_take_a_precision_are_the_answer_of_who_asks_for_it(
+    engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_narrow(*_: Any) -> None:
+        raise ValueError("FP8 weights need both axes to be multiples of 16: got (8, 32)")
+
+    running = engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "Generator", too_narrow)
+        with pytest.raises(ProblemError) as refused:
+            made(running)
+    assert (refused.value.problem.status, refused.value.problem.kind) == (422, "precision-unavailable")
+    assert "got (8, 32)" in refused.value.problem.detail
+    assert len(made(running)) == CHUNK
+
+
 @pytest.mark.parametrize("part", [small_memory.of_transformer, small_memory.of_rewards])
 def test_a_service_that_holds_no_candidate_does_not_start(
     engine: Callable[[], Engine],

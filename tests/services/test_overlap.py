@@ -130,13 +130,14 @@ def test_what_is_cancelled_while_it_is_made_stops_at_its_next_step(shared: Engin
 
 
 def test_the_engine_answers_while_a_chunk_is_scored(shared: Engine, events: list[str]) -> None:
-    held = chunk("a")
-    shared.submit([held])
-    until(lambda: "*a" in events)
+    held, next_one = chunk("a"), chunk("b")
+    shared.submit([held, next_one])
+    until(lambda: "+b" in events)
+    time.sleep(0.2)  # the engine has made the second and waits for the first
     shared.call().result(10)
     assert not held.done.done()
     gate.set()
-    held.done.result(60)
+    next_one.done.result(60)
 
 
 def test_out_of_memory_waits_for_what_is_scored_before_the_second_try(

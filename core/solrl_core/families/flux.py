@@ -53,6 +53,9 @@ class Flux(PipelineBackbone):
     def fuse(self, transformer: nn.Module) -> None:
         """Attention with its norms and positions in one kernel; what shares an input, quantised once."""
         super().fuse(transformer)
+        head: int = self._config.attention_head_dim
+        if head & (head - 1):
+            return  # the kernel takes powers of two
         for block in transformer.get_submodule("transformer_blocks").children():
             block.attn.set_processor(FusedAttention())  # type: ignore[union-attr,operator]
         single = transformer.get_submodule("single_transformer_blocks")

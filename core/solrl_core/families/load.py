@@ -180,6 +180,9 @@ def load_backbone(
         local = Path(where).is_dir()
         folder = Path(where if local else DiffusionPipeline.download(where, revision=revision, token=token))
         pipeline = DiffusionPipeline.from_pretrained(folder, dtype=held, **family.components(folder, held))
+    if device.startswith("cuda"):
+        # Kernels are started on the thread's current device, whatever device their tensors are on.
+        torch.cuda.set_device(device)
     pipeline.to(device)
     for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):

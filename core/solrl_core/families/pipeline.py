@@ -97,9 +97,11 @@ class PipelineBackbone(Backbone):
         """Its blocks, after what is faster as one kernel has been swapped in; and the decoder."""
         self.fuse(transformer)
         super().compile(transformer)
-        decoder = self._pipeline.vae.decoder
-        if decoder._compiled_call_impl is None:
-            self._pipeline.vae.to(memory_format=torch.channels_last)
+        vae = self._pipeline.vae
+        decoder = getattr(vae, "decoder", None)
+        # A video's autoencoder has five axes, and no such layout.
+        if decoder is not None and decoder._compiled_call_impl is None and all(p.ndim < 5 for p in vae.parameters()):
+            vae.to(memory_format=torch.channels_last)
             decoder.compile(dynamic=False)
 
     def fuse(self, transformer: nn.Module) -> None:

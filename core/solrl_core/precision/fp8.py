@@ -25,12 +25,16 @@ def fp8_scaling(device: torch.device) -> Scaling | None:
     """How `device` multiplies in FP8, found out by a small product of each kind; None where it does not."""
     if device.type != "cuda":
         return None
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        return None
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(device)
     for scaling in ("row", "tensor"):
         try:
             codes, scale = _quantize(x, scaling)
             got = _product(codes, scale, codes, scale, None)
             torch.cuda.synchronize(device)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
             continue
         # FP8 alone leaves an error of 0.04.
@@ -113,9 +117,12 @@ def project(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     if len(quantised) < len(layers):
         return [layer(x) for layer in layers]
     codes, scale = quantize_rows(x, "")
-    return [
-        _product(codes, scale, layer.weight, layer.scale, layer.bias).view(*x.shape[:-1], -1) for layer in quantised
-    ]
+    products = []
+    for layer in quantised:
+        layer._require_no_gradient(x)
+        product = _product(codes, scale, layer.weight, layer.scale, layer.bias)
+        products.append(product.view(*x.shape[:-1], -1).to(x.dtype))
+    return products
 
 
 class Fp8PointwiseConv(_Fp8, QuantPointwiseConv):
