@@ -120,7 +120,8 @@ class Executor:
             settle: waits for chunks that are being finished, whose memory may be needed.
 
         Raises:
-            ProblemError: 422 `adapter-merge` (the adapter before goes on serving) or `precision-unavailable`, 503 or 507 `out-of-memory`.
+            ProblemError: 422 `adapter-merge` (the adapter before goes on serving) or `precision-unavailable`,
+                503 or 507 `out-of-memory`.
         """
         job, plan, began, before = chunk.job, chunk.job.plan, time.monotonic(), mark(self.device)
         generator, switched = self._serving_generator(job)
@@ -236,7 +237,7 @@ class Executor:
                 where="plan.precision",
                 got=job.precision,
                 expected="a precision that all layers to be quantised take",
-                action="ask for another precision; whoever serves the model can keep the layer in BF16 (docs/extending)",
+                action="ask for another precision; who serves the model can keep the layer in BF16 (docs/extending)",
             ) from error
         except torch.OutOfMemoryError as error:
             logger.warning("%s at %s does not fit into memory: %s", job.model, job.precision, error)
