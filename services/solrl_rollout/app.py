@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from solrl_proto.problems import Problem
@@ -17,6 +17,7 @@ from solrl_rollout.access import RULES, AccessControl, check_declared
 from solrl_rollout.limits import HeadLimit, JsonBodyLimit
 from solrl_rollout.observe import Observed
 from solrl_rollout.routes import adapters, health, metrics, models, page, rollouts, runs, status
+from solrl_rollout.routes.common import known_parameters
 from solrl_rollout.service import running
 from solrl_rollout.settings import Settings
 from solrl_rollout.telemetry import Telemetry
@@ -71,7 +72,7 @@ def create_app(settings: Settings) -> FastAPI:
         for route in module.router.routes:
             for method in getattr(route, "methods", None) or ("any method",):
                 check_declared(method, getattr(route, "path", str(route)))
-        app.include_router(module.router)
+        app.include_router(module.router, dependencies=[Depends(known_parameters)])
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     return app
 

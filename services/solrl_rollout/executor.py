@@ -120,7 +120,7 @@ class Executor:
             settle: waits for chunks that are being finished, whose memory may be needed.
 
         Raises:
-            ProblemError: 422 `adapter-merge` (the adapter before goes on serving) or `precision-unavailable`,
+            ProblemError: 422 `adapter-merge` (the adapter before goes on serving) or `precision-unsupported`,
                 503 or 507 `out-of-memory`.
         """
         job, plan, began, before = chunk.job, chunk.job.plan, time.monotonic(), mark(self.device)
@@ -230,7 +230,7 @@ class Executor:
             return generator, self._serve(job.precision, generator, job.adapter)
         except ValueError as error:
             raise ProblemError(
-                "precision-unavailable",
+                "precision-unsupported",
                 422,
                 "Precision not available",
                 str(error),

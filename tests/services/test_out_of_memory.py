@@ -181,7 +181,7 @@ def test_layers_that_do_not_take_a_precision_are_the_answer_of_who_asks_for_it(
         patch.setattr(executor, "Generator", too_narrow)
         with pytest.raises(ProblemError) as refused:
             made(running)
-    assert (refused.value.problem.status, refused.value.problem.kind) == (422, "precision-unavailable")
+    assert (refused.value.problem.status, refused.value.problem.kind) == (422, "precision-unsupported")
     assert "got (8, 32)" in refused.value.problem.detail
     assert len(made(running)) == CHUNK
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from solrl_proto.problems import PROBLEM_MEDIA_TYPE
+from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemError
 
 from solrl_rollout.access import Caller
 from solrl_rollout.service import Service
@@ -24,6 +24,26 @@ def _service(request: Request) -> Service:
 def _caller(request: Request) -> Caller:
     caller: Caller = request.state.caller  # set by access control; a route that is open has none
     return caller
+
+
+def known_parameters(request: Request) -> None:
+    """Refuse a query parameter that an API route does not have: ignored, a mistyped one would do nothing, silently."""
+    route = request.scope["route"]
+    if not route.path.startswith("/v1/"):
+        return  # links to the page may carry anything
+    known = [field.alias for field in route.dependant.query_params]
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        raise ProblemError(
+            "unknown-parameter",
+            422,
+            "Unknown query parameter",
+            f"{request.method} {route.path} has no query parameter {unknown[0][:80]!r}",
+            where="query",
+            got=[name[:80] for name in unknown[:5]],
+            expected=known or "none",
+            action="leave it out, or correct its name",
+        )
 
 
 ServiceDep = Annotated[Service, Depends(_service)]
