@@ -40,5 +40,5 @@ def batches(count: int, limit: int, device: torch.device) -> list[Batch]:
 
 
 def sizes(limit: int) -> tuple[int, int]:
-    """What a GPU's batches hold. A compiler left to serve any size made them a sixth slower."""
+    """What a GPU's batches hold: few sizes, because blocks are compiled for each."""
     return limit, max(1, limit // 4)

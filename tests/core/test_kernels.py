@@ -17,6 +17,9 @@ from solrl_core.precision import apply_policy, fp8
 from torch import Tensor
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+FP8 = pytest.mark.skipif(
+    not torch.cuda.is_available() or fp8.fp8_scaling(torch.device("cuda")) is None, reason="needs a GPU with FP8 units"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -133,10 +136,8 @@ def test_a_gpu_s_batches_hold_each_row_once_and_are_of_two_sizes(count: int, lim
 
 @GPU
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp8", marks=FP8)])
 def test_compiled_blocks_compute_what_eager_ones_do_and_an_adapter_compiles_nothing(name: str, precision: str) -> None:
-    if precision == "fp8" and fp8.fp8_scaling(torch.device("cuda")) is None:
-        pytest.skip("needs FP8 units")
     backbone = load_backbone(name, device="cuda")
     generator = Generator(backbone, precision)
     latents = torch.randn(6, *backbone.latent_shape, device="cuda")

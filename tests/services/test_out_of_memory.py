@@ -154,35 +154,30 @@ def test_one_candidate_that_does_not_fit_is_507_and_the_rest_is_served(
     assert not running.dead
 
 
-def test_weights_that_do_not_fit_are_507_until_they_do(
-    engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "expected", "said"),
+    [
+        (torch.OutOfMemoryError("no room for weights"), (507, "out-of-memory"), "does not fit"),
+        (ValueError("expected multiples of 16: got (8, 32)"), (422, "precision-unsupported"), "got (8, 32)"),
+    ],
+)
+def test_a_precision_that_cannot_be_built_is_the_answer_of_who_asks_for_it(
+    engine: Callable[[], Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    expected: tuple[int, str],
+    said: str,
 ) -> None:
-    def does_not_fit(*_: Any) -> None:
-        raise torch.OutOfMemoryError("no room for weights")
+    def breaks(*_: Any) -> None:
+        raise error
 
     running = engine()
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "Generator", does_not_fit)
+        patch.setattr(executor, "Generator", breaks)
         with pytest.raises(ProblemError) as refused:
             made(running)
-    assert (refused.value.problem.status, refused.value.problem.kind) == (507, "out-of-memory")
-    assert "does not fit" in refused.value.problem.detail
-    assert len(made(running)) == CHUNK
-
-
-def test_layers_that_do_not_take_a_precision_are_the_answer_of_who_asks_for_it(
-    engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def too_narrow(*_: Any) -> None:
-        raise ValueError("FP8 weights need both axes to be multiples of 16: got (8, 32)")
-
-    running = engine()
-    with monkeypatch.context() as patch:
-        patch.setattr(executor, "Generator", too_narrow)
-        with pytest.raises(ProblemError) as refused:
-            made(running)
-    assert (refused.value.problem.status, refused.value.problem.kind) == (422, "precision-unsupported")
-    assert "got (8, 32)" in refused.value.problem.detail
+    assert (refused.value.problem.status, refused.value.problem.kind) == expected
+    assert said in refused.value.problem.detail
     assert len(made(running)) == CHUNK
 
 

@@ -29,7 +29,10 @@ def rows(x: Tensor, codes: Tensor, scales: Tensor, *, gelu: bool) -> None:
 def _rows(
     x, codes, scales, inner, outer_stride, inner_stride, LENGTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr
 ):
-    """A row. Read twice, the second time from the cache: held in registers, few rows would be in work at once."""
+    """A row. Read twice, the second time from the cache: held in registers, few rows would be in work at once.
+
+    The numbers are E4M3_MAX, TINY and the least of a GELU of `solrl_core.kernels.rows`.
+    """
     row = tl.program_id(0)
     x += (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
     codes += row.to(tl.int64) * LENGTH

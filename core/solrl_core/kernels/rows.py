@@ -25,8 +25,7 @@ row from the row's largest input, before it computes any GELU."""
 def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """E4M3 codes and float32 scales, whose product is the activation of `x`.
 
-    The kernel reads each row from memory once. Compiled from torch's own operations, a row longer than about a
-    thousand is read again for its codes.
+    The kernel reads each row from memory once; torch's own operations read it for its largest, then for its codes.
 
     Args:
         x: [..., K], float.

@@ -8,9 +8,10 @@ another order of the same arithmetic flips up to 0.1 % of the codes. Nothing her
 import torch
 from torch import Tensor
 
+from solrl_core.kernels import E4M3_MAX
+
 BLOCK = 16
 E2M1_MAX = 6.0
-E4M3_MAX = 448.0
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _EXPONENT_MASK = 0x7F800000
