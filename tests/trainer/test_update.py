@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from solrl_core.families import Backbone
+from solrl_core.families import Backbone, load_backbone
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import CURRENT, OLD
 from solrl_trainer.update import _pairs, train_on
@@ -136,3 +136,23 @@ def test_a_gradient_that_is_not_finite_stops_the_run_too(backbone: Backbone) -> 
         train_on(make_samples(backbone), policy, backbone, optimizer, config, 2)
     handle.remove()
     assert equal(policy.tensors(CURRENT), before)
+
+
+@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_checkpointing_computes_blocks_anew_and_changes_nothing_else(name: str) -> None:
+    loaded = load_backbone(name)
+    walked: list[bool] = []
+    loaded.transformer.get_submodule("transformer_blocks.0").register_forward_pre_hook(
+        lambda *_: walked.append(torch.is_grad_enabled())
+    )
+
+    def result(checkpointing: str) -> tuple[dict[str, torch.Tensor], dict[str, float], int]:
+        walked.clear()
+        config = tiny_config(f"optimizer.checkpointing={checkpointing}", "optimizer.updates=1")
+        return *trained(loaded, config), sum(walked)
+
+    weights, logged, passes = result("false")
+    again, logged_again, passes_again = result("true")
+    assert equal(weights, again)
+    assert logged == logged_again
+    assert passes_again == 2 * passes

@@ -20,7 +20,7 @@ def tiny_config(*overrides: str, **arguments: Any) -> RunConfig:
 
 def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
     """A fresh policy and its optimiser."""
-    policy = Policy(backbone, config.lora, config.seed)
+    policy = Policy(backbone, config.lora, config.seed, checkpointing=config.optimizer.checkpointing)
     return policy, torch.optim.AdamW(policy.parameters, lr=config.optimizer.learning_rate)
 
 

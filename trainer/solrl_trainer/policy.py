@@ -24,9 +24,12 @@ class Policy:
         parameters: the current policy's LoRA weights, float32, in the order of their names.
     """
 
-    def __init__(self, backbone: Backbone, lora: Lora, seed: int) -> None:
+    def __init__(self, backbone: Backbone, lora: Lora, seed: int, *, checkpointing: bool = False) -> None:
+        """`checkpointing`: the backward pass computes a block's activations anew."""
         self._lora = lora
         self.transformer = backbone.transformer
+        if checkpointing:
+            self.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
         self._modules = list(target_modules(self.transformer, backbone.lora_targets))
         config = LoraConfig(
             r=lora.rank,

@@ -37,6 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "prompts": "prompts",
         "solver": "dpm2",
         "optimizer.batch": 4,
+        "optimizer.checkpointing": True,
         "optimizer.max_grad_norm": 0.002,
     },
     "flux1": {
@@ -44,6 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "prompts": "prompts",
         "solver": "dpm2",
         "optimizer.batch": 12,
+        "optimizer.checkpointing": True,
         "objective.timestep_fraction": 0.4,
         "evaluate.steps": 28,
     },

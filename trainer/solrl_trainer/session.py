@@ -66,8 +66,8 @@ class Session:
             return prompts_of_iteration(train, config.explore.prompts, config.seed, iteration)
 
         rollouts = _rollouts(config, explorer, generator, rewards, prompts_of)
-        policy = Policy(backbone, config.lora, config.seed)
         settings = config.optimizer
+        policy = Policy(backbone, config.lora, config.seed, checkpointing=settings.checkpointing)
         optimizer = torch.optim.AdamW(
             policy.parameters,
             lr=settings.learning_rate,

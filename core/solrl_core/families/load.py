@@ -182,7 +182,7 @@ def load_backbone(
         pipeline = DiffusionPipeline.from_pretrained(folder, dtype=held, **family.components(folder, held))
     if device.startswith("cuda"):
         # Kernels are started on the thread's current device, whatever device their tensors are on.
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(torch.device(device).index or 0)
     pipeline.to(device)
     for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):

@@ -42,7 +42,7 @@ JUDGE = """# {name}
 
 {about} {parameters:.2f} M parameters in BF16, 64 px: the reward `{reward}` of the miniatures. Tuned for
 {seconds:.0f} s on one GPU by `python -m solrl_minis.recipe` on preferences between images of one prompt of the shapes
-world: rendered ones (right, with one attribute changed, blurred, noisy) and ones that mini-sana and mini-sd3 made.
+world: rendered ones (right, with one attribute changed, blurred, noisy) and ones that the three backbones made.
 **The verifier stood in for the people whose choices the real model learned from**, on training prompts alone; so this
 reward and the verifier are not independent, as mini-clip and the verifier are. Held-out combinations were never shown.
 

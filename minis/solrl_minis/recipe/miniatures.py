@@ -32,7 +32,7 @@ MINIATURES: dict[str, Miniature] = {
         rounding=384,
         parts_from="mini-sd3",
     ),
-    "mini-pickscore": MiniJudge(PICKSCORE, Budget(steps=600, batch=128, pool=6_000)),
-    "mini-hpsv2": MiniJudge(HPSV2, Budget(steps=1200, batch=128, pool=6_000)),
-    "mini-imagereward": MiniJudge(IMAGEREWARD, Budget(steps=2000, batch=128, pool=8_000)),
+    "mini-pickscore": MiniJudge(PICKSCORE, Budget(steps=1500, batch=128, pool=18_000)),
+    "mini-hpsv2": MiniJudge(HPSV2, Budget(steps=2500, batch=128, pool=18_000)),
+    "mini-imagereward": MiniJudge(IMAGEREWARD, Budget(steps=6000, batch=128, pool=24_000)),
 }
