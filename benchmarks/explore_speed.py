@@ -1,7 +1,8 @@
 """Seconds a group over HTTP, and what the service adds: `python benchmarks/explore_speed.py`.
 
 A real service is started on loopback. For each precision the same group of candidates is asked for over HTTP and
-made in this process in turn, so that both meet the same machine; medians are compared.
+made in this process in turn, so that both meet the same machine; medians are compared. With `--true-size FOLDER` it is
+FLUX.1 with random weights, which are written there, and a reward of HPSv2's size, on a GPU.
 """
 
 import argparse
@@ -15,13 +16,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from rich.console import Console
 from rich.table import Table
+from rollout_path import ServedWay
 from solrl_core.families import load_backbone
-from solrl_core.generator import CHUNK, Generator
+from solrl_core.generator import PRECISIONS, Generator
 from solrl_core.rewards import RewardSet
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import Candidates, Plan, Precision, PromptItem, RewardSpec, RolloutRequest
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.demo import rollout_service
+from true_size import write
 
 STEPS = 6
 
@@ -33,23 +36,31 @@ def main() -> None:
     parser.add_argument("--reward", default="clipscore")
     parser.add_argument("--candidates", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--precisions", nargs="+", default=["nvfp4", "bf16"], choices=PRECISIONS)
+    parser.add_argument("--true-size", type=Path, help="write FLUX.1's shapes with random weights here, and take them")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("docs/results/explore_speed.json"))
     args = parser.parse_args()
+    flags, options = ["--device", args.device, "--precision", args.precisions[0]], {}
+    if args.true_size:
+        model, options = write(args.true_size, args.device)
+        args.model, args.reward = str(model), "hpsv2"
+        flags += ["--reward-options", json.dumps(options)]
 
-    backbone = load_backbone(args.model)
-    rewards = RewardSet.load([args.reward], backbone)
+    backbone = load_backbone(args.model, device=args.device)
+    rewards = RewardSet.load([args.reward], backbone, options)
     prompt = PromptItem(id="speed", text="a red circle and a blue square")
     table = Table("precision", "HTTP, s a group", "in process, s", "service adds")
     results = {}
-    with rollout_service(args.model, Path("runs/benchmarks/service.log")) as url, RolloutClient(url) as client:
-        precisions: tuple[Precision, ...] = ("nvfp4", "bf16")
-        for precision in precisions:
-            generator = Generator(backbone, precision)
+    log = Path("runs/benchmarks/service.log")
+    with rollout_service(args.model, log, (args.reward,), flags, 600) as url, RolloutClient(url) as client:
+        for precision in args.precisions:
+            way = ServedWay(Generator(backbone, precision), rewards)
 
             def over_http(root: int, precision: Precision = precision) -> None:
                 client.rollouts(
                     RolloutRequest(
-                        model=args.model,
+                        model=backbone.name,
                         prompts=(prompt,),
                         candidates=Candidates(count=args.candidates, seed_root=root),
                         plan=Plan(steps=STEPS, precision=precision),
@@ -57,11 +68,8 @@ def main() -> None:
                     )
                 )
 
-            def in_process(root: int, generator: Generator = generator) -> None:
-                seeds = expand_seeds(root, prompt.id, args.candidates)
-                for start in range(0, len(seeds), CHUNK):
-                    images = generator.generate(prompt.text, seeds[start : start + CHUNK], steps=STEPS).images
-                    rewards.score([args.reward], images, [prompt.text] * len(images), [{}] * len(images))
+            def in_process(root: int, way: ServedWay = way) -> None:
+                way.score(prompt.text, expand_seeds(root, prompt.id, args.candidates), STEPS)
 
             times: dict[str, list[float]] = {"http": [], "in_process": []}
             for repeat in range(-2, args.repeats):
@@ -77,7 +85,8 @@ def main() -> None:
             table.add_row(precision, f"{http:.2f}", f"{local:.2f}", f"{adds:+.1%}")
     Console().print(table)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"candidates": args.candidates, "steps": STEPS, **results}, indent=1) + "\n")
+    setting = {"model": backbone.name, "size": backbone.width, "candidates": args.candidates, "steps": STEPS}
+    args.out.write_text(json.dumps({**setting, **results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

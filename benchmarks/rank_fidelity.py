@@ -48,13 +48,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
-    rows = [row for model in args.models for row in measure(model, args)]
     args.out.mkdir(parents=True, exist_ok=True)
     settings = {key: value for key, value in vars(args).items() if key != "out"}
-    (args.out / "rank_fidelity.json").write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n")
-    text = table(rows, args.prompts, args.candidates)
-    (args.out / "rank_fidelity.md").write_text(text)
-    print(text)
+    rows: list[dict[str, Any]] = []
+    for model in args.models:
+        rows += measure(model, args)
+        (args.out / "rank_fidelity.json").write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n")
+        (args.out / "rank_fidelity.md").write_text(table(rows, args.prompts, args.candidates))
+    print(table(rows, args.prompts, args.candidates))
 
 
 def measure(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -135,10 +135,10 @@ def measure(model: str, tiers: list[str], device: str) -> None:
 def build(backbone: Any, tier: str, device: str) -> Any:
     """A transformer at that tier, compiled when it is first called."""
     from solrl_core.families.base import Backbone
+    from solrl_core.families.skeleton import randomize
     from solrl_core.precision import apply_policy
-    from true_size import fill
 
-    transformer = fill(copy.deepcopy(backbone.transformer), device)
+    transformer = randomize(copy.deepcopy(backbone.transformer), device)
     if tier not in (BASELINE, "bf16"):
         apply_policy(transformer, backbone.policy_at("fp8" if "fp8" in tier else "nvfp4"), tier)
     if device != "cpu":

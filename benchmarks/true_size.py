@@ -3,6 +3,9 @@
 On a CPU they are of the miniatures' sizes, to try the benchmarks out.
 """
 
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,7 +13,7 @@ from unittest.mock import patch
 import torch
 from solrl_core.families.load import locate
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.families.skeleton import load_skeleton
+from solrl_core.families.skeleton import load_skeleton, randomize
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.loading import dtype_named
 from solrl_minis.catalog import WEIGHTS
@@ -38,15 +41,32 @@ def skeleton(family: str, folder: Path, device: str) -> PipelineBackbone:
     return load_skeleton(str(miniature if device == "cpu" else write_skeleton(family, miniature, folder / family)))
 
 
-def fill(module: nn.Module, device: str) -> nn.Module:
-    """Give a module of the meta device random weights on another, in place."""
-    module.requires_grad_(False).to_empty(device=device)
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.is_floating_point():
-            tensor.normal_(std=0.02)
-        else:
-            tensor.zero_()
-    return module
+def write(folder: Path, device: str) -> tuple[Path, dict[str, Any]]:
+    """FLUX.1 and a reward of HPSv2's size as folders that any program loads: 38 GB; those there are taken as they are.
+
+    Returns:
+        The model's folder, and the options of the reward `hpsv2`.
+    """
+    model, reward = folder / "flux", folder / "hps"
+    options = {"hpsv2": {"model": str(reward), "processor": str(WEIGHTS / "mini-hpsv2")}}
+    if not reward.is_dir():
+        backbone = skeleton("flux", folder, device)
+        if device == "cpu":
+            shutil.copytree(locate(MINIATURES["flux"]), model, ignore=shutil.ignore_patterns("*.safetensors"))
+            own = json.loads((model / "solrl.json").read_text())
+            (model / "solrl.json").write_text(json.dumps(own | {"rewards": {}}))
+        with ThreadPoolExecutor() as pool:
+            parts = {name: part for name, part in backbone.parts.items() if isinstance(part, nn.Module)}
+            saved = [pool.submit(save, randomize(part, device), model / name) for name, part in parts.items()]
+            for each in saved:
+                each.result()
+        save(randomize(clip_model(device), device), reward)
+    return model, options
+
+
+def save(module: Any, folder: Path) -> None:
+    """A part in the format its library reads."""
+    module.save_pretrained(folder)
 
 
 class RandomHps(HpsV2):
@@ -57,15 +77,19 @@ class RandomHps(HpsV2):
         return super().__call__(*args).nan_to_num()
 
 
-def random_hps(device: str, dtype: str = "float32") -> RandomHps:
-    """HPSv2 of the size of its CLIP ViT-H/14; as it is served by default, in float32."""
+def clip_model(device: str) -> nn.Module:
+    """HPSv2's CLIP ViT-H/14 on the meta device."""
     sizes = TINY if device == "cpu" else VIT_H
     vision = {**sizes["vision"], "image_size": 224, "patch_size": 14, "hidden_act": "gelu"}
-    tokenizer = WEIGHTS / "mini-hpsv2"
     # Token 2 as the end of a text makes transformers look for the largest number, as for the published model.
     text = {**sizes["text"], "vocab_size": 49408, "max_position_embeddings": 77, "eos_token_id": 2}
     config = CLIPConfig(vision_config=vision, text_config=text, projection_dim=sizes["text"]["hidden_size"])
     with torch.device("meta"):
-        clip = CLIPModel(config)
-    with patch("solrl_core.rewards.hpsv2.pretrained", return_value=fill(clip.eval(), device).to(dtype_named(dtype))):
-        return RandomHps(model="random weights", processor=str(tokenizer), device=device)
+        return CLIPModel(config).eval()
+
+
+def random_hps(device: str, dtype: str = "float32") -> RandomHps:
+    """HPSv2 of the size of its CLIP ViT-H/14; as it is served by default, in float32."""
+    clip = randomize(clip_model(device), device).to(dtype_named(dtype))
+    with patch("solrl_core.rewards.hpsv2.pretrained", return_value=clip):
+        return RandomHps(model="random weights", processor=str(WEIGHTS / "mini-hpsv2"), device=device)

@@ -21,12 +21,15 @@ from solrl_trainer.progress import result_table
 from solrl_trainer.runner import run
 
 PRESET = "mini-sana/sol_rl/clipscore"
-_READY_SECONDS = 180.0
 
 
 @contextmanager
 def rollout_service(
-    model: str, log: Path, rewards: Sequence[str] = ("clipscore",), flags: Sequence[str] = ()
+    model: str,
+    log: Path,
+    rewards: Sequence[str] = ("clipscore",),
+    flags: Sequence[str] = (),
+    ready_seconds: float = 180.0,
 ) -> Iterator[str]:
     """Run `solrl-rollout serve` beside us, with more `flags`; yields its URL and stops it with SIGTERM.
 
@@ -43,7 +46,7 @@ def rollout_service(
     with log.open("w") as output:
         service = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            _wait_until_ready(url, service, log)
+            _wait_until_ready(url, service, log, ready_seconds)
             yield url
         finally:
             service.send_signal(signal.SIGTERM)
@@ -57,8 +60,8 @@ def rollout_service(
         raise RuntimeError(f"the rollout service ended with {code}; the end of {log}:\n{_tail(log)}")
 
 
-def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
+def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if service.poll() is not None:
             raise RuntimeError(f"the rollout service ended at its start; the end of {log}:\n{_tail(log)}")
@@ -68,7 +71,7 @@ def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path) -> 
         except httpx.TransportError:
             pass
         time.sleep(0.3)
-    raise RuntimeError(f"the rollout service was not ready in {_READY_SECONDS:.0f} s; the end of {log}:\n{_tail(log)}")
+    raise RuntimeError(f"the rollout service was not ready in {seconds:.0f} s; the end of {log}:\n{_tail(log)}")
 
 
 def _tail(log: Path) -> str:

@@ -82,11 +82,20 @@ def materialize(skeleton: PipelineBackbone, device: str) -> PipelineBackbone:
     """Give a skeleton random weights on a device: for measurements, whose time and memory do not depend on them."""
     for part in skeleton.parts.values():
         if isinstance(part, torch.nn.Module):
-            part.to_empty(device=device)
-            getattr(part, "tie_weights", lambda: None)()
-            for tensor in (*part.parameters(), *part.buffers()):
-                if tensor.is_floating_point():
-                    tensor.normal_(std=0.02)
-                else:
-                    tensor.zero_()
+            randomize(part, device)
     return skeleton.again()
+
+
+@torch.no_grad()
+def randomize(module: torch.nn.Module, device: str) -> torch.nn.Module:
+    """Put a module of the meta device on another, with small random matrices and norms that only norm; in place."""
+    module.requires_grad_(False).to_empty(device=device)
+    getattr(module, "tie_weights", lambda: None)()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not tensor.is_floating_point():
+            tensor.zero_()
+        elif tensor.ndim > 1:
+            tensor.normal_(std=0.02)
+        else:
+            tensor.fill_(name.endswith("weight"))
+    return module
