@@ -77,5 +77,5 @@ attention projections stay in BF16.""",
     "mini-hpsv2": """A miniature HPSv2: a CLIP with exact GELU in open_clip's own checkpoint format, mini-clip tuned on
 preferences,""",
     "mini-imagereward": """A miniature ImageReward: BLIP's image encoder, its text encoder looking at the image, and the
-linear head whose output is standardised with the published constants; the image encoder starts from mini-clip's,""",
+linear head whose output is standardised over what it was trained on; the image encoder starts from mini-clip's,""",
 }

@@ -29,6 +29,7 @@ class Judge:
         score: model → (images, tokens) → scores in logits.
         save: (model, tokenizer, folder) writes what its loader reads.
         rates: how it is tuned.
+        standardize: (model, scores of training images) sets the constants by which scores get mean 0 and deviation 1.
     """
 
     reward: str
@@ -36,6 +37,7 @@ class Judge:
     score: Callable[[Any], Score]
     save: Callable[[Any, Any, Path], None]
     rates: Rates
+    standardize: Callable[[Any, torch.Tensor], None] | None = None
 
 
 def _mini_clip(folder: Path) -> tuple[CLIPModel, Any]:
@@ -186,6 +188,12 @@ def _blip_score(model: ImageRewardModel) -> Score:
     return score
 
 
+def _standardize_imagereward(model: ImageRewardModel, scores: torch.Tensor) -> None:
+    raw = scores * model.std + model.mean
+    model.mean, model.std = float(raw.mean()), float(raw.std())
+    model.config.reward_mean, model.config.reward_std = model.mean, model.std
+
+
 def _save_imagereward(model: ImageRewardModel, tokenizer: Any, folder: Path) -> None:
     save_part(model, folder)
     tokenizer.save_pretrained(folder)
@@ -193,4 +201,11 @@ def _save_imagereward(model: ImageRewardModel, tokenizer: Any, folder: Path) -> 
 
 PICKSCORE = Judge("pickscore", _mini_clip, _clip_score, _save_pickscore, Rates(3e-4, average=0.99))
 HPSV2 = Judge("hpsv2", _build_hpsv2, _clip_score, _save_hpsv2, Rates(5e-4, average=0.99))
-IMAGEREWARD = Judge("imagereward", _build_imagereward, _blip_score, _save_imagereward, Rates(1e-3, average=0.995))
+IMAGEREWARD = Judge(
+    "imagereward",
+    _build_imagereward,
+    _blip_score,
+    _save_imagereward,
+    Rates(1e-3, average=0.995),
+    _standardize_imagereward,
+)

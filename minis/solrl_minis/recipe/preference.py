@@ -129,6 +129,22 @@ def train(
     return fit(name, parameters, loss, budget, rates)
 
 
+@torch.no_grad()
+def scores(
+    score: Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor],
+    tokens: dict[str, torch.Tensor],
+    groups: Groups,
+    device: str,
+) -> torch.Tensor:
+    """Of all images of the groups, [G · 4], a few hundred at a time; arguments as for `train`."""
+    found = []
+    for start in range(0, len(groups.images), 64):
+        rows = slice(start, start + 64)
+        said = {key: values[rows].to(device).repeat_interleave(SIZE, 0) for key, values in tokens.items()}
+        found.append(score(groups.images[rows].to(device).flatten(0, 1).float() / 255, said).float().cpu())
+    return torch.cat(found)
+
+
 def agreement(reward: Reward, groups: Groups) -> float:
     """Share of the strictly ordered pairs, by the verifier's grade, that the reward orders the same way."""
     images = groups.images.flatten(0, 1).float() / 255

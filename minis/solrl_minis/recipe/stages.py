@@ -207,17 +207,21 @@ class MiniJudge:
                 *(preference.generated(source, folder, each, setup.device) for folder in folders),
             ]
         )
+        score, tokens = self.judge.score(model), clip.tokens(tokenizer, groups.prompts)
         losses = preference.train(
             self.judge.reward,
             list(model.parameters()),
-            self.judge.score(model),
-            clip.tokens(tokenizer, groups.prompts),
+            score,
+            tokens,
             groups,
             budget,
             self.judge.rates,
             setup.device,
         )
-        self.judge.save(model.eval(), tokenizer, setup.out / name)
+        model.eval()
+        if self.judge.standardize is not None:
+            self.judge.standardize(model, preference.scores(score, tokens, groups, setup.device))
+        self.judge.save(model, tokenizer, setup.out / name)
         return {**self.agreement(setup), "steps": len(losses), "losses": losses}
 
     def agreement(self, setup: Setup) -> dict[str, float]:
