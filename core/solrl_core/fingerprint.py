@@ -42,8 +42,9 @@ def module_digest(module: nn.Module) -> str:
         hasher.update(_settings(module.config).encode())
     for name, tensor in sorted(module.state_dict().items()):
         hasher.update(f"{name} {tuple(tensor.shape)}".encode())
-        values = tensor.detach().to("cpu", torch.bfloat16).contiguous()
-        hasher.update(values.view(torch.uint8).numpy().data if values.ndim else str(values.item()).encode())
+        # Flat, for where channels are last in memory a tensor may count as contiguous and have another last stride.
+        values = tensor.detach().to("cpu", torch.bfloat16).contiguous().flatten()
+        hasher.update(values.view(torch.uint8).numpy().data if tensor.ndim else str(values.item()).encode())
     return _digest(hasher)
 
 

@@ -1,12 +1,14 @@
 """Which modules an adapter binds, and merging it into a transformer in place."""
 
 import re
+import weakref
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from solrl_core.adapter import Adapter
+from solrl_core.lanes import side_by_side
 from solrl_core.precision import refresh_weight_
 
 
@@ -43,24 +45,39 @@ class Merger:
     def __init__(self, clean: Mapping[str, nn.Linear], transformer: nn.Module) -> None:
         self._clean = {name: module.weight.detach() for name, module in clean.items()}
         self._modules = {name: transformer.get_submodule(name) for name in self._clean}
+        self._device = next(iter(self._clean.values())).device
+        self._finite: weakref.WeakSet[Adapter] = weakref.WeakSet()
 
-    @torch.no_grad()
     def merge(self, adapter: Adapter | None) -> None:
         """Serve `adapter`, or the clean base for None.
 
         Raises:
             ValueError: an adapted weight overflows; nothing was written.
         """
-        if adapter is not None:
-            adapter = adapter.to(next(iter(self._clean.values())).device)
-            # Each sum is made twice: to hold them all until the last is known to be finite takes a model's memory.
+        names = list(self._modules)
+        there = adapter and adapter.to(self._device)
+        if adapter is not None and there is not None and adapter not in self._finite:
+            self._require_finite(there, names)
+            self._finite.add(adapter)
+
+        @torch.no_grad()
+        def write(name: str) -> None:
+            refresh_weight_(self._modules[name], self._merged(name, there))
+
+        side_by_side(write, names, self._device)
+
+    def _require_finite(self, adapter: Adapter, names: list[str]) -> None:
+        # What is found finite is summed again to be written: all sums at once would take a model's memory.
+
+        @torch.no_grad()
+        def finite(name: str) -> torch.Tensor:
             # As BF16, because what is finite in float32 may still overflow where it is rounded.
-            finite = [torch.isfinite(self._merged(name, adapter).bfloat16()).all() for name in self._clean]
-            broken = [name for name, good in zip(self._clean, torch.stack(finite).tolist(), strict=True) if not good]
-            if broken:
-                raise ValueError(f"merging the adapter makes {broken[0]} non-finite; nothing was changed")
-        for name, module in self._modules.items():
-            refresh_weight_(module, self._merged(name, adapter))
+            return torch.isfinite(self._merged(name, adapter).bfloat16()).all()
+
+        good = torch.stack(side_by_side(finite, names, self._device)).tolist()
+        broken = [name for name, is_finite in zip(names, good, strict=True) if not is_finite]
+        if broken:
+            raise ValueError(f"merging the adapter makes {broken[0]} non-finite; nothing was changed")
 
     def _merged(self, name: str, adapter: Adapter | None) -> torch.Tensor:
         weight = self._clean[name].float()

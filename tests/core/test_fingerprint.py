@@ -73,6 +73,15 @@ def test_the_shape_of_a_weight_counts() -> None:
     assert module_digest(one) != module_digest(other)
 
 
+def test_where_the_channels_are_in_memory_does_not_count() -> None:
+    """A 1×1 convolution with its channels last counts as contiguous, though its last stride is not 1."""
+    for kernel in (1, 3):
+        convolution = nn.Conv2d(4, 6, kernel, dtype=torch.bfloat16)
+        before = module_digest(convolution)
+        convolution.to(memory_format=torch.channels_last)
+        assert module_digest(convolution) == before
+
+
 def test_a_scalar_buffer_counts() -> None:
     def digest(value: float) -> str:
         module = nn.Module()
