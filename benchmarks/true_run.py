@@ -78,7 +78,7 @@ def alone(url: str) -> tuple[list[float], str]:
     with RolloutClient(url, patience=600) as client:
         hosted = client.models().models[0]
         seconds = []
-        for root in range(4):
+        for root in range(3):
             asked = RolloutRequest(
                 model=hosted.name,
                 prompts=(PromptItem(id="alone", text=f"{root + 2} red circles"),),
