@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from solrl_trainer.demo import rollout_service
 from solrl_trainer.gallery import load_gallery
 from solrl_trainer.grid import write_grid
@@ -102,12 +103,14 @@ def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> No
 def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str], runs: Path, out: Path) -> None:
     """The table of all results, as JSON and Markdown, and the grids."""
     rows = [row(*pair, json.loads((folder_of(pair, runs) / "result.json").read_text())) for pair in done]
+    device = f"one {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "a CPU"
     (out / "pairs").mkdir(parents=True, exist_ok=True)
     (out / "all_pairs.json").write_text(json.dumps(rows, indent=1) + "\n")
     lines = [
         f"# `sol_rl`, {rows[0]['iterations']} iterations, every miniature with every reward",
         "",
-        f"Written by `python benchmarks/all_pairs.py`: the presets with {', '.join(f'`{s}`' for s in settings)}.",
+        f"Written by `python benchmarks/all_pairs.py` on {device}: the presets with",
+        f"{', '.join(f'`{s}`' for s in settings)}.",
         f"{rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights.",
         "The gain of the trained reward is given in standard deviations of the base within a prompt, with its 95 %",
         "interval; the verifier is never trained on.",
