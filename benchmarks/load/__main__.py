@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--short", action="store_true", help="small counts, to see that the rows work")
     rows: dict[str, Callable[[bool], Row]] = {
-        "sharing": lambda short: sharing(10 if short else 180),
+        "sharing": lambda short: sharing(1, 10) if short else sharing(5, 60),
         "small": lambda short: small_beside_big(3 if short else 20),
         "overload": lambda short: overload(),
         "push": lambda short: pushing(),

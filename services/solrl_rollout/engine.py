@@ -192,16 +192,18 @@ class Engine:
             self._measure(chunk, scored)
             chunk.done.set_result(scored)
 
-    def _settle(self) -> None:
-        """Wait for the chunk that is being scored, and answer calls meanwhile."""
+    def _settle(self) -> bool:
+        """Wait for the chunk that is being scored, and answer calls meanwhile; whether there was one."""
         if self._beside is None:
-            return
+            return False
+        busy = not self._beside.idle
         while not self._beside.idle:
             self._answer_calls()
             with self._wake:
                 if not self._beside.idle and not self._calls:
                     self._wake.wait()
         self._beside.wait()
+        return busy
 
     def _abandon(self, chunk: Chunk) -> None:
         if chunk.job.cancelled.is_set():

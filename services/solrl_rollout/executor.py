@@ -111,13 +111,13 @@ class Executor:
             self.warm_up()
         self.hosted = self._describe(spec.name, digests.result())
 
-    def start(self, chunk: Chunk, between: Callable[[], None], settle: Callable[[], None] = lambda: None) -> Started:
+    def start(self, chunk: Chunk, between: Callable[[], None], settle: Callable[[], bool] = lambda: False) -> Started:
         """Make a chunk's candidates; on a GPU they are only asked for when this returns, but for its last step.
 
         Args:
             chunk: what to make.
             between: called before each step; raise from it to stop.
-            settle: waits for chunks that are being finished, whose memory may be needed.
+            settle: waits for chunks that are being finished, whose memory may be needed; whether there were any.
 
         Raises:
             ProblemError: 422 `adapter-merge` (the adapter before goes on serving) or `precision-unsupported`,
@@ -250,7 +250,7 @@ class Executor:
         part: str,
         work: Callable[[slice], Part],
         count: int,
-        settle: Callable[[], None] = lambda: None,
+        settle: Callable[[], bool] = lambda: False,
     ) -> list[Part]:
         """`Room.run` in the room of that part; raises `out-of-memory`."""
 
@@ -258,8 +258,9 @@ class Executor:
             self._at_once[part] = room.most
             self._telemetry.out_of_memory(job.model, part)
             fields = {"model": job.model, "part": part, "run": job.run, "tenant": job.tenant, "at_once": room.most}
-            message = "memory ran out with %d candidates at once; from now on at most %d are: %s"
-            logger.warning(message, at_once, room.most, said, extra={"fields": fields})
+            what = "scoring ends before the next are made" if room.most >= at_once else f"at most {room.most} are"
+            message = "memory ran out with %d candidates at once; from now on %s: %s"
+            logger.warning(message, at_once, what, said, extra={"fields": fields})
 
         room = self._rooms.setdefault(part, Room())
         try:

@@ -22,53 +22,64 @@ class Room:
     """Memory for a kind of work on candidates.
 
     Attributes:
-        most: candidates at once; half of what ran out of memory, once something did.
+        most: candidates at once; half of what ran out of memory, once something did with nothing beside it.
+        alone: whether what else takes memory is waited for first, since memory ran out beside it.
     """
 
     def __init__(self) -> None:
         self.most = CHUNK
+        self.alone = False
 
     def run(
         self,
         work: Callable[[slice], Part],
         count: int,
         ran_out: Callable[[int, str], None],
-        settle: Callable[[], None] = lambda: None,
+        settle: Callable[[], bool] = lambda: False,
     ) -> list[Part]:
         """Apply `work` to `count` rows, in slices of at most `most`; where memory runs out, once more in halves.
+
+        Where it ran out beside something else, it is tried again when that has ended, before it is halved.
 
         Args:
             work: makes what it makes of some rows; the same of each, whichever others come with it.
             count: how many rows there are.
-            ran_out: told whenever memory did: with how many candidates at once, and what torch said.
-            settle: called before the second try, to wait for what else takes memory.
+            ran_out: told whenever memory did, of what follows from it: with how many candidates at once, and what torch
+                said.
+            settle: waits for what else takes memory; whether there was anything.
 
         Raises:
             NoRoomError: memory ran out in halves, too.
         """
-        made = self._tried(work, count, ran_out)
-        if made is None:
+        if self.alone:
             settle()
-            free_memory()
+        at_once = min(self.most, count)
+        made = self._tried(work, count)
+        if isinstance(made, str) and settle():
+            self.alone = True
+            ran_out(at_once, made)
+            made = self._tried(work, count)
+        if isinstance(made, str):
+            self.most = max(1, at_once // 2)
+            ran_out(at_once, made)
             at_once = min(self.most, count)
-            made = self._tried(work, count, ran_out)
-            if made is None:
-                raise NoRoomError(at_once)
+            made = self._tried(work, count)
+        if isinstance(made, str):
+            self.most = max(1, at_once // 2)
+            ran_out(at_once, made)
+            raise NoRoomError(at_once)
         return made
 
-    def _tried(
-        self, work: Callable[[slice], Part], count: int, ran_out: Callable[[int, str], None]
-    ) -> list[Part] | None:
-        """What came of it; None if memory ran out, and from then on half as many are made at once."""
+    def _tried(self, work: Callable[[slice], Part], count: int) -> list[Part] | str:
+        """What came of it, or what torch said when memory ran out."""
         at_once = min(self.most, count)
         try:
             return [work(slice(start, min(start + at_once, count))) for start in range(0, count, at_once)]
         except torch.OutOfMemoryError as error:
             said = str(error)
         # Not within the handler: the error holds the frames, and so the tensors, of what did not fit.
-        self.most = max(1, at_once // 2)
-        ran_out(at_once, said)
-        return None
+        free_memory()
+        return said
 
 
 def free_memory() -> None:

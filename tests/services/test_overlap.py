@@ -140,27 +140,44 @@ def test_the_engine_answers_while_a_chunk_is_scored(shared: Engine, events: list
     next_one.done.result(60)
 
 
-def test_out_of_memory_waits_for_what_is_scored_before_the_second_try(
-    shared: Engine, events: list[str], monkeypatch: pytest.MonkeyPatch
+def test_what_ran_out_of_memory_beside_scoring_is_tried_whole_and_alone_from_then_on(
+    events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, failures = Sana.velocity, ["once"]
+    whole, rows = Sana.velocity, []
 
-    def velocity(*arguments: Any, **more: Any) -> torch.Tensor:
-        if "*a" in events and failures:
-            failures.clear()
+    def velocity(self: Sana, transformer: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if "*a" in events and "-a" not in events:
             events.append("full")
             raise torch.OutOfMemoryError("no room beside a")
-        return whole(*arguments, **more)
+        rows.append(len(x))
+        return whole(self, transformer, x, *rest)
 
-    monkeypatch.setattr(Sana, "velocity", velocity)
-    first, second = chunk("a"), chunk("b")
-    shared.submit([first, second])
-    until(lambda: "full" in events)
-    time.sleep(0.2)
-    assert events == ["+a", "*a", "+b", "full"]
-    gate.set()
-    assert len(second.done.result(60).rewards[GATED]) == 4
-    assert events == ["+a", "*a", "+b", "full", "-a", "*b", "-b"]
+    monkeypatch.setattr("solrl_core.lanes.lane_count", lambda: 1)
+    engine = started_engine(overlap=True)
+    events.clear()
+    try:
+        monkeypatch.setattr(Sana, "velocity", velocity)
+        first, second, third, fourth = (chunk(name) for name in "abcd")
+        engine.submit([first, second])
+        until(lambda: "full" in events)
+        time.sleep(0.2)
+        assert events == ["+a", "*a", "+b", "full"]
+        gate.set()
+        assert len(second.done.result(60).rewards[GATED]) == 4
+        assert events == ["+a", "*a", "+b", "full", "-a", "*b", "-b"]
+        assert rows == [4, 4]
+        gate.clear()
+        monkeypatch.setattr(Sana, "velocity", whole)
+        engine.submit([third, fourth])
+        until(lambda: "+d" in events)
+        time.sleep(0.2)
+        assert events[-1] == "+d"
+        gate.set()
+        fourth.done.result(60)
+        assert events[-4:] == ["+d", "-c", "*d", "-d"]
+    finally:
+        gate.set()
+        engine.close()
 
 
 @pytest.mark.parametrize("behind", [True, False], ids=["behind it", "idle"])
