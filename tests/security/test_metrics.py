@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 from security_helpers import Guarded, push
 from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
@@ -140,6 +141,18 @@ def panels(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for panel in of["panels"]:
         yield panel
         yield from panels(panel) if "panels" in panel else ()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_tells_its_memory(telemetry: Telemetry) -> None:
+    held = torch.ones(64 * 2**20, dtype=torch.uint8, device="cuda")
+    device = f"cuda:{held.device.index}"
+    samples = read(telemetry.exposition().decode())
+    total, free, reserved, allocated = (
+        value(samples, "solrl_gpu_memory_bytes", device=device, kind=kind)
+        for kind in ("total", "free", "reserved", "allocated")
+    )
+    assert held.nbytes <= allocated <= reserved <= total - free < total
 
 
 def test_the_dashboard_asks_only_for_what_there_is(telemetry: Telemetry) -> None:
