@@ -71,6 +71,8 @@ def measure(name: str) -> list[dict[str, Any]]:
                 continue
             try:
                 seconds = call(query, key, value, backend)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError:
                 rows[kernel]["failed"] = "does not take it"
                 continue

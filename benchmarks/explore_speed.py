@@ -14,6 +14,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from rollout_path import ServedWay
@@ -24,7 +25,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import Candidates, Plan, Precision, PromptItem, RewardSpec, RolloutRequest
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.demo import rollout_service
-from true_size import write
+from true_size import written
 
 STEPS = 6
 
@@ -36,14 +37,15 @@ def main() -> None:
     parser.add_argument("--reward", default="clipscore")
     parser.add_argument("--candidates", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=25)
-    parser.add_argument("--precisions", nargs="+", default=["nvfp4", "bf16"], choices=PRECISIONS)
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, help="nvfp4 and bf16; at true size fp8")
     parser.add_argument("--true-size", type=Path, help="write FLUX.1's shapes with random weights here, and take them")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("docs/results/explore_speed.json"))
     args = parser.parse_args()
+    args.precisions = args.precisions or (["fp8"] if args.true_size else ["nvfp4", "bf16"])
     flags, options = ["--device", args.device, "--precision", args.precisions[0]], {}
     if args.true_size:
-        model, options = write(args.true_size, args.device)
+        model, options = written(args.true_size, args.device)
         args.model, args.reward = str(model), "hpsv2"
         flags += ["--reward-options", json.dumps(options)]
 
@@ -69,7 +71,9 @@ def main() -> None:
                 )
 
             def in_process(root: int, way: ServedWay = way) -> None:
-                way.score(prompt.text, expand_seeds(root, prompt.id, args.candidates), STEPS)
+                # As the engine does it, which scores beside making on a GPU alone.
+                seeds = expand_seeds(root, prompt.id, args.candidates)
+                way.score(prompt.text, seeds, STEPS, overlap=args.device != "cpu")
 
             times: dict[str, list[float]] = {"http": [], "in_process": []}
             for repeat in range(-2, args.repeats):
@@ -85,7 +89,14 @@ def main() -> None:
             table.add_row(precision, f"{http:.2f}", f"{local:.2f}", f"{adds:+.1%}")
     Console().print(table)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    setting = {"model": backbone.name, "size": backbone.width, "candidates": args.candidates, "steps": STEPS}
+    device = "CPU" if args.device == "cpu" else torch.cuda.get_device_name(args.device)
+    setting = {
+        "device": device,
+        "model": backbone.name,
+        "size": backbone.width,
+        "candidates": args.candidates,
+        "steps": STEPS,
+    }
     args.out.write_text(json.dumps({**setting, **results}, indent=1) + "\n")
 
 

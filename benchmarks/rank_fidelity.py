@@ -51,8 +51,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     settings = {key: value for key, value in vars(args).items() if key != "out"}
     rows: list[dict[str, Any]] = []
-    for model in args.models:
+    for place, model in enumerate(args.models):
         rows += measure(model, args)
+        settings["models"] = args.models[: place + 1]
         (args.out / "rank_fidelity.json").write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n")
         (args.out / "rank_fidelity.md").write_text(table(rows, args.prompts, args.candidates))
     print(table(rows, args.prompts, args.candidates))

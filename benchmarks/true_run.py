@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from solrl_proto.rollouts import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.demo import rollout_service
 from solrl_trainer.metrics import read_metrics
-from true_size import write
+from true_size import written
 
 OUTPUT = Path("runs/true_run")
 CANDIDATES, STEPS = 96, 6
@@ -39,13 +40,15 @@ def main() -> None:
     """Serve, ask, train, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, required=True, help="where the random weights are, or are written to")
-    parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=5, help="at least 3")
     parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"], help="the service's and the trainer's")
     parser.add_argument("--set", nargs="*", default=[], help="more of the trainer's settings, key=value")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
+    if args.iterations < 3:
+        parser.error(f"got {args.iterations} iterations; expected at least 3, for the first two compile")
     serving, training = args.devices
-    model, options = write(args.weights, serving)
+    model, options = written(args.weights, serving)
     subprocess.run(["rm", "-rf", str(OUTPUT)], check=True)
     OUTPUT.mkdir(parents=True)
     flags = ("--device", serving, "--reward-options", json.dumps(options))
@@ -64,9 +67,11 @@ def main() -> None:
         command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", "flux1/sol_rl/hpsv2"]
         command += ["--rollout-url", url, "--output", str(OUTPUT), "--iterations", str(args.iterations)]
         command += [part for setting in settings for part in ("--set", setting)]
-        with (OUTPUT / "train.log").open("w") as log:
-            subprocess.run(command, stdout=log, stderr=log, check=True)
-    result = {"model": served, "devices": args.devices, "ready": ready, **compared(explore, OUTPUT / "metrics.jsonl")}
+        with (OUTPUT / "train.log").open("w+") as log:
+            if code := subprocess.run(command, stdout=log, stderr=log).returncode:
+                sys.exit(f"the trainer ended with {code}; the end of its log:\n{Path(log.name).read_text()[-4000:]}")
+    where = ["a CPU" if name == "cpu" else f"{torch.cuda.get_device_name(name)} ({name})" for name in args.devices]
+    result = {"model": served, "devices": where, "ready": ready, **compared(explore, OUTPUT / "metrics.jsonl")}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "true_run.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.out / "true_run.md").write_text(table(result))
@@ -109,10 +114,10 @@ def table(result: dict[str, Any]) -> str:
     middle, alone = result["medians"], statistics.median(result["explore_alone"])
     return "\n".join(
         [
-            "# Service and trainer at FLUX.1's true size, a GPU each",
+            "# Service and trainer, FLUX.1 with random weights",
             "",
-            f"By `python benchmarks/true_run.py`, {result['model']}; random weights. Seconds, medians",
-            "over the iterations after the first two.",
+            f"By `python benchmarks/true_run.py`: {result['model']}; the service on {result['devices'][0]},",
+            f"the trainer on {result['devices'][1]}. Seconds, medians over the iterations after the first two.",
             "",
             "| | s |",
             "|---|---|",

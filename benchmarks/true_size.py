@@ -3,8 +3,11 @@
 On a CPU they are of the miniatures' sizes, to try the benchmarks out.
 """
 
+import argparse
 import json
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,27 +44,42 @@ def skeleton(family: str, folder: Path, device: str) -> PipelineBackbone:
     return load_skeleton(str(miniature if device == "cpu" else write_skeleton(family, miniature, folder / family)))
 
 
-def write(folder: Path, device: str) -> tuple[Path, dict[str, Any]]:
+def written(folder: Path, device: str) -> tuple[Path, dict[str, Any]]:
     """FLUX.1 and a reward of HPSv2's size as folders that any program loads: 38 GB; those there are taken as they are.
+
+    A process of its own writes them, for what it takes of the device's memory is free at its end.
 
     Returns:
         The model's folder, and the options of the reward `hpsv2`.
     """
-    model, reward = folder / "flux", folder / "hps"
-    options = {"hpsv2": {"model": str(reward), "processor": str(WEIGHTS / "mini-hpsv2")}}
-    if not reward.is_dir():
-        backbone = skeleton("flux", folder, device)
-        if device == "cpu":
-            shutil.copytree(locate(MINIATURES["flux"]), model, ignore=shutil.ignore_patterns("*.safetensors"))
-            own = json.loads((model / "solrl.json").read_text())
-            (model / "solrl.json").write_text(json.dumps(own | {"rewards": {}}))
-        with ThreadPoolExecutor() as pool:
-            parts = {name: part for name, part in backbone.parts.items() if isinstance(part, nn.Module)}
-            saved = [pool.submit(save, randomize(part, device), model / name) for name, part in parts.items()]
-            for each in saved:
-                each.result()
-        save(randomize(clip_model(device), device), reward)
-    return model, options
+    folder = folder / ("miniature" if device == "cpu" else "flux1")
+    if not folder.is_dir():
+        subprocess.run([sys.executable, __file__, str(folder), "--device", device], check=True)
+    options = {"hpsv2": {"model": str(folder / "hps"), "processor": str(WEIGHTS / "mini-hpsv2")}}
+    return folder / "flux", options
+
+
+def main() -> None:
+    """Write the folders."""
+    parser = argparse.ArgumentParser(description="Write FLUX.1 and HPSv2 with random weights.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cuda", help="makes the weights; cpu: of the miniatures' sizes")
+    args = parser.parse_args()
+    partial = args.folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model = partial / "flux"
+    backbone = skeleton("flux", partial, args.device)
+    if args.device == "cpu":
+        shutil.copytree(locate(MINIATURES["flux"]), model, ignore=shutil.ignore_patterns("*.safetensors"))
+        own = json.loads((model / "solrl.json").read_text())
+        (model / "solrl.json").write_text(json.dumps(own | {"rewards": {}}))
+    with ThreadPoolExecutor() as pool:
+        parts = {name: part for name, part in backbone.parts.items() if isinstance(part, nn.Module)}
+        saved = [pool.submit(save, randomize(part, args.device), model / name) for name, part in parts.items()]
+        for each in saved:
+            each.result()
+    save(randomize(clip_model(args.device), args.device), partial / "hps")
+    partial.rename(args.folder)
 
 
 def save(module: Any, folder: Path) -> None:
@@ -93,3 +111,7 @@ def random_hps(device: str, dtype: str = "float32") -> RandomHps:
     clip = randomize(clip_model(device), device).to(dtype_named(dtype))
     with patch("solrl_core.rewards.hpsv2.pretrained", return_value=clip):
         return RandomHps(model="random weights", processor=str(WEIGHTS / "mini-hpsv2"), device=device)
+
+
+if __name__ == "__main__":
+    main()

@@ -124,7 +124,7 @@ class Executor:
                 503 or 507 `out-of-memory`.
         """
         job, plan, began, before = chunk.job, chunk.job.plan, time.monotonic(), mark(self.device)
-        generator, switched = self._serving_generator(job)
+        generator, switched = self._serving_generator(job, settle)
         merged = mark(self.device)
 
         def step() -> None:
@@ -223,8 +223,24 @@ class Executor:
         """Raise if the device does not compute any more."""
         torch.ones(1, device=self._backbone.device).sum().item()
 
-    def _serving_generator(self, job: Job) -> tuple[Generator, bool]:
+    def _serving_generator(self, job: Job, settle: Callable[[], bool]) -> tuple[Generator, bool]:
         """The job's generator with its adapter merged, and whether another one was before."""
+        try:
+            return self._merged(job)
+        except torch.OutOfMemoryError as error:
+            logger.warning("%s at %s does not fit into memory: %s", job.model, job.precision, error)
+        settled = settle()
+        free_memory()
+        if settled:
+            try:
+                return self._merged(job)
+            except torch.OutOfMemoryError as error:
+                logger.warning("nor with nothing beside it: %s", error)
+            free_memory()
+        raise out_of_memory(job.model, job.precision, None)
+
+    def _merged(self, job: Job) -> tuple[Generator, bool]:
+        """The same; raises torch's OutOfMemoryError where memory runs out."""
         try:
             generator = self._generator(job.precision)
             return generator, self._serve(job.precision, generator, job.adapter)
@@ -239,10 +255,6 @@ class Executor:
                 expected="a precision that all layers to be quantised take",
                 action="ask for another precision; who serves the model can keep the layer in BF16 (docs/extending)",
             ) from error
-        except torch.OutOfMemoryError as error:
-            logger.warning("%s at %s does not fit into memory: %s", job.model, job.precision, error)
-        free_memory()
-        raise out_of_memory(job.model, job.precision, None)
 
     def _in_room(
         self,
@@ -254,11 +266,12 @@ class Executor:
     ) -> list[Part]:
         """`Room.run` in the room of that part; raises `out-of-memory`."""
 
-        def ran_out(at_once: int, said: str) -> None:
-            self._at_once[part] = room.most
+        def ran_out(at_once: int, said: str, halved: bool) -> None:
+            if halved:
+                self._at_once[part] = room.most
             self._telemetry.out_of_memory(job.model, part)
             fields = {"model": job.model, "part": part, "run": job.run, "tenant": job.tenant, "at_once": room.most}
-            what = "scoring ends before the next are made" if room.most >= at_once else f"at most {room.most} are"
+            what = f"at most {room.most} are" if halved else "scoring ends before the next are made"
             message = "memory ran out with %d candidates at once; from now on %s: %s"
             logger.warning(message, at_once, what, said, extra={"fields": fields})
 

@@ -34,7 +34,7 @@ class Room:
         self,
         work: Callable[[slice], Part],
         count: int,
-        ran_out: Callable[[int, str], None],
+        ran_out: Callable[[int, str, bool], None],
         settle: Callable[[], bool] = lambda: False,
     ) -> list[Part]:
         """Apply `work` to `count` rows, in slices of at most `most`; where memory runs out, once more in halves.
@@ -44,8 +44,8 @@ class Room:
         Args:
             work: makes what it makes of some rows; the same of each, whichever others come with it.
             count: how many rows there are.
-            ran_out: told whenever memory did, of what follows from it: with how many candidates at once, and what torch
-                said.
+            ran_out: told whenever memory did: with how many candidates at once, what torch said, and whether half as
+                many are made from then on.
             settle: waits for what else takes memory; whether there was anything.
 
         Raises:
@@ -57,16 +57,18 @@ class Room:
         made = self._tried(work, count)
         if isinstance(made, str) and settle():
             self.alone = True
-            ran_out(at_once, made)
+            ran_out(at_once, made, False)
+            free_memory()
             made = self._tried(work, count)
         if isinstance(made, str):
             self.most = max(1, at_once // 2)
-            ran_out(at_once, made)
+            ran_out(at_once, made, True)
             at_once = min(self.most, count)
+            free_memory()
             made = self._tried(work, count)
         if isinstance(made, str):
             self.most = max(1, at_once // 2)
-            ran_out(at_once, made)
+            ran_out(at_once, made, True)
             raise NoRoomError(at_once)
         return made
 
@@ -76,10 +78,8 @@ class Room:
         try:
             return [work(slice(start, min(start + at_once, count))) for start in range(0, count, at_once)]
         except torch.OutOfMemoryError as error:
-            said = str(error)
-        # Not within the handler: the error holds the frames, and so the tensors, of what did not fit.
-        free_memory()
-        return said
+            # Not the error: it holds the frames, and so the tensors, of what did not fit.
+            return str(error)
 
 
 def free_memory() -> None:

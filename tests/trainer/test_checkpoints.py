@@ -175,9 +175,22 @@ def test_what_does_not_decide_the_weights_may_change(trained: Trained, config: R
         "checkpoint_every=7",
         "keep_checkpoints=1",
         "device=cpu",
+        "optimizer.checkpointing=true",
         output=config.output / "moved",
     )
     assert checkpoints.latest(config.output, changed) is not None
+
+
+def test_a_setting_that_was_not_there_yet_has_its_default(trained: Trained, config: RunConfig) -> None:
+    write(trained, config, 1)
+    file = config.output / "000001" / "config.json"
+    saved = json.loads(file.read_text())
+    del saved["optimizer"]["checkpointing"], saved["guidance"]
+    file.write_text(json.dumps(saved))
+    assert checkpoints.latest(config.output, config) is not None
+    other = config.model_copy(update={"guidance": 2.0})
+    with pytest.raises(ValueError, match=r"guidance: then 1\.0, now 2\.0"):
+        checkpoints.latest(config.output, other)
 
 
 def test_the_files_are_safetensors_and_json_alone(trained: Trained, config: RunConfig) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from solrl_trainer.policy import CURRENT, OLD, Policy
 # What may change between a run and its continuation.
 _FREE = {
     *("iterations", "rollout_url", "patience", "served_as", "output", "device"),
-    *("checkpoint_every", "keep_checkpoints", "evaluate"),
+    *("checkpoint_every", "keep_checkpoints", "evaluate", "optimizer.checkpointing"),
 }
 
 
@@ -89,10 +90,11 @@ def latest(folder: Path, config: RunConfig) -> Checkpoint | None:
     if not found:
         return None
     saved = json.loads((found[-1] / "config.json").read_text())
-    now = json.loads(config.model_dump_json())
-    changed = sorted(key for key in now if key not in _FREE and saved.get(key) != now[key])
+    # Read as settings, so that one that was not there yet has its default.
+    then, now = (_compared(settings) for settings in (RunConfig.model_validate(saved), config))
+    changed = sorted(key for key in now if then.get(key) != now[key])
     if changed:
-        shown = "; ".join(f"{key}: then {saved.get(key)!r}, now {now[key]!r}" for key in changed)
+        shown = "; ".join(f"{key}: then {then.get(key)!r}, now {now[key]!r}" for key in changed)
         raise ValueError(
             f"{found[-1]} belongs to a run of other settings ({shown}); "
             "resume with the same settings, or choose another output folder"
@@ -106,6 +108,15 @@ def latest(folder: Path, config: RunConfig) -> Checkpoint | None:
         tensors=load_file(found[-1] / "state.safetensors"),
         config=saved,
     )
+
+
+def _compared(config: RunConfig) -> dict[str, Any]:
+    """The settings that may not change, as JSON."""
+    values: dict[str, Any] = json.loads(config.model_dump_json())
+    for name in _FREE:
+        *sections, last = name.split(".")
+        reduce(dict.__getitem__, sections, values).pop(last)
+    return values
 
 
 def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:

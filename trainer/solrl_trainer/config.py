@@ -80,8 +80,8 @@ class Optimizer(Section):
     batch: Positive = 16
     """Samples in one backward pass."""
     checkpointing: bool = False
-    """Compute a block's activations anew in the backward pass, rather than hold those of all blocks: a third slower,
-    and for the large models the way to fit in a GPU."""
+    """Compute a block's activations anew in the backward pass, rather than hold those of all blocks: slower, and for
+    the large models the way to fit in a GPU."""
 
 
 class ObjectiveSettings(Section):

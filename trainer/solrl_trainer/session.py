@@ -1,6 +1,6 @@
 """What a run holds: model, rewards, policies, client; loaded once, and checked against the service."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -58,8 +58,9 @@ class Session:
         generator = Generator(backbone, "bf16")
         explorer = None
         if client is not None:
-            check_service(client, config, backbone, rewards)
-            ours = fingerprint(part_digests(backbone.parts) | rewards.digests(), [spec.name for spec in config.trained])
+            digests = part_digests(backbone.parts) | rewards.digests()
+            check_service(client, config, digests)
+            ours = fingerprint(digests, [spec.name for spec in config.trained])
             explorer = Explorer(client, config, ours, note)
 
         def prompts_of(iteration: int) -> list[PromptItem]:
@@ -89,8 +90,8 @@ class Session:
         )
 
 
-def check_service(client: RolloutClient, config: RunConfig, backbone: Backbone, rewards: RewardSet) -> None:
-    """Compare noise contract and digests before any work.
+def check_service(client: RolloutClient, config: RunConfig, digests: Mapping[str, str]) -> None:
+    """Compare noise contract and digests before any work; `digests` are of all parts and rewards here.
 
     Raises:
         ProblemError: naming what differs.
@@ -110,8 +111,9 @@ def check_service(client: RolloutClient, config: RunConfig, backbone: Backbone, 
             expected=sorted(model.rewards),
             action=f"start the service with --rewards {' '.join(sorted({*model.rewards, *missing}))}",
         )
-    ours = rewards.digests()
-    check_digests(model.digests, part_digests(backbone.parts) | {f"reward:{n}": ours[f"reward:{n}"] for n in wanted})
+    trained = {f"reward:{name}" for name in wanted}
+    ours = {name: digest for name, digest in digests.items() if name in trained or not name.startswith("reward:")}
+    check_digests(model.digests, ours)
 
 
 def _rollouts(
