@@ -124,7 +124,7 @@ def write(
     lines = [
         "# What it costs to explore behind",
         "",
-        f"By `python benchmarks/lag.py`: `{PRESET}`, {args.iterations} iterations, seeds {args.seeds}; gains of the",
+        f"By `python benchmarks/lag.py --iterations {args.iterations}`: `{PRESET}`, seeds {args.seeds}; gains of the",
         "averaged weights on held-out prompts. Kept alike: the part of the 12 best and 12 worst that are kept without",
         "lag, too, along the run without lag. True ranks: as in rank_fidelity.md, under the version that is trained.",
         "",
