@@ -4,8 +4,9 @@ import pytest
 import torch
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator, supported
+from solrl_core.kernels import quantize_rows
 from solrl_core.precision import fp8_scaling
-from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv
+from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv, Quantized, by_row, project
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -47,3 +48,33 @@ def test_a_layer_is_near_the_clean_one_and_follows_a_refresh() -> None:
             assert quantised.weight.data_ptr() == where
             clean.weight.mul_(2)
             assert (quantised(x) - clean(x)).norm() / clean(x).norm() < 0.06
+
+
+def test_only_layers_in_fp8_by_row_share_what_is_quantised() -> None:
+    with torch.device("meta"):
+        clean, quantised = nn.Linear(32, 16), Fp8Linear.from_linear(nn.Linear(32, 16))
+        assert by_row([quantised, quantised])
+        assert not by_row([quantised, clean])
+        quantised.scaling = "tensor"
+        assert not by_row([quantised])
+
+
+def test_a_gradient_is_refused_before_the_input_is_quantised() -> None:
+    with torch.device("meta"):
+        layer, x = Fp8Linear.from_linear(nn.Linear(32, 16)), torch.zeros(2, 32, requires_grad=True)
+        with pytest.raises(RuntimeError, match="inference"):
+            project([layer], x)
+
+
+@needs_fp8
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_makes_the_same_of_an_input_already_quantised(dtype: torch.dtype) -> None:
+    layer = Fp8Linear.from_linear(nn.Linear(256, 128).cuda())
+    if layer.scaling != "row":
+        pytest.skip("needs a GPU that scales by row")
+    x = torch.randn(4, 9, 256, device="cuda", dtype=dtype)
+    codes, scales = quantize_rows(x, "")
+    with torch.no_grad():
+        got = layer(Quantized(codes.view(x.shape), scales.view(4, 9, 1), dtype))
+        assert got.dtype == dtype
+        assert torch.equal(got, layer(x))

@@ -1,20 +1,30 @@
 """Fused operations against what diffusers computes; on a GPU, the kernels against torch's own operations."""
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
+from diffusers.models.attention import JointTransformerBlock
 from diffusers.models.embeddings import apply_rotary_emb
+from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 from lora_helpers import random_adapter
 from solrl_core.batches import batches, sizes
-from solrl_core.families import load_backbone
+from solrl_core.families import flux_fused, load_backbone, sd3_fused
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import Generator
-from solrl_core.kernels import E4M3_MAX, quantize_rows, rms_norm_rope, silu_depthwise_glu
-from solrl_core.precision import apply_policy, fp8
-from torch import Tensor
+from solrl_core.kernels import (
+    E4M3_MAX,
+    add_norm_modulate_quantize,
+    norm_modulate_quantize,
+    quantize_rows,
+    rms_norm_rope,
+    silu_depthwise_glu,
+)
+from solrl_core.precision import LayerPolicy, apply_policy, fp8, fuse
+from torch import Tensor, nn
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 FP8 = pytest.mark.skipif(
@@ -32,6 +42,30 @@ def _inference() -> Iterator[None]:
 def angles(count: int, size: int) -> tuple[Tensor, Tensor]:
     angle = torch.rand(count, size // 2).repeat_interleave(2, 1) * 6
     return angle.cos(), angle.sin()
+
+
+@pytest.fixture
+def fp8_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FP8 layers without FP8 units: their product is that of the codes."""
+
+    def product(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(codes.float() * scale, weight.float() * weight_scale, None if bias is None else bias.float())
+
+    monkeypatch.setattr(fp8, "require_fp8", lambda device: "row")
+    monkeypatch.setattr(fp8, "_product", product)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[torch.Size]:
+    """The shapes that `module` gives its function `name` from now on."""
+    shapes: list[torch.Size] = []
+    function = getattr(module, name)
+
+    def count(x: Tensor, *rest: object) -> object:
+        shapes.append(x.shape)
+        return function(x, *rest)
+
+    monkeypatch.setattr(module, name, count)
+    return shapes
 
 
 def test_rows_come_back_within_half_a_code() -> None:
@@ -74,6 +108,145 @@ def test_norm_and_positions_are_those_of_diffusers() -> None:
     assert torch.allclose(rms_norm_rope(x, weight, cos, sin, 4, 1e-6), expected, atol=1e-6)
 
 
+def half_a_block(dtype: torch.dtype, tokens: int, length: int, device: str = "cpu") -> tuple[Tensor, ...]:
+    """What a block has before its feed-forward: x and out [2, tokens, length]; gate, scale and shift, slices of one.
+
+    Among the rows are one with an outlier, one of zeros and one whose variance is near a norm's eps; half of the
+    second candidate's channels are scaled to zero.
+    """
+    torch.manual_seed(0)
+    x, out, modulation = (
+        torch.randn(2, tokens, length) * 3 + 1,
+        torch.randn(2, tokens, length),
+        torch.randn(2, 6 * length),
+    )
+    x[0, 1, length // 2] = 300
+    x[0, 2], out[0, 2] = 0, 0
+    x[0, 3], out[0, 3] = x[1, 3] / 3000, out[1, 3] / 3000
+    modulation[1, 4 * length : 9 * length // 2] = -1
+    x, out, modulation = (t.to(device, dtype) for t in (x, out, modulation))
+    shift, scale, gate = modulation.chunk(6, 1)[3:]
+    return x, out, gate, scale, shift
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_and_modulation_are_those_of_torch_before_rows(dtype: torch.dtype) -> None:
+    x, _, _, scale, shift = half_a_block(dtype, 5, 48)
+    codes, scales = norm_modulate_quantize(x, scale, shift, 1e-6)
+    modulated = F.layer_norm(x.float(), (48,), eps=1e-6) * (1 + scale.float()[:, None]) + shift.float()[:, None]
+    expected, expected_scales = quantize_rows(modulated, "")
+    assert codes.dtype == torch.float8_e4m3fn
+    assert torch.equal(codes.float(), expected.float().view(x.shape))
+    assert torch.equal(scales, expected_scales.view(2, 5, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gated_residual_is_added_before_the_norm(dtype: torch.dtype) -> None:
+    x, out, gate, scale, shift = half_a_block(dtype, 5, 48)
+    total, codes, scales = add_norm_modulate_quantize(x, out, gate, scale, shift, 1e-6)
+    expected, expected_scales = norm_modulate_quantize(total, scale, shift, 1e-6)
+    assert total.dtype == dtype
+    assert torch.equal(total, (x.float() + gate.float()[:, None] * out.float()).to(dtype))
+    assert torch.equal(codes.float(), expected.float())
+    assert torch.equal(scales, expected_scales)
+
+
+Case = tuple[nn.Module, nn.Module, dict[str, object]]
+
+
+def block_cases() -> dict[str, Case]:
+    """Blocks of diffusers with random weights, the same fused, and an input for both."""
+    torch.manual_seed(1)
+    given = {
+        "hidden_states": torch.randn(2, 6, 64),
+        "encoder_hidden_states": torch.randn(2, 3, 64),
+        "temb": torch.randn(2, 64),
+    }
+    turned = {**given, "image_rotary_emb": angles(9, 16)}
+    flux = [FluxTransformerBlock(64, 4, 16), FluxSingleTransformerBlock(64, 4, 16)]
+    sd3 = {
+        f"sd3{' dual' * dual}{' last' * last}": JointTransformerBlock(64, 4, 16, last, "rms_norm", dual)
+        for dual in (False, True)
+        for last in (False, True)
+    }
+    cases: dict[str, Case] = {
+        "flux": (flux[0], flux_fused.FusedBlock(copy.deepcopy(flux[0])), turned),
+        "flux single": (flux[1], flux_fused.FusedSingleBlock(copy.deepcopy(flux[1])), turned),
+    }
+    return cases | {name: (block, sd3_fused.FusedBlock(copy.deepcopy(block)), given) for name, block in sd3.items()}
+
+
+BLOCKS = ["flux", "flux single", "sd3", "sd3 last", "sd3 dual", "sd3 dual last"]
+
+
+def assert_near(got: tuple[Tensor | None, Tensor], expected: tuple[Tensor | None, Tensor], error: float) -> None:
+    for mine, theirs in zip(got, expected, strict=True):
+        if theirs is None or mine is None:
+            assert mine is theirs
+        else:
+            assert (mine - theirs).abs().max() <= error * theirs.abs().max()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_fused_block_computes_what_diffusers_does(name: str) -> None:
+    block, fused, given = block_cases()[name]
+    assert_near(fused(**given), block(**given), 1e-4)
+    assert fused.state_dict().keys() == block.state_dict().keys()
+
+
+@pytest.mark.usefixtures("fp8_in_float32")
+@pytest.mark.parametrize("kept", [(), ("to_k", "add_q_proj", "proj_mlp"), (r"net\.0", "to_out")])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_fused_block_of_fp8_layers_computes_what_its_layers_do_in_diffusers_block(
+    name: str, kept: tuple[str, ...]
+) -> None:
+    block, fused, given = block_cases()[name]
+    exact = block(**given)
+    layers = [layer for layer, module in block.named_modules() if isinstance(module, nn.Linear)]
+    keep = ("norm", *(pattern for pattern in kept if any(re.search(pattern, layer) for layer in layers)))
+    for each in (block, fused):
+        apply_policy(each, LayerPolicy(quantize=("",), keep=keep), "fp8")
+    fuse.fuse_feed_forwards(fused)
+    got, expected = fused(**given), block(**given)
+    # A value between two codes may go to the other, and parts that were concatenated have scales of their own.
+    for mine, theirs, clean in zip(got, expected, exact, strict=True):
+        if clean is not None:
+            off = torch.linalg.norm(theirs - clean)
+            assert off > 0.002 * torch.linalg.norm(clean)
+            assert torch.linalg.norm(mine - theirs) < (0.8 if name == "flux single" else 0.2) * off
+
+
+@pytest.mark.usefixtures("fp8_in_float32")
+@pytest.mark.parametrize(
+    ("name", "normed", "added", "rows"),
+    [("flux", 2, 2, 4), ("flux single", 1, 0, 2), ("sd3", 2, 2, 4), ("sd3 dual", 3, 2, 5), ("sd3 last", 2, 1, 2)],
+)
+def test_layers_of_a_fp8_block_are_given_rows_by_its_norms(
+    name: str, normed: int, added: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, block, given = block_cases()[name]
+    apply_policy(block, LayerPolicy(quantize=("",), keep=("norm",)), "fp8")
+    counts = [
+        counted(monkeypatch, module, function)
+        for module, function in (
+            (fuse, "norm_modulate_quantize"),
+            (fuse, "add_norm_modulate_quantize"),
+            (fp8, "quantize_rows"),
+        )
+    ]
+    block(**given)
+    assert [len(shapes) for shapes in counts] == [normed, added, rows]
+
+
+@pytest.mark.usefixtures("fp8_in_float32")
+@pytest.mark.parametrize("name", ["flux", "flux single", "sd3 dual", "sd3 last"])
+def test_a_fused_block_is_one_graph(name: str) -> None:
+    _, block, given = block_cases()[name]
+    apply_policy(block, LayerPolicy(quantize=("",), keep=("norm",)), "fp8")
+    expected = block(**given)
+    assert_near(torch.compile(block, backend="aot_eager", fullgraph=True)(**given), expected, 1e-4)
+
+
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
 def test_a_fused_transformer_computes_what_diffusers_does(name: str) -> None:
     backbone = load_backbone(name)
@@ -90,30 +263,20 @@ def test_a_fused_transformer_computes_what_diffusers_does(name: str) -> None:
     assert any(kind.__module__.startswith("solrl_core.families") for kind in swapped)
 
 
+@pytest.mark.usefixtures("fp8_in_float32")
 @pytest.mark.parametrize("scaling", ["row", "tensor"])
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
 def test_layers_that_share_an_input_are_given_the_same_codes(
     name: str, scaling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FP8 arithmetic itself needs a GPU; here its product is that of the codes, and what is counted are the rows."""
-    quantised: list[torch.Size] = []
-
-    def rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-        quantised.append(x.shape)
-        return quantize_rows(x, activation)
-
-    def product(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(codes.float() * scale, weight.float() * weight_scale, None if bias is None else bias.float())
-
     monkeypatch.setattr(fp8, "require_fp8", lambda device: scaling)
-    monkeypatch.setattr(fp8, "_product", product)
     backbone = load_backbone(name)
     assert isinstance(backbone, PipelineBackbone)
     latents, conditioning = torch.randn(2, *backbone.latent_shape), backbone.encode(["a red circle"] * 2)
     sigma = torch.full((2,), 0.5)
     plain = copy.deepcopy(backbone.transformer)
     apply_policy(plain, backbone.fp8_policy, "fp8")
-    monkeypatch.setattr(fp8, "quantize_rows", rows)
+    quantised = counted(monkeypatch, fp8, "quantize_rows")
     expected = backbone.velocity(plain, latents, sigma, conditioning)
     unfused = len(quantised)
     backbone.fuse(plain)
@@ -167,6 +330,40 @@ def test_the_rows_kernel(activation: str, length: int) -> None:
         codes, scales = quantize_rows(view(there), activation)
         assert torch.allclose(scales.cpu(), expected_scales, rtol=1e-5)
         assert (codes.cpu().float() != expected.float()).float().mean() < 0.002
+
+
+@GPU
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [16, 320, 2432, 3072, 5000])
+def test_the_norm_and_modulation_kernel(length: int, dtype: torch.dtype, gated: bool) -> None:
+    views: list[Callable[[Tensor], Tensor]] = [
+        lambda t: t,
+        lambda t: t[:, 1:9],
+        lambda t: t.mT.contiguous().mT,
+    ]
+    for view in views:
+        (x, out, *rest), (there, out_there, *rest_there) = (
+            half_a_block(dtype, 37, length, device) for device in ("cpu", "cuda")
+        )
+        if gated:
+            total, expected, expected_scales = add_norm_modulate_quantize(view(x), view(out), *rest, 1e-6)
+            total_there, codes, scales = add_norm_modulate_quantize(view(there), view(out_there), *rest_there, 1e-6)
+            assert torch.allclose(total_there.cpu(), total, rtol=1e-5, atol=1e-5)
+        else:
+            expected, expected_scales = norm_modulate_quantize(view(x), *rest[1:], 1e-6)
+            codes, scales = norm_modulate_quantize(view(there), *rest_there[1:], 1e-6)
+        assert torch.allclose(scales.cpu(), expected_scales, rtol=1e-5)
+        assert (codes.cpu().float() != expected.float()).float().mean() < 0.002
+
+
+@GPU
+def test_the_norm_and_modulation_kernel_makes_zeros_of_zeros() -> None:
+    nothing = torch.zeros(2, 3, 320, device="cuda", dtype=torch.bfloat16)
+    total, codes, scales = add_norm_modulate_quantize(nothing, nothing, *(nothing[:, 0],) * 3, 1e-6)
+    assert total.eq(0).all()
+    assert codes.float().eq(0).all()
+    assert scales.isfinite().all()
 
 
 @GPU

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from solrl_core.families.base import Conditioning
-from solrl_core.families.flux_fused import FusedAttention, FusedSingleBlock
+from solrl_core.families.flux_fused import FusedBlock, FusedSingleBlock
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.precision import LayerPolicy
 
@@ -51,16 +51,15 @@ class Flux(PipelineBackbone):
         return self._flow_match_sigmas(steps, unshifted)
 
     def fuse(self, transformer: nn.Module) -> None:
-        """Attention with its norms and positions in one kernel; what shares an input, quantised once."""
+        """Blocks whose norms write what their layers take; attention's norms and positions in one kernel."""
         super().fuse(transformer)
         head: int = self._config.attention_head_dim
         if head & (head - 1):
             return  # the kernel takes powers of two
-        for block in transformer.get_submodule("transformer_blocks").children():
-            block.attn.set_processor(FusedAttention())  # type: ignore[union-attr,operator]
-        single = transformer.get_submodule("single_transformer_blocks")
-        for name, block in list(single.named_children()):
-            setattr(single, name, FusedSingleBlock(block))
+        for blocks, fused in (("transformer_blocks", FusedBlock), ("single_transformer_blocks", FusedSingleBlock)):
+            parent = transformer.get_submodule(blocks)
+            for name, block in list(parent.named_children()):
+                setattr(parent, name, fused(block))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:

@@ -1,7 +1,7 @@
 """FLUX.1's blocks on a GPU: diffusers' arithmetic in fewer passes over memory.
 
-Queries and keys get their norm and positions in one kernel, layers that share an input have it quantised once, and
-what a single-stream block would concatenate for its last layer stays apart.
+Queries and keys get their norm and positions in one kernel; what shares an input has it quantised once, by what
+normalises and modulates it; and what a single-stream block would concatenate for its last layer stays apart.
 """
 
 from typing import Any
@@ -11,46 +11,54 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.kernels import rms_norm_rope
-from solrl_core.precision.fp8 import Fp8Linear, project
+from solrl_core.precision.fp8 import Fp8Linear, Quantized, project
+from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
 Angles = tuple[Tensor, Tensor]
 """cos and sin of all positions, each float32 [T + S, D]: T text tokens, then S image tokens."""
 
 
-class FusedAttention:
-    """A diffusers attention processor for double-stream blocks; computes what `FluxAttnProcessor` does."""
+class FusedBlock(nn.Module):
+    """diffusers' `FluxTransformerBlock`, with the same parts."""
 
-    def __call__(
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.norm1 = block.norm1
+        self.norm1_context = block.norm1_context
+        self.attn = block.attn
+        self.norm2 = block.norm2
+        self.ff = block.ff
+        self.norm2_context = block.norm2_context
+        self.ff_context = block.ff_context
+
+    def forward(
         self,
-        attn: nn.Module,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        attention_mask: None,
+        temb: Tensor,
         image_rotary_emb: Angles,
+        joint_attention_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attend over image tokens [B, S, C] and text tokens [B, T, C] with a diffusers `FluxAttention`."""
-        text = encoder_hidden_states.shape[1]
-        image_layers = [attn.get_submodule(name) for name in ("to_q", "to_k", "to_v")]
-        text_layers = [attn.get_submodule(name) for name in ("add_q_proj", "add_k_proj", "add_v_proj")]
-        q, k, v = project(image_layers, hidden_states)
-        text_q, text_k, text_v = project(text_layers, encoder_hidden_states)
-        query = [_turned(attn, "norm_added_q", text_q, image_rotary_emb, 0)]
-        query += [_turned(attn, "norm_q", q, image_rotary_emb, text)]
-        key = [_turned(attn, "norm_added_k", text_k, image_rotary_emb, 0)]
-        key += [_turned(attn, "norm_k", k, image_rotary_emb, text)]
-        out = _attend(torch.cat(query, 1), torch.cat(key, 1), torch.cat([text_v, v], 1))
-        return attn.get_submodule("to_out.0")(out[:, text:]), attn.get_submodule("to_add_out")(out[:, :text])
+        """Text [B, T, C] and image tokens [B, S, C] as the block leaves them."""
+        x, text = hidden_states, encoder_hidden_states
+        shift, scale, gate, *rest = modulations(self.norm1, temb, 6)
+        text_shift, text_scale, text_gate, *text_rest = modulations(self.norm1_context, temb, 6)
+        own = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn))
+        other = modulate(text, self.norm1_context.norm, text_scale, text_shift, text_layers(self.attn))
+        out, text_out = _joint_attention(self.attn, own, other, image_rotary_emb)
+        x = add_and_feed_forward(x, out, gate, self.norm2, rest, self.ff)
+        return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
 
 class FusedSingleBlock(nn.Module):
     """diffusers' `FluxSingleTransformerBlock`, with the same parts."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: Any) -> None:
         super().__init__()
-        self.norm = block.get_submodule("norm")
-        self.attn = block.get_submodule("attn")
-        self.proj_mlp = block.get_submodule("proj_mlp")
-        self.proj_out = block.get_submodule("proj_out")
+        self.norm = block.norm
+        self.attn = block.attn
+        self.proj_mlp = block.proj_mlp
+        self.proj_out = block.proj_out
 
     def forward(
         self,
@@ -63,17 +71,30 @@ class FusedSingleBlock(nn.Module):
         """Text [B, T, C] and image tokens [B, S, C] as the block leaves them."""
         text = encoder_hidden_states.shape[1]
         x = torch.cat([encoder_hidden_states, hidden_states], 1)
-        normed, gate = self.norm(x, emb=temb)
-        layers = [*(self.attn.get_submodule(name) for name in ("to_q", "to_k", "to_v")), self.proj_mlp]
-        q, k, v, wide = project(layers, normed)
+        shift, scale, gate = modulations(self.norm, temb, 3)
+        layers = [*image_layers(self.attn), self.proj_mlp]
+        q, k, v, wide = project(layers, modulate(x, self.norm.norm, scale, shift, layers))
         query = _turned(self.attn, "norm_q", q, image_rotary_emb, 0)
         attended = _attend(query, _turned(self.attn, "norm_k", k, image_rotary_emb, 0), v)
         if isinstance(self.proj_out, Fp8Linear):
             out = self.proj_out.of_parts([(attended, ""), (wide, "gelu_tanh")])
         else:
             out = self.proj_out(torch.cat([attended, F.gelu(wide, approximate="tanh")], 2))
-        x = x + gate.unsqueeze(1) * out
+        x = x + gate[:, None] * out
         return x[:, :text], x[:, text:]
+
+
+def _joint_attention(
+    attn: Any, x: Tensor | Quantized, text: Tensor | Quantized, angles: Angles
+) -> tuple[Tensor, Tensor]:
+    """Over image tokens [B, S, C] and text tokens [B, T, C] with a diffusers `FluxAttention`, as they leave it."""
+    q, k, v = project(image_layers(attn), x)
+    text_q, text_k, text_v = project(text_layers(attn), text)
+    first = text_q.shape[1]
+    query = [_turned(attn, "norm_added_q", text_q, angles, 0), _turned(attn, "norm_q", q, angles, first)]
+    key = [_turned(attn, "norm_added_k", text_k, angles, 0), _turned(attn, "norm_k", k, angles, first)]
+    out = _attend(torch.cat(query, 1), torch.cat(key, 1), torch.cat([text_v, v], 1))
+    return attn.to_out[0](out[:, first:]), attn.to_add_out(out[:, :first])
 
 
 def _turned(attn: nn.Module, norm: str, x: Tensor, angles: Angles, first: int) -> Tensor:

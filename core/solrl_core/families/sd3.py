@@ -10,7 +10,7 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free
-from solrl_core.families.sd3_fused import FusedAttention
+from solrl_core.families.sd3_fused import FusedBlock
 from solrl_core.precision import LayerPolicy
 
 PIPELINE = "StableDiffusion3Pipeline"
@@ -36,9 +36,11 @@ class StableDiffusion3(PipelineBackbone):
         return self._flow_match_sigmas(steps)
 
     def fuse(self, transformer: nn.Module) -> None:
-        """What shares an input is quantised once."""
+        """Blocks whose norms write what their layers take; what shares an input is quantised once."""
         super().fuse(transformer)
-        transformer.set_attn_processor(FusedAttention())  # type: ignore[operator]
+        blocks = transformer.get_submodule("transformer_blocks")
+        for name, block in list(blocks.named_children()):
+            setattr(blocks, name, FusedBlock(block))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:

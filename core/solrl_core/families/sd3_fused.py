@@ -1,47 +1,89 @@
-"""SD3's attention on a GPU: what shares an input has it quantised once."""
+"""SD3's blocks on a GPU: diffusers' arithmetic in fewer passes over memory.
 
+What shares an input has it quantised once, by what normalises and modulates it.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solrl_core.precision.fp8 import project
+from solrl_core.precision.fp8 import Quantized, project
+from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
 
-class FusedAttention:
-    """A diffusers attention processor; computes what `JointAttnProcessor2_0` does."""
+class FusedBlock(nn.Module):
+    """diffusers' `JointTransformerBlock`, with the same parts."""
 
-    def __call__(
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.context_pre_only: bool = block.context_pre_only
+        self.norm1 = block.norm1
+        self.norm1_context = block.norm1_context
+        self.attn = block.attn
+        self.attn2 = block.attn2
+        self.norm2 = block.norm2
+        self.ff = block.ff
+        self.norm2_context = block.norm2_context
+        self.ff_context = block.ff_context
+
+    def forward(
         self,
-        attn: Any,
         hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attend over image tokens [B, S, C] and, in joint attention, text tokens [B, T, C]."""
-        image = hidden_states.shape[1]
-        query, key, value = _heads(attn, ("to_q", "to_k", "to_v"), (attn.norm_q, attn.norm_k), hidden_states)
-        if encoder_hidden_states is not None:
-            names, norms = ("add_q_proj", "add_k_proj", "add_v_proj"), (attn.norm_added_q, attn.norm_added_k)
-            text = _heads(attn, names, norms, encoder_hidden_states)
-            pairs = zip((query, key, value), text, strict=True)
-            query, key, value = (torch.cat(pair, 2) for pair in pairs)
-        out = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        if encoder_hidden_states is None:
-            return _out(attn, out)
-        own, context = out[:, :image], out[:, image:]
-        return _out(attn, own), context if attn.context_pre_only else attn.to_add_out(context)
+        encoder_hidden_states: Tensor,
+        temb: Tensor,
+        joint_attention_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """Text [B, T, C], in the last block None, and image tokens [B, S, C] as the block leaves them."""
+        x, text = hidden_states, encoder_hidden_states
+        shift, scale, gate, *rest = modulations(self.norm1, temb, 6 if self.attn2 is None else 9)
+        if self.context_pre_only:
+            text_scale, text_shift = modulations(self.norm1_context, temb, 2)
+        else:
+            text_shift, text_scale, text_gate, *text_rest = modulations(self.norm1_context, temb, 6)
+        own = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn))
+        other = modulate(text, self.norm1_context.norm, text_scale, text_shift, text_layers(self.attn))
+        out, text_out = _joint_attention(self.attn, own, other)
+        if self.attn2 is not None:
+            shift, scale, second_gate = rest[3:]
+            own = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn2))
+            x, out, gate = x + gate[:, None] * out, _attention(self.attn2, own), second_gate
+        x = add_and_feed_forward(x, out, gate, self.norm2, rest[:3], self.ff)
+        if self.context_pre_only:
+            return None, x
+        return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
 
-def _out(attn: Any, x: Tensor) -> Tensor:
-    out: Tensor = attn.to_out[0](x)
+def _joint_attention(attn: Any, x: Tensor | Quantized, text: Tensor | Quantized) -> tuple[Tensor, Tensor]:
+    """Over image tokens [B, S, C] and text tokens [B, T, C] with a diffusers `Attention`, as they leave it.
+
+    In the last block nothing is projected of the text, which ends there.
+    """
+    own = _heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x)
+    other = _heads(attn, text_layers(attn), (attn.norm_added_q, attn.norm_added_k), text)
+    out = _attend(*(torch.cat(pair, 2) for pair in zip(own, other, strict=True)))
+    image = own[0].shape[2]
+    own_out, text_out = out[:, :image], out[:, image:]
+    return attn.to_out[0](own_out), text_out if attn.context_pre_only else attn.to_add_out(text_out)
+
+
+def _attention(attn: Any, x: Tensor | Quantized) -> Tensor:
+    """Over image tokens [B, S, C] alone."""
+    out: Tensor = attn.to_out[0](_attend(*_heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x)))
     return out
 
 
-def _heads(attn: Any, names: tuple[str, ...], norms: tuple[nn.Module | None, ...], x: Tensor) -> tuple[Tensor, ...]:
+def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Each [B, H, S, D] → [B, S, H·D]."""
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+def _heads(
+    attn: Any, layers: Sequence[nn.Module], norms: tuple[nn.Module | None, nn.Module | None], x: Tensor | Quantized
+) -> tuple[Tensor, ...]:
     """Normed queries, normed keys and values [B, H, S, D] of tokens [B, S, C]."""
-    projected = project([attn.get_submodule(name) for name in names], x)
-    query, key, value = (y.view(len(x), x.shape[1], attn.heads, -1).transpose(1, 2) for y in projected)
+    query, key, value = (y.view(*y.shape[:2], attn.heads, -1).transpose(1, 2) for y in project(layers, x))
     norm_query, norm_key = norms
     return norm_query(query) if norm_query else query, norm_key(key) if norm_key else key, value

@@ -1,7 +1,17 @@
 """Operations that are one GPU kernel each; elsewhere the same arithmetic in torch's own operations."""
 
 from solrl_core.kernels.depthwise import silu_depthwise_glu
+from solrl_core.kernels.modulate import add_norm_modulate_quantize, norm_modulate_quantize
 from solrl_core.kernels.rope import rms_norm_rope
 from solrl_core.kernels.rows import ACTIVATIONS, E4M3_MAX, TINY, quantize_rows
 
-__all__ = ["ACTIVATIONS", "E4M3_MAX", "TINY", "quantize_rows", "rms_norm_rope", "silu_depthwise_glu"]
+__all__ = [
+    "ACTIVATIONS",
+    "E4M3_MAX",
+    "TINY",
+    "add_norm_modulate_quantize",
+    "norm_modulate_quantize",
+    "quantize_rows",
+    "rms_norm_rope",
+    "silu_depthwise_glu",
+]

@@ -31,7 +31,7 @@ def _rows(
 ):
     """A row. Read twice, the second time from the cache: held in registers, few rows would be in work at once.
 
-    The numbers are E4M3_MAX, TINY and the least of a GELU of `solrl_core.kernels.rows`.
+    0.1701 is the least of a GELU of `solrl_core.kernels.rows`.
     """
     row = tl.program_id(0)
     x += (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
@@ -44,7 +44,7 @@ def _rows(
     amax = tl.max(largest, 0)
     if GELU:
         amax = tl.maximum(_gelu(amax), 0.1701)
-    scale = tl.maximum(amax * (1 / 448.0), 1.1754943508222875e-38)
+    scale = _scale(amax)
     tl.store(scales + row, scale)
     inverse = tl.div_rn(1.0, scale)
     for begin in tl.static_range(0, LENGTH, BLOCK):
@@ -57,8 +57,103 @@ def _rows(
 
 
 @triton.jit
+def _scale(amax):
+    """The numbers are E4M3_MAX and TINY of `solrl_core.kernels.rows`."""
+    return tl.maximum(amax * (1 / 448.0), 1.1754943508222875e-38)
+
+
+@triton.jit
 def _gelu(v):
     return v * tl.sigmoid(1.5957691216057308 * (v + 0.044715 * v * v * v))
+
+
+def norm_modulate_quantize(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    eps: float,
+    gated: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> None:
+    """`solrl_core.kernels.modulate` into `codes` and `scales`; all last axes contiguous.
+
+    Args:
+        gated: (out, gate, total); then it is of x + gate · out, which goes into `total`, contiguous.
+    """
+    batch, tokens, length = x.shape
+    block = triton.next_power_of_2(length)
+    out, gate, total = gated or (x, scale, x)
+    _norm_modulate_quantize[(batch * tokens,)](
+        x,
+        out,
+        gate,
+        scale,
+        shift,
+        total,
+        codes,
+        scales,
+        tokens,
+        eps,
+        x.stride(0),
+        x.stride(1),
+        out.stride(0),
+        out.stride(1),
+        gate.stride(0),
+        scale.stride(0),
+        shift.stride(0),
+        LENGTH=length,
+        BLOCK=block,
+        GATED=gated is not None,
+        num_warps=8 if block > 2048 else 4,
+    )
+
+
+@triton.jit
+def _norm_modulate_quantize(
+    x,
+    out,
+    gate,
+    scale,
+    shift,
+    total,
+    codes,
+    scales,
+    tokens,
+    eps,
+    x_outer,
+    x_inner,
+    out_outer,
+    out_inner,
+    gate_outer,
+    scale_outer,
+    shift_outer,
+    LENGTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """A row, held in registers; unless GATED, `out`, `gate` and `total` are not touched."""
+    row = tl.program_id(0)
+    image = (row // tokens).to(tl.int64)
+    token = (row % tokens).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < LENGTH
+    to = row.to(tl.int64) * LENGTH + at
+    v = tl.load(x + image * x_outer + token * x_inner + at, inside, 0).to(tl.float32)
+    if GATED:
+        o = tl.load(out + image * out_outer + token * out_inner + at, inside, 0).to(tl.float32)
+        g = tl.load(gate + image * gate_outer + at, inside, 0).to(tl.float32)
+        rounded = (v + g * o).to(total.dtype.element_ty)
+        tl.store(total + to, rounded, inside)
+        v = rounded.to(tl.float32)
+    v = tl.where(inside, v - tl.sum(v, 0) / LENGTH, 0)
+    v *= tl.rsqrt(tl.sum(v * v, 0) / LENGTH + eps.to(tl.float32))
+    s = tl.load(scale + image * scale_outer + at, inside, 0).to(tl.float32)
+    t = tl.load(shift + image * shift_outer + at, inside, 0).to(tl.float32)
+    v = v * (1 + s) + t
+    step = _scale(tl.max(tl.abs(v), 0))
+    tl.store(scales + row, step)
+    tl.store(codes + to, (v * tl.div_rn(1.0, step)).to(tl.float8e4nv), inside)
 
 
 def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, out: Tensor, first: int, eps: float) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -10,18 +10,24 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def operation(name: str, outputs: Callable[..., Any] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Register a function that calls Triton kernels on a GPU, and torch's operations elsewhere, as `solrl::{name}`.
 
     torch then sees the kernels when it compiles. Where there is no Triton it would warn of that at every start.
+
+    Args:
+        name: the operation's.
+        outputs: makes the outputs without computing them; then torch does not look into the function, and gives it
+            its inputs with the strides that they had when it was compiled. A kernel that is passed strides needs
+            that: of a kernel that it sees, torch may lay out the inputs anew.
     """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
-        if find_spec("triton"):
+        if outputs is None and find_spec("triton"):
             return torch.library.triton_op(f"solrl::{name}", function, mutates_args=())
         defined = torch.library.custom_op(f"solrl::{name}", function, mutates_args=())
         # On the meta device, too, it is its torch operations.
-        defined.register_fake(function)
+        defined.register_fake(outputs or function)
         return defined
 
     return register

@@ -39,8 +39,7 @@ def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
         largest = (
             rows.amax(-1, keepdim=True).clamp(min=_GELU_LEAST) if activation else rows.abs().amax(-1, keepdim=True)
         )
-        scale = (largest * (1 / E4M3_MAX)).clamp(min=TINY)
-        return (rows * scale.reciprocal()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
+        return scaled_rows(rows, largest)
     from solrl_core.kernels import gpu
 
     # [outer, inner, K] with strides of its own, so that a slice of a sequence need not be copied first.
@@ -50,3 +49,9 @@ def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     scales = torch.empty(count, 1, dtype=torch.float32, device=x.device)
     gpu.rows(x, codes, scales, gelu=activation == "gelu_tanh")
     return codes, scales
+
+
+def scaled_rows(rows: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """E4M3 codes [..., K] and scales [..., 1] of float32 rows [..., K] with magnitudes up to `largest` [..., 1]."""
+    scale = (largest * (1 / E4M3_MAX)).clamp(min=TINY)
+    return (rows * scale.reciprocal()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale

@@ -6,7 +6,7 @@ A row is one token or one output channel, so by row a candidate does not depend 
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,20 @@ MULTIPLE = 16
 """Both sides of a weight must be multiples of this."""
 
 Scaling = Literal["row", "tensor"]
+
+
+class Quantized(NamedTuple):
+    """What layers scaled by row would make of their input first, made once or by what wrote the input.
+
+    Attributes:
+        codes: E4M3 [..., K].
+        scales: float32 [..., 1].
+        dtype: of the layers' output.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    dtype: torch.dtype
 
 
 @cache
@@ -110,19 +124,26 @@ class Fp8Linear(_Fp8, QuantLinear):
 
     arithmetic = "fp8"
 
+    def forward(self, x: Tensor | Quantized) -> Tensor:
+        """`x` [..., in], for a layer scaled by row also quantised → [..., out] in `x`'s dtype."""
+        if not isinstance(x, Quantized):
+            return super().forward(x)
+        product = _product(x.codes.flatten(0, -2), x.scales.flatten(0, -2), self.weight, self.scale, self.bias)
+        return product.view(*x.codes.shape[:-1], -1).to(x.dtype)
 
-def project(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+
+def by_row(layers: Sequence[nn.Module]) -> TypeGuard[Sequence[Fp8Linear]]:
+    """Whether all `layers` are in FP8 by row, and so take what is `Quantized`."""
+    return all(isinstance(layer, Fp8Linear) and layer.scaling == "row" for layer in layers)
+
+
+def project(layers: Sequence[nn.Module], x: Tensor | Quantized) -> list[Tensor]:
     """What each layer makes of `x` [..., in]; where all are in FP8 by row, it is quantised once."""
-    quantised = [layer for layer in layers if isinstance(layer, Fp8Linear) and layer.scaling == "row"]
-    if len(quantised) < len(layers):
-        return [layer(x) for layer in layers]
-    codes, scale = quantize_rows(x, "")
-    products = []
-    for layer in quantised:
-        layer._require_no_gradient(x)
-        product = _product(codes, scale, layer.weight, layer.scale, layer.bias)
-        products.append(product.view(*x.shape[:-1], -1).to(x.dtype))
-    return products
+    if by_row(layers) and not isinstance(x, Quantized):
+        layers[0]._require_no_gradient(x)
+        codes, scales = quantize_rows(x, "")
+        x = Quantized(codes.view(x.shape), scales.view(*x.shape[:-1], 1), x.dtype)
+    return [layer(x) for layer in layers]
 
 
 class Fp8PointwiseConv(_Fp8, QuantPointwiseConv):

@@ -1,0 +1,80 @@
+"""Before the layers of a transformer block: layer norm, modulation, and rows in FP8; the gated residual before them."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solrl_core.kernels.operation import operation
+from solrl_core.kernels.rows import scaled_rows
+
+
+def _codes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    codes = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
+    return codes, x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
+
+
+def _sum_and_codes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), *_codes(x)
+
+
+@operation("norm_modulate_quantize", outputs=_codes)
+def norm_modulate_quantize(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """E4M3 codes and float32 scales, whose product is norm(x) · (1 + scale) + shift.
+
+    All between `x` and the codes stays in float32: nothing is rounded to `x`'s dtype on the way, where torch's own
+    operations would, for E4M3 rounds many times coarser. The kernel reads `x` and writes codes, nothing in between.
+
+    Args:
+        x: [B, S, C], float.
+        scale, shift: [B, C], float; may be slices of a larger tensor.
+        eps: of the layer norm, which is over C and has no weights.
+
+    Returns:
+        codes [B, S, C] and scales [B, S, 1].
+    """
+    if x.device.type != "cuda":
+        return _quantized(x, scale, shift, eps)
+    from solrl_core.kernels import gpu
+
+    codes, scales = _codes(x)
+    gpu.norm_modulate_quantize(_even(x), _even(scale), _even(shift), codes, scales, eps)
+    return codes, scales
+
+
+@operation("add_norm_modulate_quantize", outputs=_sum_and_codes)
+def add_norm_modulate_quantize(
+    x: Tensor, out: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + gate · out, and `norm_modulate_quantize` of it in the same pass.
+
+    The sum is rounded to `x`'s dtype once, before the norm, so that the norm is of what the block goes on with.
+
+    Args:
+        x, out: [B, S, C], float.
+        gate, scale, shift: [B, C], float; may be slices of a larger tensor.
+        eps: of the layer norm.
+
+    Returns:
+        the sum [B, S, C] in `x`'s dtype, codes [B, S, C] and scales [B, S, 1].
+    """
+    if x.device.type != "cuda":
+        total = (x.float() + gate.float()[:, None] * out.float()).to(x.dtype)
+        return total, *_quantized(total, scale, shift, eps)
+    from solrl_core.kernels import gpu
+
+    total, codes, scales = _sum_and_codes(x)
+    gated = (_even(out), _even(gate), total)
+    gpu.norm_modulate_quantize(_even(x), _even(scale), _even(shift), codes, scales, eps, gated)
+    return total, codes, scales
+
+
+def _quantized(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    normed = F.layer_norm(x.float(), x.shape[-1:], eps=eps)
+    modulated = normed * (1 + scale.float()[:, None]) + shift.float()[:, None]
+    return scaled_rows(modulated, modulated.abs().amax(-1, keepdim=True))
+
+
+def _even(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
