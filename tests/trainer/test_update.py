@@ -156,3 +156,15 @@ def test_checkpointing_computes_blocks_anew_and_changes_nothing_else(name: str) 
     assert equal(weights, again)
     assert logged == logged_again
     assert passes_again == 2 * passes
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_the_gradients_of_a_gpu_are_those_of_a_cpu(name: str) -> None:
+    norms = []
+    for device in ("cpu", "cuda"):
+        backbone = load_backbone(name, device=device)
+        config = tiny_config()
+        policy, optimizer = make_policy(backbone, config)
+        norms.append(train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=0.1)

@@ -9,11 +9,15 @@ import torch
 from solrl_core.families import Backbone, Conditioning
 from solrl_core.lanes import side_by_side, split
 from solrl_proto.noise import expand_seeds
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.objectives.base import Batch, Objective
 from solrl_trainer.objectives.registry import find_objective
 from solrl_trainer.policy import Policy, require_finite
+
+_DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Not cuDNN's attention: of FLUX it returned gradients that are not a number (torch 2.11, H200)."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,8 @@ class _Step:
             figures = {name: figure * share for name, figure in loss.figures.items()}
             return float(value.detach()), figures, torch.autograd.grad(value, policy.parameters)
 
-        done = side_by_side(gradients, range(len(parts)), device)
+        with sdpa_kernel(_DIFFERENTIABLE):
+            done = side_by_side(gradients, range(len(parts)), device)
         for _, _, gradient in done:
             for parameter, value in zip(policy.parameters, gradient, strict=True):
                 parameter.grad = value if parameter.grad is None else parameter.grad + value
