@@ -29,6 +29,8 @@ SETTINGS = ("optimizer.learning_rate=2e-3",)
 NEEDED = 0.4
 """Gain wanted, in standard deviations of the base within a prompt."""
 GRID_ROWS = 8
+DEVICE = "device.txt"
+"""In a finished pair's folder: the name of what it ran on."""
 
 Pair = tuple[str, str]
 """Model and reward."""
@@ -55,7 +57,7 @@ def main() -> None:
 
     def run(pair: Pair) -> None:
         folder = folder_of(pair, args.runs)
-        if (folder / "result.json").is_file() or time.monotonic() >= until:
+        if (folder / DEVICE).is_file() or time.monotonic() >= until:
             return
         try:
             train(pair, folder, settings, until)
@@ -68,7 +70,7 @@ def main() -> None:
 
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(run, pairs[::-1]))  # the slowest first
-    done = [pair for pair in pairs if (folder_of(pair, args.runs) / "result.json").is_file()]
+    done = [pair for pair in pairs if (folder_of(pair, args.runs) / DEVICE).is_file()]
     if done:
         write(done, [pair for pair in pairs if pair not in done], settings, args.runs, args.out)
     if done != pairs:
@@ -89,7 +91,7 @@ def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> No
     """
     model, reward = pair
     folder.mkdir(parents=True, exist_ok=True)
-    with rollout_service(model, folder / "service.log", rewards=(reward,)) as url:
+    with rollout_service(model, folder / "service.log", rewards=(reward,), ready_seconds=600) as url:
         command = [sys.executable, "-m", "solrl_trainer", "run"]
         command += ["--preset", f"{model}/sol_rl/{reward}", "--rollout-url", url, "--output", str(folder)]
         command += [part for setting in settings for part in ("--set", setting)]
@@ -98,19 +100,19 @@ def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> No
         timeout = max(0.0, until - time.monotonic()) if until < math.inf else None
         with (folder / "train.log").open("a") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True, timeout=timeout)
+    (folder / DEVICE).write_text(torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU")
 
 
 def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str], runs: Path, out: Path) -> None:
     """The table of all results, as JSON and Markdown, and the grids."""
-    rows = [row(*pair, json.loads((folder_of(pair, runs) / "result.json").read_text())) for pair in done]
-    device = f"one {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "a CPU"
+    rows = [row(*pair, folder_of(pair, runs)) for pair in done]
     (out / "pairs").mkdir(parents=True, exist_ok=True)
     (out / "all_pairs.json").write_text(json.dumps(rows, indent=1) + "\n")
     lines = [
         f"# `sol_rl`, {rows[0]['iterations']} iterations, every miniature with every reward",
         "",
-        f"Written by `python benchmarks/all_pairs.py` on {device}: the presets with",
-        f"{', '.join(f'`{s}`' for s in settings)}.",
+        f"Written by `python benchmarks/all_pairs.py` on {', '.join(sorted({r['device'] for r in rows}))}: the presets",
+        f"with {', '.join(f'`{s}`' for s in settings)}.",
         f"{rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights.",
         "The gain of the trained reward is given in standard deviations of the base within a prompt, with its 95 %",
         "interval; the verifier is never trained on.",
@@ -135,12 +137,14 @@ def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str]
     print("\n".join(lines))
 
 
-def row(model: str, reward: str, result: dict[str, Any]) -> dict[str, Any]:
+def row(model: str, reward: str, folder: Path) -> dict[str, Any]:
     """What the table says of one pair."""
+    result = json.loads((folder / "result.json").read_text())
     trained, strict = result["rewards"][reward], result["rewards"]["verifier"]
     return {
         "model": model,
         "reward": reward,
+        "device": (folder / DEVICE).read_text(),
         "iterations": result["iterations"],
         "images": result["images"],
         "before": trained["before"],
