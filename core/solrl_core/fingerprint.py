@@ -14,14 +14,13 @@ from torch import nn
 # Written by loaders, and different for the same model loaded from another place.
 _IGNORED_SETTINGS = {"_name_or_path", "_diffusers_version", "transformers_version", "dtype", "torch_dtype"}
 
-
-def _digest(hasher: "hashlib._Hash") -> str:
-    return f"sha256:{hasher.hexdigest()}"
+_AT_ONCE = 4
+"""Threads for the parts of a backbone, and for the weights of each."""
 
 
 def combined_digest(*parts: str) -> str:
     """One digest over several strings."""
-    return _digest(hashlib.sha256("\n".join(parts).encode()))
+    return f"sha256:{hashlib.sha256('\n'.join(parts).encode()).hexdigest()}"
 
 
 def _settings(config: Any) -> str:
@@ -37,15 +36,21 @@ def _without_ignored(value: Any) -> Any:
 
 def module_digest(module: nn.Module) -> str:
     """Digest of a module's class, configuration and weights, the weights as bfloat16 whatever they are held in."""
-    hasher = hashlib.sha256(type(module).__name__.encode())
-    if hasattr(module, "config"):
-        hasher.update(_settings(module.config).encode())
-    for name, tensor in sorted(module.state_dict().items()):
-        hasher.update(f"{name} {tuple(tensor.shape)}".encode())
-        # Flat, for where channels are last in memory a tensor may count as contiguous and have another last stride.
-        values = tensor.detach().to("cpu", torch.bfloat16).contiguous().flatten()
-        hasher.update(values.view(torch.uint8).numpy().data if tensor.ndim else str(values.item()).encode())
-    return _digest(hasher)
+    tensors = sorted(module.state_dict().items())
+    # One after the other, the weights of a large model take half a minute.
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        digests = pool.map(_tensor_digest, (tensor for _, tensor in tensors))
+        weights = [f"{name} {digest}" for (name, _), digest in zip(tensors, digests, strict=True)]
+    settings = _settings(module.config) if hasattr(module, "config") else ""
+    return combined_digest(type(module).__name__, settings, *weights)
+
+
+def _tensor_digest(tensor: torch.Tensor) -> str:
+    hasher = hashlib.sha256(str(tuple(tensor.shape)).encode())
+    # Flat, for where channels are last in memory a tensor may count as contiguous and have another last stride.
+    values = tensor.detach().to("cpu", torch.bfloat16).contiguous().flatten()
+    hasher.update(values.view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -72,8 +77,7 @@ def part_digests(parts: Mapping[str, Any]) -> dict[str, str]:
             return tokenizer_digest(part)
         return combined_digest(type(part).__name__, _settings(part.config))
 
-    # Hashing the weights of a large model takes half a minute on one core.
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
         return dict(zip(parts, pool.map(digest, parts.values()), strict=True))
 
 
