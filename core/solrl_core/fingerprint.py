@@ -20,7 +20,7 @@ _AT_ONCE = 4
 
 def combined_digest(*parts: str) -> str:
     """One digest over several strings."""
-    return f"sha256:{hashlib.sha256('\n'.join(parts).encode()).hexdigest()}"
+    return "sha256:" + hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _settings(config: Any) -> str:

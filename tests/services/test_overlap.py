@@ -165,7 +165,8 @@ def test_what_ran_out_of_memory_beside_scoring_is_tried_whole_and_alone_from_the
         gate.set()
         assert len(second.done.result(60).rewards[GATED]) == 4
         assert events == ["+a", "*a", "+b", "full", "-a", "*b", "-b"]
-        assert len(rows) == 2 and rows[0] == rows[1] >= 4  # a GPU fills its batches up
+        assert len(rows) == 2
+        assert rows[0] == rows[1] >= 4  # a GPU fills its batches up
         gate.clear()
         monkeypatch.setattr(Sana, "velocity", whole)
         engine.submit([third, fourth])
