@@ -1,7 +1,7 @@
 """Every miniature with every reward: `python benchmarks/all_pairs.py --jobs 2`.
 
 Each pair runs `sol_rl` for 15 iterations against a service of its own. The command can be stopped (`--minutes` does it
-by itself) and continued: a pair with a result is not run again, and one begun goes on from its last checkpoint.
+by itself) and continued: a pair that is done is not run again, and one begun goes on from its last checkpoint.
 Writes docs/results/all_pairs.{json,md} and a grid a pair, of the pairs that are done.
 """
 
@@ -29,8 +29,10 @@ SETTINGS = ("optimizer.learning_rate=2e-3",)
 NEEDED = 0.4
 """Gain wanted, in standard deviations of the base within a prompt."""
 GRID_ROWS = 8
-DEVICE = "device.txt"
-"""In a finished pair's folder: the name of what it ran on."""
+NOTE = "pair.json"
+"""In a pair's folder: its settings, and the names of what it ran on."""
+READY_SECONDS = 600.0
+"""On a GPU every pair's service compiles at its start, and several share the cores."""
 
 Pair = tuple[str, str]
 """Model and reward."""
@@ -55,9 +57,17 @@ def main() -> None:
     # Rounded up: a pair's service and trainer seldom compute at the same time.
     os.environ["OMP_NUM_THREADS"] = str(math.ceil(len(os.sched_getaffinity(0)) / args.jobs))
 
+    for pair in pairs:
+        noted = note_of(folder_of(pair, args.runs))
+        if noted["settings"] not in (None, settings):
+            sys.exit(
+                f"{folder_of(pair, args.runs)} ran with {noted['settings']}, not {settings}: take another --runs, "
+                "or the same settings"
+            )
+
     def run(pair: Pair) -> None:
         folder = folder_of(pair, args.runs)
-        if (folder / DEVICE).is_file() or time.monotonic() >= until:
+        if (folder / "result.json").is_file() or time.monotonic() >= until:
             return
         try:
             train(pair, folder, settings, until)
@@ -70,7 +80,7 @@ def main() -> None:
 
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(run, pairs[::-1]))  # the slowest first
-    done = [pair for pair in pairs if (folder_of(pair, args.runs) / DEVICE).is_file()]
+    done = [pair for pair in pairs if (folder_of(pair, args.runs) / "result.json").is_file()]
     if done:
         write(done, [pair for pair in pairs if pair not in done], settings, args.runs, args.out)
     if done != pairs:
@@ -82,6 +92,12 @@ def folder_of(pair: Pair, runs: Path) -> Path:
     return runs / "-".join(pair)
 
 
+def note_of(folder: Path) -> dict[str, Any]:
+    """What stands in a pair's note; before there is one, no settings and no devices."""
+    file = folder / NOTE
+    return json.loads(file.read_text()) if file.is_file() else {"settings": None, "devices": []}  # type: ignore[no-any-return]
+
+
 def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> None:
     """One pair: service, training, result in `folder`.
 
@@ -91,7 +107,9 @@ def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> No
     """
     model, reward = pair
     folder.mkdir(parents=True, exist_ok=True)
-    with rollout_service(model, folder / "service.log", rewards=(reward,), ready_seconds=600) as url:
+    devices = {*note_of(folder)["devices"], torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"}
+    (folder / NOTE).write_text(json.dumps({"settings": list(settings), "devices": sorted(devices)}) + "\n")
+    with rollout_service(model, folder / "service.log", rewards=(reward,), ready_seconds=READY_SECONDS) as url:
         command = [sys.executable, "-m", "solrl_trainer", "run"]
         command += ["--preset", f"{model}/sol_rl/{reward}", "--rollout-url", url, "--output", str(folder)]
         command += [part for setting in settings for part in ("--set", setting)]
@@ -100,18 +118,18 @@ def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> No
         timeout = max(0.0, until - time.monotonic()) if until < math.inf else None
         with (folder / "train.log").open("a") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True, timeout=timeout)
-    (folder / DEVICE).write_text(torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU")
 
 
 def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str], runs: Path, out: Path) -> None:
     """The table of all results, as JSON and Markdown, and the grids."""
     rows = [row(*pair, folder_of(pair, runs)) for pair in done]
+    devices = ", ".join(sorted({name for row in rows for name in row["devices"]}))
     (out / "pairs").mkdir(parents=True, exist_ok=True)
     (out / "all_pairs.json").write_text(json.dumps(rows, indent=1) + "\n")
     lines = [
         f"# `sol_rl`, {rows[0]['iterations']} iterations, every miniature with every reward",
         "",
-        f"Written by `python benchmarks/all_pairs.py` on {', '.join(sorted({r['device'] for r in rows}))}: the presets",
+        f"Written by `python benchmarks/all_pairs.py` on {devices}: the presets",
         f"with {', '.join(f'`{s}`' for s in settings)}.",
         f"{rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights.",
         "The gain of the trained reward is given in standard deviations of the base within a prompt, with its 95 %",
@@ -144,7 +162,7 @@ def row(model: str, reward: str, folder: Path) -> dict[str, Any]:
     return {
         "model": model,
         "reward": reward,
-        "device": (folder / DEVICE).read_text(),
+        "devices": note_of(folder)["devices"],
         "iterations": result["iterations"],
         "images": result["images"],
         "before": trained["before"],

@@ -23,7 +23,7 @@ from rollout_phase_report import render
 PARTS = ("cold", "adapter", "share", "phase")
 CANDIDATES, KEPT = 96, 24
 EXPLORE, REGENERATE = 6, 10
-PRUNED = ((2, 48), (2, 32), (4, 48))
+PRUNED = ((2, 48), (3, 48), (2, 32), (4, 48))
 """(after so many steps, how many are kept)."""
 RANK = 32
 

@@ -15,7 +15,7 @@ from torch import nn
 _IGNORED_SETTINGS = {"_name_or_path", "_diffusers_version", "transformers_version", "dtype", "torch_dtype"}
 
 _AT_ONCE = 4
-"""Threads for the parts of a backbone, and for the weights of each."""
+"""Threads for the parts of a backbone, and as many for the weights of each part."""
 
 
 def combined_digest(*parts: str) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -156,6 +157,28 @@ def test_checkpointing_computes_blocks_anew_and_changes_nothing_else(name: str) 
     assert equal(weights, again)
     assert logged == logged_again
     assert passes_again == 2 * passes
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_attention_of_cudnn_is_trained_through(backbone: Backbone, checkpointing: bool) -> None:
+    allowed: list[bool] = []
+
+    def seen(*_: Any) -> None:
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+
+    config = tiny_config(f"optimizer.checkpointing={checkpointing}")
+    policy, optimizer = make_policy(backbone, config)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    blocks = [block for name in backbone.blocks for block in backbone.transformer.get_submodule(name).children()]
+    hooks = [block.register_forward_pre_hook(seen) for block in blocks]
+    samples = make_samples(backbone)
+    allowed.clear()
+    train_on(samples, policy, backbone, optimizer, config, 0)
+    assert len(allowed) > 0
+    assert not any(allowed)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    for hook in hooks:
+        hook.remove()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

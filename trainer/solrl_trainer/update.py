@@ -17,7 +17,10 @@ from solrl_trainer.objectives.registry import find_objective
 from solrl_trainer.policy import Policy, require_finite
 
 _DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Not cuDNN's attention: of FLUX it returned gradients that are not a number (torch 2.11, H200)."""
+"""Not cuDNN's attention: of FLUX it returned gradients that are not a number (torch 2.11, H200).
+
+The choice is the process's: while the trainer updates, no other of its threads runs a model.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def train_on(
         total = 0.0
         for start in range(0, len(chunk), batch):
             part = slice(start, start + batch)
-            loss, shares = step.accumulate(chunk[part], at[part], len(chunk))
+            with sdpa_kernel(_DIFFERENTIABLE):
+                loss, shares = step.accumulate(chunk[part], at[part], len(chunk))
             total += loss
             require_finite(total, "the loss", where)
             figures.append({name: value * len(chunk) / len(index) for name, value in shares.items()})
@@ -153,8 +157,7 @@ class _Step:
             figures = {name: figure * share for name, figure in loss.figures.items()}
             return float(value.detach()), figures, torch.autograd.grad(value, policy.parameters)
 
-        with sdpa_kernel(_DIFFERENTIABLE):
-            done = side_by_side(gradients, range(len(parts)), device)
+        done = side_by_side(gradients, range(len(parts)), device)
         for _, _, gradient in done:
             for parameter, value in zip(policy.parameters, gradient, strict=True):
                 parameter.grad = value if parameter.grad is None else parameter.grad + value

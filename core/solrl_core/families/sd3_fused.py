@@ -59,7 +59,7 @@ class FusedBlock(nn.Module):
 def _joint_attention(attn: Any, x: Tensor | Quantized, text: Tensor | Quantized) -> tuple[Tensor, Tensor]:
     """Over image tokens [B, S, C] and text tokens [B, T, C] with a diffusers `Attention`, as they leave it.
 
-    In the last block nothing is projected of the text, which ends there.
+    In the last block the text's is left as it is: nobody takes it.
     """
     own = _heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x)
     other = _heads(attn, text_layers(attn), (attn.norm_added_q, attn.norm_added_k), text)

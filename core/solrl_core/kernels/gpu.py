@@ -147,6 +147,7 @@ def _norm_modulate_quantize(
         tl.store(total + to, rounded, inside)
         v = rounded.to(tl.float32)
     v = tl.where(inside, v - tl.sum(v, 0) / LENGTH, 0)
+    # A number comes from a compiled caller in double precision, which has no rsqrt.
     v *= tl.rsqrt(tl.sum(v * v, 0) / LENGTH + eps.to(tl.float32))
     s = tl.load(scale + image * scale_outer + at, inside, 0).to(tl.float32)
     t = tl.load(shift + image * shift_outer + at, inside, 0).to(tl.float32)

@@ -17,16 +17,15 @@ def operation(name: str, outputs: Callable[..., Any] | None = None) -> Callable[
 
     Args:
         name: the operation's.
-        outputs: makes the outputs without computing them; then torch does not look into the function, and gives it
-            its inputs with the strides that they had when it was compiled. A kernel that is passed strides needs
-            that: of a kernel that it sees, torch may lay out the inputs anew.
+        outputs: makes the outputs without computing them; then torch does not look into the function. What it saw
+            into, of `modulate`'s, computed other numbers once it was compiled (torch 2.11); why was not found.
     """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         if outputs is None and find_spec("triton"):
             return torch.library.triton_op(f"solrl::{name}", function, mutates_args=())
         defined = torch.library.custom_op(f"solrl::{name}", function, mutates_args=())
-        # On the meta device, too, it is its torch operations.
+        # Without `outputs` it is its torch operations on the meta device, too.
         defined.register_fake(outputs or function)
         return defined
 

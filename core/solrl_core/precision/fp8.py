@@ -125,7 +125,7 @@ class Fp8Linear(_Fp8, QuantLinear):
     arithmetic = "fp8"
 
     def forward(self, x: Tensor | Quantized) -> Tensor:
-        """`x` [..., in], for a layer scaled by row also quantised → [..., out] in `x`'s dtype."""
+        """`x` [..., in], for a layer scaled by row also quantised, after any activation → [..., out] in its dtype."""
         if not isinstance(x, Quantized):
             return super().forward(x)
         product = _product(x.codes.flatten(0, -2), x.scales.flatten(0, -2), self.weight, self.scale, self.bias)
@@ -140,7 +140,7 @@ def by_row(layers: Sequence[nn.Module]) -> TypeGuard[Sequence[Fp8Linear]]:
 def project(layers: Sequence[nn.Module], x: Tensor | Quantized) -> list[Tensor]:
     """What each layer makes of `x` [..., in]; where all are in FP8 by row, it is quantised once."""
     if by_row(layers) and not isinstance(x, Quantized):
-        layers[0]._require_no_gradient(x)
+        layers[0].require_no_gradient(x)
         codes, scales = quantize_rows(x, "")
         x = Quantized(codes.view(x.shape), scales.view(*x.shape[:-1], 1), x.dtype)
     return [layer(x) for layer in layers]

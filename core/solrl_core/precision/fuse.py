@@ -64,7 +64,7 @@ def modulate(x: Tensor, norm: Any, scale: Tensor, shift: Tensor, layers: Sequenc
         layers: all that is given the result.
     """
     if by_row(layers):
-        layers[0]._require_no_gradient(x)
+        layers[0].require_no_gradient(x)
         codes, scales = norm_modulate_quantize(x, scale, shift, norm.eps)
         return Quantized(codes, scales, x.dtype)
     modulated: Tensor = norm(x) * (1 + scale[:, None]) + shift[:, None]
@@ -88,7 +88,7 @@ def add_and_feed_forward(
     layers: list[nn.Module] = [feed_forward.net[0].proj]
     given: Tensor | Quantized
     if by_row(layers):
-        layers[0]._require_no_gradient(x)
+        layers[0].require_no_gradient(x)
         x, codes, scales = add_norm_modulate_quantize(x, out, gate, scale, shift, norm.eps)
         given = Quantized(codes, scales, x.dtype)
     else:

@@ -53,7 +53,7 @@ class _QuantLayer(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(values, self.weight.flatten(1), self.bias)
 
-    def _require_no_gradient(self, x: Tensor) -> None:
+    def require_no_gradient(self, x: Tensor) -> None:
         if torch.is_grad_enabled() and x.requires_grad:
             raise RuntimeError(
                 f"{type(self).__name__} is for inference and passes no gradient: "
@@ -88,7 +88,7 @@ class QuantLinear(_QuantLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` [B, ..., in] → [B, ..., out] in ``x``'s dtype."""
-        self._require_no_gradient(x)
+        self.require_no_gradient(x)
         return self._linear(x).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -115,7 +115,7 @@ class QuantPointwiseConv(_QuantLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` [B, in, H, W] → [B, out, H, W] in ``x``'s dtype."""
-        self._require_no_gradient(x)
+        self.require_no_gradient(x)
         # The matrix product is up to three times slower on a permuted view.
         return self._linear(x.movedim(1, -1).contiguous()).movedim(-1, 1).to(x.dtype)
 
