@@ -118,6 +118,48 @@ async def test_a_commit_that_is_sent_again_because_its_answer_was_lost_keeps_wha
     assert client.get("solrl:{tenant-a}:bytes") == str(info.size).encode()
 
 
+@pytest.fixture
+def slow_disk(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
+    """The disk has written nothing until `synced` is set. In place of WAITAOF, which a Redis before 7.2 has not."""
+
+    def waitaof(pipe: Pipeline, *_: int) -> Pipeline:
+        return pipe.eval("return {redis.call('EXISTS', 'synced'), 0}", 0)
+
+    monkeypatch.setattr(Pipeline, "waitaof", waitaof)
+    return client
+
+
+def changes(client: redis.Redis) -> int:
+    count: int = client.info("persistence")["rdb_changes_since_last_save"]
+    return count
+
+
+async def test_no_retry_is_acknowledged_before_the_disk_has_the_version(
+    redis_store: RedisAdapterStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "_durable", True)
+    info, body = adapter(0, None)
+    for _ in range(2):
+        before = changes(slow_disk)
+        problem = await refusal(redis_store.put(TENANT, info, body))
+        assert (problem.status, problem.kind) == (503, "store-unavailable")
+        assert "to its disk" in problem.detail
+        assert changes(slow_disk) > before, "WAITAOF waits for what its own connection wrote"
+    slow_disk.set("synced", 1)
+    assert await redis_store.put(TENANT, info, body) == (info, False)
+    assert await redis_store.get(TENANT, "run-a", 0) == (info, body)
+
+
+async def test_nor_is_a_push_that_its_own_retry_overtook(
+    overtaken: Overtaken, redis_store: RedisAdapterStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overtaken, "_durable", True)
+    info, body = adapter(0, None)
+    overtaken.rival = (redis_store, info, body)
+    problem = await refusal(overtaken.put(TENANT, info, body))
+    assert (problem.status, problem.kind) == (503, "store-unavailable")
+
+
 class Dying(RedisAdapterStore):
     """A client that dies between upload and commit."""
 

@@ -13,7 +13,7 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
 An upload writes its chunks under a fresh token, with an expiry. Then one script compares the head, makes the
 chunks permanent and writes the record that names the token. Chunks of uploads that lose or die expire.
 Redis must run with `maxmemory-policy noeviction`; its appendfsync decides what a crash may lose, and where the
-server has WAITAOF (7.2) a version is acknowledged only once it is on its disk.
+server has WAITAOF (7.2) a version is acknowledged, the first time and every other, only once it is on its disk.
 """
 
 import secrets
@@ -44,7 +44,7 @@ from solrl_rollout.store.base import (
     verify_put,
     verify_stored,
 )
-from solrl_rollout.store.scripts import COMMIT, DELETE, PIN, TELL
+from solrl_rollout.store.scripts import AGAIN, COMMIT, DELETE, PIN, TELL
 
 CHUNK_BYTES = 4 * 2**20
 UPLOAD_EXPIRY_S = 600
@@ -156,6 +156,7 @@ class RedisAdapterStore(AdapterStore):
             head, stored = await self._redis.hmget(keys.versions, ["head", str(info.version)])
             same = self._admit(info, head, stored)
             if same is not None:
+                await self._written(keys, info.version, stored)
                 return same, False
             record = Record(info=info, token=secrets.token_hex(8), chunks=-(-len(body) // CHUNK_BYTES))
             chunks = await self._upload(keys, record, body)
@@ -169,18 +170,11 @@ class RedisAdapterStore(AdapterStore):
                 info.run,
                 keys.blobs,
             ]
-            durable = await self._keeps_a_file()
-            # One pipeline, which is sent again as a whole if its connection breaks: WAITAOF waits for what its own
-            # connection wrote. The script itself rather than its digest, because a Redis that comes back knows none.
-            async with self._redis.pipeline(transaction=False) as pipe:
-                names = [keys.versions, keys.pins, keys.runs, keys.bytes, *chunks]
-                pipe.eval(COMMIT, len(names), *names, *arguments)
-                if durable:
-                    pipe.waitaof(1, 0, WAITAOF_MS)
-                (outcome, found, stored), *waited = await pipe.execute()
+            (outcome, found, stored), written = await self._run_script(
+                COMMIT, [keys.versions, keys.pins, keys.runs, keys.bytes, *chunks], arguments
+            )
             if outcome == b"stored":
-                if waited and not waited[0][0]:
-                    raise self._unavailable(f"it did not write the version to its disk within {WAITAOF_MS} ms")
+                self._require(written)
                 return info, True
             await self._redis.unlink(*chunks)
         if outcome == b"quota" and self.quota is not None:
@@ -188,6 +182,7 @@ class RedisAdapterStore(AdapterStore):
         if outcome == b"refused":
             same = self._admit(info, found or None, stored or None)
             if same is not None:
+                await self._written(keys, info.version, stored)
                 return same, False
         raise self._unavailable(f"the upload took over {UPLOAD_EXPIRY_S} seconds and expired, or was evicted")
 
@@ -314,6 +309,30 @@ class RedisAdapterStore(AdapterStore):
             chunk = view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
             await self._redis.set(key, chunk, ex=UPLOAD_EXPIRY_S)
         return chunks
+
+    async def _run_script(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, bool]:
+        """What a script answers, and whether what it wrote is on the server's disk, if the server can tell."""
+        durable = await self._keeps_a_file()
+        # One pipeline, which is sent again as a whole if its connection breaks: WAITAOF waits for what its own
+        # connection wrote. The script itself rather than its digest, because a Redis that comes back knows none.
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.eval(script, len(keys), *keys, *arguments)
+            if durable:
+                pipe.waitaof(1, 0, WAITAOF_MS)
+            answer, *waited = await pipe.execute()
+        return answer, not waited or bool(waited[0][0])
+
+    async def _written(self, keys: "Keys", version: int, record: bytes | str | None) -> None:
+        """Return once a version that is stored is on the server's disk: who stored it may have waited in vain."""
+        with self._reported():
+            if await self._keeps_a_file():
+                # Redis answers WAITAOF at once to a connection that wrote nothing itself.
+                _, written = await self._run_script(AGAIN, [keys.versions], [version, record])
+                self._require(written)
+
+    def _require(self, written: bool) -> None:
+        if not written:
+            raise self._unavailable(f"it did not write the version to its disk within {WAITAOF_MS} ms")
 
     async def _keeps_a_file(self) -> bool:
         """Whether the server has an append-only file and can tell when it is written."""

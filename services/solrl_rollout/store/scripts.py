@@ -74,6 +74,13 @@ return {'stored', version, ARGV[3]}
 """
 )
 
+AGAIN = """
+-- KEYS: the run's hash. ARGV: version, its record. Written again as it is, for WAITAOF to wait for; not if it went.
+if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+end
+"""
+
 DELETE = (
     _FORGET
     + """
