@@ -28,7 +28,7 @@ class Run:
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """key=value; may be given more than once."""
     output: Path | None = None
-    """Folder of metrics, checkpoints and report; runs/<model> by default."""
+    """Folder of metrics, checkpoints, report and LoRA for diffusers; runs/<model> by default."""
     run: str | None = None
     """Name of the run at the service."""
     iterations: int | None = None
@@ -184,6 +184,7 @@ def _run(command: Run) -> int:
     console = Console()
     console.print(result_table(summary))
     console.print(f"report: {resolved.config.output / 'report.html'}")
+    console.print(f"LoRA for diffusers: {resolved.config.output / 'lora.safetensors'}")
     return 0
 
 

@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from solrl_core.adapter import encode_for_diffusers
+from solrl_proto.problems import ProblemError
+
 from solrl_trainer import checkpoints
 from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import compare, verdicts
 from solrl_trainer.gallery import load_gallery, save_gallery
 from solrl_trainer.grid import write_grid
-from solrl_trainer.loop import Result, train
+from solrl_trainer.loop import Reporter, Result, train
 from solrl_trainer.progress import RichReporter
 from solrl_trainer.report import write_report
 from solrl_trainer.samples import BestAndWorst, best_and_worst
@@ -20,7 +23,9 @@ _SHOWN_EACH = 3
 
 
 def run(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
-    """Train, then write result.json, gallery, grid.png and report.html into the run's folder.
+    """Train, then write result.json, lora.safetensors, gallery, grid.png and report.html into the run's folder.
+
+    lora.safetensors holds the averaged weights, for `load_lora_weights` of the model's diffusers pipeline.
 
     Returns:
         What result.json holds.
@@ -38,7 +43,8 @@ def run(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
         reporter.note("writing the report")
         summary = summarize(config, result)
         (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
-        _save_images(config, result)
+        _export(config)
+        _save_images(config, result, reporter)
         gallery_grid(config.output)
         write_report(config.output)
     return summary
@@ -63,9 +69,15 @@ def gallery_grid(folder: Path) -> Path:
     return write_grid(load_gallery(folder), folder / "grid.png")
 
 
-def _save_images(config: RunConfig, result: Result) -> None:
+def _export(config: RunConfig) -> None:
+    found = checkpoints.latest(config.output / "checkpoints", config)
+    assert found is not None  # training ends with one
+    (config.output / "lora.safetensors").write_bytes(encode_for_diffusers(found.averaged))
+
+
+def _save_images(config: RunConfig, result: Result, reporter: Reporter) -> None:
     before, after = result.before, result.after
-    shown = _shown(config, result)
+    shown = _shown(config, result, reporter)
     save_gallery(
         config.output,
         prompts=result.prompts,
@@ -78,9 +90,17 @@ def _save_images(config: RunConfig, result: Result) -> None:
     )
 
 
-def _shown(config: RunConfig, result: Result) -> BestAndWorst | None:
-    """Some kept seeds of the last iteration; none where the recipe has no service, or nothing was left to do."""
+def _shown(config: RunConfig, result: Result, reporter: Reporter) -> BestAndWorst | None:
+    """Some kept seeds of the last iteration; none where the recipe has no service, or nothing was left to do.
+
+    Nor are there any where the service has not kept the version they were explored under, or is gone: a training that
+    is finished does not fail for its pictures.
+    """
     if result.gathered is None or config.explore.source != "service":
         return None
-    with RolloutClient(config.rollout_url, token=rollout_token()) as client:
-        return best_and_worst(result.gathered, client, config, prompts=_SHOWN_PROMPTS, each=_SHOWN_EACH)
+    try:
+        with RolloutClient(config.rollout_url, token=rollout_token()) as client:
+            return best_and_worst(result.gathered, client, config, prompts=_SHOWN_PROMPTS, each=_SHOWN_EACH)
+    except ProblemError as error:
+        reporter.note(f"the report does not show what was explored beside what was trained on: {error}")
+        return None

@@ -1,0 +1,167 @@
+"""A whole `sol_rl` run of each miniature with all four rewards, against a service that keeps one version a run."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from service_helpers import RunningService, running_service
+from solrl_core.families import load_backbone
+from solrl_core.families.load import locate
+from solrl_core.noise import initial_noise
+from solrl_core.sampler import solve
+from solrl_trainer import checkpoints, loop, runner
+from solrl_trainer.config import RunConfig
+from solrl_trainer.gallery import load_gallery
+from solrl_trainer.loop import Result
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.policy import CURRENT, Policy
+from solrl_trainer.presets import resolve
+from solrl_trainer.update import Samples
+from training_helpers import TINY
+
+REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
+TRAINED = {"mini-sana": "imagereward", "mini-sd3": "hpsv2", "mini-flux": "pickscore"}
+SMALL = (
+    *TINY,
+    *("iterations=1", "explore.prompts=2", "explore.candidates=8", "explore.keep=4", "explore.steps=2"),
+    *("regenerate.steps=2", "optimizer.updates=1", "optimizer.batch=8", "optimizer.learning_rate=1e-2"),
+    *("objective.timestep_fraction=0.5", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=2"),
+    "evaluate.fidelity_prompts=0",
+)
+PROMPT = "a red circle"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that came to its end: its settings, what it returned and said, and what it trained on."""
+
+    config: RunConfig
+    summary: dict[str, Any]
+    said: str
+    result: Result
+    samples: Samples
+
+    @property
+    def trained(self) -> str:
+        return TRAINED[self.config.model]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with running_service("--rewards", *REWARDS, "--retain", "1", model=list(TRAINED)) as running:
+        yield running
+
+
+T = TypeVar("T")
+
+
+def kept(function: Callable[..., T], seen: list[T]) -> Callable[..., T]:
+    """The function itself, whose answers are looked at."""
+
+    def called(*args: Any, **kwargs: Any) -> T:
+        seen.append(function(*args, **kwargs))
+        return seen[-1]
+
+    return called
+
+
+@pytest.fixture(scope="module", params=TRAINED)
+def finished(
+    request: pytest.FixtureRequest, service: RunningService, tmp_path_factory: pytest.TempPathFactory
+) -> Finished:
+    model, trained = request.param, TRAINED[request.param]
+    weights = ", ".join(f"{name}: {float(name == trained)}" for name in REWARDS)
+    config = resolve(
+        f"{model}/sol_rl/{trained}",
+        overrides=[*SMALL, f"rewards={{{weights}}}"],
+        arguments={"output": tmp_path_factory.mktemp("runs") / model, "run": model, "rollout_url": service.url},
+    ).config
+    results: list[Result] = []
+    samples: list[Samples] = []
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
+        patch.setattr(runner, "train", kept(runner.train, results))
+        patch.setattr(loop, "_samples", kept(loop._samples, samples))
+        summary = runner.run(config)
+    return Finished(config, summary, said.getvalue(), results[0], samples[0])
+
+
+def test_all_rewards_are_logged(finished: Finished) -> None:
+    lines = read_metrics(finished.config.output / "metrics.jsonl")
+    (iteration,) = (line for line in lines if line["event"] == "iteration")
+    assert iteration["rewards"].keys() == set(REWARDS)
+    assert len(set(iteration["rewards"].values())) == 4
+    evaluations = [line for line in lines if line["event"] == "evaluation"]
+    assert [line["version"] for line in evaluations] == [0, 1]
+    assert all(line["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded"} for line in evaluations)
+
+
+def test_the_trained_reward_alone_shapes_the_advantages(finished: Finished) -> None:
+    assert finished.result.gathered is not None
+    rewards = finished.result.gathered.made.rewards
+    assert rewards.keys() == set(REWARDS)
+
+    def advantages(name: str) -> torch.Tensor:
+        rows = rewards[name]
+        assert rows.shape == (2, 4)
+        means = torch.stack([row.sum() / 4 for row in rows])
+        deviation = ((rows - rows.mean()) ** 2).mean().sqrt()
+        return torch.cat([(row - mean) / (deviation + 1e-4) for row, mean in zip(rows, means, strict=True)])
+
+    assert torch.allclose(finished.samples.advantages, advantages(finished.trained), atol=1e-4)
+    for name in set(REWARDS) - {finished.trained}:
+        assert not torch.allclose(finished.samples.advantages, advantages(name), atol=1e-2), name
+
+
+def test_a_run_ends_with_result_and_report_though_the_service_kept_one_version(
+    finished: Finished, service: RunningService
+) -> None:
+    folder, run = finished.config.output, finished.config.run
+    held = service.client.get(f"/v1/runs/{run}/adapters").json()
+    assert [info["version"] for info in held["versions"]] == [1]
+    (note,) = (line for line in finished.said.splitlines() if line.startswith("the report does not show"))
+    assert "version 0" in note
+    assert json.loads((folder / "result.json").read_text()) == finished.summary
+    assert finished.summary["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded"}
+    gallery = load_gallery(folder)
+    assert (len(gallery.before), len(gallery.after), gallery.pairs, gallery.explored) == (2, 2, [], None)
+    assert (folder / "grid.png").stat().st_size > 1000
+    assert finished.config.preset in (folder / "report.html").read_text()
+
+
+@torch.no_grad()
+def test_the_exported_lora_gives_the_trained_policys_image_in_diffusers(finished: Finished) -> None:
+    config = finished.config
+    backbone = load_backbone(config.model, dtype=torch.float32)
+    found = checkpoints.latest(config.output / "checkpoints", config)
+    assert found is not None
+    rows, noise = backbone.encode([PROMPT]), initial_noise([3], backbone.latent_shape)
+
+    def image() -> torch.Tensor:
+        def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
+            return backbone.velocity(backbone.transformer, x, torch.tensor([sigma]), rows)
+
+        return backbone.decode(solve(velocity, noise, backbone.sigmas(2)))
+
+    base = image()
+    Policy(backbone, config.lora, config.seed).restore(CURRENT, found.averaged.tensors)
+    policys = image()
+
+    pipeline = DiffusionPipeline.from_pretrained(locate(config.model), dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.load_lora_weights(str(config.output), weight_name="lora.safetensors")
+    call: dict[str, Any] = {"num_inference_steps": 2, "guidance_scale": 1.0, "output_type": "pt"}
+    call |= {"height": backbone.height, "width": backbone.width}
+    call |= {"max_sequence_length": backbone.options.max_sequence_length}
+    if backbone.family == "sana":
+        call |= {"sigmas": backbone.sigmas(2)[:-1], "complex_human_instruction": [], "use_resolution_binning": False}
+    latents = pipeline._pack_latents(noise, *noise.shape) if backbone.family == "flux" else noise
+    theirs = pipeline(PROMPT, latents=latents, **call).images
+    assert float((theirs - policys).abs().max()) <= 1e-5
+    assert float((base - policys).abs().max()) > 1e-3
