@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from solrl_rollout.settings import Settings
 from solrl_trainer.config import RunConfig
-from solrl_trainer.presets import RECIPES, ConfigError, names, resolve
+from solrl_trainer.presets import ConfigError, names, resolve
 
 PRESET = "mini-sana/sol_rl/clipscore"
 PROGRAM = str(Path(sys.executable).parent / "solrl-train")
@@ -26,34 +26,6 @@ def test_every_preset_resolves(name: str) -> None:
 def test_the_miniatures_preset_is_there() -> None:
     assert PRESET in names()
     assert len(set(names())) == len(names())
-
-
-def test_what_no_layer_sets_is_the_papers() -> None:
-    config = resolve("sana/sol_rl/clipscore").config
-    assert (config.explore.prompts, config.explore.candidates, config.explore.keep, config.explore.steps) == (
-        48,
-        96,
-        24,
-        6,
-    )
-    assert config.regenerate.steps == 10
-    assert (config.lora.rank, config.lora.alpha, config.seed, config.guidance) == (32, 64, 42, 1.0)
-    optimizer, objective = config.optimizer, config.objective
-    assert (optimizer.learning_rate, optimizer.betas, optimizer.weight_decay, optimizer.eps) == (
-        3e-4,
-        (0.9, 0.999),
-        1e-4,
-        1e-8,
-    )
-    assert (optimizer.max_grad_norm, optimizer.updates, optimizer.batch) == (1.0, 1, 16)
-    assert (objective.beta, objective.adv_clip, objective.kl_weight, objective.global_std) == (1.0, 5.0, 1e-4, True)
-    assert (objective.timestep_fraction, objective.decay_rate, objective.decay_max, objective.ema) == (
-        0.6,
-        0.001,
-        0.5,
-        0.9,
-    )
-    assert (config.evaluate.steps, config.explore.precision) == (40, "nvfp4")
 
 
 def seeds_source(**layers: Any) -> tuple[int, str]:
@@ -243,16 +215,6 @@ def test_a_model_is_asked_for_by_the_name_that_the_service_gives_it(model: str, 
     config = resolve(PRESET, overrides=[f"model={model}"]).config
     assert config.model_name == served == Settings(model=(model,)).models[0].name
     assert resolve(PRESET, overrides=[f"model={model}", "served_as=other"]).config.model_name == "other"
-
-
-def test_recipes_differ_in_what_makes_the_trained_samples() -> None:
-    explore = {recipe: resolve(f"flux1/{recipe}/hpsv2").config.explore for recipe in RECIPES}
-    assert {recipe: (e.source, e.precision, e.steps, e.candidates, e.keep) for recipe, e in explore.items()} == {
-        "diffusionnft": ("local", "bf16", 10, 24, 24),
-        "naive_scaling": ("local", "bf16", 10, 96, 24),
-        "naive_quant": ("local", "nvfp4", 10, 96, 24),
-        "sol_rl": ("service", "nvfp4", 6, 96, 24),
-    }
 
 
 @pytest.mark.parametrize(
