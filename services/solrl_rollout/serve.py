@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 from collections.abc import Iterator
@@ -77,12 +78,17 @@ class EngineDiedError(RuntimeError):
     """The process has no engine any more; only a new process has one."""
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, which tells the service when it is to stop, and stops when the engine is dead."""
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, which on a signal goes on answering while accepted work is finished; until the engine is dead.
 
-    def __init__(self, config: uvicorn.Config, service: "Service") -> None:
+    uvicorn alone would close its doors first: whoever came then would find nobody, rather than be told why.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: "Service", grace: float) -> None:
         super().__init__(config)
         self._service = service
+        self._grace = grace
+        self._deadline = math.inf
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,20 +96,28 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         handled = (signal.SIGINT, signal.SIGTERM)
         for number in handled:
-            loop.add_signal_handler(number, self._stop, number)
+            loop.add_signal_handler(number, self._stop)
         try:
             yield
         finally:
             for number in handled:
                 loop.remove_signal_handler(number)
 
-    def _stop(self, number: int) -> None:
+    def _stop(self) -> None:
+        """Take in nothing new; a second time: wait for nothing."""
+        self.force_exit = self._service.draining
+        self._deadline = asyncio.get_running_loop().time() + (0 if self.force_exit else self._grace)
         self._service.draining = True
-        self.handle_exit(number, None)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop; asked ten times a second."""
-        return await super().on_tick(counter) or self._service.engine.dead
+        """Whether to close the doors; asked ten times a second."""
+        await super().on_tick(counter)
+        if not self._service.draining:
+            return self._service.engine.dead
+        left = max(0.0, self._deadline - asyncio.get_running_loop().time())
+        # For what is left then: answers that are still being taken.
+        self.config.timeout_graceful_shutdown = math.ceil(left)
+        return not self.server_state.tasks or not left or self._service.engine.dead
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
@@ -117,7 +131,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         _print_start(settings, app.state.service, address)
         config = _config(app, settings)
-        await _Server(config, app.state.service).serve([listener])
+        await DrainingServer(config, app.state.service, settings.drain_timeout).serve([listener])
         if app.state.service.engine.dead:
             raise EngineDiedError("the engine thread died; the log above says of what. Start the service again.")
 

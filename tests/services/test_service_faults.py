@@ -1,13 +1,17 @@
 """What a service does when a reward or Redis fails, and when it is told to stop."""
 
+import asyncio
 import json
+import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from redis_helpers import RedisServer, running_redis
 from service_helpers import (
     Layout,
@@ -19,6 +23,7 @@ from service_helpers import (
     scores,
 )
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
+from solrl_rollout.serve import DrainingServer, bind
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +85,25 @@ def test_without_redis_the_base_is_served_and_readiness_is_withdrawn(
     assert ask(frail, "clipscore").status_code == 200
 
 
+def wait_until_draining(service: RunningService) -> httpx.Response:
+    """Its answer to a new connection that asks whether it is ready."""
+    while True:
+        answer = httpx.get(f"{service.url}/health/ready")
+        if problem(answer)["kind"] == "draining":
+            return answer
+        time.sleep(0.05)
+
+
 def test_told_to_stop_it_finishes_what_it_accepted_and_takes_nothing_new(frail: RunningService) -> None:
     accepted = frail.send(rollout_request(count=120, steps=1))
     late = frail.send(rollout_request(count=1, steps=1), part=0.5)
     assert frail.client.get("/health/live").status_code == 200  # both were read by now
     frail.process.send_signal(signal.SIGTERM)
-    wait_until_closed(frail.port)
+    refused = wait_until_draining(frail)
+    assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
+    new = httpx.post(f"{frail.url}/v1/rollouts", json=rollout_request(count=1, steps=1))
+    assert (new.status_code, problem(new)["kind"]) == (503, "draining")
+    assert httpx.get(f"{frail.url}/health/live").status_code == 200
     status, headers, body = late.response()
     assert (status, json.loads(body)["type"]) == (503, "urn:solrl:problem:draining")
     assert int(headers["retry-after"]) >= 1
@@ -107,18 +125,33 @@ def test_what_is_not_finished_in_time_is_cut_off() -> None:
         assert b'"kind":"end"' not in left
 
 
+@pytest.mark.anyio
+async def test_a_second_signal_ends_it_at_once() -> None:
+    async def work(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    service: Any = SimpleNamespace(draining=False, engine=SimpleNamespace(dead=False))
+    config = uvicorn.Config(work, lifespan="off", log_config=None)
+    server, listener = DrainingServer(config, service, grace=600), bind("127.0.0.1", 0)
+    serving = asyncio.create_task(server.serve([listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    _, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    while not server.server_state.tasks:
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not service.draining:
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(60):
+        await serving
+    writer.close()
+
+
 def test_a_dead_engine_ends_the_process_so_that_another_is_started() -> None:
     with running_service("--rewards", "clipscore", "faulty_rewards:fatal", ends_with=2) as service:
         response = ask(service, "faulty_rewards:fatal")
         assert (response.status_code, problem(response)["kind"]) == (503, "engine-dead")
         assert service.process.wait(60) == 2
         assert "the engine thread died" in service.log.read_text()
-
-
-def wait_until_closed(port: int) -> None:
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except ConnectionRefusedError:
-            return
-        time.sleep(0.05)
