@@ -72,7 +72,7 @@ class Engine:
         return ready
 
     def submit(self, chunks: list[Chunk], *, admitted: bool = False) -> None:
-        """Queue a request's chunks; `admitted`: of a request that was let in before.
+        """Queue a request's chunks; `admitted`: what of a pruned request comes again.
 
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
@@ -92,6 +92,7 @@ class Engine:
         with self._wake:
             job.cancelled.set()
             dropped = self._queue.drop(lambda chunk: chunk.job is job)
+            self._queue.release(job.tenant, job)
         for chunk in dropped:
             chunk.done.cancel()
 

@@ -22,8 +22,16 @@ class Turn(Protocol):
         """Whose quota it counts against."""
 
     @property
+    def job(self) -> Hashable:
+        """What it is a part of."""
+
+    @property
     def candidates(self) -> int:
         """What it counts against the limit."""
+
+    @property
+    def returning(self) -> int:
+        """How many of them come again once it was made; their room is kept."""
 
     @property
     def cost(self) -> int:
@@ -34,7 +42,10 @@ T = TypeVar("T", bound=Turn)
 
 
 class QueueFull(Exception):  # noqa: N818
-    """The items do not fit; none was taken in. `waiting` candidates do, of `limit`; of one tenant, or of all."""
+    """The items do not fit; none was taken in. `waiting` candidates do, of `limit`; of one tenant, or of all.
+
+    Those that are to come again count as waiting.
+    """
 
     def __init__(self, waiting: int, limit: int, tenant: str | None) -> None:
         super().__init__(waiting, limit, tenant)
@@ -55,6 +66,7 @@ class FairQueue(Generic[T]):
         self.candidates = 0
         self.cost = 0
         self.by_tenant: Counter[str] = Counter()
+        self._kept: Counter[tuple[str, Hashable]] = Counter()
         self._turn = turn
         self._waiting: dict[Run, deque[T]] = {}
         self._served: dict[Run, int] = {}
@@ -68,7 +80,7 @@ class FairQueue(Generic[T]):
 
         Args:
             items: in the order in which they are to run.
-            admitted: they go on with work that was let in before: they are let in again, before the run's others.
+            admitted: they come again, into the room that was kept for them, before the run's others.
 
         Raises:
             QueueFull: they do not all fit.
@@ -90,6 +102,7 @@ class FairQueue(Generic[T]):
         if admitted:
             for item in reversed(items):
                 self._waiting[item.run].appendleft(item)
+                self._keep(item, -item.candidates)
 
     def take(self) -> T | None:
         """The next item, or None when nothing waits."""
@@ -101,6 +114,7 @@ class FairQueue(Generic[T]):
         if not self._waiting[run]:
             del self._waiting[run]
         self._count(item, -1)
+        self._keep(item, item.returning)
         self._last, self._clock = run, self._served[run]
         self._served[run] += item.cost
         if self._waiting:
@@ -120,6 +134,10 @@ class FairQueue(Generic[T]):
             for item in dropped:
                 self._count(item, -1)
         return dropped
+
+    def release(self, tenant: str, job: Hashable) -> None:
+        """Keep no room for a job any more: nothing of it comes again."""
+        self._kept.pop((tenant, job), None)
 
     def heads(self) -> list[T]:
         """The next item of each run."""
@@ -145,11 +163,18 @@ class FairQueue(Generic[T]):
         asked = Counter[str]()
         for item in items:
             asked[item.tenant] += item.candidates
-        if self.candidates + asked.total() > self.limit:
-            raise QueueFull(self.candidates, self.limit, None)
+        taken = self.candidates + self._kept.total()
+        if taken + asked.total() > self.limit:
+            raise QueueFull(taken, self.limit, None)
         for tenant, candidates in asked.items():
-            if self.by_tenant[tenant] + candidates > self.tenant_limit:
-                raise QueueFull(self.by_tenant[tenant], self.tenant_limit, tenant)
+            taken = self.by_tenant[tenant] + sum(kept for (whose, _), kept in self._kept.items() if whose == tenant)
+            if taken + candidates > self.tenant_limit:
+                raise QueueFull(taken, self.tenant_limit, tenant)
+
+    def _keep(self, item: T, room: int) -> None:
+        self._kept[item.tenant, item.job] += room
+        if not self._kept[item.tenant, item.job]:
+            del self._kept[item.tenant, item.job]
 
     def _count(self, item: T, sign: int) -> None:
         self.candidates += sign * item.candidates

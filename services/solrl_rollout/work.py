@@ -79,6 +79,8 @@ class Chunk:
     """Where they go on; None from their noise."""
     until: int | None = None
     """Steps behind them at its end; None for all."""
+    returning: int = 0
+    """How many of them may go on after that, in chunks of their own."""
     done: Future[Scored] = field(default_factory=Future)
     queued: float = field(default_factory=time.monotonic)
 
@@ -111,8 +113,14 @@ class Chunk:
 
 def split(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
     """The request's chunks, a list for each prompt; up to the pruning where the plan has one."""
-    until = job.plan.prune.after if job.plan.prune else None
+    prune = job.plan.prune
+
+    def chunk(prompt: PromptItem, seeds: Sequence[int], start: int) -> Chunk:
+        part = seeds[start : start + CHUNK]
+        if prune is None:
+            return Chunk(job, prompt, part)
+        return Chunk(job, prompt, part, until=prune.after, returning=min(max(prune.keep - start, 0), len(part)))
+
     return [
-        [Chunk(job, prompt, seeds[start : start + CHUNK], until=until) for start in range(0, len(seeds), CHUNK)]
-        for prompt, seeds in request.groups()
+        [chunk(prompt, seeds, start) for start in range(0, len(seeds), CHUNK)] for prompt, seeds in request.groups()
     ]

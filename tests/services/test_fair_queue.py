@@ -1,6 +1,8 @@
 """Runs take turns by cost; the queue is bounded; what is dropped leaves no trace."""
 
+import contextlib
 import itertools
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +16,7 @@ class Item:
     steps: int = 1
     job: str = ""
     tenant: str = "t"
+    returning: int = 0
 
     @property
     def cost(self) -> int:
@@ -118,12 +121,47 @@ def test_a_tenant_has_a_bound_of_its_own() -> None:
     assert queue.candidates == 10
 
 
-def test_what_goes_on_is_let_in_though_the_queue_is_full() -> None:
-    queue = queue_of(Item("a", 6), limit=6)
-    going_on = [Item("a", 2), Item("a", 1)]
-    queue.put(going_on, admitted=True)
-    assert queue.candidates == 9
-    assert [queue.take(), queue.take()] == going_on
+def test_what_comes_again_has_its_room_kept_and_goes_first() -> None:
+    queue = queue_of(Item("a", 4, returning=2), Item("a", 2, returning=1), limit=6)
+    queue.take()
+    with pytest.raises(QueueFull) as full:
+        queue.put([Item("b", 3)])
+    assert (full.value.waiting, full.value.limit) == (4, 6)
+    queue.put([Item("a", 2, job="other")])
+    queue.take()
+    again = [Item("a", 2), Item("a", 1)]
+    queue.put(again, admitted=True)
+    assert queue.candidates == 5
+    assert [queue.take(), queue.take()] == again
+    queue.put([Item("b", 4)])
+    assert queue.candidates == queue.limit
+
+
+def test_room_that_is_kept_counts_for_its_tenant_until_the_job_ends() -> None:
+    queue = queue_of(Item("a", 6, returning=6, job="pruned"), limit=100, tenant_limit=6)
+    queue.take()
+    queue.put([Item("b", 6, tenant="other")])
+    with pytest.raises(QueueFull) as full:
+        queue.put([Item("a", 1)])
+    assert (full.value.waiting, full.value.tenant) == (6, "t")
+    queue.release("t", "pruned")
+    queue.put([Item("a", 6)])
+
+
+def test_no_order_of_pruned_work_exceeds_the_bound() -> None:
+    queue, draw = queue_of(limit=50), random.Random(1)
+    running: list[Item] = []
+    for job in map(str, range(2000)):
+        with contextlib.suppress(QueueFull):
+            count = draw.randint(1, 20)
+            queue.put([Item("a", count, job=job, returning=draw.randint(0, count))])
+        if draw.random() < 0.9 and (item := queue.take()) is not None and item.returning:
+            running.append(item)
+        if running and draw.random() < 0.3:
+            ended = running.pop(draw.randrange(len(running)))
+            queue.put([Item("a", ended.returning, job=ended.job)], admitted=True)
+        assert queue.candidates <= queue.limit
+    assert running
 
 
 def test_a_turn_is_several_items_in_a_row() -> None:

@@ -9,7 +9,8 @@ from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.selection import best_worst
-from solrl_proto.rollouts import RolloutAnswer
+from solrl_proto.rollouts import RolloutAnswer, RolloutRequest
+from solrl_rollout.work import Job, split
 
 COUNT, STEPS, AFTER, KEEP = 40, 4, 2, 10
 TEXT = "a red circle and a blue square"
@@ -64,6 +65,17 @@ def test_keeping_more_than_there_are_prunes_nothing(service: RunningService) -> 
     for before, after in zip(whole.groups, pruned.groups, strict=True):
         assert after.pruned == (False,) * COUNT
         assert torch.allclose(torch.tensor(before.scores), torch.tensor(after.scores), atol=1e-4)
+
+
+@pytest.mark.parametrize("keep", [2, 24, 30, 1000])
+def test_as_much_room_is_kept_as_survivors_come_back(keep: int) -> None:
+    body = rollout_request(prompts=["a", "b"], count=COUNT, steps=STEPS)
+    body["plan"]["prune"] = {"after": AFTER, "keep": keep}
+    request = RolloutRequest.model_validate(body)
+    job = Job("t", "a", "mini-sana", None, "bf16", request.plan, ("clipscore",), images=False)
+    for chunks in split(request, job):
+        assert sum(chunk.returning for chunk in chunks) == min(keep, COUNT)
+        assert all(chunk.returning <= chunk.candidates for chunk in chunks)
 
 
 @pytest.mark.parametrize(
