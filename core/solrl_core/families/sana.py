@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free
 from solrl_core.families.sana_fused import FusedFeedForward, FusedLinearAttention
+from solrl_core.families.sana_native import from_native, is_native
 from solrl_core.precision import LayerPolicy
 from solrl_core.sampler import unshifted_sigmas
 
 PIPELINE = "SanaPipeline"
-_WEIGHTS = "diffusion_pytorch_model.safetensors"
+_STEM = "diffusion_pytorch_model"
+_WEIGHTS = f"{_STEM}.safetensors"
 _POINTWISE = re.compile(r"\.ff\.conv_(inverted|point)\.weight$")
 
 
@@ -39,11 +40,14 @@ class Sana(PipelineBackbone):
 
     @classmethod
     def components(cls, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
-        """The transformer, where its feed-forward was saved as linear layers."""
-        files = _weight_files(folder / "transformer")
-        if not any(_has_linear_feed_forward(file) for file in files):
+        """The transformer, where its feed-forward was saved as linear layers, or it has its authors' own names.
+
+        A file of these, such as SANA_LinearFFN.pth, is also found under another name than diffusers'.
+        """
+        files = _weight_files(folder / "transformer") or _other_files(folder / "transformer")
+        if not any(_is_our_business(file) for file in files):
             return {}
-        return {"transformer": _transformer_of_linear_feed_forward(folder / "transformer", files, dtype)}
+        return {"transformer": _transformer(folder / "transformer", files, dtype)}
 
     def fuse(self, transformer: nn.Module) -> None:
         """Feed-forwards with one kernel between their two products; self-attention's input quantised once."""
@@ -105,26 +109,51 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / _WEIGHTS] if (folder / _WEIGHTS).is_file() else []
 
 
-def _has_linear_feed_forward(file: Path) -> bool:
+def _other_files(folder: Path) -> list[Path]:
+    """The one file of weights of another name than diffusers'; none if there is none.
+
+    Raises:
+        ValueError: there are several.
+    """
+    found = sorted(
+        path
+        for path in folder.glob("*")
+        if path.suffix in (".pth", ".pt", ".safetensors") and not path.name.startswith(_STEM)
+    )
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ValueError(f"{folder} holds {names}; expected {_WEIGHTS}, or one file of SANA's own tensors")
+    return found
+
+
+def _is_our_business(file: Path) -> bool:
+    if file.suffix != ".safetensors":
+        return True
     with safe_open(file, framework="pt") as weights:
-        shapes = [weights.get_slice(key).get_shape() for key in weights.keys() if _POINTWISE.search(key)]  # noqa: SIM118
-    return any(len(shape) == 2 for shape in shapes)
+        names = list(weights.keys())
+        shapes = [weights.get_slice(name).get_shape() for name in names if _POINTWISE.search(name)]
+    return not file.name.startswith(_STEM) or is_native(names) or any(len(shape) == 2 for shape in shapes)
 
 
-def _transformer_of_linear_feed_forward(folder: Path, files: Sequence[Path], dtype: torch.dtype) -> nn.Module:
-    """SANA's transformer with weights whose 1×1 convolutions were saved as the linear layers [out, in] they are.
+def _transformer(folder: Path, files: Sequence[Path], dtype: torch.dtype) -> nn.Module:
+    """SANA's transformer with weights of its authors' names, or whose 1×1 convolutions were saved as linear layers.
 
-    RuntimeError where the files hold other tensors than the configuration asks for.
+    Raises:
+        RuntimeError, ValueError: the files hold other tensors than the configuration asks for.
     """
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
     from diffusers import SanaTransformer2DModel
 
-    weights = {}
-    for file in files:
-        for key, weight in load_file(file).items():
-            pointwise = _POINTWISE.search(key) and weight.ndim == 2
-            weights[key] = (weight[..., None, None] if pointwise else weight).to(dtype)
+    from solrl_core.rewards.loading import read_checkpoint
+
     with init_empty_weights(include_buffers=False):
         transformer: nn.Module = SanaTransformer2DModel.from_config(SanaTransformer2DModel.load_config(folder))
+    weights = {key: weight for file in files for key, weight in read_checkpoint(str(file)).items()}
+    if is_native(weights):
+        expected = {key: tuple(weight.shape) for key, weight in transformer.state_dict().items()}
+        weights = from_native(weights, expected, ", ".join(str(file) for file in files))
+    for key, weight in weights.items():
+        pointwise = _POINTWISE.search(key) and weight.ndim == 2
+        weights[key] = (weight[..., None, None] if pointwise else weight).to(dtype, copy=True)
     transformer.load_state_dict(weights, assign=True)
     return transformer

@@ -104,7 +104,7 @@ def hub_file(repository: str, name: str, option: str) -> str:
 
 
 def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
-    """Tensors by name of a .safetensors or torch file, bare or under "state_dict"; pickled code is never run.
+    """Tensors by name of a .safetensors or torch file, bare or under "state_dict" or "model"; no pickled code is run.
 
     Raises:
         OSError: no such file.
@@ -124,11 +124,12 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
     except Exception as error:  # torch and safetensors have errors of many kinds for files that are something else
         why = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{path!r} is not a checkpoint of plain tensors: {why}") from error
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]
+    for key in ("state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
     if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise ValueError(
-            f"{path!r} holds {type(found).__name__}; expected tensors by name, alone or under 'state_dict'"
+            f"{path!r} holds {type(found).__name__}; expected tensors by name, alone or under 'state_dict' or 'model'"
         )
     return dict(found)
 
