@@ -99,9 +99,10 @@ class Service:
             plan=request.plan,
         )
         logs.note(run=job.run, model=job.model)
+        head = await self.store.head(caller.tenant, ref.run) if ref else None
         rollout = Rollout(request, job, served, self.engine)
         if ref is not None:
-            self.telemetry.served(caller.tenant, ref.run, ref.version)
+            self.telemetry.served(caller.tenant, ref.run, ref.version, head)
         return rollout
 
 

@@ -114,15 +114,17 @@ class Telemetry:
         self._pushes.labels(tenant).inc()
         self._bytes.labels(tenant).inc(size)
         with self._lock:
-            known = self._run(tenant, run)
-            known.head = max(version, known.head or 0)
+            self._run(tenant, run).head = version
 
-    def served(self, tenant: str, run: str, version: int, head: int | None = None) -> None:
-        """A request was served by `version` of a run whose newest is `head` (None: the newest pushed here)."""
+    def deleted(self, tenant: str, run: str) -> None:
+        """A run was deleted; the next one of its name begins anew."""
+        self.served(tenant, run, None, None)
+
+    def served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
+        """A request was served by `version` of a run whose newest is `head`; None where there is none any more."""
         with self._lock:
             known = self._run(tenant, run)
-            known.served = version
-            known.head = max(head if head is not None else version, known.head or 0)
+            known.served, known.head = version, head
 
     def reward_error(self, reward: str) -> None:
         """A reward failed on a chunk."""

@@ -38,7 +38,7 @@ def telemetry() -> Telemetry:
     made.chunk_done("a", "demo", "mini", "nvfp4", candidates=24, steps=6, generate=3.0, reward=0.5)
     made.switched("mini", "nvfp4", 0.25)
     made.pushed("a", "demo", 7, 1000)
-    made.served("a", "demo", 5)
+    made.served("a", "demo", 5, head=7)
     made.reward_error("hpsv2")
     made.out_of_memory("mini", "nvfp4")
     made.request("/v1/models", "GET", 200, 0.002)
@@ -89,10 +89,20 @@ def test_work_without_a_run_has_a_share_and_no_lag() -> None:
     assert labelled(samples, "solrl_adapter_lag_versions") == {}
 
 
-def test_the_head_may_be_told_by_the_store() -> None:
+def test_the_lag_follows_the_store_ahead_and_back() -> None:
+    def lag() -> dict[tuple[str, ...], float]:
+        return labelled(read(telemetry.exposition().decode()), "solrl_adapter_lag_versions")
+
     telemetry = Telemetry()
     telemetry.served("a", "demo", 3, head=9)
-    assert labelled(read(telemetry.exposition().decode()), "solrl_adapter_lag_versions") == {("demo", "a"): 6.0}
+    assert lag() == {("demo", "a"): 6.0}
+    telemetry.served("a", "demo", 3, head=4)
+    assert lag() == {("demo", "a"): 1.0}
+    telemetry.deleted("a", "demo")
+    assert lag() == {}
+    telemetry.pushed("a", "demo", 0, 1)
+    telemetry.served("a", "demo", 0, head=0)
+    assert lag() == {("demo", "a"): 0.0}
 
 
 def test_a_service_counts_its_requests(guarded: Guarded) -> None:

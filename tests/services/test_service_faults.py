@@ -24,6 +24,8 @@ from service_helpers import (
 )
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.serve import DrainingServer, bind
+from solrl_rollout.store.redis import RedisAdapterStore
+from store_helpers import adapter
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,23 @@ def test_adapters_are_served_from_redis(frail: RunningService, layout: Layout) -
     assert frail.push("kept", 1, body).status_code == 201
     assert frail.client.get("/v1/runs/kept/adapters/1/weights").content == body
     assert scores(frail.rollout(adapter=("kept", 1))) != scores(frail.rollout())
+
+
+def test_the_lag_counts_versions_that_came_through_others(frail: RunningService, redis_server: RedisServer) -> None:
+    async def push_past_it() -> None:
+        replica = RedisAdapterStore(redis_server.url)
+        await replica.put("local", *adapter(5, 1, run="kept", model="mini-sana"))
+        await replica.close()
+
+    def lag() -> str:
+        name = 'solrl_adapter_lag_versions{run="kept",tenant="local"}'
+        return next(line for line in frail.client.get("/metrics").text.splitlines() if line.startswith(name)).split()[1]
+
+    assert frail.rollout(adapter=("kept", 1))
+    assert lag() == "0.0"
+    asyncio.run(push_past_it())
+    assert frail.rollout(adapter=("kept", 1))
+    assert lag() == "4.0"
 
 
 def test_a_reward_that_fails_is_named_and_others_go_on(frail: RunningService) -> None:

@@ -27,6 +27,8 @@ async def test_what_is_put_is_got(store: AdapterStore) -> None:
     assert await store.put(TENANT, info, body) == (info, True)
     assert await store.get(TENANT, "run-a", 0) == (info, body)
     assert await store.info(TENANT, "run-a", 0) == info
+    assert await store.head(TENANT, "run-a") == 0
+    assert await store.head(TENANT, "nobody") is None
     held = await store.list(TENANT, "run-a")
     assert (held.run, held.head, held.versions) == ("run-a", 0, (info,))
 

@@ -19,3 +19,4 @@ async def list_runs(service: ServiceDep, caller: CallerDep) -> RunList:
 async def delete_run(service: ServiceDep, caller: CallerDep, run: RunName) -> None:
     """Delete a run's adapters. Work that was accepted under them is finished."""
     await service.store.delete(caller.tenant, run)
+    service.telemetry.deleted(caller.tenant, run)

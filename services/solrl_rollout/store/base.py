@@ -61,6 +61,10 @@ class AdapterStore(ABC):
         """Return what is stored under a version. Raises 404 as `get` does."""
 
     @abstractmethod
+    async def head(self, tenant: str, run: str) -> int | None:
+        """Return the run's newest version; None if there is no such run."""
+
+    @abstractmethod
     async def list(self, tenant: str, run: str) -> AdapterList:
         """Return the run's head, pins and all its versions, oldest first. Raises 404 `run-not-found`."""
 

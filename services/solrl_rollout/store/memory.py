@@ -69,6 +69,9 @@ class MemoryAdapterStore(AdapterStore):
     async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
         return self._find(tenant, run, version)[0]
 
+    async def head(self, tenant: str, run: str) -> int | None:
+        return max(self._tenants[tenant].get(run, _Run()).versions, default=None)
+
     async def list(self, tenant: str, run: str) -> AdapterList:
         held = self._tenants[tenant].get(run)
         if held is None:

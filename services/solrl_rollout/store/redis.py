@@ -205,6 +205,11 @@ class RedisAdapterStore(AdapterStore):
     async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
         return (await self._record(self._keys(tenant, run), run, version)).info
 
+    async def head(self, tenant: str, run: str) -> int | None:
+        with self._reported():
+            head = await self._redis.hget(self._keys(tenant, run).versions, "head")
+        return None if head is None else int(head)
+
     async def list(self, tenant: str, run: str) -> AdapterList:
         keys = self._keys(tenant, run)
         with self._reported():
