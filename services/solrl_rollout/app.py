@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import StreamLine
+from solrl_proto.status import IterationReport
 from starlette.types import ASGIApp
 
 from solrl_rollout import problems
@@ -83,8 +84,10 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         described = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schemas = described["components"]["schemas"]
         schemas["Problem"] = Problem.model_json_schema()
-        line = TypeAdapter(StreamLine).json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= {**line.pop("$defs"), **schemas, "StreamLine": line}
+        unnamed: dict[str, Any] = {"StreamLine": StreamLine, "IterationReport": IterationReport}
+        for name, kind in unnamed.items():
+            schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= {**schema.pop("$defs"), **schemas, name: schema}
         described["components"]["securitySchemes"] = {"bearer": _BEARER}
         for path, methods in described["paths"].items():
             for method, operation in methods.items():

@@ -21,15 +21,18 @@ TOLD = {"iteration": 0, "version": 1, "explored_version": 0, "score": {"mean": 0
 TOLD |= {"proxy_mean": 0, "loss": 0}
 """An iteration, as a trainer tells it."""
 OF_RUNS = [operation for operation in GUARDED if "{run}" in operation[1]]
+PUSH = ("PUT", "/v1/runs/{run}/adapters/{version}")
 
 
 def filled(path: str, run: str = "secret", version: int = 0) -> str:
     return path.replace("{run}", run).replace("{version}", str(version))
 
 
-def ask(guarded: Guarded, method: str, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
+def ask(
+    guarded: Guarded, method: str, path: str, token: str | None, query: str = f"?model={MODEL}"
+) -> tuple[int, dict[str, str], bytes]:
     """The answer to a head that announces a large body, none of which is sent."""
-    head = f"{method} {filled(path)}?model={MODEL} HTTP/1.1\nHost: localhost\nContent-Length: 500000000"
+    head = f"{method} {filled(path)}{query} HTTP/1.1\nHost: localhost\nContent-Length: 500000000"
     if token is not None:
         head += f"\nAuthorization: Bearer {guarded.tokens.get(token, token)}"
     return raw(guarded.service.port, head)
@@ -85,7 +88,7 @@ def test_the_wrong_scope_gets_403_before_it_sends_a_body(guarded: Guarded, metho
 @pytest.mark.parametrize(("method", "path"), OF_RUNS)
 def test_another_tenants_run_is_not_there(guarded: Guarded, layout: Layout, method: str, path: str) -> None:
     assert push(guarded, "push", "secret", adapter_file(layout, 1)).status_code in (200, 201)
-    if method == "PUT" and path.endswith("{version}"):  # it makes a run of the same name of its own, which is another
+    if (method, path) == PUSH:  # it makes a run of the same name of its own, which is another
         assert push(guarded, "b", "secret", adapter_file(layout, 2)).status_code in (200, 201)
         mine = guarded.service.client.get(filled(path), headers=guarded.headers("a")).json()
         theirs = guarded.service.client.get(filled(path), headers=guarded.headers("b")).json()
@@ -100,6 +103,16 @@ def test_another_tenants_run_is_not_there(guarded: Guarded, layout: Layout, meth
     nobody = guarded.service.client.request(method, filled(path, run="nobody"), headers=guarded.headers("b"), json=body)
     assert (theirs_answer.status_code, problem(theirs_answer)["kind"]) == (404, "run-not-found")
     assert theirs_answer.text.replace("private", "nobody") == nobody.text
+
+
+@pytest.mark.parametrize(("method", "path"), [one for one in OF_RUNS if one != PUSH])
+def test_another_tenants_run_is_404_before_a_body_is_sent(
+    guarded: Guarded, layout: Layout, method: str, path: str
+) -> None:
+    push(guarded, "push", "secret", adapter_file(layout, 1))
+    guarded.service.client.delete("/v1/runs/secret", headers=guarded.headers("b"))
+    status, _, body = ask(guarded, method, path, "b", query="")
+    assert (status, json.loads(body)["type"]) == (404, "urn:solrl:problem:run-not-found")
 
 
 def test_another_tenants_adapter_cannot_be_explored_with(guarded: Guarded, layout: Layout) -> None:

@@ -7,7 +7,9 @@ import io
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from PIL import Image, UnidentifiedImageError
+from pydantic import ValidationError
 from solrl_proto.identifiers import Message, RunName
 from solrl_proto.problems import ProblemError
 from solrl_proto.status import THUMBNAIL_SIDE, IterationReport, RunDetail, Samples, StatusAnswer
@@ -15,10 +17,15 @@ from solrl_proto.status import THUMBNAIL_SIDE, IterationReport, RunDetail, Sampl
 from solrl_rollout import board
 from solrl_rollout.curves import detail
 from solrl_rollout.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.store.base import not_found
 
 router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
 
 _WORTH_PACKING = 1024
+_REPORT = {
+    "required": True,
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/IterationReport"}}},
+}
 
 
 @router.get("/status", response_model=StatusAnswer)
@@ -37,9 +44,16 @@ async def get_iterations(request: Request, service: ServiceDep, caller: CallerDe
     return packed(request, RunDetail(run=run, curve=detail(points), samples=samples))
 
 
-@router.post("/runs/{run}/iterations", status_code=204)
-async def add_iteration(service: ServiceDep, caller: CallerDep, run: RunName, body: IterationReport) -> None:
+@router.post("/runs/{run}/iterations", status_code=204, openapi_extra={"requestBody": _REPORT})
+async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> None:
     """Tell what an iteration came to; told again, it replaces itself and all after it."""
+    # FastAPI reads a body that is a parameter before anything else; whose run it is shows in the head.
+    if await service.store.head(caller.tenant, run) is None:
+        raise not_found(run, 0, None, ())
+    try:
+        body = IterationReport.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestValidationError([one | {"loc": ("body", *one["loc"])} for one in error.errors()]) from error
     if body.samples is not None:
         _check_thumbnails(body.samples)
     await service.store.add_iteration(caller.tenant, run, body)
