@@ -1,8 +1,11 @@
 """Heads and bodies larger than they may be, and names that mean something to a file system."""
 
 import contextlib
+import ctypes
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,3 +187,28 @@ def test_odd_names_are_refused_and_reach_nothing(watched: Guarded, name: str) ->
             assert json.loads(body)["status"] == status
     assert {path: path.stat().st_mtime_ns for path in watched.file.parent.rglob("*")} == before
     assert watched.service.client.get("/v1/runs", headers=watched.headers("a")).status_code in (200, 404)
+
+
+_KEEPS = """
+import ctypes
+from solrl_rollout.serve import fix_malloc
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")]
+    _fields_ += [(name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype, libc.malloc.restype, libc.malloc.argtypes = Info, ctypes.c_void_p, [ctypes.c_size_t]
+fix_malloc()
+before = libc.mallinfo2().hblks
+libc.malloc(30 * 2**20)
+libc.malloc(33 * 2**20)
+print(libc.mallinfo2().hblks - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not glibc, or an old one")
+def test_what_malloc_keeps_does_not_depend_on_what_was_freed() -> None:
+    """Only blocks beyond the fixed threshold are mapped of their own, whose end would raise one that is not fixed."""
+    done = subprocess.run([sys.executable, "-c", _KEEPS], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
