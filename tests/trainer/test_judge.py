@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from solrl_minis import catalog
+from solrl_trainer.cli import main
 from solrl_trainer.judge import judge
 from solrl_trainer.presets import resolve
 from solrl_trainer.runner import run
@@ -46,18 +48,42 @@ def test_the_command_judges_by_other_rewards(finished: Path) -> None:
         assert grid.width > 400
 
 
+def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit code of `solrl-train evaluate`, in this process, and the last line of what it said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["solrl-train", "evaluate", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return int(end.value.code or 0), capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "holds no run"),
         (["RUN", "--prompts", "0"], "got --prompts 0; expected at least 1"),
         (["RUN", "--rewards", "beauty"], "got reward 'beauty'; expected one of"),
+        (["RUN", "--set", "solver=dpm2"], "got --set solver=…; an evaluation can set reward_options and device alone"),
+        (["RUN", "--set", "reward_options=3"], "setting reward_options (from --set): got 3"),
+        (["RUN", "--set", "reward_options={hpsv2: {}}"], "got options for rewards ['hpsv2']; expected some of"),
     ],
 )
-def test_what_it_cannot_do_is_told(finished: Path, arguments: list[str], message: str) -> None:
-    given = [str(finished) if value == "RUN" else value for value in arguments]
-    done = subprocess.run([PROGRAM, "evaluate", *given], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("solrl-train: ")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_what_it_cannot_do_is_told(
+    finished: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, last = said_by(capsys, *(str(finished) if value == "RUN" else value for value in arguments))
+    assert code == 2
+    assert last.startswith("solrl-train: ")
+    assert message in last
+
+
+def test_a_reward_that_the_run_did_not_have_takes_options(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PickScore's arithmetic on CLIPScore's weights: exp(scale)·cos / 26 in the place of / 100."""
+    options = f"reward_options={{pickscore: {{model: {catalog.WEIGHTS / 'mini-clip'}, batch_size: 1}}}}"
+    code, _ = said_by(capsys, str(finished), "--rewards", "clipscore", "pickscore", "--set", options)
+    assert code == 0
+    found = json.loads((finished / "evaluation" / "evaluation.json").read_text())["rewards"]
+    for when in ("before", "after"):
+        # The one rounds images to bytes, the other does not.
+        assert found["pickscore"][when] * 26 == pytest.approx(found["clipscore"][when] * 100, rel=0.01)
+    assert judge(finished, print, rewards=["pickscore"])["rewards"] != {"pickscore": found["pickscore"]}

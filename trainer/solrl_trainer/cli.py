@@ -57,6 +57,8 @@ class Evaluate:
     """A run's folder."""
     rewards: tuple[str, ...] = ()
     """Names, or package.module:attribute; by default those of the run."""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """reward_options=… or device=…, where they are to differ from the run's; may be given more than once."""
     prompts: int | None = None
     seeds: int | None = None
     """Images a prompt."""
@@ -211,16 +213,17 @@ def _calibrate(command: Calibrate) -> None:
 
 
 def _evaluate(command: Evaluate) -> None:
+    counts = {"prompts": command.prompts, "seeds": command.seeds, "steps": command.steps}
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"got --{name} {value}; expected at least 1")
+
     from rich.console import Console
 
     from solrl_trainer.judge import judge
     from solrl_trainer.progress import rewards_table
 
-    counts = {"prompts": command.prompts, "seeds": command.seeds, "steps": command.steps}
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"got --{name} {value}; expected at least 1")
-    summary = judge(command.folder, _note, rewards=command.rewards, **counts)
+    summary = judge(command.folder, _note, rewards=command.rewards, overrides=command.set, **counts)
     console = Console()
     console.print(rewards_table(summary["rewards"]))
     console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}")

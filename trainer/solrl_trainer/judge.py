@@ -1,10 +1,11 @@
 """`solrl-train evaluate`: a run's averaged weights against its base, by any set of rewards."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
@@ -14,8 +15,12 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import Evaluation, compare, evaluate, verdicts
 from solrl_trainer.gallery import load_gallery, save_gallery
 from solrl_trainer.grid import write_grid
+from solrl_trainer.presets import ConfigError, parse_override, refused
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.session import pick_device
+
+CHANGEABLE = ("reward_options", "device")
+"""What an evaluation may set otherwise than the run did; all else is what was trained."""
 
 
 def judge(
@@ -23,6 +28,7 @@ def judge(
     note: Callable[[str], None],
     *,
     rewards: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     prompts: int | None = None,
     seeds: int | None = None,
     steps: int | None = None,
@@ -33,6 +39,7 @@ def judge(
         folder: a run's folder.
         note: told what is worth a line.
         rewards: judged by these; by default those of the run.
+        overrides: `key=value` of `CHANGEABLE`, instead of the run's own; of `reward_options`, by reward.
         prompts, seeds, steps: instead of the run's own settings; seeds are images a prompt.
 
     Returns:
@@ -40,6 +47,7 @@ def judge(
 
     Raises:
         FileNotFoundError: the folder holds no run, or one without a checkpoint.
+        ConfigError: an override that cannot be used.
         ValueError, OSError: model, reward or prompts cannot be loaded.
     """
     path = folder / "config.json"
@@ -49,13 +57,17 @@ def judge(
     found = checkpoints.latest(folder / "checkpoints", config)
     if found is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint yet; one is written after an iteration")
+    given = dict(parse_override(override) for override in overrides)
+    own_options, config = config.reward_options, _changed(config, given)
     settings = config.evaluate
     held_out = read_prompts(find_prompts(config.prompts), "test")[: prompts or settings.prompts]
 
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
     names = list(rewards) or [*config.rewards, *settings.rewards]
-    options = {name: value for name, value in config.reward_options.items() if name in names}
+    # What the run configured of rewards that are not asked for is left out; what is given here must be of use.
+    options = {name: value for name, value in own_options.items() if name in names}
+    options |= given.get("reward_options", {})
     judges = RewardSet.load(names, backbone, options)
     generator = Generator(backbone, "bf16")
 
@@ -99,3 +111,12 @@ def judge(
     )
     write_grid(load_gallery(output), output / "grid.png")
     return summary
+
+
+def _changed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    if unknown := sorted(given.keys() - set(CHANGEABLE)):
+        raise ConfigError(f"got --set {unknown[0]}=…; an evaluation can set {' and '.join(CHANGEABLE)} alone")
+    try:
+        return RunConfig.model_validate({**config.model_dump(mode="json"), **given})
+    except ValidationError as error:
+        raise refused(error, dict.fromkeys(given, "--set")) from error

@@ -119,7 +119,7 @@ def resolve(
         (f"recipe {recipe}", _pick(RECIPES, "recipe", recipe)),
         (f"reward {reward}", _pick(REWARDS, "reward", reward)),
         ("file", _flatten(file or {}, set(_flatten_fields()))),
-        ("--set", dict(_parse(override) for override in overrides)),
+        ("--set", dict(parse_override(override) for override in overrides)),
         ("command line", {k: v for k, v in (arguments or {}).items() if v is not None}),
     ]
     known = {*_flatten_fields(), *_objective_fields(layers)}
@@ -134,17 +134,23 @@ def resolve(
     try:
         config = RunConfig.model_validate(_nest(values))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        # The place may lie within a setting (an item of a list), or be a section.
-        given = [source for name, source in sources.items() if f"{key}.".startswith(f"{name}.")]
-        given = given or [source for name, source in sources.items() if name.startswith(f"{key}.")]
-        source = ", ".join(dict.fromkeys(given)) or "defaults"
-        raise ConfigError(f"setting {key} (from {source}): got {first['input']!r}; {first['msg']}") from error
+        raise refused(error, sources) from error
     return Resolved(config, {key: sources.get(key, "default") for key in sorted(known)})
 
 
-def _parse(override: str) -> tuple[str, Any]:
+def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
+    """The first of what settings are refused for, with where each came from (dotted key → layer)."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    # The place may lie within a setting (an item of a list), or be a section.
+    given = [source for name, source in sources.items() if f"{key}.".startswith(f"{name}.")]
+    given = given or [source for name, source in sources.items() if name.startswith(f"{key}.")]
+    source = ", ".join(dict.fromkeys(given)) or "defaults"
+    return ConfigError(f"setting {key} (from {source}): got {first['input']!r}; {first['msg']}")
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """Key and value of `key=value`, the value in YAML; ConfigError for what is neither."""
     key, equals, value = override.partition("=")
     if not equals:
         raise ConfigError(f"got --set {override!r}; expected key=value")
