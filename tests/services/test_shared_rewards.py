@@ -1,0 +1,50 @@
+"""A reward's weights are read once in a service, however many models and experiments ask for it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from solrl_proto import Plan, PromptItem
+from solrl_rollout.engine import Engine
+from solrl_rollout.settings import Settings
+from solrl_rollout.telemetry import Telemetry
+from solrl_rollout.work import Chunk, Job
+from transformers import CLIPModel
+
+REWARDS = ("clipscore", "pickscore")
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders that a whole CLIP was read from, as it is for these rewards alone."""
+    seen: list[str] = []
+    reading = CLIPModel.from_pretrained
+
+    def read(where: Any, *arguments: Any, **options: Any) -> Any:
+        seen.append(Path(where).name)
+        return reading(where, *arguments, **options)
+
+    monkeypatch.setattr(CLIPModel, "from_pretrained", read)
+    return seen
+
+
+def test_models_and_experiments_share_a_reward_that_was_loaded_once(loads: list[str]) -> None:
+    models = ("mini-sd3", "flux=mini-flux")
+    engine = Engine(Settings(model=models, rewards=REWARDS, precision="bf16"), Telemetry())
+    hosted = engine.start().result()
+    try:
+        assert [model.info.rewards for model in hosted] == [REWARDS] * 2
+        chunks = [
+            Chunk(
+                Job(tenant, run, model, None, "bf16", Plan(steps=1), REWARDS, images=False),
+                PromptItem(id="p", text="a red circle"),
+                range(2),
+            )
+            for model in ("mini-sd3", "flux")
+            for tenant, run in (("one", "a"), ("one", "b"), ("other", "a"))
+        ]
+        engine.submit(chunks)
+        assert all(chunk.done.result().rewards.keys() == set(REWARDS) for chunk in chunks)
+    finally:
+        engine.close()
+    assert sorted(loads) == ["mini-clip", "mini-pickscore"]
