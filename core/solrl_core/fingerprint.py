@@ -1,4 +1,7 @@
-"""Digests of what makes an image and its score from a seed, equal wherever the same values were loaded."""
+"""Digests of what makes an image and its score from a seed, equal wherever the same values were loaded.
+
+They are of what is computed, not of what it is computed in: of precision, device and a reward's dtype they say nothing.
+"""
 
 import hashlib
 import inspect
