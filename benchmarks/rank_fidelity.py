@@ -8,7 +8,8 @@ Writes docs/results/rank_fidelity.{json,md}.
 import argparse
 import json
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from solrl_core.families import load_backbone
 from solrl_core.fidelity import Fidelity, rank_fidelity
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_core.sampler import SOLVERS
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.prompts import find_prompts, read_prompts
 
@@ -39,15 +41,7 @@ PAPER = {
 
 def main() -> None:
     """Measure, print the table, write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--rewards", nargs="+", default=REWARDS)
-    parser.add_argument("--prompt-set", default="shapes")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--candidates", type=int, default=96)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    args = parser.parse_args()
+    args = _options().parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     settings = {key: value for key, value in vars(args).items() if key != "out"}
     rows: list[dict[str, Any]] = []
@@ -55,8 +49,31 @@ def main() -> None:
         rows += measure(model, args)
         settings["models"] = args.models[: place + 1]
         (args.out / "rank_fidelity.json").write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n")
-        (args.out / "rank_fidelity.md").write_text(table(rows, args.prompts, args.candidates))
-    print(table(rows, args.prompts, args.candidates))
+        (args.out / "rank_fidelity.md").write_text(table(rows, settings))
+    print(table(rows, settings))
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--rewards", nargs="+", default=list(REWARDS))
+    parser.add_argument("--prompt-set", default="shapes")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--candidates", type=int, default=96)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--solver", choices=sorted(SOLVERS), default="euler", help="the paper's for SD3 and FLUX: dpm2")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    return parser
+
+
+def command(settings: Mapping[str, Any]) -> str:
+    """The command line that these settings are of."""
+    words = ["python", "benchmarks/rank_fidelity.py"]
+    for name, default in vars(_options().parse_args([])).items():
+        value = settings.get(name, default)
+        if name != "out" and value != default:
+            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)
 
 
 def measure(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -70,9 +87,9 @@ def measure(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     for prompt in track(prompts, f"{model}, groups", console=Console(stderr=True)):
         seeds = expand_seeds(0, prompt.id, args.candidates)
         for plan in plans:
-            images = generators[plan[0]].generate(prompt.text, seeds, steps=plan[1]).images
+            made = generators[plan[0]].generate(prompt.text, seeds, steps=plan[1], solver=args.solver)
             texts, metadata = [prompt.text] * len(seeds), [prompt.metadata] * len(seeds)
-            for reward, values in rewards.score(args.rewards, images, texts, metadata).items():
+            for reward, values in rewards.score(args.rewards, made.images, texts, metadata).items():
                 scores[plan, reward].append(values)
     share = backbone.quantized_share("nvfp4")
     return [
@@ -88,13 +105,15 @@ def measure(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def table(rows: Sequence[dict[str, Any]], prompts: int, candidates: int) -> str:
-    """All rows in Markdown."""
+def table(rows: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> str:
+    """All rows in Markdown, and the command and device that they are of."""
+    solver, device = settings.get("solver", "euler"), settings["device"]
     lines = [
         "# How well exploration ranks",
         "",
-        f"By `python benchmarks/rank_fidelity.py`: {prompts} held-out prompts × {candidates} candidates, against",
-        f"the same seeds in {TRUE[0].upper()} at {TRUE[1]} steps. Overlaps are shares of the best (worst) 4/8/12.",
+        f"By `{command(settings)}`, so on the device `{device}` and with the solver `{solver}`:",
+        f"{settings['prompts']} held-out prompts × {settings['candidates']} candidates, against the same seeds in",
+        f"{TRUE[0].upper()} at {TRUE[1]} steps. Overlaps are shares of the best (worst) 4/8/12.",
         "True ranks are means over the 12 that the proxy takes for the best (worst): perfect 6.5 / 90.5, chance 48.5.",
         "The paper's column gives its Kendall and Spearman, on its large models.",
         "",
