@@ -33,6 +33,8 @@ def rollout_service(
 ) -> Iterator[str]:
     """Run `solrl-rollout serve` beside us, with more `flags`; yields its URL and stops it with SIGTERM.
 
+    On Linux it also ends when the thread that started it is killed.
+
     Raises:
         RuntimeError: it did not become ready, or did not stop cleanly; shows the end of its log.
     """
@@ -40,7 +42,9 @@ def rollout_service(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "solrl_rollout", "serve", "--model", model, "--port", str(port)]
+    # Of util-linux: a child that outlives its parent would hold the memory and the port.
+    bound = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+    command = [*bound, sys.executable, "-m", "solrl_rollout", "serve", "--model", model, "--port", str(port)]
     command += ["--rewards", *rewards, *flags]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
@@ -87,6 +91,8 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
         overrides: `key=value` settings, as for `run --set`.
     """
     console = Console(stderr=True)
+    # As Ctrl+C does, it leaves through what stops the service.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if (output / "metrics.jsonl").is_file():
         shutil.rmtree(output)
     output.mkdir(parents=True, exist_ok=True)

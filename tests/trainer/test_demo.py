@@ -1,0 +1,48 @@
+"""The demo starts a service, which must not outlive it however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = str(Path(sys.executable).parent / "solrl-train")
+
+
+def service_of(demo: "subprocess.Popen[bytes]") -> int:
+    """The id of the service that a demo started, once it runs."""
+    while demo.poll() is None:
+        children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
+        for child in children:
+            command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if b"solrl_rollout" in command and not command[0].endswith(b"setpriv"):
+                return int(child)
+        time.sleep(0.05)
+    pytest.fail("the demo ended")
+
+
+def ended(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed parent cannot take its child along")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["TERM", "KILL"])
+def test_its_service_ends_with_it(tmp_path: Path, number: int, code: int) -> None:
+    with subprocess.Popen([PROGRAM, "demo", "--output", str(tmp_path / "run")], stderr=subprocess.DEVNULL) as demo:
+        service = service_of(demo)
+        try:
+            demo.send_signal(number)
+            assert demo.wait(60) == code
+            deadline = time.monotonic() + 60
+            while not ended(service):
+                assert time.monotonic() < deadline, "the service outlived the demo"
+                time.sleep(0.05)
+        finally:
+            if not ended(service):
+                os.kill(service, signal.SIGKILL)
