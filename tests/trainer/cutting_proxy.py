@@ -1,4 +1,4 @@
-"""A TCP proxy before a service, which cuts connections off after so many bytes of an answer."""
+"""A TCP proxy before a service, which cuts connections off after so many bytes of an answer, or changes answers."""
 
 import socket
 import threading
@@ -7,13 +7,17 @@ from contextlib import contextmanager, suppress
 
 
 class CuttingProxy:
-    """Passes everything on. Each connection's answer is cut after the next of `limits` bytes; None cuts nothing."""
+    """Passes everything on. Each connection's answer is cut after the next of `limits` bytes; None cuts nothing.
+
+    `changed`: what to put for what in answers, of one length.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.limits: list[int | None] = []
+        self.changed = (b"", b"")
         self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -30,15 +34,15 @@ class CuttingProxy:
             self.connections += 1
             limit = self.limits.pop(0) if self.limits else None
             service = socket.create_connection(("127.0.0.1", self._target))
-            threading.Thread(target=_pass_on, args=(client, service, None), daemon=True).start()
-            threading.Thread(target=_pass_on, args=(service, client, limit), daemon=True).start()
+            threading.Thread(target=_pass_on, args=(client, service, None, (b"", b"")), daemon=True).start()
+            threading.Thread(target=_pass_on, args=(service, client, limit, self.changed), daemon=True).start()
 
 
-def _pass_on(source: socket.socket, sink: socket.socket, limit: int | None) -> None:
+def _pass_on(source: socket.socket, sink: socket.socket, limit: int | None, changed: tuple[bytes, bytes]) -> None:
     passed = 0
     try:
         while (limit is None or passed < limit) and (data := source.recv(4096 if limit is None else limit - passed)):
-            sink.sendall(data)
+            sink.sendall(data.replace(*changed) if changed[0] else data)
             passed += len(data)
     except OSError:
         pass

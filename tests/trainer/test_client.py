@@ -60,6 +60,22 @@ def test_an_answer_that_never_ends_is_given_up_after_the_patience(proxy: Cutting
     assert proxy.connections > 2
 
 
+def test_a_group_of_another_version_is_refused_before_it_is_used(service: RunningService, proxy: CuttingProxy) -> None:
+    backbone = load_backbone("mini-sana")
+    service.push("exact", 3, adapter_file(adapter_layout(backbone.transformer, backbone.lora_targets), 0))
+    request = request_of(adapter={"run": "exact", "version": 3})
+    proxy.changed = (b'"version":3}', b'"version":2}')
+    came: list[RolloutGroup] = []
+    with RolloutClient(proxy.url) as client, pytest.raises(ProblemError) as raised:
+        client.rollouts(request, on_group=came.append)
+    told = raised.value.problem
+    assert (told.kind, told.got) == (
+        "served-differently",
+        {"model": "mini-sana", "adapter": {"run": "exact", "version": 2}},
+    )
+    assert came == []
+
+
 def test_a_refusal_is_mended_once_or_raised(service: RunningService) -> None:
     seen: list[str] = []
 

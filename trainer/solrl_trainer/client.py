@@ -215,6 +215,7 @@ class RolloutClient:
                     return line.seconds
                 if line.group.prompt_id not in asked:
                     raise _unexpected(answer, f"a group {line.group.prompt_id!r} that was not asked for")
+                _check_served(request, line, self.url)
                 asked.remove(line.group.prompt_id)
                 made[line.group.prompt_id] = line
                 on_group(line.group)
@@ -299,6 +300,21 @@ def _unexpected(answer: httpx.Response, got: str) -> RefusedError:
             action="check that the URL is a solrl rollout service",
         )
     )
+
+
+def _check_served(request: RolloutRequest, line: GroupLine, url: str) -> None:
+    """Raise 409 `served-differently` for a group of another model or adapter version, before anybody uses it."""
+    if (line.served.model, line.served.adapter) != (request.model, request.adapter):
+        raise ProblemError(
+            "served-differently",
+            409,
+            "Another version was served",
+            f"the service at {url} made group {line.group.prompt_id!r} in another way than it was asked to",
+            where="served.adapter",
+            got=line.served.model_dump(mode="json", include={"model", "adapter"}),
+            expected=request.model_dump(mode="json", include={"model", "adapter"}),
+            action="a service answers under exactly the version it is asked for: look at what stands between",
+        )
 
 
 def _remaining(request: RolloutRequest, made: Collection[str]) -> RolloutRequest:

@@ -123,6 +123,7 @@ class ServiceRollouts:
             with phase("regenerate"):
                 made[prompt.id] = regenerate([kept[prompt.id]], self._generator, self._rewards, config)
         answer = exploration.answer
+        assert answer.adapter is not None  # it is what was asked for
         scores = [score for group in answer.groups for score in group.scores if score is not None]
         return Gathered(
             [kept[prompt.id] for prompt in prompts],
@@ -130,7 +131,7 @@ class ServiceRollouts:
             sum(scores) / len(scores),
             answer.precision,
             answer.numerics,
-            explored_version(iteration, config),
+            answer.adapter.version,
             exploration.seconds,
         )
 
