@@ -135,6 +135,8 @@ def _redis(url: str | None) -> Iterator[Finding]:
     from redis import Redis
     from redis.exceptions import RedisError
 
+    from solrl_rollout.store.redis import LOOKED_AT, weaknesses
+
     try:
         client = Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3)
         address = client.connection_pool.connection_kwargs
@@ -151,19 +153,15 @@ def _redis(url: str | None) -> Iterator[Finding]:
             return
         yield Finding("redis", "ok", f"{where} answers")
         try:
-            values = client.config_get("maxmemory-policy", "appendonly")
+            held = {str(name): value for name, value in client.config_get(*LOOKED_AT).items()}
         except RedisError as error:
             yield Finding("redis settings", "warn", f"cannot be read: {error}", "check them yourself")
             return
-    policy, appended = values.get("maxmemory-policy"), values.get("appendonly")
-    if policy == "noeviction":
-        yield Finding("redis maxmemory-policy", "ok", policy)
-    else:
-        yield Finding("redis maxmemory-policy", "warn", str(policy), "set noeviction: others delete adapters")
-    if appended == "yes":
-        yield Finding("redis appendonly", "ok", "yes")
-    else:
-        yield Finding("redis appendonly", "warn", str(appended), "set yes to keep adapters over a crash")
+    warnings = [text.rpartition("; ") for text in weaknesses(held)]
+    for found, _, action in warnings:
+        yield Finding("redis settings", "warn", found, action)
+    if not warnings:
+        yield Finding("redis settings", "ok", ", ".join(f"{name} {value}" for name, value in held.items()))
 
 
 def _access(settings: Settings) -> Iterator[Finding]:

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis
 from redis_helpers import RedisServer
 from service_helpers import PROGRAM, free_port
 from solrl_core.families.load import locate
+from solrl_rollout.doctor import Finding, _redis
 
 HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "redis"}
 
@@ -114,10 +116,26 @@ def test_a_flag_at_fault_is_named() -> None:
 def test_the_doctor_is_content_with_this_machine(own_redis: RedisServer) -> None:
     done = run("doctor", "--port", "0", "--redis-url", own_redis.url)
     assert done.returncode == 0, done.stdout + done.stderr
-    for part in ("python", "torch", "tier nvfp4", "tier bf16", "reward clipscore", "noeviction"):
+    for part in ("python", "torch", "tier nvfp4", "tier bf16", "reward clipscore"):
         assert part in done.stdout
     assert "missing" not in done.stdout
-    assert "warn" in done.stdout  # this Redis keeps nothing over a crash
+    assert "set appendonly yes" in done.stdout  # this Redis keeps nothing over a crash
+
+
+def test_the_doctor_looks_at_all_of_redis_that_a_start_looks_at(own_redis: RedisServer) -> None:
+    def found() -> list[Finding]:
+        return [finding for finding in _redis(own_redis.url) if finding.part == "redis settings"]
+
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.config_set("appendonly", "yes")
+        assert [finding.state for finding in found()] == ["ok"]
+        client.config_set("appendfsync", "no")
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    assert [(finding.state, finding.action) for finding in found()] == [
+        ("warn", "set it to noeviction"),
+        ("warn", "set it to everysec or always"),
+    ]
 
 
 def test_the_doctor_says_what_is_missing() -> None:

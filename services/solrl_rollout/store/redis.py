@@ -107,8 +107,11 @@ class Keys:
         return f"{self.blobs}:{record.info.version}:{record.token}:{i}"
 
 
+LOOKED_AT = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
+
+
 def weaknesses(settings: Mapping[str, object]) -> Iterator[str]:
-    """What of a Redis's settings may lose adapters."""
+    """What of a Redis's settings, of those `LOOKED_AT`, may lose adapters; and what to do, after the last semicolon."""
     if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
         policy = settings["maxmemory-policy"]
         yield f"Redis evicts by maxmemory-policy {policy}: adapters may vanish; set it to noeviction"
@@ -298,7 +301,7 @@ class RedisAdapterStore(AdapterStore):
     async def warnings(self) -> tuple[str, ...]:
         with self._reported():
             try:
-                held = await self._redis.config_get("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
+                held = await self._redis.config_get(*LOOKED_AT)
             except ResponseError:
                 return ("Redis does not tell its settings (CONFIG is forbidden); see to noeviction and appendonly yes",)
             return tuple(weaknesses({str(name): value for name, value in held.items()}))
