@@ -26,6 +26,7 @@ from solrl_rollout.queue import FairQueue, QueueFull
 from solrl_rollout.recent import Done, Recent
 from solrl_rollout.settings import Settings
 from solrl_rollout.telemetry import QueueState, Telemetry
+from solrl_rollout.weights import Weights
 from solrl_rollout.work import Chunk, Hosted, Job, Scored
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,12 @@ class Engine:
         self.recent = Recent()
         telemetry.watch_queue(self._waiting)
         self._wake = threading.Condition()
+        self.weights = Weights()
         self._queue: FairQueue[Chunk] = FairQueue(
-            settings.queue_limit, tenant_limit=settings.tenant_queue_limit, turn=_TURN
+            settings.queue_limit,
+            tenant_limit=settings.tenant_queue_limit,
+            turn=_TURN,
+            weight=lambda chunk: self.weights.of(chunk.kind),
         )
         self._calls: deque[Future[None]] = deque()
         self._running: Job | None = None
@@ -237,6 +242,8 @@ class Engine:
         # What it took beside the chunk before it is not counted twice.
         measured = (now - max(scored.started, self._ended)) / chunk.cost
         self._ended = now
+        with self._wake:
+            self.weights.measured(chunk.kind, measured)
         known = self._seconds_per_cost or measured
         self._seconds_per_cost = 0.9 * known + 0.1 * measured
         job = chunk.job

@@ -59,8 +59,18 @@ class FairQueue(Generic[T]):
     debt does not wait for its end: it is served next.
     """
 
-    def __init__(self, limit: int, *, tenant_limit: int | None = None, turn: int = 1) -> None:
-        """Hold at most `limit` candidates, and of one tenant at most `tenant_limit`."""
+    def __init__(
+        self,
+        limit: int,
+        *,
+        tenant_limit: int | None = None,
+        turn: int = 1,
+        weight: Callable[[T], float] = lambda item: 1.0,
+    ) -> None:
+        """Hold at most `limit` candidates, and of one tenant at most `tenant_limit`.
+
+        `weight`: by which an item's cost is multiplied when it is taken.
+        """
         self.limit = limit
         self.tenant_limit = tenant_limit or limit
         self.candidates = 0
@@ -68,10 +78,11 @@ class FairQueue(Generic[T]):
         self.by_tenant: Counter[str] = Counter()
         self._kept: Counter[tuple[str, Hashable]] = Counter()
         self._turn = turn
+        self._weight = weight
         self._waiting: dict[Run, deque[T]] = {}
-        self._served: dict[Run, int] = {}
+        self._served: dict[Run, float] = {}
         self._fresh: deque[Run] = deque()
-        self._clock = 0
+        self._clock = 0.0
         self._last: Run = None
         self._row = 0
 
@@ -116,13 +127,14 @@ class FairQueue(Generic[T]):
         self._count(item, -1)
         self._keep(item, item.returning)
         self._last, self._clock = run, self._served[run]
-        self._served[run] += item.cost
+        cost = item.cost * self._weight(item)
+        self._served[run] += cost
         if self._waiting:
             # An absent run that owes nothing is forgotten, lest every run there ever was be remembered.
             self._served = {r: s for r, s in self._served.items() if r in self._waiting or s > self._clock}
         else:
             # Nobody was kept waiting, so old debts are void; what is made now still counts.
-            self._served, self._clock = {run: item.cost}, 0
+            self._served, self._clock = {run: cost}, 0.0
         return item
 
     def drop(self, unwanted: Callable[[T], bool]) -> list[T]:

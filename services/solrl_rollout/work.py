@@ -106,6 +106,11 @@ class Chunk:
         return (self.until or self.job.plan.steps) - begin
 
     @property
+    def kind(self) -> tuple[str, Tier, bool]:
+        """What work of equal cost takes equally long; guidance is a second pass for most models."""
+        return self.job.model, self.job.precision, self.job.plan.guidance > 1
+
+    @property
     def cost(self) -> int:
         """Candidates × steps that it takes."""
         return len(self.seeds) * self.steps

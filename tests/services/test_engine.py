@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -40,6 +41,16 @@ def test_a_cancelled_job_stops_at_its_next_step_and_no_other_does() -> None:
         with pytest.raises(CancelledError):
             waiting.done.result()
         assert len(kept.done.result().rewards["clipscore"]) == 24
+        # What the engine measured of each precision decides the turns: after the second chunk of a kind.
+        for precision in ("nvfp4", "bf16", "bf16"):
+            chunk = Chunk(replace(other, precision=precision), PromptItem(id="p", text="a red circle"), range(2))
+            engine.submit([chunk])
+            chunk.done.result()
+        assert engine.weights.of(chunk.kind) != 1.0
+        with engine._wake:
+            engine._queue.put([chunk])
+            engine._queue.take()
+        assert engine._queue._served[chunk.run] == pytest.approx(2 * engine.weights.of(chunk.kind))
     finally:
         engine.close()
 
