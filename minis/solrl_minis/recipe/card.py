@@ -20,7 +20,7 @@ from solrl_minis.recipe import autoencoder, clip, measure
 from solrl_minis.recipe.card_texts import ABOUT, BACKBONE, CLIP, JUDGE
 from solrl_minis.recipe.files import load_autoencoder
 from solrl_minis.recipe.miniatures import MINIATURES
-from solrl_minis.recipe.stages import MiniBackbone, MiniJudge, Setup
+from solrl_minis.recipe.stages import MiniBackbone, MiniJudge, Setup, held_out_agreement
 
 _CURVES = {
     "autoencoder": "reconstruction",
@@ -29,6 +29,8 @@ _CURVES = {
     "contrastive": "contrastive",
     "preference": "preference",
 }
+_WANTED = 0.85
+"""The least agreement with the verifier on held-out pairs that a reward is to have."""
 
 
 def log_of(name: str, stage: str) -> list[dict[str, Any]]:
@@ -105,22 +107,39 @@ def clip_card(name: str, pictures: Path) -> tuple[str, dict[str, Any]]:
     from transformers import AutoTokenizer, CLIPModel
 
     model = CLIPModel.from_pretrained(WEIGHTS / name, dtype=torch.float32).eval()
-    figures = {"agreement": clip.agreement(model, AutoTokenizer.from_pretrained(WEIGHTS / name), "cpu")}
+    right = clip.agreement(model, AutoTokenizer.from_pretrained(WEIGHTS / name), "cpu")
+    figures = held_out_agreement(Setup(WEIGHTS, "cpu"), "clipscore")
     draw_curves(name, pictures)
-    return CLIP.format(name=name, parameters=millions(WEIGHTS / name), **figures), figures
+    return clip_text(name, right, figures), {"agreement": right, **figures}
+
+
+def clip_text(name: str, right: float, figures: dict[str, float]) -> str:
+    """The card with these figures: how often the right image wins, and the agreement with the verifier by kind."""
+    below = [where for where, value in figures.items() if value < _WANTED]
+    return CLIP.format(
+        name=name,
+        parameters=millions(WEIGHTS / name),
+        agreement=right,
+        rows=agreement_rows(figures),
+        below=f"\nOn {' and '.join(below)} that is below the {_WANTED:.0%} wanted of a reward.\n" if below else "",
+    )
+
+
+def agreement_rows(figures: dict[str, float]) -> str:
+    """A line of the card's table for each kind of pairs."""
+    return "\n".join(f"| held-out pairs, {where} | {value:.1%} |" for where, value in figures.items())
 
 
 def judge_card(name: str, pictures: Path, judge: MiniJudge) -> tuple[str, dict[str, Any]]:
     """The card of a preference reward, and what was measured for it."""
     figures = judge.agreement(Setup(WEIGHTS, "cpu"))
     draw_curves(name, pictures)
-    rows = [f"| held-out pairs, {where} | {value:.1%} |" for where, value in figures.items()]
     text = JUDGE.format(
         name=name,
         about=ABOUT[name],
         reward=judge.judge.reward,
         parameters=millions(WEIGHTS / name),
-        rows="\n".join(rows),
+        rows=agreement_rows(figures),
         seconds=sum(go["seconds"] for go in log_of(name, "preference")),
     )
     return text, figures

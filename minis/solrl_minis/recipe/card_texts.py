@@ -33,6 +33,10 @@ attribute. It never saw held-out combinations, the verifier's judgement, or a ge
 |---|---|
 | held-out prompts: right image beats one that differs in one attribute | {agreement:.1%} |
 
+| agreement with the verifier's order of images, by the same, on the pairs of the tuned rewards' cards | |
+|---|---|
+{rows}
+{below}
 ![loss curve](../../../../docs/minis/{name}-losses.png)
 
 Licence: Apache-2.0, as the project.
