@@ -1,7 +1,6 @@
 """`solrl-train evaluate`: the figures of a finished run again, and by other rewards."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from solrl_trainer.presets import resolve
 from solrl_trainer.runner import run
 from training_helpers import TINY
 
-PROGRAM = str(Path(sys.executable).parent / "solrl-train")
 SMALL = (
     *TINY,
     *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
@@ -38,23 +36,24 @@ def test_it_repeats_the_runs_own_figures(finished: Path) -> None:
     assert json.loads((finished / "evaluation" / "evaluation.json").read_text()) == summary
 
 
-def test_the_command_judges_by_other_rewards(finished: Path) -> None:
-    command = [PROGRAM, "evaluate", str(finished), "--rewards", "verifier_graded", "--prompts", "2", "--seeds", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "verifier_graded" in done.stdout
-    assert "clipscore" not in done.stdout
-    with Image.open(finished / "evaluation" / "grid.png") as grid:
-        assert grid.width > 400
-
-
-def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code of `solrl-train evaluate`, in this process, and the last line of what it said."""
+def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code of `solrl-train evaluate`, in this process, what it printed, and the last line that it said beside."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["solrl-train", "evaluate", *arguments])
         with pytest.raises(SystemExit) as end:
             main()
-    return int(end.value.code or 0), capsys.readouterr().err.splitlines()[-1]
+    said = capsys.readouterr()
+    return int(end.value.code or 0), said.out, said.err.splitlines()[-1]
+
+
+def test_the_command_judges_by_other_rewards(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--rewards", "verifier_graded", "--prompts", "2", "--seeds", "1")
+    code, printed, last = evaluate(capsys, str(finished), *asked)
+    assert code == 0, last
+    assert "verifier_graded" in printed
+    assert "clipscore" not in printed
+    with Image.open(finished / "evaluation" / "grid.png") as grid:
+        assert grid.width > 400
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 def test_what_it_cannot_do_is_told(
     finished: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    code, last = said_by(capsys, *(str(finished) if value == "RUN" else value for value in arguments))
+    code, _, last = evaluate(capsys, *(str(finished) if value == "RUN" else value for value in arguments))
     assert code == 2
     assert last.startswith("solrl-train: ")
     assert message in last
@@ -80,7 +79,7 @@ def test_what_it_cannot_do_is_told(
 def test_a_reward_that_the_run_did_not_have_takes_options(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """PickScore's arithmetic on CLIPScore's weights: exp(scale)·cos / 26 in the place of / 100."""
     options = f"reward_options={{pickscore: {{model: {catalog.WEIGHTS / 'mini-clip'}, batch_size: 1}}}}"
-    code, _ = said_by(capsys, str(finished), "--rewards", "clipscore", "pickscore", "--set", options)
+    code, _, _ = evaluate(capsys, str(finished), "--rewards", "clipscore", "pickscore", "--set", options)
     assert code == 0
     found = json.loads((finished / "evaluation" / "evaluation.json").read_text())["rewards"]
     for when in ("before", "after"):
