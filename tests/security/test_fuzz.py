@@ -10,11 +10,17 @@ from solrl_rollout.access import RULES
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz_api.py"
 
 
+EXAMPLES = 8
+
+
 def test_a_short_fuzzing_finds_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "fuzz.json"
-    command = [sys.executable, str(SCRIPT), "--examples", "8", "--out", str(out)]
+    command = [sys.executable, str(SCRIPT), "--examples", str(EXAMPLES), "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    asked = {name.rpartition(" ")[0] for name in json.loads(out.read_text())["answers"]}
+    figures = json.loads((tmp_path / "doors.json").read_text())["fuzz_api.py"]["figures"]
+    asked, nothing_wrong = figures["kinds"], figures["nothing_can_be_wrong"]
+    assert all(kind["asked"] >= EXAMPLES for kind in asked.values())
     undocumented = {f"GET {path}" for path in ("/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")}
-    assert asked == set(RULES) - undocumented
+    routes = set(RULES) - undocumented
+    assert {*asked, *nothing_wrong} == {f"{route} {mode}" for route in routes for mode in ("positive", "negative")}
+    assert all(name.endswith(" negative") for name in nothing_wrong)
