@@ -108,7 +108,7 @@ def wait_until_draining(service: RunningService) -> httpx.Response:
     """Its answer to a new connection that asks whether it is ready."""
     while True:
         answer = httpx.get(f"{service.url}/health/ready")
-        if problem(answer)["kind"] == "draining":
+        if not answer.is_success and problem(answer)["kind"] == "draining":
             return answer
         time.sleep(0.05)
 
