@@ -111,8 +111,12 @@ class Run:
         return {str({key: value for key, value in one.items() if key != "at"}) for one in self._witness.events()}
 
 
+_FIRST: tuple[Sequence[str], ...] = (("explore", "regenerate", "push"), ("train", "state"))
+"""Points at which the first trials die one after the other: the tests run no others, and are to see every phase."""
+
+
 def run(trials: int, tell: Tell, findings: Findings) -> None:
-    """`trials` runs, each killed once or twice."""
+    """`trials` runs, each killed once, twice, or in every phase."""
     with tempfile.TemporaryDirectory(prefix="solrl-runs-") as name, rollout_service() as service:
         folder = Path(name)
         whole: dict[Kind, Run] = {}
@@ -135,15 +139,19 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # else it would go on to the last trial
                 raise
+    for phase in PHASES:
+        findings.require(bool(findings.counted.get(f"killed in {phase}")), "at the end", f"none was killed in {phase}")
 
 
 def _dooms(number: int, whole: Run) -> Sequence[Doom]:
-    """Each trial dies at the next point; every fourth dies again after it was resumed."""
+    """Each trial dies at the next point; every fourth, and the first ones, again after it was resumed."""
     chance = random.Random(number)
 
     def doom(point: str, iteration: int) -> Doom:
         return Doom(point, iteration, chance.uniform(0, 0.9) * whole.seconds.get(point, 0.3))
 
+    if number < len(_FIRST):
+        return [doom(point, 0) for point in _FIRST[number]]
     # The kinds take turns as the points do, so a step of one kind is a step of all.
     turn = number // len(KINDS) + number % len(KINDS) * 5
     everywhere = [(point, i) for i in range(2) for point in POINTS] + [(ENDS[0], 0), (ENDS[2], 0)]
@@ -162,8 +170,9 @@ def _trial(trial: Run, whole: Run, dooms: Sequence[Doom], findings: Findings) ->
     end = trial.go(resume=True)
     with _JUDGING:
         findings.trials += 1
-        findings.add(f"killed in {dooms[0].point}")
-        findings.add("killed twice", died > 1)
+        for doom, code in zip(dooms, codes, strict=True):
+            findings.add(f"killed in {doom.point}", code == _KILLED)
+        findings.add("killed more than once", died > 1)
         findings.add("ended before its death came", codes.count(0))
         findings.require(set(codes) <= {_KILLED, 0}, name, f"killed runs ended with {codes}: {trial.log}")
         findings.require(end == 0, name, f"the resumed run ended with {end}: {trial.log}")
