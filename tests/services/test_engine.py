@@ -55,6 +55,18 @@ def test_a_cancelled_job_stops_at_its_next_step_and_no_other_does() -> None:
         engine.close()
 
 
+def test_a_cancelled_job_keeps_no_room_for_its_survivors() -> None:
+    engine = Engine(Settings(queue_limit=24), Telemetry())
+    job = Job("t", "a", "mini-sana", None, "nvfp4", Plan(steps=2), ("clipscore",), images=False)
+    prompt = PromptItem(id="p", text="a red circle")
+    engine.submit([Chunk(job, prompt, range(24), until=1, returning=24)])
+    engine._queue.take()
+    with pytest.raises(ProblemError):
+        engine.submit([Chunk(job, prompt, range(1))])
+    engine.cancel(job)
+    engine.submit([Chunk(job, prompt, range(24))])
+
+
 @pytest.fixture
 async def app() -> AsyncIterator[FastAPI]:
     app = create_app(Settings(rewards=("clipscore", FATAL)))
