@@ -3,6 +3,7 @@
 import statistics
 import threading
 import time
+from contextlib import suppress
 
 from common import Row, client_of, counters, push_runs, request, service
 
@@ -20,9 +21,12 @@ def sharing(rounds: int, seconds: float) -> Row:
         _count(url, names[:1], 5.0)
         # In turns, so that both meet the same machine.
         for turn in range(rounds):
-            alone.append(sum(_count(url, names[:1], seconds).values()))
             # Another one begins each time: where a turn ends in a minute would favour the first.
-            together.append(_count(url, names[turn:] + names[:turn], seconds))
+            order = names[turn % len(names) :] + names[: turn % len(names)]
+            counts = (1, EXPERIMENTS) if turn % 2 == 0 else (EXPERIMENTS, 1)
+            measured = {count: _count(url, order[:count], seconds) for count in counts}
+            alone.append(sum(measured[1].values()))
+            together.append(measured[EXPERIMENTS])
     each = {name: sum(part[name] for part in together) for name in names}
     mean = sum(each.values()) / len(each)
     off = max(abs(made - mean) / mean for made in each.values())
@@ -45,11 +49,13 @@ def _count(url: str, names: list[str], seconds: float) -> dict[str, int]:
 
     def ask(name: str, part: int) -> None:
         def count(_: object) -> None:
-            if begin.is_set() and not stop.is_set():
+            if stop.is_set():
+                raise _Over  # hangs up, lest what is still queued be waited for
+            if begin.is_set():
                 made[name] += _GROUP
 
         root = part
-        with client_of(url) as client:
+        with client_of(url) as client, suppress(_Over):
             while not stop.is_set():
                 client.rollouts(request(name, 16, _GROUP, root=root), on_group=count)
                 root += 2
@@ -64,6 +70,10 @@ def _count(url: str, names: list[str], seconds: float) -> dict[str, int]:
     for thread in threads:
         thread.join()
     return made
+
+
+class _Over(Exception):  # noqa: N818
+    """The time is over."""
 
 
 def small_beside_big(trials: int) -> Row:

@@ -2,21 +2,39 @@
 
 import random
 import socket
+import statistics
 import threading
 import time
+from dataclasses import asdict, dataclass
+from typing import Self
 
 import httpx
 import redis
 from common import MODEL, Row, client_of, counters, random_adapter, redis_server, request, service
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
+from solrl_proto.rollouts import AdapterRef
+from solrl_trainer.client import RolloutClient
 
 CLIENTS = 4
 RETAIN = 3
+GROWTH = 10.0
+"""MiB."""
+SAMPLED = 2.0
+"""Seconds between two samples."""
+WARM_UP = 0.15
+"""Part of the time that is warm-up, and as long are the windows that are compared: after it, and at the end."""
+_LASTING_KEYS = """
+local count = 0
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  if redis.call('TTL', key) < 0 then count = count + 1 end
+end
+return count
+"""
 
 
 def soak(seconds: float) -> Row:
-    """Growth of the service's memory after a tenth of the time, and the number of keys in Redis."""
+    """Growth of the service's memory from the end of warm-up to the end, and the number of keys in Redis."""
     with redis_server() as port, service("--redis-url", f"redis://127.0.0.1:{port}/0", "--retain", str(RETAIN)) as url:
         return _soak(url, redis.Redis(port=port), seconds)
 
@@ -24,54 +42,79 @@ def soak(seconds: float) -> Row:
 def _soak(url: str, keys: redis.Redis, seconds: float) -> Row:
     backbone = load_backbone(MODEL)
     layout = adapter_layout(backbone.transformer, backbone.lora_targets)
-    bodies = [random_adapter(layout, rank=4, seed=seed) for seed in range(3)]
     stop = threading.Event()
     faults: list[BaseException] = []
 
+    def push(client: RolloutClient, number: int, version: int) -> None:
+        body = random_adapter(layout, rank=4, seed=1000 * number + version)
+        client.push(f"soak-{number}", version, version - 1 if version else None, MODEL, body)
+
     def work(number: int) -> None:
-        dice, run = random.Random(number), f"soak-{number}"
+        dice, version = random.Random(number), RETAIN
         try:
             with client_of(url) as client:
-                version = 0
                 while not stop.is_set():
-                    client.push(run, version, version - 1 if version else None, MODEL, bodies[version % 3])
+                    push(client, number, version)
                     for _ in range(3):
-                        asked = request(run, dice.randint(1, 4), dice.choice((4, 24, 96)), root=dice.randrange(10**6))
-                        asked = asked.model_copy(
-                            update={"adapter": asked.adapter.model_copy(update={"version": version})}  # type: ignore[union-attr]
-                        )
-                        client.rollouts(asked)
+                        prompts, candidates = dice.randint(1, 4), dice.choice((4, 24, 96))
+                        asked = request(f"soak-{number}", prompts, candidates, root=dice.randrange(10**6))
+                        newest = AdapterRef(run=f"soak-{number}", version=version)
+                        client.rollouts(asked.model_copy(update={"adapter": newest}))
                     _leave(url, request(None, 4, 96, root=dice.randrange(10**6)).model_dump_json(exclude_none=True))
                     version += 1
         except BaseException as error:
             faults.append(error)
             stop.set()
 
+    with client_of(url) as client:
+        # As many versions as are kept, so that from the start each new one takes an old one's place.
+        for number in range(CLIENTS):
+            for version in range(RETAIN):
+                push(client, number, version)
     threads = [threading.Thread(target=work, args=(number,)) for number in range(CLIENTS)]
     for thread in threads:
         thread.start()
     memory: list[float] = []
     count: list[int] = []
     began = time.monotonic()
-    while time.monotonic() - began < seconds and not stop.wait(5.0):
+    while time.monotonic() - began < seconds and not stop.wait(SAMPLED):
         memory.append(counters(url)["process_resident_memory_bytes"] / 2**20)
-        count.append(sum(1 for key in keys.scan_iter() if keys.ttl(key) < 0))
+        count.append(keys.eval(_LASTING_KEYS, 0))
     stop.set()
     for thread in threads:
         thread.join()
     if faults:
         raise faults[0]
-    warm = max(2, len(memory) // 10)
-    tail = max(2, len(memory) // 10)
-    growth = sum(memory[-tail:]) / tail - max(memory[:warm])
-    steady = set(count[warm:])
+    warm = max(1, round(WARM_UP * len(memory)))
+    first, last = Window.of(memory[warm : 2 * warm]), Window.of(memory[-warm:])
+    steady = sorted(set(count[warm:]))
     return Row(
         f"soak, {seconds / 60:.0f} minutes",
-        "memory grows ≤ 10 MiB after warm-up; Redis keys constant",
-        f"{growth:+.1f} MiB; {' to '.join(map(str, sorted({min(steady), max(steady)})))} keys",
-        growth <= 10 and max(steady) - min(steady) <= CLIENTS,
-        {"memory_mib": memory, "keys": count, "requests": counters(url).get("solrl_http_requests_total")},
+        "memory grows ≤ 10 MiB after warm-up, median and least; Redis keys constant",
+        f"median {last.median - first.median:+.1f} MiB, least {last.least - first.least:+.1f} MiB, from the first "
+        f"{warm * SAMPLED / 60:.0f} minutes after warm-up to the last; {' to '.join(map(str, steady))} keys",
+        last.median - first.median <= GROWTH and last.least - first.least <= GROWTH and len(steady) == 1,
+        {
+            "memory_mib": memory,
+            "first": asdict(first),
+            "last": asdict(last),
+            "keys": count,
+            "requests": counters(url).get("solrl_http_requests_total"),
+        },
     )
+
+
+@dataclass(frozen=True)
+class Window:
+    """MiB resident within a part of the time. Batches come and go, so the least is what stays between them."""
+
+    median: float
+    least: float
+
+    @classmethod
+    def of(cls, memory: list[float]) -> Self:
+        """What the samples of a window come to."""
+        return cls(statistics.median(memory), min(memory))
 
 
 def _leave(url: str, body: str) -> None:
