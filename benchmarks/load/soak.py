@@ -88,18 +88,20 @@ def _soak(url: str, keys: redis.Redis, seconds: float) -> Row:
     warm = max(1, round(WARM_UP * len(memory)))
     first, last = Window.of(memory[warm : 2 * warm]), Window.of(memory[-warm:])
     steady = sorted(set(count[warm:]))
+    asked = counters(url)["solrl_http_requests_total"] - len(memory)
     return Row(
         f"soak, {seconds / 60:.0f} minutes",
         "memory grows ≤ 10 MiB after warm-up, median and least; Redis keys constant",
         f"median {last.median - first.median:+.1f} MiB, least {last.least - first.least:+.1f} MiB, from the first "
-        f"{warm * SAMPLED / 60:.0f} minutes after warm-up to the last; {' to '.join(map(str, steady))} keys",
+        f"{WARM_UP * seconds / 60:.1f} minutes after warm-up to the last; {' to '.join(map(str, steady))} keys; "
+        f"{asked:.0f} requests",
         last.median - first.median <= GROWTH and last.least - first.least <= GROWTH and len(steady) == 1,
         {
             "memory_mib": memory,
             "first": asdict(first),
             "last": asdict(last),
             "keys": count,
-            "requests": counters(url).get("solrl_http_requests_total"),
+            "requests": asked,
         },
     )
 
