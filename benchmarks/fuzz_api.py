@@ -3,8 +3,8 @@
     python benchmarks/fuzz_api.py [--examples 1000] [--seed 1] [--only /v1/rollouts] [--out docs/results]
 
 Starts a service of a miniature behind a token file, asks it `examples` positive and `examples` negative requests a
-route, and exits with 1 if any answer is a 5xx or not as the contract says, or if fewer were asked. A route of which
-there are fewer different requests is asked them again; one in which nothing can be wrong has no negative ones.
+route, and exits with 1 if any answer is a 5xx or not as the contract says, or if fewer were asked. Where hypothesis
+knows of no more that differ, they are asked again; a route in which nothing can be wrong has no negative ones.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def guarded() -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory(prefix="solrl-fuzz-") as folder:
         tokens = Path(folder, "tokens.json")
         secret, _ = create_token(tokens, "fuzz", ("rollout", "push", "admin"), None)
-        with service("--token-file", str(tokens), "--queue-limit", "48", "--max-body-bytes", "65536") as running:
+        with service("--token-file", str(tokens), "--queue-limit", "48", "--max-body-bytes", str(2**20)) as running:
             yield running.url, secret
 
 
@@ -141,13 +141,15 @@ def fuzz(operation: Any, mode: GenerationMode, examples: int, start: int, existi
     checks = CHECKS.get_by_names([name for name in CHECKED if not (positive and name == "negative_data_rejection")])
 
     def ask(case: Case) -> None:
-        response = case.call(headers=existing.headers)
+        # A token that was left out on purpose is not put back.
+        headers = {} if not positive and "Authorization" not in case.headers else existing.headers
+        response = case.call(headers=headers)
         tally.answers[response.status_code] += 1
         sent = response.request
-        headers = {name: value for name, value in sent.headers.items() if name != "X-Schemathesis-TestCaseId"}
-        tally.different.add(hash((sent.url, str(sent.body), str(sorted(headers.items())))))
+        told = sorted((name, value) for name, value in sent.headers.items() if name != "X-Schemathesis-TestCaseId")
+        tally.different.add(hash((sent.url, str(sent.body), str(told))))
         try:
-            case.validate_response(response, checks=checks, headers=existing.headers)
+            case.validate_response(response, checks=checks, headers=headers)
         except FailureGroup as group:
             if len(tally.faults) < 5:
                 tally.faults.append(f"{case.as_curl_command()[:1500]}\n{response.status_code} {group.exceptions}")
@@ -219,14 +221,14 @@ def _row(tallies: dict[str, Tally], nothing_wrong: list[str], examples: int) -> 
     faults = sum(len(tally.faults) for tally in tallies.values())
     broken = sum(count for tally in tallies.values() for status, count in tally.answers.items() if status >= 500)
     fewest = min((tally.answers.total() for tally in tallies.values()), default=0)
-    fewer = sum(len(tally.different) < examples for tally in tallies.values())
+    different = sum(len(tally.different) for tally in tallies.values())
     # What is right can be asked of every route.
     whole = tallies and all(f"{route} positive" in tallies for route in routes)
     return Row(
         f"≥ {examples:,} requests that fit the contract and as many that do not, a route; no 5xx; answers conform",
-        f"{sum(tally.answers.total() for tally in tallies.values()):,} requests, ≥ {fewest:,} for each of "
-        f"{len(tallies)} kinds of {len(routes)} routes ({fewer} have fewer different ones, asked again; in "
-        f"{len(nothing_wrong)} nothing can be wrong); {broken} 5xx, {faults} faults",
+        f"{sum(tally.answers.total() for tally in tallies.values()):,} requests ({different:,} different), ≥ {fewest:,} "
+        f"for each of {len(routes)} routes and kinds, but for {len(nothing_wrong)} routes in which nothing can be wrong; "
+        f"{broken} 5xx, {faults} faults",
         bool(whole) and not faults and not broken and fewest >= examples,
         {"kinds": {name: tally.figures for name, tally in tallies.items()}, "nothing_can_be_wrong": nothing_wrong},
     )
