@@ -227,7 +227,7 @@ def _row(tallies: dict[str, Tally], nothing_wrong: list[str], examples: int) -> 
     return Row(
         f"≥ {examples:,} requests that fit the contract and as many that do not, a route; no 5xx; answers conform",
         f"{sum(tally.answers.total() for tally in tallies.values()):,} requests ({different:,} different), "
-        f"≥ {fewest:,} for each of {len(routes)} routes and kinds, but for {len(nothing_wrong)} routes in which nothing "
+        f"≥ {fewest:,} for each of {len(routes)} routes and kinds, but for {len(nothing_wrong)} in which nothing "
         f"can be wrong; {broken} 5xx, {faults} faults",
         bool(whole) and not faults and not broken and fewest >= examples,
         {"kinds": {name: tally.figures for name, tally in tallies.items()}, "nothing_can_be_wrong": nothing_wrong},
