@@ -5,9 +5,6 @@ Rows that were not run this time keep their last result, in docs/results/doors.{
 
 import json
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+from solrl_trainer.demo import rollout_service
 
 MODEL = "mini-sana"
 SCRIPTS = ("fuzz_api.py", "oversize.py", "slow_clients.py")
@@ -36,49 +33,25 @@ class Row:
 class Service:
     """A service process and where it listens."""
 
-    process: "subprocess.Popen[bytes]"
-    port: int
-    log: Path
+    pid: int
+    url: str
 
     @property
-    def url(self) -> str:
-        """Its base URL."""
-        return f"http://127.0.0.1:{self.port}"
+    def port(self) -> int:
+        """Where it listens, on loopback."""
+        return int(self.url.rpartition(":")[2])
 
 
 @contextmanager
 def service(*flags: str) -> Iterator[Service]:
     """A ready service of a miniature on loopback; RuntimeError where it does not come up, or logs a traceback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    program = str(Path(sys.executable).with_name("solrl-rollout"))
     with tempfile.TemporaryDirectory(prefix="solrl-doors-") as folder:
         log = Path(folder, "log")
-        with log.open("wb") as output:
-            command = [program, "serve", "--model", MODEL, "--port", str(port), *flags]
-            process = subprocess.Popen(command, stdout=output, stderr=output)
-        running = Service(process, port, log)
-        try:
-            _wait_until_ready(running)
-            yield running
-            if "Traceback" in log.read_text():
-                raise RuntimeError(f"the service logged a fault:\n{log.read_text()[-5000:]}")
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _wait_until_ready(running: Service) -> None:
-    deadline = time.monotonic() + 180
-    while running.process.poll() is None and time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{running.url}/health/ready").is_success:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise RuntimeError(f"the service did not come up:\n{running.log.read_text()[-5000:]}")
+        with rollout_service(MODEL, log, flags=flags) as url:
+            # The one child of this process.
+            yield Service(int(Path(f"/proc/self/task/{os.getpid()}/children").read_text()), url)
+        if "Traceback" in log.read_text():
+            raise RuntimeError(f"the service logged a fault:\n{log.read_text()[-5000:]}")
 
 
 def keep(folder: Path, script: str, row: Row) -> int:

@@ -63,13 +63,13 @@ def _status(sock: socket.socket) -> int:
 
 def peak(running: Service, work: Callable[[], list[int]]) -> tuple[list[int], int]:
     """What `work` returns, and bytes by which the service's memory was at its most above where it began."""
-    status = Path(f"/proc/{running.process.pid}/status")
+    status = Path(f"/proc/{running.pid}/status")
 
     def memory(kind: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith(kind))
 
     # What is at its most is reset first, so that loading the model does not hide what follows.
-    Path(f"/proc/{running.process.pid}/clear_refs").write_text("5")
+    Path(f"/proc/{running.pid}/clear_refs").write_text("5")
     before = memory("VmRSS")
     return work(), memory("VmHWM") - before
 

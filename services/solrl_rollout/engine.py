@@ -20,13 +20,13 @@ from solrl_core.rewards.base import RewardError
 from solrl_proto.problems import ProblemError
 
 from solrl_rollout.beside import Beside
+from solrl_rollout.costs import Costs
 from solrl_rollout.executor import Executor, Started, load
 from solrl_rollout.problems import OUT_OF_MEMORY, engine_dead, generation_failed, queue_full
 from solrl_rollout.queue import FairQueue, QueueFull
 from solrl_rollout.recent import Done, Recent
 from solrl_rollout.settings import Settings
 from solrl_rollout.telemetry import QueueState, Telemetry
-from solrl_rollout.weights import Weights
 from solrl_rollout.work import Chunk, Hosted, Job, Scored
 
 logger = logging.getLogger(__name__)
@@ -52,12 +52,12 @@ class Engine:
         self.recent = Recent()
         telemetry.watch_queue(self._waiting)
         self._wake = threading.Condition()
-        self.weights = Weights()
+        self.costs = Costs()
         self._queue: FairQueue[Chunk] = FairQueue(
             settings.queue_limit,
             tenant_limit=settings.tenant_queue_limit,
             turn=_TURN,
-            weight=lambda chunk: self.weights.of(chunk.kind),
+            weight=lambda chunk: self.costs.of(chunk.kind),
         )
         self._calls: deque[Future[None]] = deque()
         self._running: Job | None = None
@@ -243,7 +243,7 @@ class Engine:
         measured = (now - max(scored.started, self._ended)) / chunk.cost
         self._ended = now
         with self._wake:
-            self.weights.measured(chunk.kind, measured)
+            self.costs.measured(chunk.kind, measured)
         known = self._seconds_per_cost or measured
         self._seconds_per_cost = 0.9 * known + 0.1 * measured
         job = chunk.job

@@ -46,11 +46,11 @@ def test_a_cancelled_job_stops_at_its_next_step_and_no_other_does() -> None:
             chunk = Chunk(replace(other, precision=precision), PromptItem(id="p", text="a red circle"), range(2))
             engine.submit([chunk])
             chunk.done.result()
-        assert engine.weights.of(chunk.kind) != 1.0
+        assert engine.costs.of(chunk.kind) != 1.0
         with engine._wake:
             engine._queue.put([chunk])
             engine._queue.take()
-        assert engine._queue._served[chunk.run] == pytest.approx(2 * engine.weights.of(chunk.kind))
+        assert engine._queue._served[chunk.run] == pytest.approx(2 * engine.costs.of(chunk.kind))
     finally:
         engine.close()
 

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 
 import pytest
+from solrl_rollout.costs import Costs
 from solrl_rollout.queue import FairQueue, QueueFull
-from solrl_rollout.weights import Weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,24 +67,24 @@ def test_steps_count_as_cost() -> None:
 
 
 def test_turns_go_by_what_a_step_of_the_kind_takes() -> None:
-    weights = Weights()
+    costs = Costs()
     for kind, seconds in (("small", 99.0), ("large", 99.0), ("small", 0.02), ("large", 0.06)):
-        weights.measured(kind, seconds)  # the first of each is not counted
-    assert [weights.of(kind) for kind in ("small", "large", "new")] == [1.0, pytest.approx(3.0), 1.0]
-    queue: FairQueue[Item] = FairQueue(1000, weight=lambda item: weights.of(item.run))
+        costs.measured(kind, seconds)  # the first of each is not counted
+    assert [costs.of(kind) for kind in ("small", "large", "new")] == [1.0, pytest.approx(3.0), 1.0]
+    queue: FairQueue[Item] = FairQueue(1000, weight=lambda item: costs.of(item.run))
     queue.put([*[Item("large", 8)] * 20, *[Item("small", 8)] * 20])
     served = taken(queue, 20)
     assert (served.count("large"), served.count("small")) == (5, 15)
 
 
 def test_a_kind_that_gets_slower_weighs_more_by_and_by() -> None:
-    weights = Weights()
+    costs = Costs()
     for kind in ("a", "b", "a", "b"):
-        weights.measured(kind, 1.0)
-    weights.measured("b", 2.0)
-    assert weights.of("b") == pytest.approx(1.1)
-    weights.measured("a", 2.0)
-    assert weights.of("b") == pytest.approx(1.0)
+        costs.measured(kind, 1.0)
+    costs.measured("b", 2.0)
+    assert costs.of("b") == pytest.approx(1.1)
+    costs.measured("a", 2.0)
+    assert costs.of("b") == pytest.approx(1.0)
 
 
 def test_a_small_run_waits_for_one_chunk_of_a_big_one_only() -> None:

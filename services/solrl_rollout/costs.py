@@ -6,7 +6,7 @@ _NEWEST = 0.1
 """What the newest measurement counts of the mean."""
 
 
-class Weights:
+class Costs:
     """Costs of kinds, as multiples of that of the kind that was measured first. To be used under its owner's lock."""
 
     def __init__(self) -> None:
