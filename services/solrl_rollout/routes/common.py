@@ -1,4 +1,8 @@
-"""What every route needs: the running service, and how its problems are documented."""
+"""What every route needs: the running service, and how its problems are documented.
+
+Dependencies are coroutines though they wait for nothing: FastAPI runs others in a thread, a switch each, and while the
+engine computes a thread waits long for its turn.
+"""
 
 from typing import Annotated, Any
 
@@ -16,17 +20,17 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     caller: Caller = request.state.caller  # set by access control; a route that is open has none
     return caller
 
 
-def known_parameters(request: Request) -> None:
+async def known_parameters(request: Request) -> None:
     """Refuse a query parameter that an API route does not have: ignored, a mistyped one would do nothing, silently."""
     route = request.scope["route"]
     if not route.path.startswith("/v1/"):
