@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from solrl_rollout import problems
 from solrl_rollout.access import RULES, AccessControl, check_declared
+from solrl_rollout.full import RefuseWhenFull
 from solrl_rollout.limits import HeadLimit, JsonBodyLimit
 from solrl_rollout.observe import Observed
 from solrl_rollout.routes import adapters, health, metrics, models, page, rollouts, runs, status
@@ -67,6 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.telemetry = telemetry
     problems.install(app)
     app.add_middleware(JsonBodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(RefuseWhenFull)
     app.add_middleware(AccessControl, keyring=Keyring(settings.token_file) if settings.token_file else None)
     app.add_middleware(HeadLimit)
     for module in (page, health, models, runs, adapters, rollouts, status, metrics):

@@ -84,13 +84,20 @@ class Engine:
         """
         with self._wake:
             self._require_alive()
-            try:
+            with self._refusing(sum(chunk.candidates for chunk in chunks)):
                 self._queue.put(chunks, admitted=admitted)
-            except QueueFull as full:
-                asked = sum(chunk.candidates for chunk in chunks)
-                wait = max(1, min(60, math.ceil(self._queue.cost * self._seconds_per_cost)))
-                raise queue_full(full, asked, wait) from None
             self._wake.notify()
+
+    def require_room(self, tenant: str) -> None:
+        """See that at least one candidate more of a tenant's may wait.
+
+        Raises:
+            ProblemError: 429 `queue-full`, 503 `engine-dead`.
+        """
+        with self._wake:
+            self._require_alive()
+            with self._refusing(None):
+                self._queue.require_room({tenant: 1})
 
     def cancel(self, job: Job) -> None:
         """Drop what waits of a job and stop what runs of it at the next step. Harmless after its end."""
@@ -132,6 +139,15 @@ class Engine:
     def _require_alive(self) -> None:
         if self.dead or self._closing:
             raise engine_dead()
+
+    @contextmanager
+    def _refusing(self, asked: int | None) -> Iterator[None]:
+        """A full queue is the request's answer, and when to come again."""
+        try:
+            yield
+        except QueueFull as full:
+            wait = max(1, min(60, math.ceil(self._queue.cost * self._seconds_per_cost)))
+            raise queue_full(full, asked, wait) from None
 
     def _main(self, ready: Future[list[Hosted]]) -> None:
         try:

@@ -28,8 +28,9 @@ class RetryLaterError(ProblemError):
         self.retry_after = retry_after
 
 
-def queue_full(full: QueueFull, asked: int, retry_after: int) -> ProblemError:
-    """The 429 for work that does not fit into the queue now."""
+def queue_full(full: QueueFull, asked: int | None, retry_after: int) -> ProblemError:
+    """The 429 for work that does not fit into the queue now; `asked` is None where its body was not read."""
+    room = full.limit - full.waiting
     whose = f"tenant {full.tenant!r} has" if full.tenant is not None else "there are"
     return RetryLaterError(
         "queue-full",
@@ -38,8 +39,8 @@ def queue_full(full: QueueFull, asked: int, retry_after: int) -> ProblemError:
         f"{whose} {full.waiting} candidates waiting already and the limit is {full.limit}",
         retry_after=retry_after,
         got=asked,
-        expected=f"at most {full.limit - full.waiting} more candidates now",
-        action="send the same request again later, or ask for fewer candidates at a time",
+        expected=f"at most {room} more candidates now",
+        action="send the same request again later" + (", or ask for fewer candidates at a time" if room else ""),
     )
 
 
@@ -124,8 +125,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ProblemError)
     async def _problem(_: Request, error: ProblemError) -> Response:
-        headers = {"Retry-After": str(error.retry_after)} if isinstance(error, RetryLaterError) else None
-        return respond(error.problem, headers)
+        return respond_to(error)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> Response:
@@ -144,6 +144,12 @@ def install(app: FastAPI) -> None:
     async def _unexpected(_: Request, __: Exception) -> Response:
         # Starlette raises the exception again after this answer, and the server logs it with its traceback.
         return respond(internal_error())
+
+
+def respond_to(error: ProblemError) -> Response:
+    """The response to an error: its problem document and, where it passes, when."""
+    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, RetryLaterError) else None
+    return respond(error.problem, headers)
 
 
 def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:

@@ -4,7 +4,7 @@ It knows nothing of threads: whoever owns it holds a lock.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 Run = Hashable
@@ -97,7 +97,10 @@ class FairQueue(Generic[T]):
             QueueFull: they do not all fit.
         """
         if not admitted:
-            self._require_room(items)
+            asked = Counter[str]()
+            for item in items:
+                asked[item.tenant] += item.candidates
+            self.require_room(asked)
         for item in items:
             if item.run not in self._waiting:
                 # A run that comes back keeps its debt, but never a credit for the time it was away.
@@ -114,6 +117,20 @@ class FairQueue(Generic[T]):
             for item in reversed(items):
                 self._waiting[item.run].appendleft(item)
                 self._keep(item, -item.candidates)
+
+    def require_room(self, asked: Mapping[str, int]) -> None:
+        """See that so many candidates more of each tenant fit now.
+
+        Raises:
+            QueueFull: they do not all fit.
+        """
+        taken = self.candidates + self._kept.total()
+        if taken + sum(asked.values()) > self.limit:
+            raise QueueFull(taken, self.limit, None)
+        for tenant, candidates in asked.items():
+            taken = self.by_tenant[tenant] + sum(kept for (whose, _), kept in self._kept.items() if whose == tenant)
+            if taken + candidates > self.tenant_limit:
+                raise QueueFull(taken, self.tenant_limit, tenant)
 
     def take(self) -> T | None:
         """The next item, or None when nothing waits."""
@@ -170,18 +187,6 @@ class FairQueue(Generic[T]):
         if self._last in self._waiting and self._row < self._turn:
             return self._last
         return min(self._waiting, key=lambda run: (self._served[run], run != self._last))
-
-    def _require_room(self, items: Sequence[T]) -> None:
-        asked = Counter[str]()
-        for item in items:
-            asked[item.tenant] += item.candidates
-        taken = self.candidates + self._kept.total()
-        if taken + asked.total() > self.limit:
-            raise QueueFull(taken, self.limit, None)
-        for tenant, candidates in asked.items():
-            taken = self.by_tenant[tenant] + sum(kept for (whose, _), kept in self._kept.items() if whose == tenant)
-            if taken + candidates > self.tenant_limit:
-                raise QueueFull(taken, self.tenant_limit, tenant)
 
     def _keep(self, item: T, room: int) -> None:
         self._kept[item.tenant, item.job] += room

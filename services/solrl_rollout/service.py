@@ -66,6 +66,15 @@ class Service:
                 action="send the same request to another replica, or again after the restart",
             )
 
+    def require_room(self, caller: Caller) -> None:
+        """See that anything new of a caller's can be taken, whatever it is.
+
+        Raises:
+            ProblemError: 429 `queue-full`, 503.
+        """
+        self.require_accepting()
+        self.engine.require_room(caller.tenant)
+
     async def accept(self, request: RolloutRequest, caller: Caller) -> Rollout:
         """Check a request and queue its work.
 

@@ -166,7 +166,11 @@ def test_room_that_is_kept_counts_for_its_tenant_until_the_job_ends() -> None:
     with pytest.raises(QueueFull) as full:
         queue.put([Item("a", 1)])
     assert (full.value.waiting, full.value.tenant) == (6, "t")
+    queue.require_room({"third": 6})
+    with pytest.raises(QueueFull):
+        queue.require_room({"t": 1})
     queue.release("t", "pruned")
+    queue.require_room({"t": 6})
     queue.put([Item("a", 6)])
 
 

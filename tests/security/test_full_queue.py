@@ -1,0 +1,107 @@
+"""A queue that takes nothing refuses from the head alone; who asks is judged first, and only what queues is refused."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from security_helpers import Guarded, guarded_service, raw
+from service_helpers import read_response, rollout_request
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE
+
+QUOTA, LIMIT = 24, 48
+
+
+@pytest.fixture(scope="module")
+def at_quota(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """Tenant `a` has a chunk that runs for long, and as much behind it as one tenant may have: half of the queue."""
+    limits = ("--queue-limit", str(LIMIT), "--tenant-queue-limit", str(QUOTA))
+    with guarded_service(tmp_path_factory.mktemp("full"), *limits) as guarded, ExitStack() as held:
+        held.enter_context(accepted(guarded, "a", QUOTA))
+        while waiting(guarded):
+            pass  # until it runs
+        held.enter_context(accepted(guarded, "a", QUOTA))
+        yield guarded
+
+
+@pytest.fixture
+def full(at_quota: Guarded) -> Iterator[Guarded]:
+    """The other half is tenant `b`'s."""
+    with accepted(at_quota, "b", LIMIT - QUOTA):
+        yield at_quota
+    while waiting(at_quota) > QUOTA:
+        pass
+
+
+def accepted(guarded: Guarded, token: str, count: int) -> socket.socket:
+    """The connection of a streamed request whose work was taken in."""
+    body = json.dumps(rollout_request(count=count, steps=200)).encode()
+    sock = socket.create_connection(("127.0.0.1", guarded.service.port), timeout=60)
+    accept = f"\r\nAccept: {STREAM_MEDIA_TYPE}\r\nContent-Type: application/json\r\n\r\n"
+    sock.sendall(head(guarded, token, len(body)).replace("\n", "\r\n").encode() + accept.encode() + body)
+    assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+    return sock
+
+
+def head(guarded: Guarded, token: str, size: int) -> str:
+    secret = guarded.tokens.get(token, token)
+    lines = "POST /v1/rollouts HTTP/1.1\nHost: localhost"
+    return f"{lines}\nContent-Length: {size}\nAuthorization: Bearer {secret}"
+
+
+def waiting(guarded: Guarded) -> float:
+    text = guarded.service.client.get("/metrics", headers=guarded.headers("admin")).text
+    lines = [line for line in text.splitlines() if line.startswith("solrl_queue_candidates{")]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+def refused(guarded: Guarded, token: str) -> dict[str, str]:
+    """The problem in the answer to a head whose body is never sent."""
+    status, headers, body = raw(guarded.service.port, head(guarded, token, 1000))
+    document: dict[str, str] = json.loads(body)
+    assert (status, document["type"]) == (429, "urn:solrl:problem:queue-full")
+    assert headers["content-type"] == "application/problem+json"
+    assert 1 <= int(headers["retry-after"]) <= 60
+    return document
+
+
+def test_a_tenant_at_its_quota_is_refused_before_it_sends_a_body_and_another_is_served(at_quota: Guarded) -> None:
+    document = refused(at_quota, "a")
+    assert document["detail"] == f"tenant 'a' has {QUOTA} candidates waiting already and the limit is {QUOTA}"
+    accepted(at_quota, "b", 4).close()
+    while waiting(at_quota) > QUOTA:
+        pass
+
+
+def test_a_full_queue_refuses_everyone_before_a_body_is_sent(full: Guarded) -> None:
+    for token in ("a", "b", "rollout"):
+        assert refused(full, token) == {
+            "type": "urn:solrl:problem:queue-full",
+            "title": "Queue is full",
+            "status": 429,
+            "detail": f"there are {LIMIT} candidates waiting already and the limit is {LIMIT}",
+            "expected": "at most 0 more candidates now",
+            "action": "send the same request again later",
+        }
+
+
+@pytest.mark.parametrize(("token", "status"), [("solrl_guessed", 401), ("expired", 401), ("push", 403)])
+def test_who_may_not_ask_is_told_so_and_not_to_come_again(full: Guarded, token: str, status: int) -> None:
+    assert raw(full.service.port, head(full, token, 1000))[0] == status
+
+
+def test_what_queues_nothing_is_answered_as_ever(full: Guarded) -> None:
+    for path in ("/v1/status", "/v1/models", "/v1/runs", "/health/live"):
+        assert full.service.client.get(path, headers=full.headers("a")).status_code == 200
+    assert full.service.client.post("/v1/nothing", headers=full.headers("a")).status_code == 404
+
+
+def test_a_refused_body_may_still_be_sent_and_the_connection_goes_on(full: Guarded) -> None:
+    with socket.create_connection(("127.0.0.1", full.service.port), timeout=60) as sock:
+        for _ in range(2):
+            sock.sendall(head(full, "b", 1000).replace("\n", "\r\n").encode() + b"\r\n\r\n")
+            assert read_response(sock)[0] == 429
+            sock.sendall(b"x" * 1000)
+        sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert read_response(sock)[0] == 200
