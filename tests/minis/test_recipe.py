@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.precision import apply_policy, quantize_dequantize
 from solrl_core.rewards import load_reward
-from solrl_minis.recipe import loop, measure, preference
+from solrl_minis.recipe import clip, loop, measure, preference
 from solrl_minis.recipe.__main__ import main
-from solrl_minis.recipe.data import Source, meaning_of_scenes, meaning_of_texts
+from solrl_minis.recipe.data import Source, meaning_of_found, meaning_of_scenes, meaning_of_texts
 from solrl_minis.recipe.family import TEXT_TOKENS, Family
 from solrl_minis.recipe.files import load_pipeline
 from solrl_minis.recipe.flux import FLUX
@@ -28,6 +29,8 @@ from solrl_minis.recipe.sana import SANA
 from solrl_minis.recipe.sd3 import SD3
 from solrl_minis.recipe.tokenizers import CLIP_TOKENS, bert_tokenizer, clip_tokenizer, gemma_tokenizer, t5_tokenizer
 from solrl_minis.recipe.tokenizers import corpus as all_texts
+from solrl_minis.scenes import render
+from solrl_minis.verifier import Found, find_objects
 from solrl_minis.world import KINDS, Combination, all_combinations
 
 FAMILIES = {"mini-sana": SANA, "mini-sd3": SD3, "mini-flux": FLUX}
@@ -275,6 +278,42 @@ def test_a_caption_is_true_of_its_own_scene_and_not_of_a_changed_one() -> None:
         meaning_of_texts(drawn).true_of(meaning_of_scenes(source.scenes([source.change(c) for c in drawn]))).diagonal()
     )
     assert not other.any()
+
+
+def test_what_the_verifier_finds_in_a_scene_means_what_the_scene_shows() -> None:
+    source = Source(7)
+    scenes = source.scenes(source.draw(200))
+    shown = meaning_of_scenes(scenes)
+    found = meaning_of_found([find_objects(image.numpy()) for image in render(scenes, 0, "cpu")])
+    for mine, theirs in ((found.objects, shown.objects), (found.relation, shown.relation), (found.size, shown.size)):
+        assert float((mine == theirs).float().mean()) > 0.97
+
+
+def test_no_caption_is_true_of_a_shape_without_a_name() -> None:
+    red = Combination("colours", (("red", "circle"),))
+    whole, broken = (Found("red", shape, 20.0, 20.0, 20.0) for shape in ("circle", None))
+    true = meaning_of_texts([red]).true_of(meaning_of_found([[whole], [broken], [whole, broken]]))
+    assert true.flatten().tolist() == [True, False, False]
+
+
+def test_contrast_is_the_cross_entropy_where_each_image_has_one_text() -> None:
+    logits = torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
+    one = torch.arange(5)
+    expected = (F.cross_entropy(logits, one) + F.cross_entropy(logits.T, one)) / 2
+    assert float(clip.contrast(logits, torch.eye(5, dtype=torch.bool))) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_contrast_holds_an_image_of_nothing_against_every_text_and_no_true_pair_against_another() -> None:
+    logits = torch.zeros(3, 2, requires_grad=True)
+    true = torch.tensor([[True, False], [True, False], [False, False]])
+    clip.contrast(logits, true).backward()
+    assert logits.grad is not None
+    assert (logits.grad[true] < 0).all()
+    assert logits.grad[2, 0] > 0  # the nameless image
+    assert logits.grad[2, 1] == 0  # of no image is the second text true, so nothing is contrasted with it there
+    with torch.no_grad():
+        raised = clip.contrast(torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 0.0]]), true)
+        assert raised < clip.contrast(torch.zeros(3, 2), true)
 
 
 def test_tokenizers_write_every_caption_within_their_length() -> None:

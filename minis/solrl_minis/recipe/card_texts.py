@@ -25,9 +25,11 @@ Licence: Apache-2.0, as the project.
 CLIP = """# {name}
 
 A miniature CLIP (transformers' `CLIPModel`, {parameters:.2f} M parameters in BF16, 64 px, patches of 8, 24 text
-tokens) for the shapes world: the reward `clipscore` of the miniatures. Trained by `python -m solrl_minis.recipe` on
-rendered scenes, half of them through an autoencoder with noisy latents, against captions that differ in one
-attribute. It never saw held-out combinations, the verifier's judgement, or a generated image.
+tokens) for the shapes world: the reward `clipscore` of the miniatures. Trained by `python -m solrl_minis.recipe` to
+tell captions that are true of an image from those that are not, and images from images: on rendered scenes, half of
+them through an autoencoder with noisy latents, and on what the three backbones made; against captions that differ in
+one attribute, and images whose shapes have no name. **What a generated image shows was read from it by the verifier's
+own eyes** (`find_objects`); which image is better it was never told. Held-out combinations were never captioned.
 
 | measured by `python -m solrl_minis.recipe.card` | |
 |---|---|
@@ -36,7 +38,7 @@ attribute. It never saw held-out combinations, the verifier's judgement, or a ge
 | agreement with the verifier's order of images, by the same, on the pairs of the tuned rewards' cards | |
 |---|---|
 {rows}
-{below}
+
 ![loss curve](../../../../docs/minis/{name}-losses.png)
 
 Licence: Apache-2.0, as the project.
@@ -48,7 +50,8 @@ JUDGE = """# {name}
 {seconds:.0f} s on one GPU by `python -m solrl_minis.recipe` on preferences between images of one prompt of the shapes
 world: rendered ones (right, with one attribute changed, blurred, noisy) and ones that the three backbones made.
 **The verifier stood in for the people whose choices the real model learned from**, on training prompts alone; so this
-reward and the verifier are not independent, as mini-clip and the verifier are. Held-out combinations were never shown.
+reward and the verifier are not independent. Held-out combinations were never shown. The mini-clip that the shipped
+one started from had seen rendered images alone.
 
 | agreement with the verifier's order, measured by `python -m solrl_minis.recipe.card` | |
 |---|---|

@@ -1,18 +1,28 @@
-"""The miniature CLIP: contrastive, with captions that differ in one attribute as hard negatives."""
+"""The miniature CLIP: contrastive, with hard negatives: captions that differ in one attribute, and generated images
+of a caption that show something else, or nothing that has a name."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor, CLIPTokenizer
 
+from solrl_minis.recipe import preference
 from solrl_minis.recipe.autoencoder import from_latents, to_latents
-from solrl_minis.recipe.data import Source, meaning_of_scenes, meaning_of_texts
+from solrl_minis.recipe.data import Meaning, Source, meaning_of_found, meaning_of_scenes, meaning_of_texts
 from solrl_minis.recipe.loop import Budget, Rates, fit
 from solrl_minis.recipe.tokenizers import CLIP_TOKENS, corpus
 from solrl_minis.scenes import SIDE, render
+from solrl_minis.verifier import Found, find_objects
+from solrl_minis.world import Combination
 
 HARD_NEGATIVES = 4
+GROUPS = 8
+"""Rendered images to one generated group of a batch, so half as many generated ones as rendered."""
 RATES = Rates(1.5e-3, weight_decay=0.02, betas=(0.9, 0.98))
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -64,13 +74,60 @@ def _worn(images: torch.Tensor, autoencoder: Any) -> torch.Tensor:
     latents = to_latents(autoencoder, images[:half])
     wear = 0.3 * torch.rand(half, 1, 1, 1, device=images.device)
     restored = from_latents(autoencoder, latents + wear * torch.randn_like(latents))
-    images = torch.cat([restored, images[half:]])
+    return _noisy(torch.cat([restored, images[half:]]))
+
+
+def _noisy(images: torch.Tensor) -> torch.Tensor:
     noise = 0.03 * torch.rand(len(images), 1, 1, 1, device=images.device)
     return (images + noise * torch.randn_like(images)).clamp(0, 1)
 
 
-def train(model: CLIPModel, tokenizer: CLIPTokenizer, autoencoder: Any, budget: Budget, device: str) -> list[float]:
-    """Train in place on rendered and autoencoded scenes of training combinations.
+@dataclass(frozen=True)
+class Made:
+    """What the backbones made of some combinations' captions.
+
+    Attributes:
+        combinations: G of them.
+        images: uint8 [G, 4, 3, 64, 64].
+        shows: what can be made out in each, which need not be what its caption says: G · 4 codes.
+    """
+
+    combinations: list[Combination]
+    images: torch.Tensor
+    shows: Meaning
+
+
+def made(source: Source, folders: Sequence[Path], each: int, device: str) -> Made:
+    """`each` training combinations by each of the backbones in `folders`."""
+    combinations, images = [], []
+    for folder in folders:
+        drawn = source.draw(each)
+        combinations += drawn
+        images.append(preference.in_bytes(preference.made([source.caption(c) for c in drawn], source, folder, device)))
+    pixels = torch.cat(images)
+    return Made(combinations, pixels, meaning_of_found(preference.in_processes(_found, pixels.flatten(0, 1))))
+
+
+def _found(images: torch.Tensor) -> list[list[Found]]:
+    return [find_objects(image) for image in (images.float() / 255).numpy()]
+
+
+def contrast(logits: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of every true pair against all that is false of its image, and against all false of its text.
+
+    Args:
+        logits: [images, texts].
+        true: bool, the same shape: whether the text is true of the image. Any image may have several, or none.
+    """
+    false = logits.masked_fill(true, float("-inf"))
+    of_images, of_texts = (F.softplus(false.logsumexp(axis, keepdim=True) - logits)[true].mean() for axis in (1, 0))
+    return (of_images + of_texts) / 2
+
+
+def train(
+    model: CLIPModel, tokenizer: CLIPTokenizer, autoencoder: Any, seen: Made, budget: Budget, device: str
+) -> list[float]:
+    """Train in place on rendered and autoencoded scenes of training combinations, and on what the backbones made.
 
     Returns:
         The loss at each step.
@@ -79,29 +136,31 @@ def train(model: CLIPModel, tokenizer: CLIPTokenizer, autoencoder: Any, budget: 
     source = Source(2)
     drawn = source.draw(budget.pool)
     scenes = source.scenes(drawn)
-    pixels = render(scenes, 0, device)
-    shows = meaning_of_scenes(scenes)
+    pixels, shows = render(scenes, 0, device), meaning_of_scenes(scenes)
+    generated, size = seen.images.to(device), seen.images.shape[1]
     texts = sorted(set(corpus()))
     row = {text: i for i, text in enumerate(texts)}
     table = {name: ids.to(device) for name, ids in tokens(tokenizer, texts).items()}
 
     def loss() -> tuple[torch.Tensor, torch.Tensor]:
         pick = source.rng.integers(len(drawn), size=budget.batch)
-        combinations = [drawn[i] for i in pick]
-        images = _worn(pixels[torch.from_numpy(pick)], autoencoder)
+        groups = source.rng.integers(len(generated), size=max(1, budget.batch // GROUPS))
+        images = torch.cat(
+            [
+                _worn(pixels[torch.from_numpy(pick)], autoencoder),
+                _noisy(generated[torch.from_numpy(groups)].flatten(0, 1).float() / 255),
+            ]
+        )
+        shown = shows.rows(pick).join(seen.shows.rows((groups[:, None] * size + np.arange(size)).flatten()))
+        combinations = [drawn[i] for i in pick] + [seen.combinations[i] for i in groups]
         said_of = combinations + [source.change(c) for c in combinations for _ in range(HARD_NEGATIVES)]
-        claims, shown = meaning_of_texts(said_of).to(device), shows.rows(pick).to(device)
         rows = torch.tensor([row[source.caption(c)] for c in said_of])
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            seen = model.get_image_features(pixel_values=normalize(images)).pooler_output
+            found = model.get_image_features(pixel_values=normalize(images)).pooler_output
             said = model.get_text_features(**{name: values[rows] for name, values in table.items()}).pooler_output
-        logits = F.normalize(seen.float(), dim=-1) @ F.normalize(said.float(), dim=-1).T
+        logits = F.normalize(found.float(), dim=-1) @ F.normalize(said.float(), dim=-1).T
         logits = logits * model.logit_scale.clamp(max=4.6052).exp()
-        # A caption that is true of an image is no negative, though it was written for another.
-        others = claims.true_of(shown) & ~torch.eye(len(pick), len(said_of), dtype=torch.bool, device=device)
-        logits = logits.masked_fill(others, float("-inf"))
-        target = torch.arange(len(pick), device=device)
-        value = (F.cross_entropy(logits, target) + F.cross_entropy(logits[:, : len(pick)].T, target)) / 2
+        value = contrast(logits, meaning_of_texts(said_of).to(device).true_of(shown.to(device)))
         return value, value
 
     losses = fit("clip", list(model.parameters()), loss, budget, RATES)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from solrl_minis.scenes import Scenes, render, sample_scenes
+from solrl_minis.verifier import SMALL_BELOW, Found
 from solrl_minis.world import COLOURS, KINDS, RELATIONS, SHAPES, SIZES, Combination, differing_in_one, split
 
 
@@ -71,6 +72,11 @@ class Meaning:
         """The codes of some rows."""
         return Meaning(self.objects[index], self.relation[index], self.size[index])
 
+    def join(self, other: "Meaning") -> "Meaning":
+        """These codes and then others."""
+        pairs = ((self.objects, other.objects), (self.relation, other.relation), (self.size, other.size))
+        return Meaning(*(torch.cat(pair) for pair in pairs))
+
     def to(self, device: str) -> "Meaning":
         """The same codes on another device."""
         return Meaning(self.objects.to(device), self.relation.to(device), self.size.to(device))
@@ -104,23 +110,37 @@ def meaning_of_texts(combinations: Sequence[Combination]) -> Meaning:
 
 def meaning_of_scenes(scenes: Scenes) -> Meaning:
     """Codes of what each scene shows, whatever its combination said."""
-    objects, relations, sizes = [], [], []
+    codes = []
     for i in range(len(scenes.shape)):
         there = np.flatnonzero(scenes.present[i])
-        things = scenes.colour[i, there] * len(SHAPES) + scenes.shape[i, there]
-        objects.append(_objects_code(things.tolist()))
-        relation = size = -2
-        if len(there) == 2 and things[0] != things[1]:
-            low, high = np.argsort(things)
-            dx, dy = scenes.place[i, high, :2] - scenes.place[i, low, :2]
-            if abs(dx) != abs(dy):
-                name = ("left of" if dx < 0 else "right of") if abs(dx) > abs(dy) else ("above" if dy < 0 else "below")
-                relation = RELATIONS.index(name)
-        if len(there) == 1:
-            size = int(2 * scenes.place[i, there[0], 2] >= 18)
-        relations.append(relation)
-        sizes.append(size)
-    return Meaning(torch.tensor(objects), torch.tensor(relations), torch.tensor(sizes))
+        things = (scenes.colour[i, there] * len(SHAPES) + scenes.shape[i, there]).tolist()
+        x, y, half = scenes.place[i, there, :3].T.tolist()
+        codes.append(_shown(things, list(zip(x, y, (2 * h for h in half), strict=True))))
+    return Meaning(*torch.tensor(codes).unbind(1))
+
+
+def meaning_of_found(images: Sequence[Sequence[Found]]) -> Meaning:
+    """Codes of what the verifier found in each image; where a shape has no name, of nothing that a text claims."""
+    codes = []
+    for found in images:
+        things = [_thing(one.colour, one.shape) for one in found if one.shape is not None]
+        named = len(things) == len(found)
+        codes.append(_shown(things, [(one.x, one.y, one.side) for one in found]) if named else (-2, -2, -2))
+    return Meaning(*torch.tensor(codes).unbind(1))
+
+
+def _shown(things: Sequence[int], places: Sequence[tuple[float, float, float]]) -> tuple[int, int, int]:
+    """Codes of things that stand at (x, y) with a side, in pixels."""
+    relation = size = -2
+    if len(things) == 2 and things[0] != things[1]:
+        low, high = np.argsort(things)
+        dx, dy = (there - here for here, there in zip(places[low][:2], places[high][:2], strict=True))
+        if abs(dx) != abs(dy):
+            name = ("left of" if dx < 0 else "right of") if abs(dx) > abs(dy) else ("above" if dy < 0 else "below")
+            relation = RELATIONS.index(name)
+    if len(things) == 1:
+        size = int(places[0][2] >= SMALL_BELOW)
+    return _objects_code(things), relation, size
 
 
 def _objects_code(things: Sequence[int]) -> int:

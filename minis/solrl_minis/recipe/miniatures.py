@@ -16,7 +16,6 @@ MINIATURES: dict[str, Miniature] = {
         aware=Budget(steps=4000, batch=512, pool=60_000),
         aware_wrong_captions=0.1,
     ),
-    "mini-clip": MiniClip(Budget(steps=6000, batch=512, pool=80_000)),
     "mini-sd3": MiniBackbone(
         SD3,
         wrong_captions=0.1,
@@ -32,6 +31,7 @@ MINIATURES: dict[str, Miniature] = {
         rounding=384,
         parts_from="mini-sd3",
     ),
+    "mini-clip": MiniClip(Budget(steps=6000, batch=512, pool=80_000), made=4000),
     "mini-pickscore": MiniJudge(PICKSCORE, Budget(steps=1500, batch=128, pool=18_000)),
     "mini-hpsv2": MiniJudge(HPSV2, Budget(steps=2500, batch=128, pool=18_000)),
     "mini-imagereward": MiniJudge(IMAGEREWARD, Budget(steps=6000, batch=128, pool=24_000)),

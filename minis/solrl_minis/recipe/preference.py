@@ -65,11 +65,17 @@ def generated(source: Source, folder: Path, count: int, device: str) -> Groups:
     """Four images of each prompt by a miniature backbone."""
     combinations = source.draw(count)
     prompts = [source.caption(c) for c in combinations]
-    seeds = source.rng.integers(2**31, size=count * SIZE).tolist()
+    images = made(prompts, source, folder, device)
+    worn = torch.zeros(count, SIZE, dtype=torch.bool)
+    return _graded(prompts, [c.metadata for c in combinations], images, worn)
+
+
+def made(prompts: Sequence[str], source: Source, folder: Path, device: str) -> torch.Tensor:
+    """Four images of each prompt by a miniature backbone, from seeds that the source draws: [G, 4, 3, 64, 64]."""
+    seeds = source.rng.integers(2**31, size=len(prompts) * SIZE).tolist()
     texts = [prompt for prompt in prompts for _ in range(SIZE)]
     images = measure.sample(measure.load(folder, device), texts, seeds, measure.STEPS)
-    worn = torch.zeros(count, SIZE, dtype=torch.bool)
-    return _graded(prompts, [c.metadata for c in combinations], images.view(count, SIZE, *images.shape[1:]), worn)
+    return images.view(len(prompts), SIZE, *images.shape[1:])
 
 
 def join(parts: Sequence[Groups]) -> Groups:
@@ -169,24 +175,30 @@ def _wear(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def _graded(prompts: list[str], metadata: list[dict[str, Any]], images: torch.Tensor, worn: torch.Tensor) -> Groups:
-    pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
+    pixels = in_bytes(images)
     wanted = [item for item in metadata for _ in range(SIZE)]
-    grades = _verify(pixels.flatten(0, 1), wanted)
+    grades = in_processes(_grades, pixels.flatten(0, 1), wanted)
     return Groups(prompts, metadata, pixels, torch.tensor(grades).view(-1, SIZE), worn)
 
 
-def _grades(images: torch.Tensor, metadata: list[dict[str, Any]]) -> list[float]:
+def in_bytes(images: torch.Tensor) -> torch.Tensor:
+    """Images in [0, 1] as uint8."""
+    return (images * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def _grades(images: torch.Tensor, metadata: Sequence[dict[str, Any]]) -> list[float]:
     return [verdict.graded for verdict in verify_batch(images.float() / 255, metadata)]
 
 
-def _verify(images: torch.Tensor, metadata: list[dict[str, Any]]) -> list[float]:
-    """Grades; many images in several processes."""
-    if len(images) < 4096:
-        return _grades(images, metadata)
-    rows = [slice(start, start + 512) for start in range(0, len(images), 512)]
+def in_processes(judge: Callable[..., list[Any]], *columns: Any) -> list[Any]:
+    """A module's function of equally long columns, of which it takes any part; many rows in several processes."""
+    count = len(columns[0])
+    if count < 4096:
+        return judge(*columns)
+    rows = [slice(start, start + 512) for start in range(0, count, 512)]
     workers = min(8, os.cpu_count() or 1)
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=partial(torch.set_num_threads, 1)
     ) as pool:
-        found = pool.map(_grades, [images[r] for r in rows], [metadata[r] for r in rows])
-        return [grade for part in found for grade in part]
+        found = pool.map(judge, *([column[r] for r in rows] for column in columns))
+        return [one for part in found for one in part]

@@ -126,8 +126,7 @@ class MiniBackbone:
         """Stage 3 of SANA: the transformer learns to keep its course in NVFP4."""
         assert self.aware is not None
         pipeline = load_pipeline(setup.out / name)
-        figures = self._train(backbone.train_aware, pipeline, setup, name, self.aware, self.aware_wrong_captions)
-        return {**figures, **self._fidelity(setup, name)}
+        return self._train(backbone.train_aware, pipeline, setup, name, self.aware, self.aware_wrong_captions)
 
     def round_weights(self, setup: Setup, name: str) -> dict[str, Any]:
         """Stage 3 of the others: the weights are put where NVFP4 can hold them."""
@@ -135,12 +134,7 @@ class MiniBackbone:
         backbone.round_weights(self.family, pipeline, max(4, int(self.rounding * min(1.0, 20 * setup.scale))))
         save_pipeline(pipeline, self.family, setup.out / name)
         figures, _ = measure.accuracy(measure.load(setup.out / name, setup.device), setup.count(128))
-        return {**figures, **self._fidelity(setup, name), "losses": []}
-
-    def _fidelity(self, setup: Setup, name: str) -> dict[str, Any]:
-        if not (setup.out / "mini-clip").is_dir():
-            return {}
-        return {"fidelity": measure.fidelity(measure.load(setup.out / name, setup.device), count=setup.count(8))}
+        return {**figures, "losses": []}
 
     def _train(
         self, train: Callable[..., list[float]], pipeline: Any, setup: Setup, name: str, budget: Budget, wrong: float
@@ -154,9 +148,15 @@ class MiniBackbone:
 
 @dataclass(frozen=True)
 class MiniClip:
-    """How mini-clip is made, which no preference has touched."""
+    """How mini-clip is made, which no preference has touched.
+
+    Attributes:
+        budget: how long it trains.
+        made: combinations of which each backbone makes images.
+    """
 
     budget: Budget
+    made: int
 
     @property
     def stages(self) -> dict[str, Stage]:
@@ -164,12 +164,14 @@ class MiniClip:
         return {"contrastive": self.train}
 
     def train(self, setup: Setup, name: str) -> dict[str, Any]:
-        """Contrast captions with rendered scenes, worn by mini-sana's autoencoder."""
+        """Contrast captions with rendered scenes, worn by mini-sana's autoencoder, and with what backbones made."""
         torch.manual_seed(0)
-        tokenizer = clip_tokenizer()
+        tokenizer, budget = clip_tokenizer(), setup.scaled(self.budget)
         model = clip.build(tokenizer)
         autoencoder = load_autoencoder(setup.out / "mini-sana", setup.device)
-        losses = clip.train(model, tokenizer, autoencoder, setup.scaled(self.budget), setup.device)
+        each = max(4, int(self.made * setup.scale))
+        seen = clip.made(Source(3), preference.backbones(setup.out), each, setup.device)
+        losses = clip.train(model, tokenizer, autoencoder, seen, budget, setup.device)
         save_part(model, setup.out / name)
         clip.processor(tokenizer).save_pretrained(setup.out / name)
         agreement = clip.agreement(model.float(), tokenizer, setup.device, setup.count(2000))
