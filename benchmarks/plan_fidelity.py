@@ -1,9 +1,10 @@
-"""What pruning costs in fidelity: `python benchmarks/plan_fidelity.py [--device cuda] [--models mini-sana …]`.
+"""What cheaper plans cost in fidelity: `python benchmarks/plan_fidelity.py [--device cuda] [--models mini-sana …]`.
 
-NVFP4 at 6 steps against BF16 at 10, over held-out prompts × 96 candidates, with all rewards scored on the same images.
-A candidate does not depend on its batch-mates, so one pass, scored after some of its steps too, tells what every plan
-would have kept; really pruned groups are compared with that. Scores lie in runs/plan_fidelity, and the command goes on
-where it was stopped. Writes docs/results/plan_fidelity.{json,md,png}.
+NVFP4 against BF16 at 10 steps, over held-out prompts × 96 candidates, with all rewards scored on the same images: six
+of Euler's steps, and four that are fitted to the model, each whole and pruned. The fitted ones' schedule is chosen on
+training prompts. A candidate does not depend on its batch-mates, so one pass, scored after some of its steps too, tells
+what every plan would have kept; really pruned groups are compared with that. Scores lie in runs/plan_fidelity, and the
+command goes on where it was stopped. Writes docs/results/plan_fidelity.{json,md,png}.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,27 @@ from rich.progress import track
 from safetensors.torch import load_file, save_file
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import rank_fidelity
+from solrl_core.fitting import SCHEDULES
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.selection import best_worst
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import Plan, PromptItem, Prune
-from solrl_trainer.calibrate import score_group
+from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune, Solver
+from solrl_trainer.calibrate import fit_solvers, score_group
+from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import paired_gain
 from solrl_trainer.presets import resolve
-from solrl_trainer.prompts import read_prompts
+from solrl_trainer.prompts import find_prompts, read_prompts
 
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
-TRUE_STEPS, STEPS = 10, 6
-AFTER = (2, 3, 4)
-KEEP = (24, 32, 48, 64, 80)
+TRUE_STEPS, STEPS, FITTED = 10, 6, 4
+AFTER = {STEPS: (2, 3, 4), FITTED: (3,)}
+KEEP = {STEPS: (24, 32, 48, 64, 80), FITTED: (24, 32, 40, 48, 64)}
+"""By how many steps there are: after which candidates are pruned, and to how many."""
+CHOSEN_ON, CHOSEN_FOR = 16, 48
+"""Training prompts on which the fitted steps' schedule is chosen, and how many are then kept before the last step."""
 ALLOWED = 1.0
 """By how much the mean true rank of the best and of the worst 12 may be worse than without pruning."""
 CHECKED = 2
@@ -47,8 +53,10 @@ CHECKED = 2
 SAVED_EVERY = 16
 
 Scores = dict[str, torch.Tensor]
-"""float32 [prompts, rewards, candidates]: "true", "final", and "2" … of what is predicted after so many steps;
-"off" [prompts checked, plans]: see `really_pruned`."""
+"""float32 [prompts, rewards, candidates]: "true", and "6/2" … of what is foreseen after 2 of 6 steps, "6/6" at their
+end; "off" [prompts checked, plans]: see `really_pruned`."""
+Way = tuple[int, int, int]
+"""A plan: its steps, after how many of them it prunes, how many it keeps. After all of them, it keeps all."""
 
 
 def main() -> None:
@@ -62,16 +70,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
     prompts = held_out(args.prompts)
-    found = {
-        model: measure(model, prompts, args.candidates, args.device, args.scores / f"{model}.safetensors")
-        for model in args.models
-    }
+    found = {model: measure(model, prompts, args.candidates, args.device, args.scores) for model in args.models}
     rows = [row for model, scores in found.items() for row in judge(model, scores)]
     off = {model: float(scores["off"].max()) for model, scores in found.items()}
+    solvers = {model: json.loads(solver_file(args.scores, model).read_text()) for model in args.models}
     args.out.mkdir(parents=True, exist_ok=True)
     settings = {key: getattr(args, key) for key in ("models", "prompts", "candidates", "device")}
-    (args.out / "plan_fidelity.json").write_text(json.dumps({**settings, "off": off, "rows": rows}, indent=1) + "\n")
-    text = table(rows, off, args.prompts, args.candidates)
+    result = {**settings, "off": off, "solvers": solvers, "rows": rows}
+    (args.out / "plan_fidelity.json").write_text(json.dumps(result, indent=1) + "\n")
+    sigmas = {model: solver["sigmas"] for model, solver in solvers.items()}
+    text = table(rows, off, sigmas, args.prompts, args.candidates)
     (args.out / "plan_fidelity.md").write_text(text)
     write_plot(rows, ALLOWED, args.out / "plan_fidelity.png")
     print(text)
@@ -85,8 +93,14 @@ def held_out(count: int) -> list[PromptItem]:
         return read_prompts(Path(folder), "test")
 
 
-def measure(model: str, prompts: Sequence[PromptItem], candidates: int, device: str, file: Path) -> Scores:
-    """The scores of one model's groups; continues those in `file`, and keeps them there."""
+def solver_file(folder: Path, model: str) -> Path:
+    """Where the chosen fitted solver lies, beside the scores."""
+    return folder / f"{model}.solver.json"
+
+
+def measure(model: str, prompts: Sequence[PromptItem], candidates: int, device: str, folder: Path) -> Scores:
+    """The scores of one model's groups; continues those in `folder`, and keeps them there."""
+    file = folder / f"{model}.safetensors"
     scores: Scores = load_file(file) if file.is_file() else {}
     begun = len(scores["true"]) if scores else 0
     if begun >= len(prompts):
@@ -95,11 +109,16 @@ def measure(model: str, prompts: Sequence[PromptItem], candidates: int, device: 
     backbone = load_backbone(model, device=device)
     rewards = RewardSet.load(REWARDS, backbone)
     true, proxy = Generator(backbone, "bf16"), Generator(backbone, "nvfp4")
+    config = resolve(f"{model}/sol_rl/{REWARDS[0]}").config
+    if not solver_file(folder, model).is_file():
+        chosen = choose_solver(config, candidates, true, proxy, rewards)
+        solver_file(folder, model).write_text(chosen.model_dump_json(indent=1) + "\n")
+    solver = FittedSolver.model_validate_json(solver_file(folder, model).read_text())
     for index, prompt in enumerate(track(prompts[begun:], f"{model}, groups", console=Console(stderr=True)), begun + 1):
         seeds = expand_seeds(0, prompt.id, candidates)
-        new = score(prompt, seeds, true, proxy, rewards)
+        new = score(prompt, seeds, true, proxy, rewards, {STEPS: "euler", FITTED: solver})
         if index <= CHECKED:
-            new["off"] = torch.tensor(really_pruned(model, prompt, seeds, new, proxy, rewards))
+            new["off"] = torch.tensor(really_pruned(config, prompt, seeds, new, proxy, rewards, solver))
         scores |= {key: torch.cat([*([scores[key]] if key in scores else []), part[None]]) for key, part in new.items()}
         if index % SAVED_EVERY == 0 or index == len(prompts):
             # Under another name first, so that what was saved before outlives a stop in between.
@@ -109,21 +128,44 @@ def measure(model: str, prompts: Sequence[PromptItem], candidates: int, device: 
     return scores
 
 
+def choose_solver(
+    config: RunConfig, candidates: int, true: Generator, proxy: Generator, rewards: RewardSet
+) -> FittedSolver:
+    """Of the solvers fitted along each schedule, the one by which even the worst reward parts best and worst widest."""
+    solvers = fit_solvers(config, true, SCHEDULES)
+    parted = torch.zeros(len(solvers), len(REWARDS))
+    for prompt in read_prompts(find_prompts(config.prompts), "train")[:CHOSEN_ON]:
+        seeds = expand_seeds(1, prompt.id, candidates)
+        for at, solver in enumerate(solvers):
+            found = score(prompt, seeds, true, proxy, rewards, {FITTED: solver})
+            for reward in range(len(REWARDS)):
+                halfway, final = found[f"{FITTED}/{FITTED - 1}"][reward], found[f"{FITTED}/{FITTED}"][reward]
+                rank = rank_fidelity(pruned(halfway, final, CHOSEN_FOR)[None], found["true"][reward][None])
+                parted[at, reward] += (rank.bottom_rank - rank.top_rank) / CHOSEN_ON
+    return solvers[int(parted.min(1).values.argmax())]
+
+
 def score(
-    prompt: PromptItem, seeds: Sequence[int], true: Generator, proxy: Generator, rewards: RewardSet
+    prompt: PromptItem,
+    seeds: Sequence[int],
+    true: Generator,
+    proxy: Generator,
+    rewards: RewardSet,
+    solvers: Mapping[int, str | FittedSolver],
 ) -> dict[str, torch.Tensor]:
-    """One group's [rewards, candidates], under the keys of `Scores`."""
+    """One group's [rewards, candidates] by each number of steps and its solver, under the keys of `Scores`."""
 
     def scored(images: torch.Tensor) -> torch.Tensor:
         each = rewards.score(REWARDS, images, [prompt.text] * len(seeds), [prompt.metadata] * len(seeds))
         return torch.stack([each[name] for name in REWARDS])
 
     found = {"true": scored(true.generate(prompt.text, seeds, steps=TRUE_STEPS).images)}
-    trajectory = None
-    for until in (*AFTER, STEPS):
-        made = proxy.generate(prompt.text, seeds, steps=STEPS, begin=trajectory, until=until)
-        trajectory = made.trajectory
-        found["final" if until == STEPS else str(until)] = scored(made.images)
+    for steps, solver in solvers.items():
+        trajectory = None
+        for until in (*AFTER[steps], steps):
+            made = proxy.generate(prompt.text, seeds, steps=steps, solver=solver, begin=trajectory, until=until)
+            trajectory = made.trajectory
+            found[f"{steps}/{until}"] = scored(made.images)
     return found
 
 
@@ -136,62 +178,77 @@ def pruned(halfway: torch.Tensor, final: torch.Tensor, keep: int) -> torch.Tenso
 
 
 def really_pruned(
-    model: str,
+    config: RunConfig,
     prompt: PromptItem,
     seeds: Sequence[int],
     scores: Scores,
     proxy: Generator,
     rewards: RewardSet,
+    solver: FittedSolver,
 ) -> list[float]:
     """Prune as the product does: for each plan, how far a score is off at most, in standard deviations of the group.
 
     A candidate that only one of the two keeps counts as wholly off (inf).
     """
-    config = resolve(f"{model}/sol_rl/{REWARDS[0]}").config
     found = []
-    for after, keep in grid(len(seeds)):
-        plan = Plan(steps=STEPS, precision="nvfp4", prune=Prune(after=after, keep=keep))
+    for steps, after, keep in grid(len(seeds)):
+        by: Solver | FittedSolver = "euler" if steps == STEPS else solver
+        plan = Plan(steps=steps, solver=by, precision="nvfp4", prune=Prune(after=after, keep=keep))
         product = score_group(proxy, rewards, config, plan, prompt, seeds)
-        ours = pruned(scores[str(after)][0], scores["final"][0], keep)
+        final = scores[f"{steps}/{steps}"][0]
+        ours = pruned(scores[f"{steps}/{after}"][0], final, keep)
         same = bool((product.isnan() == ours.isnan()).all())
-        found.append(float((product - ours).nan_to_num().abs().max() / scores["final"][0].std()) if same else torch.inf)
+        found.append(float((product - ours).nan_to_num().abs().max() / final.std()) if same else torch.inf)
     return found
 
 
-def grid(candidates: int) -> list[tuple[int, int]]:
-    """(after, keep) of every plan that prunes."""
-    return [(after, keep) for after, keep in itertools.product(AFTER, KEEP) if keep < candidates]
+def grid(candidates: int) -> list[Way]:
+    """Every plan that prunes."""
+    return [
+        (steps, after, keep)
+        for steps in (STEPS, FITTED)
+        for after, keep in itertools.product(AFTER[steps], KEEP[steps])
+        if keep < candidates
+    ]
 
 
 def judge(model: str, scores: Scores) -> list[dict[str, Any]]:
-    """A row for each reward and plan, the unpruned one first."""
+    """A row for each reward and plan, the whole six steps first, then the whole fitted ones."""
     candidates = scores["true"].shape[2]
     rows = []
     for at, reward in enumerate(REWARDS):
-        true, final = scores["true"][:, at], scores["final"][:, at]
-        whole = ranks(final, true)
-        for after, keep in [(STEPS, candidates), *grid(candidates)]:
-            halves = final if after == STEPS else scores[str(after)][:, at]
-            proxy = torch.stack([pruned(h, f, keep) for h, f in zip(halves, final, strict=True)])
-            found, worse = ranks(proxy, true), {}
-            for half, sign in (("top", 1), ("bottom", -1)):
-                worse[half] = paired_gain(sign * whole[half][:, None], sign * found[half][:, None])
+        true = scores["true"][:, at]
+        wholes = {steps: ranks(scores[f"{steps}/{steps}"][:, at], true) for steps in (STEPS, FITTED)}
+        for steps, after, keep in [(STEPS, STEPS, candidates), (FITTED, FITTED, candidates), *grid(candidates)]:
+            pairs = zip(scores[f"{steps}/{after}"][:, at], scores[f"{steps}/{steps}"][:, at], strict=True)
+            found = ranks(torch.stack([pruned(half, final, keep) for half, final in pairs]), true)
+            worse = worse_than(wholes[STEPS], found)
             rows.append(
                 {
                     "model": model,
                     "reward": reward,
+                    "steps": steps,
                     "after": after,
                     "keep": keep,
-                    "cost": (after * candidates + (STEPS - after) * keep) / (STEPS * candidates),
+                    "cost": (after * candidates + (steps - after) * keep) / (STEPS * candidates),
                     "top_rank": float(found["top"].mean()),
                     "bottom_rank": float(found["bottom"].mean()),
                     "worse": worse,
+                    "worse_than_unpruned": worse_than(wholes[steps], found),
                     "spearman": float(found["spearman"].nanmean()),
                     "within": all(mean <= ALLOWED for mean, _, _ in worse.values()),
                     "surely_within": all(high <= ALLOWED for _, _, high in worse.values()),
                 }
             )
     return rows
+
+
+def worse_than(whole: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> dict[str, tuple[float, float, float]]:
+    """By how many true ranks the best and the worst that are found are worse: mean and 95 % interval, paired."""
+    return {
+        half: paired_gain(sign * whole[half][:, None], sign * found[half][:, None])
+        for half, sign in (("top", 1), ("bottom", -1))
+    }
 
 
 def ranks(proxy: torch.Tensor, true: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -204,31 +261,53 @@ def ranks(proxy: torch.Tensor, true: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def table(rows: Sequence[dict[str, Any]], off: dict[str, float], prompts: int, candidates: int) -> str:
+def name(steps: int, after: int, keep: int) -> str:
+    """A plan in short."""
+    long = "" if steps == STEPS else f"{steps} fitted steps"
+    return ", ".join(filter(None, [long, f"after {after} keep {keep}" if after < steps else ""])) or "unpruned"
+
+
+def largest(row: dict[str, Any], which: str) -> float:
+    """The larger of the two halves' means."""
+    return max(mean for mean, _, _ in row[which].values())
+
+
+def table(
+    rows: Sequence[dict[str, Any]],
+    off: dict[str, float],
+    sigmas: dict[str, list[float]],
+    prompts: int,
+    candidates: int,
+) -> str:
     """Every plan over all models and rewards, then every row."""
+    count = len({(r["model"], r["reward"]) for r in rows})
     lines = [
-        "# What pruning costs in fidelity",
+        "# What cheaper plans cost in fidelity",
         "",
-        f"By `python benchmarks/plan_fidelity.py`: NVFP4 at {STEPS} steps against BF16 at {TRUE_STEPS}, {prompts}",
-        f"held-out prompts × {candidates} candidates. A plan keeps the most extreme by the reward of what is predicted",
-        "after some of its steps. Worse: by how much the mean true rank of the 12 that it takes for the best (worst)",
-        "is worse than without pruning, paired over prompts, with its 95 % interval. Steps: candidate steps spent,",
-        "where all are 100 %; decoding and scoring halfway is not in it, and comes once for every candidate.",
+        f"By `python benchmarks/plan_fidelity.py`: NVFP4 against BF16 at {TRUE_STEPS} steps, {prompts}",
+        f"held-out prompts × {candidates} candidates. A plan makes {STEPS} of Euler's steps, or {FITTED} that are",
+        "fitted to the model, and keeps the most extreme by the reward of what is foreseen after some of them.",
+        "Worse: by how much the mean true rank of the 12 that it takes for the best (worst) is worse than with",
+        f"{STEPS} unpruned steps, paired over prompts, with its 95 % interval. Steps: candidate steps spent, where",
+        f"{STEPS} unpruned ones are 100 %; decoding and scoring halfway is not in it, and comes once a candidate.",
         "",
-        f"| plan | steps | worse, mean | worse, worst of {len({(r['model'], r['reward']) for r in rows})} "
-        f"| at most {ALLOWED:g} worse | surely (whole interval) |",
-        "|---|---|---|---|---|---|",
+        f"| plan | steps | worse, mean | worse, worst of {count} "
+        f"| at most {ALLOWED:g} worse | surely (whole interval) | worse than itself unpruned, worst |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for plan in sorted({(r["cost"], r["after"], r["keep"]) for r in rows if r["after"] < STEPS}):
-        group = [r for r in rows if (r["cost"], r["after"], r["keep"]) == plan]
-        worse = [max(mean for mean, _, _ in r["worse"].values()) for r in group]
+    for plan in sorted({(r["cost"], r["steps"], r["after"], r["keep"]) for r in rows if r["cost"] < 1}):
+        group = [r for r in rows if (r["cost"], r["steps"], r["after"], r["keep"]) == plan]
+        worse = [largest(r, "worse") for r in group]
+        own = f"{max(largest(r, 'worse_than_unpruned') for r in group):+.2f}" if plan[2] < plan[1] else ""
         lines.append(
-            f"| after {plan[1]} keep {plan[2]} | {plan[0]:.0%} | {sum(worse) / len(worse):+.2f} | {max(worse):+.2f} "
-            f"| {sum(r['within'] for r in group)} of {len(group)} | {sum(r['surely_within'] for r in group)} |"
+            f"| {name(*plan[1:])} | {plan[0]:.0%} | {sum(worse) / len(worse):+.2f} | {max(worse):+.2f} "
+            f"| {sum(r['within'] for r in group)} of {len(group)} | {sum(r['surely_within'] for r in group)} | {own} |"
         )
+    along = "; ".join(f"{model} {', '.join(f'{s:g}' for s in levels)}" for model, levels in sigmas.items())
     lines += [
         "",
-        "The larger of the two halves' means is given above; both are below.",
+        "The larger of the two halves' means is given above; both are below. The fitted steps' noise levels were",
+        f"chosen on {CHOSEN_ON} training prompts: {along}.",
         "",
         "![worse over steps spent](plan_fidelity.png)",
         "",
@@ -237,10 +316,10 @@ def table(rows: Sequence[dict[str, Any]], off: dict[str, float], prompts: int, c
     ]
     for r in rows:
         whole = r["after"] == STEPS
-        plan = "unpruned" if whole else f"after {r['after']} keep {r['keep']}"
         said = ["" if whole else f"{m:+.2f} [{a:+.2f}, {b:+.2f}]" for m, a, b in r["worse"].values()]
         lines.append(
-            f"| {r['model']} | {r['reward']} | {plan} | {r['cost']:.0%} | {r['top_rank']:.1f} / {r['bottom_rank']:.1f} "
+            f"| {r['model']} | {r['reward']} | {name(r['steps'], r['after'], r['keep'])} | {r['cost']:.0%} "
+            f"| {r['top_rank']:.1f} / {r['bottom_rank']:.1f} "
             f"| {said[0]} | {said[1]} | {r['spearman']:.3f} | {'' if whole else 'yes' if r['within'] else 'no'} |"
         )
     told = ", ".join(f"{model} {value:.2g}" for model, value in off.items())

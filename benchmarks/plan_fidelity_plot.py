@@ -18,10 +18,10 @@ def write_plot(rows: Sequence[dict[str, Any]], allowed: float, path: Path) -> No
     )
     for model, axes in zip(models, panels[0], strict=True):
         pruning = [row for row in rows if row["model"] == model and row["cost"] < 1]
-        for at, after in enumerate(dict.fromkeys(row["after"] for row in pruning)):
+        for at, (steps, after) in enumerate(dict.fromkeys((row["steps"], row["after"]) for row in pruning)):
             plans: dict[tuple[float, int], list[float]] = {}
             for row in pruning:
-                if row["after"] == after:
+                if (row["steps"], row["after"]) == (steps, after):
                     worse = max(mean for mean, _, _ in row["worse"].values())
                     plans.setdefault((row["cost"], row["keep"]), []).append(worse)
             for (cost, keep), each in plans.items():
@@ -29,7 +29,9 @@ def write_plot(rows: Sequence[dict[str, Any]], allowed: float, path: Path) -> No
                 axes.plot([cost] * len(each), each, ".", color=f"C{at}", alpha=0.4)
                 axes.annotate(str(keep), (cost, mean), xytext=(4, 4), textcoords="offset points", fontsize=8)
             means = [sum(each) / len(each) for each in plans.values()]
-            axes.plot([cost for cost, _ in plans], means, "o-", color=f"C{at}", label=f"after {after}, keep …")
+            axes.plot(
+                [cost for cost, _ in plans], means, "o-", color=f"C{at}", label=f"after {after} of {steps}, keep …"
+            )
         axes.axhline(allowed, color="0.6", linestyle="--", zorder=0)
         axes.axhline(0, color="0.85", zorder=0)
         axes.set(title=model, xlabel="steps spent, of those without pruning")

@@ -14,6 +14,7 @@ from solrl_core.pace import Mark, Pace, mark
 from solrl_core.rewards import RewardSet
 from solrl_core.sampler import Trajectory
 from solrl_core.selection import best_worst
+from solrl_proto.rollouts import FittedSolver, Plan
 from solrl_rollout.beside import Beside
 
 
@@ -38,6 +39,7 @@ class ServedWay:
         seeds: Sequence[int],
         steps: int,
         *,
+        solver: str | FittedSolver = "euler",
         begin: Trajectory | None = None,
         until: int | None = None,
         overlap: bool = True,
@@ -60,6 +62,7 @@ class ServedWay:
                 text,
                 seeds[rows],
                 steps=steps,
+                solver=solver,
                 begin=begin and begin.rows(rows),
                 until=until,
                 between=self._pace.step,
@@ -73,12 +76,14 @@ class ServedWay:
         beside.close()
         return torch.cat([scores for scores, _ in scored]), Trajectory.join([stands for _, stands in scored])
 
-    def pruned(self, text: str, seeds: Sequence[int], steps: int, after: int, keep: int) -> torch.Tensor:
-        """The same where only the most extreme `keep` go on after some steps; NaN for the others."""
-        halfway, stands = self.score(text, seeds, steps, until=after)
-        places = sorted(best_worst(halfway, keep))
+    def pruned(self, text: str, seeds: Sequence[int], plan: Plan) -> torch.Tensor:
+        """The same where only the most extreme go on after some steps, as the plan says; NaN for the others."""
+        assert plan.prune is not None
+        halfway, stands = self.score(text, seeds, plan.steps, solver=plan.solver, until=plan.prune.after)
+        places = sorted(best_worst(halfway, plan.prune.keep))
         scores = torch.full((len(seeds),), torch.nan)
-        scores[places], _ = self.score(text, [seeds[place] for place in places], steps, begin=stands.rows(places))
+        survivors = [seeds[place] for place in places]
+        scores[places], _ = self.score(text, survivors, plan.steps, solver=plan.solver, begin=stands.rows(places))
         return scores
 
 

@@ -23,8 +23,8 @@ from rollout_phase_report import render
 PARTS = ("cold", "adapter", "share", "phase")
 CANDIDATES, KEPT = 96, 24
 EXPLORE, REGENERATE = 6, 10
-PRUNED = ((2, 48), (3, 48), (2, 32), (4, 48))
-"""(after so many steps, how many are kept)."""
+PRUNED = ((6, 2, 48), (6, 3, 48), (6, 2, 32), (6, 4, 48), (4, 3, 48), (4, 3, 40), (4, 3, 32))
+"""(steps, after so many of them, how many are kept); less than `EXPLORE` steps are fitted ones."""
 RANK = 32
 
 
@@ -128,14 +128,24 @@ def phase(cheap: Any, true: Any, rounds: int, note: Callable[[dict[str, Any]], N
     for turn in range(rounds):
         take("explore", lambda text, seeds: cheap.score(text, seeds, EXPLORE), range(CANDIDATES))
         take("regenerate", lambda text, seeds: true.score(text, seeds, REGENERATE), range(KEPT))
-        for after, keep in PRUNED:
+        for steps, after, keep in PRUNED:
+            plan = pruned_plan(steps, after, keep)
             take(
-                f"explore, after {after} keep {keep}",
-                lambda text, seeds, plan=(after, keep): cheap.pruned(text, seeds, EXPLORE, *plan),  # type: ignore[misc]
+                f"explore, {'' if steps == EXPLORE else f'{steps} fitted steps, '}after {after} keep {keep}",
+                lambda text, seeds, plan=plan: cheap.pruned(text, seeds, plan),  # type: ignore[misc]
                 range(CANDIDATES),
             )
         if turn == 0:
             take("baseline", lambda text, seeds: true.score(text, seeds, REGENERATE), range(CANDIDATES))
+
+
+def pruned_plan(steps: int, after: int, keep: int) -> Any:
+    """A plan of Euler's steps, or of fewer that are fitted; with any weights, on which time does not depend."""
+    from solrl_core.fitting import SCHEDULES, standing_still
+    from solrl_proto.rollouts import Plan, Prune
+
+    solver: Any = "euler" if steps == EXPLORE else standing_still(SCHEDULES[-1])
+    return Plan(steps=steps, solver=solver, prune=Prune(after=after, keep=keep))
 
 
 def adapter(cheap: Any) -> dict[str, Any]:

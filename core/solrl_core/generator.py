@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 import torch
 from solrl_proto.identifiers import Tier
+from solrl_proto.rollouts import FittedSolver
 from torch import nn
 
 from solrl_core.adapter import Adapter
@@ -21,7 +22,7 @@ from solrl_core.lanes import side_by_side
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise
 from solrl_core.precision import apply_policy, probe
-from solrl_core.sampler import Trajectory, advance
+from solrl_core.sampler import Trajectory, advance, schedule
 
 PRECISIONS: tuple[Tier, ...] = get_args(Tier)
 CHUNK = 24
@@ -39,7 +40,8 @@ class Generated:
 
     Attributes:
         trajectory: where they stand; at its end, or before it.
-        images: their clean latents (before the end: as predicted) decoded, float32 [N, 3, H, W] in [0, 1].
+        images: their clean latents (before the end: as predicted) decoded, float32 [N, 3, H, W] in [0, 1]; none
+            where they were not asked for.
     """
 
     trajectory: Trajectory
@@ -112,12 +114,13 @@ class Generator:
         seeds: Sequence[int],
         *,
         steps: int,
-        solver: str = "euler",
+        solver: str | FittedSolver = "euler",
         guidance: float = 1.0,
         begin: Trajectory | None = None,
         until: int | None = None,
         between: Callable[[], None] | None = None,
         at_once: int = CHUNK,
+        decode: bool = True,
     ) -> Generated:
         """Make candidates, wholly or a part of the way.
 
@@ -131,10 +134,11 @@ class Generator:
             until: stop after so many steps; None for all.
             between: called before each step; raise from it to stop.
             at_once: candidates in one batch at most.
+            decode: whether images are wanted.
         """
         texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
         rows = [self.encode(text, guidance) for text in texts]
-        sigmas = self.backbone.sigmas(steps)
+        sigmas = schedule(solver, steps, self.backbone.sigmas)
         device = self.backbone.device
         turn = threading.Lock()
 
@@ -157,7 +161,8 @@ class Generator:
                 start = begin.rows(batch.places)
             end = advance(velocity, start.to(device), sigmas, solver, until=until, between=between_steps)
             assert end.clean is not None
-            return Generated(end.rows(slice(batch.count)), self.decode(end.clean)[: batch.count])
+            images = self.decode(end.clean)[: batch.count] if decode else torch.empty(0)
+            return Generated(end.rows(slice(batch.count)), images)
 
         parts = side_by_side(make, batches(len(seeds), at_once, device), device)
         return Generated(Trajectory.join([p.trajectory for p in parts]), torch.cat([p.images for p in parts]))

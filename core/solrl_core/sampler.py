@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from solrl_proto.rollouts import FittedSolver
 
 from solrl_core.pace import upload
 
@@ -19,34 +20,51 @@ class Trajectory:
     Attributes:
         x: latents at sigmas[index], float32 [B, ...].
         index: steps taken.
-        clean: clean latents as the last step predicted them; those themselves after the last of all. None before any.
+        predictions: clean latents as the model predicted them in the steps taken, as far as the next ones need them.
+        foreseen: clean latents as a fitted solver weighs them from those; None where the last prediction is all.
     """
 
     x: torch.Tensor
     index: int = 0
-    clean: torch.Tensor | None = None
+    predictions: tuple[torch.Tensor, ...] = ()
+    foreseen: torch.Tensor | None = None
+
+    @property
+    def clean(self) -> torch.Tensor | None:
+        """Clean latents as predicted by now; those themselves after the last step of all. None before any."""
+        if self.foreseen is not None:
+            return self.foreseen
+        return self.predictions[-1] if self.predictions else None
 
     def rows(self, which: slice | Sequence[int]) -> "Trajectory":
         """Some of the candidates."""
-        return replace(self, x=self.x[which], clean=None if self.clean is None else self.clean[which])
+        return self._each(lambda tensor: tensor[which])
 
     def to(self, device: torch.device) -> "Trajectory":
         """The same on another device."""
-        clean = None if self.clean is None else upload(self.clean, device)
-        return replace(self, x=upload(self.x, device), clean=clean)
+        return self._each(lambda tensor: upload(tensor, device))
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Trajectory":
+        foreseen = None if self.foreseen is None else change(self.foreseen)
+        return replace(self, x=change(self.x), predictions=tuple(map(change, self.predictions)), foreseen=foreseen)
 
     @staticmethod
     def join(parts: Sequence["Trajectory"]) -> "Trajectory":
-        """Candidates of several, which have taken equally many steps."""
-        clean = [part.clean for part in parts if part.clean is not None]
-        return replace(parts[0], x=torch.cat([part.x for part in parts]), clean=torch.cat(clean) if clean else None)
+        """Candidates of several, which have taken equally many steps of one solver."""
+        foreseen = [part.foreseen for part in parts if part.foreseen is not None]
+        return replace(
+            parts[0],
+            x=torch.cat([part.x for part in parts]),
+            predictions=tuple(map(torch.cat, zip(*(part.predictions for part in parts), strict=True))),
+            foreseen=torch.cat(foreseen) if foreseen else None,
+        )
 
 
 def solve(
     velocity: Velocity,
     noise: torch.Tensor,
     sigmas: Sequence[float],
-    solver: str = "euler",
+    solver: str | FittedSolver = "euler",
     between: Callable[[], None] | None = None,
 ) -> torch.Tensor:
     """Integrate from noise at sigmas[0] to clean latents; see `advance`."""
@@ -57,7 +75,7 @@ def advance(
     velocity: Velocity,
     trajectory: Trajectory,
     sigmas: Sequence[float],
-    solver: str = "euler",
+    solver: str | FittedSolver = "euler",
     *,
     until: int | None = None,
     between: Callable[[], None] | None = None,
@@ -67,47 +85,64 @@ def advance(
     Args:
         velocity: the model's dx/dσ.
         trajectory: where to go on; not changed.
-        sigmas: descending, from 1 to 0; one step between each two.
-        solver: one of `SOLVERS`.
+        sigmas: descending, from 1 to 0; one step between each two. A fitted solver's are its own: see `schedule`.
+        solver: one of `SOLVERS`, or one that was fitted.
         until: how many steps are to be behind it in the end; None for all.
         between: called before each step; raise from it to stop.
 
     Raises:
         ValueError: unknown solver, fewer than two sigmas, or steps that are not there.
     """
-    if solver not in SOLVERS:
+    if isinstance(solver, str) and solver not in SOLVERS:
         raise ValueError(f"got solver {solver!r}; expected one of {sorted(SOLVERS)}")
     if len(sigmas) < 2:
         raise ValueError(f"got {len(sigmas)} sigmas; expected at least 2, from 1 down to 0")
     until = len(sigmas) - 1 if until is None else until
     if not trajectory.index <= until < len(sigmas):
         raise ValueError(f"got until={until}; expected {trajectory.index} to {len(sigmas) - 1} steps")
-    x, clean = trajectory.x, trajectory.clean
+    x, predictions, foreseen = trajectory.x, trajectory.predictions, trajectory.foreseen
     for index in range(trajectory.index, until):
         if between is not None:
             between()
-        x, clean = SOLVERS[solver](sigmas, index, x, velocity(x, sigmas[index]), clean)
-    return Trajectory(x, until, clean)
+        v = velocity(x, sigmas[index])
+        predictions = (*predictions, x - sigmas[index] * v)
+        if isinstance(solver, str):
+            x, predictions = SOLVERS[solver](sigmas, index, x, v, predictions), predictions[-1:]
+        else:
+            parts = (x, *predictions)
+            foreseen = weigh(solver.ends[index], parts)
+            x = weigh(solver.moves[index], parts) if index < len(solver.moves) else foreseen
+    return Trajectory(x, until, predictions, foreseen)
 
 
-Step = Callable[
-    [Sequence[float], int, torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]
-]
-"""(sigmas, index, latents at sigmas[index], their velocity, the prediction before) → (latents at the next sigma,
-prediction of the clean latents)."""
+def schedule(solver: str | FittedSolver, steps: int, of_model: Callable[[int], list[float]]) -> list[float]:
+    """The `steps + 1` sigmas that a solver goes along: the model's, or those that it was fitted for."""
+    return of_model(steps) if isinstance(solver, str) else [*solver.sigmas, 0.0]
+
+
+def weigh(weights: Sequence[float], parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The weighted sum of equally shaped tensors."""
+    total = weights[0] * parts[0]
+    for weight, part in zip(weights[1:], parts[1:], strict=True):
+        total = total.add(part, alpha=weight)
+    return total
+
+
+Step = Callable[[Sequence[float], int, torch.Tensor, torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]
+"""(sigmas, index, latents at sigmas[index], their velocity, predictions of the clean latents, this step's last) →
+latents at the next sigma."""
 
 
 def euler(
-    sigmas: Sequence[float], index: int, x: torch.Tensor, v: torch.Tensor, before: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    sigmas: Sequence[float], index: int, x: torch.Tensor, v: torch.Tensor, predictions: Sequence[torch.Tensor]
+) -> torch.Tensor:
     """Euler's method on dx/dσ."""
-    now, then = sigmas[index], sigmas[index + 1]
-    return x + (then - now) * v, x - now * v
+    return x + (sigmas[index + 1] - sigmas[index]) * v
 
 
 def dpm2(
-    sigmas: Sequence[float], index: int, x: torch.Tensor, v: torch.Tensor, before: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    sigmas: Sequence[float], index: int, x: torch.Tensor, v: torch.Tensor, predictions: Sequence[torch.Tensor]
+) -> torch.Tensor:
     """DPM-Solver++(2M), which extrapolates the predictions of clean latents over λ = log((1 − σ)/σ).
 
     Where x = (1 − σ)·x0 + σ·ε, the exact solution for a constant prediction x̂0 is
@@ -118,13 +153,12 @@ def dpm2(
     Source: Lu et al., arXiv 2211.01095, algorithm 2.
     """
     now, then = sigmas[index], sigmas[index + 1]
-    clean = x - now * v
-    towards = clean
-    if before is not None and index < len(sigmas) - 2:
+    clean = towards = predictions[-1]
+    if len(predictions) > 1 and index < len(sigmas) - 2:
         here = log_snr(now)
         weight = (log_snr(then) - here) / (2 * (here - log_snr(sigmas[index - 1])))
-        towards = clean + weight * (clean - before)
-    return then / now * x + (1 - then / now) * towards, clean
+        towards = clean + weight * (clean - predictions[-2])
+    return then / now * x + (1 - then / now) * towards
 
 
 def log_snr(sigma: float) -> float:

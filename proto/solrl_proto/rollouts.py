@@ -1,5 +1,6 @@
 """A rollout request and its answer: prompts and group size in, seeds and proxy rewards out."""
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -14,6 +15,7 @@ STREAM_MEDIA_TYPE = "application/x-ndjson"
 MAX_PROMPTS = 256
 MAX_CANDIDATES = 4096
 MAX_STEPS = 200
+MAX_FITTED = 16
 
 Precision = Literal["auto", Tier]
 Solver = Literal["euler", "dpm2"]
@@ -65,17 +67,48 @@ class Prune(Message):
     keep: Annotated[int, Field(ge=2)]
 
 
+Weights = tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
+
+
+class FittedSolver(Message):
+    """A solver fitted to one model, whose few steps end about where many of another solver do.
+
+    Step n starts from the latents x at noise level sigmas[n] and asks the model for the clean latents c_n it predicts.
+    moves[n] weighs (x, c_0, …, c_n) into the next latents; ends[n] weighs the same into the clean latents as they can
+    be foreseen by then, which pruning looks at, and which after the last step are the candidate.
+    """
+
+    sigmas: Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_FITTED)]
+    moves: tuple[Weights, ...]
+    ends: tuple[Weights, ...]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.sigmas[0] != 1 or any(not 0 < later < earlier for earlier, later in pairwise(self.sigmas)):
+            raise ValueError(f"sigmas are {list(self.sigmas)}; expected 1.0 first, then ever smaller ones above 0")
+        for name, rows, count in (("moves", self.moves, len(self.sigmas) - 1), ("ends", self.ends, len(self.sigmas))):
+            found = [len(row) for row in rows]
+            if found != list(range(2, count + 2)):
+                raise ValueError(
+                    f"{name} has rows of {found} weights; expected {list(range(2, count + 2))}: "
+                    "one for the latents and one for each prediction so far"
+                )
+        return self
+
+
 class Plan(Message):
     """How candidates are made. Sizes default to the model's own."""
 
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 6
     prune: Prune | None = None
-    solver: Solver = "euler"
+    solver: Solver | FittedSolver = "euler"
     guidance: Annotated[float, Field(ge=1.0, le=30.0)] = 1.0
     precision: Precision = "auto"
 
     @model_validator(mode="after")
     def _prunes_on_the_way(self) -> Self:
+        if isinstance(self.solver, FittedSolver) and len(self.solver.sigmas) != self.steps:
+            raise ValueError(f"steps is {self.steps}; expected {len(self.solver.sigmas)}, as the solver was fitted for")
         if self.prune is not None and self.prune.after >= self.steps:
             raise ValueError(f"prune.after is {self.prune.after}; expected 1 to {self.steps - 1}, less than steps")
         return self

@@ -12,13 +12,14 @@ import torch
 import yaml
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import Fidelity, rank_fidelity
+from solrl_core.fitting import SCHEDULES, fit, make_examples
 from solrl_core.generator import Generator, supported
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
 from solrl_core.selection import best_worst
 from solrl_proto.identifiers import Tier
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import Plan, PromptItem, Prune
+from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune, Solver
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.frontier import write_frontier
@@ -26,6 +27,8 @@ from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.session import pick_device
 
 STEPS = (2, 3, 4, 6, 8)
+FITTED_PROMPTS, FITTED_SEEDS = 24, 4
+"""Training prompts, and candidates of each, whose trajectories the fitted solvers are to match."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +47,35 @@ class Measured:
     separation: float
 
 
-def plans(tiers: Sequence[Tier], candidates: int, keep: int, solver: str, guidance: float) -> list[Plan]:
-    """Each tier at each number of steps, whole and pruned halfway to half of the candidates."""
-    half = candidates // 2
+def plans(config: RunConfig, tiers: Sequence[Tier], fitted: Sequence[FittedSolver]) -> list[Plan]:
+    """Each tier at each number of steps, whole and pruned halfway to half of the candidates; and by fitted steps.
+
+    Those are pruned before the last one: what they foresee is better than what another solver predicts.
+    """
+    half = config.explore.candidates // 2
     found = []
-    for tier, steps in itertools.product(tiers, STEPS):
-        whole = Plan.model_validate({"steps": steps, "solver": solver, "guidance": guidance, "precision": tier})
+    solvers: list[tuple[int, Solver | FittedSolver, int]] = [(steps, config.solver, steps // 2) for steps in STEPS]
+    solvers += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in fitted]
+    for tier, (steps, solver, after) in itertools.product(tiers, solvers):
+        whole = Plan(steps=steps, solver=solver, guidance=config.guidance, precision=tier)
         found.append(whole)
-        if keep <= half and steps >= 4:
-            found.append(whole.model_copy(update={"prune": Prune(after=steps // 2, keep=half)}))
+        if config.explore.keep <= half and steps >= 4:
+            found.append(whole.model_copy(update={"prune": Prune(after=after, keep=half)}))
     return found
+
+
+def fit_solvers(config: RunConfig, generator: Generator, schedules: Sequence[Sequence[float]]) -> list[FittedSolver]:
+    """Solvers whose few steps end where the recipe's end, on training prompts; `generator` is of BF16."""
+    prompts = read_prompts(find_prompts(config.prompts), "train")[:FITTED_PROMPTS]
+    examples = make_examples(
+        generator,
+        [prompt.text for prompt in prompts for _ in range(FITTED_SEEDS)],
+        [seed for prompt in prompts for seed in expand_seeds(config.seed, f"fit/{prompt.id}", FITTED_SEEDS)],
+        steps=config.regenerate.steps,
+        solver=config.solver,
+        guidance=config.guidance,
+    )
+    return [fit(generator, examples, sigmas) for sigmas in schedules]
 
 
 def calibrate(
@@ -86,10 +108,10 @@ def calibrate(
     true_generator = Generator(backbone, "bf16")
     true = torch.stack([scores(true_generator, truth, prompt) for prompt in held_out])
     tiers = [tier for tier in supported(backbone.device) if tier == "bf16" or explore.precision in ("auto", tier)]
+    note(f"fitting {len(SCHEDULES)} solvers of few steps")
+    fitted = fit_solvers(config, true_generator, SCHEDULES)
     measured = []
-    for tier, group in itertools.groupby(
-        plans(tiers, explore.candidates, explore.keep, config.solver, config.guidance), key=lambda plan: plan.precision
-    ):
+    for tier, group in itertools.groupby(plans(config, tiers, fitted), key=lambda plan: plan.precision):
         generator = true_generator if tier == "bf16" else Generator(backbone, tier)
         for plan in group:
             scores(generator, plan, held_out[0])  # not timed: the first of its shapes
@@ -131,9 +153,11 @@ def score_group(
 
 
 def name(plan: Plan) -> str:
-    """A plan in short, e.g. "nvfp4 6 steps, pruned to 48 after 3"."""
+    """A plan in short, e.g. "nvfp4 6 steps, pruned to 48 after 3", or "nvfp4 4 fitted steps (1, 0.87, 0.7, 0.45)"."""
+    solver = plan.solver
+    steps = "steps" if isinstance(solver, str) else f"fitted steps ({', '.join(f'{s:g}' for s in solver.sigmas)})"
     pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""
-    return f"{plan.precision} {plan.steps} steps{pruned}"
+    return f"{plan.precision} {plan.steps} {steps}{pruned}"
 
 
 def _measured(plan: Plan, seconds: float, fidelity: Fidelity, config: RunConfig) -> Measured:
@@ -175,6 +199,8 @@ def _write(
     (folder / "calibration.json").write_text(json.dumps(summary, indent=1) + "\n")
     write_frontier([(name(one.plan), one.seconds, one.separation) for one in measured], wanted, chosen_name, folder)
     if chosen is not None:
-        plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune"})
+        plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune", "solver"})
+        if isinstance(chosen.plan.solver, str):
+            del plan["solver"]  # the run's own
         (folder / "plan.yaml").write_text(yaml.safe_dump({"explore": plan}, sort_keys=False))
     return summary

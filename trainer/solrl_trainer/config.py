@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
-from solrl_proto.rollouts import Precision, Prune, RewardSpec, Solver
+from solrl_proto.rollouts import FittedSolver, Precision, Prune, RewardSpec, Solver
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -32,6 +32,8 @@ class Explore(Section):
     precision: Precision = "nvfp4"
     prune: Prune | None = None
     """At the service: after step `after`, only the `keep` most extreme candidates of a group go on."""
+    solver: FittedSolver | None = None
+    """At the service: steps fitted to the model, as `solrl-train calibrate` writes them; null is the run's solver."""
 
     lag: Annotated[int, Field(ge=0)] = 0
     """Iteration i is explored under version i − lag, while the iterations before it are trained; 0 is strictly current.
@@ -43,6 +45,13 @@ class Explore(Section):
             raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
         if self.lag and self.source != "service":
             raise ValueError("lag is for candidates of the service; candidates made here are always current")
+        if self.solver is not None:
+            if self.source != "service":
+                raise ValueError("a fitted solver is for candidates of the service; what is made here is trained on")
+            if len(self.solver.sigmas) != self.steps:
+                raise ValueError(
+                    f"steps is {self.steps}, but the solver was fitted for {len(self.solver.sigmas)}; set both alike"
+                )
         if self.prune is not None:
             if self.source != "service":
                 raise ValueError("prune is for candidates of the service; candidates made here are all made wholly")

@@ -176,7 +176,7 @@ def plan(config: RunConfig, *, whole: bool = False) -> Plan:
     return Plan(
         steps=config.explore.steps,
         prune=None if whole else config.explore.prune,
-        solver=config.solver,
+        solver=config.explore.solver or config.solver,
         guidance=config.guidance,
         precision=config.explore.precision,
     )
