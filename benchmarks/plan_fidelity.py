@@ -31,7 +31,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.selection import best_worst
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune, Solver
+from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 from solrl_trainer.calibrate import fit_solvers, score_group
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluate import paired_gain
@@ -192,8 +192,8 @@ def really_pruned(
     """
     found = []
     for steps, after, keep in grid(len(seeds)):
-        by: Solver | FittedSolver = "euler" if steps == STEPS else solver
-        plan = Plan(steps=steps, solver=by, precision="nvfp4", prune=Prune(after=after, keep=keep))
+        by = None if steps == STEPS else solver
+        plan = Plan(steps=steps, fitted=by, precision="nvfp4", prune=Prune(after=after, keep=keep))
         product = score_group(proxy, rewards, config, plan, prompt, seeds)
         final = scores[f"{steps}/{steps}"][0]
         ours = pruned(scores[f"{steps}/{after}"][0], final, keep)

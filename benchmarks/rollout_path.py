@@ -79,11 +79,12 @@ class ServedWay:
     def pruned(self, text: str, seeds: Sequence[int], plan: Plan) -> torch.Tensor:
         """The same where only the most extreme go on after some steps, as the plan says; NaN for the others."""
         assert plan.prune is not None
-        halfway, stands = self.score(text, seeds, plan.steps, solver=plan.solver, until=plan.prune.after)
+        by = plan.fitted or plan.solver
+        halfway, stands = self.score(text, seeds, plan.steps, solver=by, until=plan.prune.after)
         places = sorted(best_worst(halfway, plan.prune.keep))
         scores = torch.full((len(seeds),), torch.nan)
         survivors = [seeds[place] for place in places]
-        scores[places], _ = self.score(text, survivors, plan.steps, solver=plan.solver, begin=stands.rows(places))
+        scores[places], _ = self.score(text, survivors, plan.steps, solver=by, begin=stands.rows(places))
         return scores
 
 

@@ -144,8 +144,8 @@ def pruned_plan(steps: int, after: int, keep: int) -> Any:
     from solrl_core.fitting import SCHEDULES, standing_still
     from solrl_proto.rollouts import Plan, Prune
 
-    solver: Any = "euler" if steps == EXPLORE else standing_still(SCHEDULES[-1])
-    return Plan(steps=steps, solver=solver, prune=Prune(after=after, keep=keep))
+    fitted = None if steps == EXPLORE else standing_still(SCHEDULES[-1])
+    return Plan(steps=steps, fitted=fitted, prune=Prune(after=after, keep=keep))
 
 
 def adapter(cheap: Any) -> dict[str, Any]:

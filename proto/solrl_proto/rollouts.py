@@ -101,14 +101,16 @@ class Plan(Message):
 
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 6
     prune: Prune | None = None
-    solver: Solver | FittedSolver = "euler"
+    solver: Solver = "euler"
+    fitted: FittedSolver | None = None
+    """In place of `solver`; `steps` are then as many as it was fitted for."""
     guidance: Annotated[float, Field(ge=1.0, le=30.0)] = 1.0
     precision: Precision = "auto"
 
     @model_validator(mode="after")
     def _prunes_on_the_way(self) -> Self:
-        if isinstance(self.solver, FittedSolver) and len(self.solver.sigmas) != self.steps:
-            raise ValueError(f"steps is {self.steps}; expected {len(self.solver.sigmas)}, as the solver was fitted for")
+        if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
+            raise ValueError(f"steps is {self.steps}; expected {len(self.fitted.sigmas)}, as the solver was fitted for")
         if self.prune is not None and self.prune.after >= self.steps:
             raise ValueError(f"prune.after is {self.prune.after}; expected 1 to {self.steps - 1}, less than steps")
         return self

@@ -136,7 +136,7 @@ class Executor:
                 chunk.prompt.text,
                 chunk.seeds[rows],
                 steps=plan.steps,
-                solver=plan.solver,
+                solver=plan.fitted or plan.solver,
                 guidance=plan.guidance,
                 begin=chunk.begin and chunk.begin.rows(rows),
                 until=chunk.until,

@@ -1,31 +1,42 @@
 """Pruned plans: a group's most extreme candidates reach the end as if nothing were pruned; the rest is null."""
 
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from service_helpers import RunningService, problem, rollout_request
 from solrl_core.families import load_backbone
+from solrl_core.fitting import SCHEDULES, fit, make_examples
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.selection import best_worst
-from solrl_proto.rollouts import RolloutAnswer, RolloutRequest
+from solrl_proto.rollouts import FittedSolver, RolloutAnswer, RolloutRequest
 from solrl_rollout.work import Job, split
 
 COUNT, STEPS, AFTER, KEEP = 40, 4, 2, 10
 TEXT = "a red circle and a blue square"
 
 
-def ask(service: RunningService, prune: dict[str, int] | None, solver: str, **more: Any) -> RolloutAnswer:
+@cache
+def fitted() -> dict[str, Any]:
+    """A solver fitted to a few trajectories, as it goes over the wire."""
+    generator = Generator(load_backbone("mini-sana"), "bf16")
+    examples = make_examples(generator, [TEXT] * 8, range(8), steps=6, solver="euler", guidance=1.0)
+    return fit(generator, examples, SCHEDULES[0]).model_dump(mode="json")
+
+
+def ask(service: RunningService, prune: dict[str, int] | None, solver: Any, **more: Any) -> RolloutAnswer:
     body = rollout_request(prompts=[TEXT, "two green crosses"], count=COUNT, steps=STEPS, precision="bf16", **more)
-    body["plan"] |= {"prune": prune, "solver": solver}
+    body["plan"] |= {"prune": prune, "fitted" if isinstance(solver, dict) else "solver": solver}
     response = service.client.post("/v1/rollouts", json=body)
     assert response.status_code == 200, response.text
     return RolloutAnswer.model_validate(response.json())
 
 
-@pytest.mark.parametrize("solver", ["euler", "dpm2"])
-def test_survivors_are_scored_as_without_pruning(service: RunningService, solver: str) -> None:
+@pytest.mark.parametrize("name", ["euler", "dpm2", "fitted"])
+def test_survivors_are_scored_as_without_pruning(service: RunningService, name: str) -> None:
+    solver = fitted() if name == "fitted" else name
     whole = ask(service, None, solver)
     pruned = ask(service, {"after": AFTER, "keep": KEEP}, solver)
     assert pruned.plan.prune is not None
@@ -41,6 +52,25 @@ def test_survivors_are_scored_as_without_pruning(service: RunningService, solver
             if now is not None:
                 assert was is not None
                 assert now == pytest.approx(was, abs=1e-4)
+
+
+def test_fitted_steps_are_made_as_the_generator_makes_them(service: RunningService) -> None:
+    solver = fitted()
+    group = ask(service, None, solver).groups[0]
+    backbone = load_backbone("mini-sana")
+    own = FittedSolver.model_validate(solver)
+    made = Generator(backbone, "bf16").generate(TEXT, group.seeds, steps=STEPS, solver=own)
+    scores = RewardSet.load(["clipscore"], backbone).score(["clipscore"], made.images, [TEXT] * COUNT, [{}] * COUNT)
+    assert list(group.scores) == pytest.approx(scores["clipscore"].tolist(), abs=1e-4)
+    assert list(group.scores) != pytest.approx(list(ask(service, None, "euler").groups[0].scores), abs=1e-2)
+
+
+def test_fitted_steps_that_do_not_fit_the_plan_are_refused(service: RunningService) -> None:
+    body = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS + 1)
+    body["plan"]["fitted"] = fitted()
+    response = service.client.post("/v1/rollouts", json=body)
+    assert response.status_code == 422
+    assert "expected 4, as the solver was fitted for" in str(problem(response))
 
 
 def test_those_go_on_whose_predicted_images_are_extreme(service: RunningService) -> None:

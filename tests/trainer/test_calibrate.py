@@ -7,13 +7,15 @@ import torch
 import yaml
 from PIL import Image
 from solrl_core.families import load_backbone
+from solrl_core.fitting import SCHEDULES, standing_still
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import Plan, Prune
 from solrl_trainer import calibrate as module
-from solrl_trainer.calibrate import calibrate, plans, score_group
+from solrl_trainer.calibrate import calibrate, fit_solvers, plans, score_group
+from solrl_trainer.explore import plan
 from solrl_trainer.frontier import frontier
-from solrl_trainer.presets import resolve
+from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
 
 PRESET = "mini-sana/sol_rl/clipscore"
@@ -21,12 +23,26 @@ SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "
 
 
 def test_every_tier_is_tried_at_all_lengths_whole_and_pruned() -> None:
-    found = plans(("nvfp4", "bf16"), 96, 24, "dpm2", 1.0)
-    assert len(found) == 2 * (5 + 3)
+    config = resolve("mini-sana/sol_rl/clipscore", overrides=["solver=dpm2"]).config
+    solver = standing_still(SCHEDULES[0])
+    found = plans(config, ("nvfp4", "bf16"), [solver])
+    assert len(found) == 2 * (5 + 3 + 2)
     assert {plan.prune.keep for plan in found if plan.prune} == {48}
     assert all(plan.prune.after < plan.steps for plan in found if plan.prune)
     assert all(plan.solver == "dpm2" for plan in found)
-    assert not any(plan.prune for plan in plans(("bf16",), 24, 24, "euler", 1.0))
+    assert [plan.prune for plan in found if plan.fitted == solver] == 2 * [None, Prune(after=3, keep=48)]
+    few = resolve("mini-sana/sol_rl/clipscore", overrides=["explore.candidates=24"]).config
+    assert not any(plan.prune for plan in plans(few, ("bf16",), [solver]))
+
+
+def test_solvers_are_fitted_to_the_recipes_own_steps_on_training_prompts() -> None:
+    config = resolve(PRESET, overrides=SMALL).config
+    generator = Generator(load_backbone("mini-sana"), "bf16")
+    (solver,) = fit_solvers(config, generator, [(1.0, 0.75, 0.5, 0.25)])
+    # Along the recipe's own four levels nothing is left to gain: it ends where they end.
+    texts, seeds = ["a red circle"] * 8, list(range(8))
+    ends = [generator.generate(texts, seeds, steps=4, solver=by, decode=False).latents for by in (solver, "euler")]
+    assert float((ends[0] - ends[1]).square().mean() / ends[1].square().mean()) < 1e-3
 
 
 def test_survivors_score_as_in_a_whole_group() -> None:
@@ -45,11 +61,14 @@ def test_survivors_score_as_in_a_whole_group() -> None:
 
 def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS", (1, 4))
+    monkeypatch.setattr(module, "SCHEDULES", SCHEDULES[:1])
+    monkeypatch.setattr(module, "FITTED_PROMPTS", 4)
     notes: list[str] = []
     config = resolve(PRESET, overrides=SMALL).config
     summary = calibrate(config, tmp_path, notes.append, prompts=2, wanted=0.3)
     by_name = {row["name"]: row for row in summary["plans"]}
-    assert len(by_name) == 6
+    assert len(by_name) == 10
+    assert sum("fitted" in name for name in by_name) == 4
     # The same steps in the same precision as the truth: nothing is lost.
     assert by_name["bf16 4 steps"]["spearman"] == pytest.approx(1.0, abs=1e-3)
     assert by_name["bf16 4 steps"]["separation"] == pytest.approx(1.0, abs=1e-3)
@@ -63,8 +82,30 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
         assert picture.width > 800
 
 
+def test_a_fitted_plan_is_written_so_that_a_run_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEPS", ())
+    monkeypatch.setattr(module, "SCHEDULES", SCHEDULES[:1])
+    monkeypatch.setattr(module, "FITTED_PROMPTS", 4)
+    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
+    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=0.0)
+    assert summary["chosen"].startswith("bf16 4 fitted steps (1, 0.85, 0.65, 0.3)")
+    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    explored = resolve(PRESET, overrides=SMALL[:2], file=written).config
+    asked = plan(explored)
+    assert asked.fitted is not None
+    assert asked.fitted.sigmas == SCHEDULES[0]
+    chosen = next(row["plan"] for row in summary["plans"] if row["name"] == summary["chosen"])
+    assert asked == Plan.model_validate(chosen)
+    with pytest.raises(ConfigError, match="steps is 6, but the solver was fitted for 4"):
+        resolve(PRESET, overrides=["explore.steps=6"], file=written)
+    with pytest.raises(ConfigError, match="for candidates of the service"):
+        resolve(PRESET, overrides=["explore.source=local", "explore.prune=null"], file=written)
+
+
 def test_no_plan_is_chosen_where_none_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS", (1,))
+    monkeypatch.setattr(module, "SCHEDULES", ())
+    monkeypatch.setattr(module, "FITTED_PROMPTS", 1)
     config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
     summary = calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=1.0)
     assert summary["chosen"] is None

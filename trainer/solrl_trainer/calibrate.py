@@ -19,7 +19,7 @@ from solrl_core.rewards.base import weighted_sum
 from solrl_core.selection import best_worst
 from solrl_proto.identifiers import Tier
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune, Solver
+from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.frontier import write_frontier
@@ -54,10 +54,10 @@ def plans(config: RunConfig, tiers: Sequence[Tier], fitted: Sequence[FittedSolve
     """
     half = config.explore.candidates // 2
     found = []
-    solvers: list[tuple[int, Solver | FittedSolver, int]] = [(steps, config.solver, steps // 2) for steps in STEPS]
-    solvers += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in fitted]
-    for tier, (steps, solver, after) in itertools.product(tiers, solvers):
-        whole = Plan(steps=steps, solver=solver, guidance=config.guidance, precision=tier)
+    ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in STEPS]
+    ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in fitted]
+    for tier, (steps, by, after) in itertools.product(tiers, ways):
+        whole = Plan(steps=steps, solver=config.solver, fitted=by, guidance=config.guidance, precision=tier)
         found.append(whole)
         if config.explore.keep <= half and steps >= 4:
             found.append(whole.model_copy(update={"prune": Prune(after=after, keep=half)}))
@@ -140,7 +140,7 @@ def score_group(
         each = rewards.score(rewards.names, images, [prompt.text] * count, [prompt.metadata] * count)
         return weighted_sum(each, {spec.name: spec.weight for spec in config.trained})
 
-    settings: dict[str, Any] = {"steps": plan.steps, "solver": plan.solver, "guidance": plan.guidance}
+    settings: dict[str, Any] = {"steps": plan.steps, "solver": plan.fitted or plan.solver, "guidance": plan.guidance}
     if plan.prune is None:
         return score(generator.generate(prompt.text, seeds, **settings).images)
     halfway = generator.generate(prompt.text, seeds, until=plan.prune.after, **settings)
@@ -154,8 +154,8 @@ def score_group(
 
 def name(plan: Plan) -> str:
     """A plan in short, e.g. "nvfp4 6 steps, pruned to 48 after 3", or "nvfp4 4 fitted steps (1, 0.87, 0.7, 0.45)"."""
-    solver = plan.solver
-    steps = "steps" if isinstance(solver, str) else f"fitted steps ({', '.join(f'{s:g}' for s in solver.sigmas)})"
+    by = plan.fitted
+    steps = "steps" if by is None else f"fitted steps ({', '.join(f'{s:g}' for s in by.sigmas)})"
     pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""
     return f"{plan.precision} {plan.steps} {steps}{pruned}"
 
@@ -199,8 +199,6 @@ def _write(
     (folder / "calibration.json").write_text(json.dumps(summary, indent=1) + "\n")
     write_frontier([(name(one.plan), one.seconds, one.separation) for one in measured], wanted, chosen_name, folder)
     if chosen is not None:
-        plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune", "solver"})
-        if isinstance(chosen.plan.solver, str):
-            del plan["solver"]  # the run's own
+        plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune", "fitted"})
         (folder / "plan.yaml").write_text(yaml.safe_dump({"explore": plan}, sort_keys=False))
     return summary

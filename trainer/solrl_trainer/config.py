@@ -32,7 +32,7 @@ class Explore(Section):
     precision: Precision = "nvfp4"
     prune: Prune | None = None
     """At the service: after step `after`, only the `keep` most extreme candidates of a group go on."""
-    solver: FittedSolver | None = None
+    fitted: FittedSolver | None = None
     """At the service: steps fitted to the model, as `solrl-train calibrate` writes them; null is the run's solver."""
 
     lag: Annotated[int, Field(ge=0)] = 0
@@ -45,12 +45,12 @@ class Explore(Section):
             raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
         if self.lag and self.source != "service":
             raise ValueError("lag is for candidates of the service; candidates made here are always current")
-        if self.solver is not None:
+        if self.fitted is not None:
             if self.source != "service":
                 raise ValueError("a fitted solver is for candidates of the service; what is made here is trained on")
-            if len(self.solver.sigmas) != self.steps:
+            if len(self.fitted.sigmas) != self.steps:
                 raise ValueError(
-                    f"steps is {self.steps}, but the solver was fitted for {len(self.solver.sigmas)}; set both alike"
+                    f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; set both alike"
                 )
         if self.prune is not None:
             if self.source != "service":

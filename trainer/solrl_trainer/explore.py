@@ -176,7 +176,8 @@ def plan(config: RunConfig, *, whole: bool = False) -> Plan:
     return Plan(
         steps=config.explore.steps,
         prune=None if whole else config.explore.prune,
-        solver=config.explore.solver or config.solver,
+        solver=config.solver,
+        fitted=config.explore.fitted,
         guidance=config.guidance,
         precision=config.explore.precision,
     )

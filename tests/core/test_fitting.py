@@ -1,0 +1,144 @@
+"""Solvers fitted to a model: against solvers that are known, and against many steps of the model itself."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from pydantic import ValidationError
+from solrl_core.families import Backbone
+from solrl_core.fitting import SCHEDULES, Examples, fit, make_examples, standing_still
+from solrl_core.generator import Generator
+from solrl_core.sampler import SOLVERS, Trajectory, advance, schedule, solve, unshifted_sigmas
+from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import FittedSolver, Plan
+
+TEXTS = ("a red circle", "two blue squares", "a green cross to the left of a yellow triangle", "a large purple square")
+FEW = 4
+
+
+def euler_as_fitted(sigmas: list[float]) -> FittedSolver:
+    """Euler's weights: x' = (σ'/σ)·x + (1 − σ'/σ)·c_n, where c_n is foreseen."""
+    moves, ends = [], []
+    for step, (now, then) in enumerate(pairwise(sigmas)):
+        earlier = [0.0] * step
+        moves.append((then / now, *earlier, 1 - then / now))
+        ends.append((0.0, *earlier, 1.0))
+    return FittedSolver(sigmas=tuple(sigmas[:-1]), moves=tuple(moves[:-1]), ends=tuple(ends))
+
+
+def curved(x: torch.Tensor, sigma: float) -> torch.Tensor:
+    return torch.sin(3 * x) * (1 + sigma)
+
+
+def test_with_eulers_weights_it_is_euler() -> None:
+    sigmas = unshifted_sigmas(5)
+    noise = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fitted = euler_as_fitted(sigmas)
+    assert schedule(fitted, 5, lambda steps: []) == sigmas
+    assert torch.allclose(solve(curved, noise, sigmas, fitted), solve(curved, noise, sigmas), atol=1e-12)
+    halfway, known = (advance(curved, Trajectory(noise), sigmas, by, until=3) for by in (fitted, "euler"))
+    assert halfway.clean is not None
+    assert known.clean is not None
+    assert torch.allclose(halfway.clean, known.clean, atol=1e-12)
+
+
+def test_a_trajectory_in_parts_is_the_whole_one() -> None:
+    weights = torch.Generator().manual_seed(1)
+    rows = [tuple(torch.randn(step + 2, generator=weights).tolist()) for step in range(FEW)]
+    fitted = FittedSolver(sigmas=SCHEDULES[0], moves=tuple(rows[:-1]), ends=tuple(rows))
+    sigmas = schedule(fitted, FEW, unshifted_sigmas)
+    noise = torch.randn(5, 3, generator=weights)
+    whole = advance(curved, Trajectory(noise), sigmas, fitted)
+    halfway = advance(curved, Trajectory(noise), sigmas, fitted, until=2)
+    assert len(halfway.predictions) == 2
+    parts = [advance(curved, halfway.rows(rows), sigmas, fitted) for rows in ([3, 1], slice(4, 5))]
+    joined = Trajectory.join(parts).to(torch.device("cpu"))
+    assert torch.equal(joined.x, whole.x[[3, 1, 4]])
+    assert whole.clean is not None
+    assert joined.clean is not None
+    assert torch.equal(joined.clean, whole.clean[[3, 1, 4]])
+    assert torch.equal(whole.x, whole.clean)
+
+
+@pytest.fixture(scope="module")
+def generator(backbone: Backbone) -> Generator:
+    return Generator(backbone, "bf16")
+
+
+@pytest.fixture(scope="module")
+def examples(generator: Generator) -> Examples:
+    texts = [text for text in TEXTS for _ in range(4)]
+    return make_examples(generator, texts, expand_seeds(1, "fit", 16), steps=10, solver="euler", guidance=1.0)
+
+
+def test_examples_are_the_generators_own_trajectories(generator: Generator, examples: Examples) -> None:
+    made = generator.generate(examples.texts, examples.seeds, steps=10, decode=False)
+    assert len(made.images) == 0
+    assert torch.allclose(examples.latents[-1], made.latents, atol=1e-5)
+    assert torch.equal(examples.at(1.0), examples.latents[0])
+    assert torch.allclose(examples.at(0.0), made.latents, atol=1e-5)
+    between = (examples.latents[2] + examples.latents[3]) / 2
+    assert torch.allclose(examples.at((examples.sigmas[2] + examples.sigmas[3]) / 2), between, atol=1e-5)
+
+
+def test_at_eulers_own_levels_it_finds_eulers_own_end(generator: Generator, examples: Examples) -> None:
+    solver = fit(generator, examples, examples.sigmas[:-1])
+    made = generator.generate(examples.texts, examples.seeds, steps=10, solver=solver, decode=False)
+    error = (made.latents - examples.latents[-1]).square().mean() / examples.latents[-1].square().mean()
+    assert float(error) < 1e-4
+
+
+def test_four_fitted_steps_end_nearer_to_ten_of_euler_than_six_of_euler_do(
+    generator: Generator, examples: Examples
+) -> None:
+    solver = fit(generator, examples, SCHEDULES[1])
+    # Others than it was fitted on: other prompts, other seeds.
+    texts, seeds = ["three cyan triangles", "a blue circle above a red cross"] * 8, expand_seeds(2, "held out", 16)
+    true = generator.generate(texts, seeds, steps=10, decode=False).latents
+
+    def error(steps: int, by: str | FittedSolver) -> float:
+        made = generator.generate(texts, seeds, steps=steps, solver=by, decode=False).latents
+        return float((made - true).square().mean())
+
+    fitted = error(FEW, solver)
+    assert fitted < error(6, "euler")
+    assert all(fitted < 0.5 * error(FEW, by) for by in SOLVERS)
+
+
+def test_standing_still_only_asks() -> None:
+    noise, asked = torch.ones(2, 3), []
+
+    def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
+        asked.append(sigma)
+        return x + sigma
+
+    still = standing_still(SCHEDULES[0])
+    end = advance(velocity, Trajectory(noise), schedule(still, FEW, unshifted_sigmas), still)
+    assert asked == list(SCHEDULES[0])
+    assert torch.equal(end.x, noise)
+    assert [float(p[0, 0]) for p in end.predictions] == pytest.approx([1 - s * (1 + s) for s in SCHEDULES[0]])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sigmas": (0.9, 0.5)}, "expected 1.0 first"),
+        ({"sigmas": (1.0, 1.0)}, "ever smaller"),
+        ({"sigmas": (1.0, 0.0)}, "above 0"),
+        ({"moves": ()}, r"moves has rows of \[\] weights; expected \[2\]"),
+        ({"ends": ((0.0, 1.0), (0.0, 1.0))}, r"ends has rows of \[2, 2\] weights; expected \[2, 3\]"),
+        ({"ends": ((0.0, 1.0), (0.0, float("nan"), 1.0))}, "finite"),
+    ],
+)
+def test_a_solver_that_does_not_fit_together_is_refused(change: dict[str, object], said: str) -> None:
+    whole = standing_still((1.0, 0.5)).model_dump()
+    FittedSolver.model_validate(whole)
+    with pytest.raises(ValidationError, match=said):
+        FittedSolver.model_validate(whole | change)
+
+
+def test_a_plan_has_as_many_steps_as_its_solver_was_fitted_for() -> None:
+    solver = standing_still(SCHEDULES[0])
+    assert Plan(steps=FEW, fitted=solver).fitted == solver
+    with pytest.raises(ValidationError, match="steps is 6; expected 4, as the solver was fitted for"):
+        Plan(steps=6, fitted=solver)
