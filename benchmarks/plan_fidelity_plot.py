@@ -12,6 +12,7 @@ def write_plot(rows: Sequence[dict[str, Any]], allowed: float, path: Path) -> No
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    most = max(row["steps"] for row in rows)
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = plt.subplots(
         1, len(models), figsize=(4.4 * len(models), 4.2), sharey=True, squeeze=False, layout="constrained"
@@ -29,12 +30,12 @@ def write_plot(rows: Sequence[dict[str, Any]], allowed: float, path: Path) -> No
                 axes.plot([cost] * len(each), each, ".", color=f"C{at}", alpha=0.4)
                 axes.annotate(str(keep), (cost, mean), xytext=(4, 4), textcoords="offset points", fontsize=8)
             means = [sum(each) / len(each) for each in plans.values()]
-            axes.plot(
-                [cost for cost, _ in plans], means, "o-", color=f"C{at}", label=f"after {after} of {steps}, keep …"
-            )
+            kind = f"{steps} steps" if steps == most else f"{steps} fitted steps"
+            label = f"{kind}, after {after} keep …" if after < steps else f"{kind}, all kept"
+            axes.plot([cost for cost, _ in plans], means, "o-", color=f"C{at}", label=label)
         axes.axhline(allowed, color="0.6", linestyle="--", zorder=0)
         axes.axhline(0, color="0.85", zorder=0)
-        axes.set(title=model, xlabel="steps spent, of those without pruning")
+        axes.set(title=model, xlabel=f"steps spent, of {most} unpruned")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("true rank of the best or worst 12, worse by")
