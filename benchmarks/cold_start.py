@@ -48,10 +48,10 @@ def main() -> None:
         backbone = materialize(skeleton("flux", Path(folder), device), device)
     with part("reward"):
         rewards = RewardSet({"hpsv2": random_hps(device)})
-    # As the service does it: beside the rest.
-    digests = ThreadPoolExecutor(1).submit(part_digests, backbone.parts)
     with part("quantise"):
         way = ServedWay(Generator(backbone, "fp8" if device != "cpu" else "nvfp4"), rewards)
+    # As the service does it: beside the rest.
+    digests = ThreadPoolExecutor(1).submit(part_digests, backbone.parts)
     with part("compile, first candidates"):
         way.score("a", range(CHUNK), 1)
     print(json.dumps(["first candidate", time.time() - started]), flush=True)

@@ -105,10 +105,15 @@ class Executor:
             self._stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         self._rooms: dict[str, Room] = {}
         self._at_once: dict[str, int] = {}
+        # Rewards of others may need metadata.
+        known = tuple(reward for reward in self._rewards.names if is_built_in(reward))
+        job = Job("", None, self._name, None, self._default, Plan(steps=1), known, images=False)
+        # Quantised first: digests read all weights, too, and held that up by ten seconds.
+        self._serving_generator(job, lambda: False)
         with ThreadPoolExecutor(1) as beside:
             # Of a large model that takes as long as compiling it.
             digests = beside.submit(part_digests, self._backbone.parts)
-            self.warm_up()
+            self._warm_up(job)
         self.hosted = self._describe(spec.name, digests.result())
 
     def start(self, chunk: Chunk, between: Callable[[], None], settle: Callable[[], bool] = lambda: False) -> Started:
@@ -193,7 +198,7 @@ class Executor:
             reward=time.monotonic() - began,
         )
 
-    def warm_up(self) -> None:
+    def _warm_up(self, job: Job) -> None:
         """Make and score a whole chunk, or as much of one as fits, so that a device that is too small is found now.
 
         On a GPU batches of both sizes are made, so that no request at the default precision and without guidance
@@ -202,9 +207,6 @@ class Executor:
         Raises:
             ProblemError: 507 `out-of-memory` if not even one candidate fits.
         """
-        # Rewards of others may need metadata.
-        rewards = tuple(name for name in self._rewards.names if is_built_in(name))
-        job = Job("", None, self._name, None, self._default, Plan(steps=1), rewards, images=False)
 
         def walk(count: int) -> None:
             prompt = PromptItem(id="warm-up", text="a")
