@@ -39,7 +39,7 @@ def main() -> int:
         "push": lambda short: pushing(),
         "lookahead": lambda short: lookahead(4 if short else 12),
         "scale": lambda short: (
-            scale.scale(1, {24: (1, 24), 96: (4, 24)}, {1: 2, 2: 1}, 96) if short else scale.scale(4)
+            scale.scale(1, {24: (1, 24), 96: (4, 24)}, {1: 2, 2: 1}, 96) if short else scale.scale(3)
         ),
         "soak": lambda short: soak(60 if short else 1200),
     }

@@ -18,7 +18,7 @@ Costs = dict[int, list[float]]
 
 
 def scale(
-    repeats: int = 4,
+    repeats: int = 3,
     shapes: dict[int, tuple[int, int]] = SIZES,
     groups: dict[int, int] = EXPERIMENTS,
     enough: int = 960,
