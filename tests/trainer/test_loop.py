@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,12 @@ class Service:
     def stop(self) -> None:
         self._stack.close()
 
+    def die(self) -> None:
+        """At once: one that is told to stop would first answer what it has accepted, and nothing would be missed."""
+        self.running.process.kill()
+        with suppress(AssertionError):  # of how it ended
+            self._stack.close()
+
     def adapters(self, run: str) -> AdapterList:
         return AdapterList.model_validate(self.running.client.get(f"/v1/runs/{run}/adapters").json())
 
@@ -73,7 +79,7 @@ class Watcher:
     def finished(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
         if self.restarts is not None:
-            self.restarts.stop()
+            self.restarts.die()
             self.restarts.start()
             self.restarts = None
 
