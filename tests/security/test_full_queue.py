@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -19,8 +20,8 @@ def at_quota(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     limits = ("--queue-limit", str(LIMIT), "--tenant-queue-limit", str(QUOTA))
     with guarded_service(tmp_path_factory.mktemp("full"), *limits) as guarded, ExitStack() as held:
         held.enter_context(accepted(guarded, "a", QUOTA))
-        while waiting(guarded):
-            pass  # until it runs
+        while waiting(guarded):  # until it runs
+            time.sleep(0.05)
         held.enter_context(accepted(guarded, "a", QUOTA))
         yield guarded
 
@@ -31,7 +32,7 @@ def full(at_quota: Guarded) -> Iterator[Guarded]:
     with accepted(at_quota, "b", LIMIT - QUOTA):
         yield at_quota
     while waiting(at_quota) > QUOTA:
-        pass
+        time.sleep(0.05)
 
 
 def accepted(guarded: Guarded, token: str, count: int) -> socket.socket:
@@ -71,7 +72,7 @@ def test_a_tenant_at_its_quota_is_refused_before_it_sends_a_body_and_another_is_
     assert document["detail"] == f"tenant 'a' has {QUOTA} candidates waiting already and the limit is {QUOTA}"
     accepted(at_quota, "b", 4).close()
     while waiting(at_quota) > QUOTA:
-        pass
+        time.sleep(0.05)
 
 
 def test_a_full_queue_refuses_everyone_before_a_body_is_sent(full: Guarded) -> None:

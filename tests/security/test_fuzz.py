@@ -10,7 +10,7 @@ from solrl_rollout.access import RULES
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz_api.py"
 
 
-EXAMPLES = 8
+EXAMPLES = 5
 
 
 def test_a_short_fuzzing_finds_nothing(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(module, "FITTED_PROMPTS", 4)
     notes: list[str] = []
     config = resolve(PRESET, overrides=SMALL).config
-    summary = calibrate(config, tmp_path, notes.append, prompts=2, wanted=0.3)
+    summary = calibrate(config, tmp_path, notes.append, prompts=1, wanted=0.3)
     by_name = {row["name"]: row for row in summary["plans"]}
     assert len(by_name) == 10
     assert sum("fitted" in name for name in by_name) == 4
