@@ -108,7 +108,7 @@ class Executor:
         # Rewards of others may need metadata.
         known = tuple(reward for reward in self._rewards.names if is_built_in(reward))
         job = Job("", None, self._name, None, self._default, Plan(steps=1), known, images=False)
-        # Quantised first: digests read all weights, too, and held that up by ten seconds.
+        # Quantised first: digests read all weights, too, and the two would hold each other up.
         self._serving_generator(job, lambda: False)
         with ThreadPoolExecutor(1) as beside:
             # Of a large model that takes as long as compiling it.
