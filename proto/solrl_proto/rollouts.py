@@ -108,7 +108,7 @@ class Plan(Message):
     precision: Precision = "auto"
 
     @model_validator(mode="after")
-    def _prunes_on_the_way(self) -> Self:
+    def _steps_are_there(self) -> Self:
         if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
             raise ValueError(f"steps is {self.steps}; expected {len(self.fitted.sigmas)}, as the solver was fitted for")
         if self.prune is not None and self.prune.after >= self.steps:
