@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,8 +49,6 @@ def main() -> None:
         rewards = RewardSet({"hpsv2": random_hps(device)})
     with part("quantise"):
         way = ServedWay(Generator(backbone, "fp8" if device != "cpu" else "nvfp4"), rewards)
-    # As the service does it: beside the rest.
-    digests = ThreadPoolExecutor(1).submit(part_digests, backbone.parts)
     with part("compile, first candidates"):
         way.score("a", range(CHUNK), 1)
     print(json.dumps(["first candidate", time.time() - started]), flush=True)
@@ -59,7 +56,7 @@ def main() -> None:
         way.score("a", range(1), 1)
     if sys.argv[3:] == ["all"]:
         with part(DIGESTS):
-            digests.result()
+            part_digests(backbone.parts)
         with part(SHARES):
             for tier in supported(backbone.device):
                 backbone.quantized_share(tier)
@@ -67,7 +64,7 @@ def main() -> None:
 
 QUARTER, DIGESTS, SHARES = (
     "compile, a quarter of a batch",
-    "digests, what is left of them",
+    "digests",
     "shares of what is quantised",
 )
 LATER = (QUARTER, DIGESTS, SHARES)

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -108,13 +107,8 @@ class Executor:
         # Rewards of others may need metadata.
         known = tuple(reward for reward in self._rewards.names if is_built_in(reward))
         job = Job("", None, self._name, None, self._default, Plan(steps=1), known, images=False)
-        # Quantised first: digests read all weights, too, and the two would hold each other up.
-        self._serving_generator(job, lambda: False)
-        with ThreadPoolExecutor(1) as beside:
-            # Of a large model that takes as long as compiling it.
-            digests = beside.submit(part_digests, self._backbone.parts)
-            self._warm_up(job)
-        self.hosted = self._describe(spec.name, digests.result())
+        self._warm_up(job)
+        self.hosted = self._describe(spec.name, part_digests(self._backbone.parts))
 
     def start(self, chunk: Chunk, between: Callable[[], None], settle: Callable[[], bool] = lambda: False) -> Started:
         """Make a chunk's candidates; on a GPU they are only asked for when this returns, but for its last step.

@@ -82,6 +82,27 @@ def test_where_the_channels_are_in_memory_does_not_count() -> None:
         assert module_digest(convolution) == before
 
 
+def test_the_place_of_a_value_counts_anywhere_in_a_large_weight() -> None:
+    """More values than are summed at once; each is found where it is."""
+    values = torch.zeros(2**24 + 5, dtype=torch.bfloat16)
+    seen = set()
+    for place in (None, 0, 1, 4095, 4096, 2**23, 2**24, 2**24 + 4):
+        changed = values.clone()
+        if place is not None:
+            changed[place] = 1
+        seen.add(module_digest(nn.ParameterDict({"a": changed})))
+    assert len(seen) == 8
+    swapped = torch.arange(2**14, dtype=torch.float32).view(2, -1)
+    one, other = (module_digest(nn.ParameterDict({"a": each})) for each in (swapped, swapped.flip(0)))
+    assert one != other
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_makes_the_digest_of_a_cpu() -> None:
+    linear = nn.Linear(3000, 3000)
+    assert module_digest(copy.deepcopy(linear).cuda()) == module_digest(linear)
+
+
 def test_a_scalar_buffer_counts() -> None:
     def digest(value: float) -> str:
         module = nn.Module()
