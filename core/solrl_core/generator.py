@@ -30,8 +30,8 @@ CHUNK = 24
 _CACHED_PROMPTS = 1024
 _DECODED_PIXELS = 4 * 1024 * 1024
 """At once: an autoencoder's activations are many times its images."""
-_DECODED_ON_GPU = (6, 3, 2, 1)
-"""Images at once; parts of every batch that a GPU makes, so that the decoder meets one shape."""
+_DECODED_ON_GPU = (12, 6, 3, 2, 1)
+"""Images at once on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -161,18 +161,21 @@ class Generator:
                 start = begin.rows(batch.places)
             end = advance(velocity, start.to(device), sigmas, solver, until=until, between=between_steps)
             assert end.clean is not None
-            images = self.decode(end.clean)[: batch.count] if decode else torch.empty(0)
+            images = self.decode(end.clean, at_once)[: batch.count] if decode else torch.empty(0)
             return Generated(end.rows(slice(batch.count)), images)
 
         parts = side_by_side(make, batches(len(seeds), at_once, device), device)
         return Generated(Trajectory.join([p.trajectory for p in parts]), torch.cat([p.images for p in parts]))
 
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Images [N, 3, H, W], decoded a few at a time where they are large."""
-        at_once = max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width))
-        if latents.device.type != "cpu":
-            at_once = next(number for number in _DECODED_ON_GPU if number <= at_once)
-        return torch.cat([self.backbone.decode(part) for part in torch.split(latents, at_once)])
+    def decode(self, latents: torch.Tensor, at_once: int = CHUNK) -> torch.Tensor:
+        """Images [N, 3, H, W], decoded `at_once` at most, and less where they are large."""
+        at_once = min(at_once, max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width)))
+        if latents.device.type == "cpu":
+            return torch.cat([self.backbone.decode(part) for part in torch.split(latents, at_once)])
+        at_once = next(number for number in _DECODED_ON_GPU if number <= at_once)
+        # Filled up, because the decoder is compiled for each shape that it meets.
+        filled = torch.cat([latents, *[latents[-1:]] * (-len(latents) % at_once)])
+        return torch.cat([self.backbone.decode(part) for part in torch.split(filled, at_once)])[: len(latents)]
 
 
 def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.families.pipeline import PipelineBackbone, listed
 from solrl_core.families.skeleton import Meta
 from solrl_core.generator import Generator
 
@@ -84,11 +84,11 @@ def _phases(generator: Generator, batch: int) -> dict[str, int]:
     return {"encode": encode.peak, "denoise": held + denoise.peak, "decode": held + decode.peak}
 
 
-def _fuse_norms(decoder: nn.Module) -> None:
-    """As compiled for a GPU, where the float32 copies that a norm makes of its input are never held."""
+def _fuse_norms(vae: nn.Module) -> None:
+    """As its blocks are compiled for a GPU, where the float32 copies that a norm makes of its input are never held."""
     from diffusers.models.normalization import RMSNorm
 
-    for module in decoder.modules():
+    for module in (part for block in listed(vae) for part in block.modules()):
         if isinstance(module, RMSNorm):
             module.forward = torch.empty_like
 

@@ -1,6 +1,6 @@
 """What the families have in common: a backbone around a loaded diffusers pipeline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +13,8 @@ from solrl_core.precision.fuse import fuse_feed_forwards
 
 Predict = Callable[[torch.Tensor, torch.Tensor, Conditioning], torch.Tensor]
 """(latents [B, ...], sigma [B], conditioning) → velocity [B, ...] float32."""
+
+_LISTS = (nn.ModuleList, nn.Sequential)
 
 # Optional parts that an image from a prompt alone never passes through.
 _UNUSED = ("image_encoder", "feature_extractor")
@@ -94,15 +96,17 @@ class PipelineBackbone(Backbone):
         return (out.float() / 2 + 0.5).clamp(0, 1)
 
     def compile(self, transformer: nn.Module) -> None:
-        """Its blocks, after what is faster as one kernel has been swapped in; and the decoder."""
+        """Its blocks, after what is faster as one kernel has been swapped in; and the decoder's."""
         self.fuse(transformer)
         super().compile(transformer)
         vae = self._pipeline.vae
         decoder = getattr(vae, "decoder", None)
         # A video's autoencoder has five axes, and no such layout.
-        if decoder is not None and decoder._compiled_call_impl is None and all(p.ndim < 5 for p in vae.parameters()):
+        if decoder is not None and all(p.ndim < 5 for p in vae.parameters()):
             vae.to(memory_format=torch.channels_last)
-            decoder.compile(dynamic=False)
+            for block in listed(decoder):
+                if block._compiled_call_impl is None:
+                    block.compile(dynamic=False)
 
     def fuse(self, transformer: nn.Module) -> None:
         """Swap in, in place, what a GPU computes faster than what diffusers wrote; equal up to rounding."""
@@ -130,6 +134,15 @@ class PipelineBackbone(Backbone):
         scheduler.set_timesteps(steps, sigmas=unshifted, mu=mu)
         sigmas: list[float] = scheduler.sigmas.tolist()
         return sigmas
+
+
+def listed(module: nn.Module) -> Iterator[nn.Module]:
+    """The blocks in a module's lists, or in theirs: few kinds, which compile faster than all of it as one graph."""
+    for child in module.children():
+        if isinstance(child, _LISTS) or any(isinstance(part, _LISTS) for part in child.children()):
+            yield from listed(child)
+        elif isinstance(module, _LISTS) and any(True for _ in child.children()):
+            yield child
 
 
 def classifier_free(
