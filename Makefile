@@ -3,6 +3,10 @@ PYTHON ?= python3
 # The build of torch that is installed first, so that nothing else decides on one.
 TORCH ?= torch==2.13.0
 
+# What is imported is compiled then, once; pip would compile all that is there, which takes it a minute.
+unexport PYTHONDONTWRITEBYTECODE
+PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile
+
 .PHONY: demo test check faults load install clean
 
 demo: $(VENV)/.installed
@@ -21,14 +25,14 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable .
+	$(PIP) $(TORCH)
+	$(PIP) --editable .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	# Beside the environment, because diffusers imports it wherever it is installed.
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/cross-checks torchao
+	$(PIP) --no-deps --upgrade --target $(VENV)/cross-checks torchao
 	touch $@
 
 # Also `python benchmarks/faults.py --only ROW --trials N`; scripts/prove-checks shows that the checks are tested.

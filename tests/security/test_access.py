@@ -2,17 +2,18 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 from security_helpers import SCOPES, Guarded, push, raw
-from service_helpers import MODEL, PROGRAM, Layout, adapter_file, problem, rollout_request
+from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
 from solrl_rollout.access import RULES, check_declared
 from solrl_rollout.app import create_app
+from solrl_rollout.cli import main
 from solrl_rollout.hosts import is_loopback
 from solrl_rollout.settings import Settings
+from typed import typed
 
 CONTRACT = json.loads((Path(__file__).parents[2] / "proto" / "openapi.json").read_text())
 OPERATIONS = [(method.upper(), path) for path, methods in CONTRACT["paths"].items() for method in methods]
@@ -158,9 +159,7 @@ def test_no_secret_is_in_the_log_or_the_file(guarded: Guarded) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gpu-node"])
 def test_others_are_not_served_without_tokens(host: str) -> None:
-    done = subprocess.run(
-        [PROGRAM, "serve", "--host", host, "--port", "0"], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = typed(main, "serve", "--host", host, "--port", "0")
     assert done.returncode == 2
     assert re.search(r"--token-file .*--allow-anonymous", done.stderr)
     assert "Traceback" not in done.stderr

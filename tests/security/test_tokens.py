@@ -1,7 +1,6 @@
 """A token from its making to its end, in the file and at a running service."""
 
 import json
-import os
 import stat
 import subprocess
 import threading
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from security_helpers import Guarded, guarded_service
-from service_helpers import PROGRAM, problem
+from service_helpers import problem
+from solrl_rollout.cli import main
 from solrl_rollout.tokens import (
     Keyring,
     TokenFileError,
@@ -20,12 +20,11 @@ from solrl_rollout.tokens import (
     read_tokens,
     revoke_token,
 )
+from typed import typed
 
 
 def token(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [PROGRAM, "token", *arguments], capture_output=True, text=True, timeout=60, env=os.environ | environment
-    )
+    return typed(main, "token", *arguments, **environment)
 
 
 def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
@@ -177,9 +176,7 @@ def test_serve_refuses_to_start_with_a_file_it_cannot_use(tmp_path: Path, conten
     file = tmp_path / "tokens.json"
     if content is not None:
         file.write_text(content)
-    done = subprocess.run(
-        [PROGRAM, "serve", "--port", "0", "--token-file", str(file)], capture_output=True, text=True, timeout=120
-    )
+    done = typed(main, "serve", "--port", "0", "--token-file", str(file))
     assert done.returncode == 2
     assert str(file) in done.stderr
     assert "solrl-rollout token create" in done.stderr
@@ -197,18 +194,14 @@ def test_serve_refuses_to_start_with_a_file_it_cannot_use(tmp_path: Path, conten
         (["--token-file", "none.json"], "missing", "No such file"),
     ],
 )
-def test_the_doctor_looks_at_the_doors(tmp_path: Path, flags: list[str], state: str, said: str) -> None:
+def test_the_doctor_looks_at_the_doors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], state: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     create_token(tmp_path / "tokens.json", "a", ("push",), None)
     create_token(tmp_path / "open.json", "a", ("push",), None)
     (tmp_path / "open.json").chmod(0o666)
-    found = subprocess.run(
-        [PROGRAM, "doctor", "--port", "0", *flags],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env=os.environ | {"COLUMNS": "400"},
-    )
+    found = typed(main, "doctor", "--port", "0", *flags, COLUMNS="400")
     row = next(line for line in found.stdout.splitlines() if said in line)
     assert state in row
     assert found.returncode == (1 if state == "missing" else 0)

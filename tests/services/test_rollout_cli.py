@@ -1,6 +1,7 @@
 """`solrl-rollout` as it is typed: light help, one clear message where it cannot start, and the doctor."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -12,14 +13,15 @@ import redis
 from redis_helpers import RedisServer
 from service_helpers import PROGRAM, free_port
 from solrl_core.families.load import locate
+from solrl_rollout.cli import main
 from solrl_rollout.doctor import Finding, _redis
+from typed import typed
 
 HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "redis"}
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
+    """In a process of its own."""
     return subprocess.run(
         [PROGRAM, *arguments],
         capture_output=True,
@@ -27,6 +29,11 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         timeout=120,
         env=os.environ | {"COLUMNS": "160"} | environment,
     )
+
+
+def here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In this one."""
+    return typed(main, *arguments, COLUMNS="160")
 
 
 def imported_by(code: str) -> set[str]:
@@ -57,9 +64,12 @@ def test_help_names_the_commands() -> None:
     assert "doctor" in done.stdout
 
 
-def refusal(*arguments: str, **environment: str) -> str:
+def refusal(*arguments: str) -> str:
     """The message of a `serve` that must refuse to start."""
-    done = run("serve", *arguments, **environment)
+    return refused(here("serve", *arguments))
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("solrl-rollout: ")
@@ -68,7 +78,7 @@ def refusal(*arguments: str, **environment: str) -> str:
 
 def test_serve_refuses_without_its_redis() -> None:
     port = free_port()
-    message = refusal("--port", "0", "--redis-url", f"redis://user:secret@127.0.0.1:{port}/0")
+    message = refused(run("serve", "--port", "0", "--redis-url", f"redis://user:secret@127.0.0.1:{port}/0"))
     assert f"127.0.0.1:{port}" in message
     assert "check that Redis runs" in message
     assert "secret" not in message
@@ -104,17 +114,17 @@ def test_serve_refuses_sizes_that_the_model_cannot_make(tmp_path: Path) -> None:
 
 
 def test_serve_refuses_a_bad_environment() -> None:
-    assert "SOLRL_PORT" in refusal(SOLRL_PORT="70000")
+    assert "SOLRL_PORT" in refused(run("serve", SOLRL_PORT="70000"))
 
 
 def test_a_flag_at_fault_is_named() -> None:
-    done = run("serve", "--precision", "fp3")
+    done = here("serve", "--precision", "fp3")
     assert done.returncode == 2
     assert "--precision" in done.stdout + done.stderr
 
 
 def test_the_doctor_is_content_with_this_machine(own_redis: RedisServer) -> None:
-    done = run("doctor", "--port", "0", "--redis-url", own_redis.url)
+    done = here("doctor", "--port", "0", "--redis-url", own_redis.url)
     assert done.returncode == 0, done.stdout + done.stderr
     for part in ("python", "torch", "tier nvfp4", "tier bf16", "reward clipscore"):
         assert part in done.stdout
@@ -140,7 +150,7 @@ def test_the_doctor_looks_at_all_of_redis_that_a_start_looks_at(own_redis: Redis
 
 def test_the_doctor_says_what_is_missing() -> None:
     redis, rewards = f"redis://127.0.0.1:{free_port()}", ["--rewards", "beauty"]
-    done = run("doctor", "--port", "0", "--model", "maxi-sana", "--redis-url", redis, *rewards)
+    done = here("doctor", "--port", "0", "--model", "maxi-sana", "--redis-url", redis, *rewards)
     assert done.returncode == 1
     assert done.stdout.count("missing") == 3
     assert "mini-sana" in done.stdout

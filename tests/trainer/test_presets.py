@@ -1,17 +1,17 @@
 """Presets: every name resolves, later layers win, and mistakes are told with their source."""
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from solrl_rollout.settings import Settings
+from solrl_trainer.cli import main
 from solrl_trainer.config import RunConfig
 from solrl_trainer.presets import ConfigError, names, resolve
+from typed import typed
 
 PRESET = "mini-sana/sol_rl/clipscore"
-PROGRAM = str(Path(sys.executable).parent / "solrl-train")
 
 
 @pytest.mark.parametrize("name", names())
@@ -154,7 +154,7 @@ def test_a_file_that_is_no_mapping_is_refused() -> None:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
+    return typed(main, *arguments)
 
 
 def test_a_dry_run_prints_each_setting_with_its_source_and_does_nothing(tmp_path: Path) -> None:

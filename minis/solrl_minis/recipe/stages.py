@@ -49,7 +49,7 @@ class Setup:
             budget,
             steps=max(12, int(budget.steps * self.scale)),
             batch=max(4, int(budget.batch * min(1.0, 20 * self.scale))),
-            pool=max(64, int(budget.pool * self.scale)),
+            pool=max(24, int(budget.pool * self.scale)),
             seconds=min(budget.seconds, self.seconds),
         )
 

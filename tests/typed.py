@@ -1,0 +1,28 @@
+"""A program as it is typed, run in this process, which has long imported what a process of its own would have to."""
+
+import io
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+
+
+def typed(program: Callable[[], None], *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a console script leaves that ends by itself; what it does to the logs is undone."""
+    out, errors, root, code = io.StringIO(), io.StringIO(), logging.getLogger(), 0
+    handlers, level = root.handlers[:], root.level
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
+        patch.setattr(sys, "argv", ["program", *arguments])
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            program()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
