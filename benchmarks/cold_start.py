@@ -62,11 +62,9 @@ def main() -> None:
                 backbone.quantized_share(tier)
 
 
-QUARTER, DIGESTS, SHARES = (
-    "compile, a quarter of a batch",
-    "digests",
-    "shares of what is quantised",
-)
+QUARTER = "compile, a quarter of a batch"
+DIGESTS = "digests"
+SHARES = "shares of what is quantised"
 LATER = (QUARTER, DIGESTS, SHARES)
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cold_start import SHARES
+
 PARTS = ("transformer", "encode", "decode", "reward", "other")
 
 
@@ -72,7 +74,7 @@ def goals(result: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         rows.append(
             ("cold start to the first scored candidates", f"{cold['first candidate']:.1f} s", "≤ 60 s", "≤ 30 s")
         )
-    if "shares of what is quantised" in cold:
+    if SHARES in cold:
         ready = sum(seconds for part, seconds in cold.items() if part != "first candidate")
         rows.append(("cold start to ready", f"{ready:.1f} s", "", ""))
     if "adapter" in result:

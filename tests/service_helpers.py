@@ -99,15 +99,15 @@ class RawRequest:
         self.socket.close()
 
 
-def read_response(sock: socket.socket, answered: bool = True) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers (names in lower case) and body of the next response; a HEAD is not `answered` with any."""
+def read_response(sock: socket.socket, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers (names in lower case) and body of the next response; a HEAD's has none."""
     with sock.makefile("rb") as stream:
         status = int(stream.readline().split()[1])
         headers = {}
         while line := stream.readline().strip():
             name, _, value = line.decode().partition(":")
             headers[name.lower()] = value.strip()
-        return status, headers, stream.read(int(headers.get("content-length", -1))) if answered else b""
+        return status, headers, stream.read(int(headers.get("content-length", -1))) if has_body else b""
 
 
 def free_port() -> int:

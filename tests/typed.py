@@ -11,7 +11,7 @@ import pytest
 
 
 def typed(program: Callable[[], None], *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What a console script leaves that ends by itself; what it does to the logs is undone."""
+    """What a console script leaves that ends by itself; what it does to the root logger is undone."""
     out, errors, root, code = io.StringIO(), io.StringIO(), logging.getLogger(), 0
     handlers, level = root.handlers[:], root.level
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
@@ -21,7 +21,9 @@ def typed(program: Callable[[], None], *arguments: str, **environment: str) -> s
         try:
             program()
         except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                print(end.code, file=errors)
         finally:
             root.handlers[:] = handlers
             root.setLevel(level)

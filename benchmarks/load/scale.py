@@ -2,16 +2,21 @@
 
 import statistics
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common import Row, client_of, push_runs, request, seconds_of, service
+from solrl_trainer.client import RolloutClient
 
 SIZES = {24: (1, 24), 96: (4, 24), 480: (20, 24), 2400: (100, 24), 9984: (208, 48)}
 """Candidates of a request: prompts × candidates each, so that every chunk is one of 24. A request has at most 256
 prompts, so the largest has two chunks a prompt."""
 EXPERIMENTS = {1: 24, 2: 12, 5: 5, 10: 2, 25: 1, 50: 1}
 """Experiments at a time: the groups of 96 that each asks for."""
+YARDSTICK = (20, 24)
 _STEPS = 2
 
 Costs = dict[int, list[float]]
@@ -35,15 +40,17 @@ def scale(
     by_experiments: Costs = {count: [] for count in groups}
     with service("--retain", "2") as url:
         push_runs(url, [f"experiment-{i}" for i in range(max(groups))])
-        _ask_together(url, 2, 2, 0)
+        _by_experiments(url, 2, 2, 0)
+        paced = Paced(lambda: _by_size(url, YARDSTICK, 2, 0))
         for repeat in range(repeats):
-            # There and back again, so that a machine that grows slower or faster bends no curve.
             way = 1 if repeat % 2 == 0 else -1
             for size in list(by_size)[::way]:
-                by_size[size].append(_by_size(url, shapes[size], max(1, enough // size), repeat))
+                times = max(1, enough // size)
+                by_size[size].append(paced.cost(partial(_by_size, url, shapes[size], times, repeat)))
             for count in list(by_experiments)[::way]:
-                by_experiments[count].append(_by_experiments(url, count, groups[count], repeat))
-    sizes, experiments = _medians(by_size), _medians(by_experiments)
+                by_experiments[count].append(paced.cost(partial(_by_experiments, url, count, groups[count], repeat)))
+    usual = statistics.median(paced.yardsticks)
+    sizes, experiments = _medians(by_size, usual), _medians(by_experiments, usual)
     return Row(
         f"cost of a candidate at {_STEPS} steps, request {min(sizes)} → {max(sizes):,}, "
         f"experiments {min(experiments)} → {max(experiments)}",
@@ -53,14 +60,33 @@ def scale(
         {
             "ms_by_request_size": sizes,
             "ms_by_experiments": experiments,
-            "all_ms_by_request_size": by_size,
-            "all_ms_by_experiments": by_experiments,
+            "all_by_request_size": by_size,
+            "all_by_experiments": by_experiments,
+            "yardstick_ms": paced.yardsticks,
         },
     )
 
 
-def _medians(costs: Costs) -> dict[int, float]:
-    return {of: statistics.median(found) for of, found in costs.items()}
+class Paced:
+    """Measures in units of a yardstick's cost before and after, because the speed of a shared machine wanders.
+
+    Attributes:
+        yardsticks: its costs, in the order in which they were measured.
+    """
+
+    def __init__(self, yardstick: Callable[[], float]) -> None:
+        self._yardstick = yardstick
+        self.yardsticks = [yardstick()]
+
+    def cost(self, measure: Callable[[], float]) -> float:
+        """What `measure` finds, over the mean of the yardsticks beside it."""
+        found = measure()
+        self.yardsticks.append(self._yardstick())
+        return found / statistics.mean(self.yardsticks[-2:])
+
+
+def _medians(costs: Costs, unit: float) -> dict[int, float]:
+    return {of: statistics.median(found) * unit for of, found in costs.items()}
 
 
 def _spread(cost: dict[int, float]) -> float:
@@ -87,19 +113,22 @@ def _by_size(url: str, shape: tuple[int, int], times: int, root: int) -> float:
 
 def _by_experiments(url: str, count: int, groups: int, root: int) -> float:
     """Milliseconds a candidate of so many experiments at a time."""
-    return 1000 * seconds_of(lambda: _ask_together(url, count, groups, root)) / (count * groups * 96)
+    with ExitStack() as stack:
+        # Made before: a trainer has its client, whose certificates take long to read, for as long as it runs.
+        clients = [stack.enter_context(client_of(url)) for _ in range(count)]
 
-
-def _ask_together(url: str, count: int, groups: int, root: int) -> None:
-    def ask(name: str) -> None:
-        with client_of(url) as client:
+        def ask(client: RolloutClient, name: str) -> None:
             client.rollouts(request(name, groups, 96, steps=_STEPS, root=root))
 
-    threads = [threading.Thread(target=ask, args=(f"experiment-{i}",)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        threads = [threading.Thread(target=ask, args=(client, f"experiment-{i}")) for i, client in enumerate(clients)]
+
+        def together() -> None:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        return 1000 * seconds_of(together) / (count * groups * 96)
 
 
 def plot(figures: dict[str, Any], file: Path) -> None:

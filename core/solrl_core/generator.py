@@ -18,7 +18,7 @@ from torch import nn
 from solrl_core.adapter import Adapter
 from solrl_core.batches import Batch, batches
 from solrl_core.families.base import Backbone, Conditioning, stack
-from solrl_core.lanes import side_by_side
+from solrl_core.lanes import side_by_side, split
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise
 from solrl_core.precision import apply_policy, probe
@@ -31,7 +31,7 @@ _CACHED_PROMPTS = 1024
 _DECODED_PIXELS = 4 * 1024 * 1024
 """At once: an autoencoder's activations are many times its images."""
 _DECODED_ON_GPU = (12, 6, 3, 2, 1)
-"""Images at once on a GPU."""
+"""Images at once on a GPU: parts of a batch of 24, so that a whole one needs no filling up."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Generator:
                     between()
 
         @torch.inference_mode()
-        def make(batch: Batch) -> Generated:
+        def make(batch: Batch) -> Trajectory:
             conditioning = stack([rows[place] for place in batch.places])
 
             def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -160,22 +160,23 @@ class Generator:
             else:
                 start = begin.rows(batch.places)
             end = advance(velocity, start.to(device), sigmas, solver, until=until, between=between_steps)
-            assert end.clean is not None
-            images = self.decode(end.clean, at_once)[: batch.count] if decode else torch.empty(0)
-            return Generated(end.rows(slice(batch.count)), images)
+            return end.rows(slice(batch.count))
 
-        parts = side_by_side(make, batches(len(seeds), at_once, device), device)
-        return Generated(Trajectory.join([p.trajectory for p in parts]), torch.cat([p.images for p in parts]))
+        end = Trajectory.join(side_by_side(make, batches(len(seeds), at_once, device), device))
+        assert end.clean is not None
+        return Generated(end, self.decode(end.clean, at_once) if decode else torch.empty(0))
 
     def decode(self, latents: torch.Tensor, at_once: int = CHUNK) -> torch.Tensor:
-        """Images [N, 3, H, W], decoded `at_once` at most, and less where they are large."""
+        """Images [N, 3, H, W] of latents that were made `at_once`, decoded fewer at a time where they are large."""
         at_once = min(at_once, max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width)))
+        decode = torch.inference_mode()(self.backbone.decode)
         if latents.device.type == "cpu":
-            return torch.cat([self.backbone.decode(part) for part in torch.split(latents, at_once)])
+            parts = [latents[rows] for rows in split(len(latents), at_once, latents.device)]
+            return torch.cat(side_by_side(decode, parts, latents.device))
         at_once = next(number for number in _DECODED_ON_GPU if number <= at_once)
         # Filled up, because the decoder is compiled for each shape that it meets.
         filled = torch.cat([latents, *[latents[-1:]] * (-len(latents) % at_once)])
-        return torch.cat([self.backbone.decode(part) for part in torch.split(filled, at_once)])[: len(latents)]
+        return torch.cat([decode(part) for part in torch.split(filled, at_once)])[: len(latents)]
 
 
 def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:

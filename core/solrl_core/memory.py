@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from solrl_core.families.pipeline import PipelineBackbone, listed
+from solrl_core.families.pipeline import PipelineBackbone, listed_blocks
 from solrl_core.families.skeleton import Meta
 from solrl_core.generator import Generator
 
@@ -59,7 +59,7 @@ def plan_memory(backbone: PipelineBackbone, precision: str, batch: int) -> Memor
     generator = Generator(backbone, precision)
     seen: set[int] = set()
     modules = {name: part for name, part in backbone.parts.items() if isinstance(part, nn.Module)}
-    _fuse_norms(modules["vae"])
+    _fuse_norms(modules["vae"].get_submodule("decoder"))
     weights = {name: _new_bytes(_tensors(part), seen) for name, part in modules.items()}
     weights["served"] = _new_bytes(_tensors(generator.transformer), seen)
     phases = {size: _phases(generator, size) for size in (batch, 2 * batch)}
@@ -80,15 +80,15 @@ def _phases(generator: Generator, batch: int) -> dict[str, int]:
             sigma = torch.ones(batch, device="meta")
             backbone.velocity(generator.transformer, latents, sigma, conditioning)
         with PeakBytes() as decode:
-            generator.decode(latents)
+            generator.decode(latents, batch)
     return {"encode": encode.peak, "denoise": held + denoise.peak, "decode": held + decode.peak}
 
 
-def _fuse_norms(vae: nn.Module) -> None:
+def _fuse_norms(decoder: nn.Module) -> None:
     """As its blocks are compiled for a GPU, where the float32 copies that a norm makes of its input are never held."""
     from diffusers.models.normalization import RMSNorm
 
-    for module in (part for block in listed(vae) for part in block.modules()):
+    for module in (part for block in listed_blocks(decoder) for part in block.modules()):
         if isinstance(module, RMSNorm):
             module.forward = torch.empty_like
 

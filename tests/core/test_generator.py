@@ -11,6 +11,8 @@ from peft import LoraConfig, inject_adapter_in_model
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from solrl_core.families.load import locate
+from solrl_core.families.pipeline import listed_blocks
+from solrl_core.families.skeleton import load_skeleton
 from solrl_core.generator import CHUNK, Generated, Generator
 from solrl_core.lora import target_modules
 from solrl_core.noise import initial_noise
@@ -197,6 +199,33 @@ def test_prompts_as_a_list_equal_prompts_one_by_one(generator: Generator) -> Non
     swapped = generator.generate(PROMPTS[::-1], SEEDS, steps=STEPS)
     assert torch.equal(together.images[1], swapped.images[1])
     assert float((together.images[0] - swapped.images[0]).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize(("at_once", "decoded"), [(24, [12]), (6, [6, 6]), (3, [3, 3, 3]), (1, [1] * 7)])
+def test_elsewhere_than_on_a_cpu_the_decoder_meets_one_shape(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, decoded: list[int]
+) -> None:
+    """Of latents that were made so many at once; fewer than fill it are filled up."""
+    backbone = load_skeleton("mini-sana")
+    met = []
+
+    def decode(latents: torch.Tensor) -> torch.Tensor:
+        met.append(len(latents))
+        return latents[:, :3]
+
+    monkeypatch.setattr(backbone, "decode", decode)
+    latents = torch.empty(7, *backbone.latent_shape, device="meta")
+    assert len(Generator(backbone, "bf16").decode(latents, at_once)) == 7
+    assert met == decoded
+
+
+@pytest.mark.parametrize("model", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_most_of_a_decoder_is_in_the_blocks_that_are_compiled(model: str) -> None:
+    decoder = load_skeleton(model).parts["vae"].decoder
+    blocks = list(listed_blocks(decoder))
+    held = [parameter for block in blocks for parameter in block.parameters()]
+    assert len({id(parameter) for parameter in held}) == len(held)  # none is in two
+    assert sum(p.numel() for p in held) > 0.8 * sum(p.numel() for p in decoder.parameters())
 
 
 def test_images_are_the_decoded_latents(backbone: Backbone, bf16: Generator) -> None:

@@ -90,6 +90,11 @@ def test_activations_are_those_of_a_real_pass(bare: Path) -> None:
     assert peaks[0] == peaks[1] > MIB
 
 
+def test_a_small_batch_is_decoded_in_less_memory() -> None:
+    one, dozen = (plan_memory(load_skeleton("mini-sana"), "bf16", batch).activations["decode"] for batch in (1, 24))
+    assert one < dozen / 6
+
+
 def test_a_folder_that_holds_no_pipeline_is_told(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="expected a folder in diffusers format"):
         load_skeleton(str(tmp_path))

@@ -48,11 +48,11 @@ def guarded_service(folder: Path, *flags: str) -> Iterator[Guarded]:
         yield Guarded(service, file, tokens)
 
 
-def raw(port: int, head: str, body: bytes = b"", *, answered: bool = True) -> tuple[int, dict[str, str], bytes]:
+def raw(port: int, head: str, body: bytes = b"", *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
     """The answer to a head as it is given (lines end with \\n here) and whatever body follows; see `read_response`."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
-        return read_response(sock, answered)
+        return read_response(sock, has_body)
 
 
 def push(

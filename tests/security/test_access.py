@@ -158,7 +158,8 @@ def test_no_secret_is_in_the_log_or_the_file(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gpu-node"])
-def test_others_are_not_served_without_tokens(host: str) -> None:
+def test_others_are_not_served_without_tokens(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solrl_rollout.serve.bind", pytest.fail)
     done = typed(main, "serve", "--host", host, "--port", "0")
     assert done.returncode == 2
     assert re.search(r"--token-file .*--allow-anonymous", done.stderr)

@@ -64,7 +64,7 @@ def test_an_oversize_body_costs_no_more_than_the_limit(
 @pytest.mark.parametrize("method", ["GET", "DELETE", "HEAD", "OPTIONS", "PATCH"])
 def test_a_body_where_none_belongs_harms_nothing(service: RunningService, method: str) -> None:
     head = f"{method} /v1/models HTTP/1.1\nHost: localhost\nContent-Length: {100 * LIMIT}"
-    status = raw(service.port, head, b"x" * 1000, answered=method != "HEAD")[0]
+    status = raw(service.port, head, b"x" * 1000, has_body=method != "HEAD")[0]
     assert status == (200 if method == "GET" else 405)
 
 

@@ -172,7 +172,10 @@ def test_a_broken_file_lets_nobody_in_until_it_is_mended(changing: Guarded) -> N
 @pytest.mark.parametrize(
     "content", [None, "", "{}}", '{"tokens": [{"id": "x"}]}'], ids=["missing", "empty", "cut", "other"]
 )
-def test_serve_refuses_to_start_with_a_file_it_cannot_use(tmp_path: Path, content: str | None) -> None:
+def test_serve_refuses_to_start_with_a_file_it_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    monkeypatch.setattr("solrl_rollout.serve.bind", pytest.fail)
     file = tmp_path / "tokens.json"
     if content is not None:
         file.write_text(content)

@@ -1,7 +1,6 @@
 """`solrl-train evaluate`: the figures of a finished run again, and by other rewards."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from solrl_trainer.judge import judge
 from solrl_trainer.presets import resolve
 from solrl_trainer.runner import run
 from training_helpers import TINY
+from typed import typed
 
 SMALL = (
     *TINY,
@@ -36,22 +36,12 @@ def test_it_repeats_the_runs_own_figures(finished: Path) -> None:
     assert json.loads((finished / "evaluation" / "evaluation.json").read_text()) == summary
 
 
-def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code of `solrl-train evaluate`, in this process, what it printed, and the last line that it said beside."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["solrl-train", "evaluate", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-    said = capsys.readouterr()
-    return int(end.value.code or 0), said.out, said.err.splitlines()[-1]
-
-
-def test_the_command_judges_by_other_rewards(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_judges_by_other_rewards(finished: Path) -> None:
     asked = ("--rewards", "verifier_graded", "--prompts", "2", "--seeds", "1")
-    code, printed, last = evaluate(capsys, str(finished), *asked)
-    assert code == 0, last
-    assert "verifier_graded" in printed
-    assert "clipscore" not in printed
+    done = typed(main, "evaluate", str(finished), *asked)
+    assert done.returncode == 0, done.stderr
+    assert "verifier_graded" in done.stdout
+    assert "clipscore" not in done.stdout
     with Image.open(finished / "evaluation" / "grid.png") as grid:
         assert grid.width > 400
 
@@ -67,20 +57,19 @@ def test_the_command_judges_by_other_rewards(finished: Path, capsys: pytest.Capt
         (["RUN", "--set", "reward_options={hpsv2: {}}"], "got options for rewards ['hpsv2']; expected some of"),
     ],
 )
-def test_what_it_cannot_do_is_told(
-    finished: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    code, _, last = evaluate(capsys, *(str(finished) if value == "RUN" else value for value in arguments))
-    assert code == 2
+def test_what_it_cannot_do_is_told(finished: Path, arguments: list[str], message: str) -> None:
+    done = typed(main, "evaluate", *(str(finished) if value == "RUN" else value for value in arguments))
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
     assert last.startswith("solrl-train: ")
     assert message in last
 
 
-def test_a_reward_that_the_run_did_not_have_takes_options(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_that_the_run_did_not_have_takes_options(finished: Path) -> None:
     """PickScore's arithmetic on CLIPScore's weights: exp(scale)·cos / 26 in the place of / 100."""
     options = f"reward_options={{pickscore: {{model: {catalog.WEIGHTS / 'mini-clip'}, batch_size: 1}}}}"
-    code, _, _ = evaluate(capsys, str(finished), "--rewards", "clipscore", "pickscore", "--set", options)
-    assert code == 0
+    done = typed(main, "evaluate", str(finished), "--rewards", "clipscore", "pickscore", "--set", options)
+    assert done.returncode == 0, done.stderr
     found = json.loads((finished / "evaluation" / "evaluation.json").read_text())["rewards"]
     for when in ("before", "after"):
         # The one rounds images to bytes, the other does not.

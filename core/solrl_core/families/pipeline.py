@@ -104,7 +104,7 @@ class PipelineBackbone(Backbone):
         # A video's autoencoder has five axes, and no such layout.
         if decoder is not None and all(p.ndim < 5 for p in vae.parameters()):
             vae.to(memory_format=torch.channels_last)
-            for block in listed(decoder):
+            for block in listed_blocks(decoder):
                 if block._compiled_call_impl is None:
                     block.compile(dynamic=False)
 
@@ -136,11 +136,14 @@ class PipelineBackbone(Backbone):
         return sigmas
 
 
-def listed(module: nn.Module) -> Iterator[nn.Module]:
-    """The blocks in a module's lists, or in theirs: few kinds, which compile faster than all of it as one graph."""
+def listed_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The blocks in a module's lists, or in theirs: few kinds, which compile faster than all of it as one graph.
+
+    What stands outside of lists is none, nor is attention, which has a list of its own.
+    """
     for child in module.children():
         if isinstance(child, _LISTS) or any(isinstance(part, _LISTS) for part in child.children()):
-            yield from listed(child)
+            yield from listed_blocks(child)
         elif isinstance(module, _LISTS) and any(True for _ in child.children()):
             yield child
 

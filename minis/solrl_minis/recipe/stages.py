@@ -44,7 +44,7 @@ class Setup:
     wrong_captions: float | None = None
 
     def scaled(self, budget: Budget) -> Budget:
-        """The budget of this run."""
+        """The budget of this run; a trial's floors are what a CPU is done with in seconds."""
         return replace(
             budget,
             steps=max(12, int(budget.steps * self.scale)),
