@@ -1,10 +1,8 @@
 """What a candidate costs as requests and experiments grow in number."""
 
-import statistics
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +12,59 @@ from solrl_trainer.client import RolloutClient
 SIZES = {24: (1, 24), 96: (4, 24), 480: (20, 24), 2400: (100, 24), 9984: (208, 48)}
 """Candidates of a request: prompts × candidates each, so that every chunk is one of 24. A request has at most 256
 prompts, so the largest has two chunks a prompt."""
-EXPERIMENTS = {1: 24, 2: 12, 5: 5, 10: 2, 25: 1, 50: 1}
+EXPERIMENTS = {1: 10, 2: 5, 5: 2, 10: 1, 25: 1, 50: 1}
 """Experiments at a time: the groups of 96 that each asks for."""
-YARDSTICK = (20, 24)
 _STEPS = 2
 
-Costs = dict[int, list[float]]
+
+@dataclass
+class Cost:
+    """What so many candidates have taken until now."""
+
+    seconds: list[float] = field(default_factory=list)
+    candidates: int = 0
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds a candidate."""
+        return 1000 * sum(self.seconds) / self.candidates
+
+
+Costs = dict[int, Cost]
 
 
 def scale(
-    repeats: int = 3,
+    rounds: int = 10,
     shapes: dict[int, tuple[int, int]] = SIZES,
     groups: dict[int, int] = EXPERIMENTS,
     enough: int = 960,
 ) -> Row:
     """Milliseconds a candidate, by the size of a request and by the number of experiments; dearest against cheapest.
 
+    All take turns, and are measured for about as long, because the speed of a shared machine wanders.
+
     Args:
-        repeats: times that each is measured; the median counts.
+        rounds: in each, what was measured for less than `enough` candidates a round is measured again.
         shapes: see `SIZES`.
         groups: see `EXPERIMENTS`.
-        enough: candidates that a measurement of a request's size takes at least.
+        enough: candidates of a measurement of a request's size, at least.
     """
-    by_size: Costs = {size: [] for size in shapes}
-    by_experiments: Costs = {count: [] for count in groups}
+    by_size: Costs = {size: Cost() for size in shapes}
+    by_experiments: Costs = {count: Cost() for count in groups}
     with service("--retain", "2") as url:
         push_runs(url, [f"experiment-{i}" for i in range(max(groups))])
-        _by_experiments(url, 2, 2, 0)
-        paced = Paced(lambda: _by_size(url, YARDSTICK, 2, 0))
-        for repeat in range(repeats):
-            way = 1 if repeat % 2 == 0 else -1
-            for size in list(by_size)[::way]:
-                times = max(1, enough // size)
-                by_size[size].append(paced.cost(partial(_by_size, url, shapes[size], times, repeat)))
-            for count in list(by_experiments)[::way]:
-                by_experiments[count].append(paced.cost(partial(_by_experiments, url, count, groups[count], repeat)))
-    usual = statistics.median(paced.yardsticks)
-    sizes, experiments = _medians(by_size, usual), _medians(by_experiments, usual)
+        _together(url, 2, 2, 0)
+        for turn in range(rounds):
+            for size, cost in by_size.items():
+                if cost.candidates <= turn * enough:
+                    times = max(1, enough // size)
+                    cost.seconds.append(_requests(url, shapes[size], times, turn))
+                    cost.candidates += times * size
+            for count, cost in by_experiments.items():
+                if cost.candidates <= turn * enough:
+                    cost.seconds.append(_together(url, count, groups[count], turn))
+                    cost.candidates += count * groups[count] * 96
+    sizes, experiments = _ms(by_size), _ms(by_experiments)
     return Row(
         f"cost of a candidate at {_STEPS} steps, request {min(sizes)} → {max(sizes):,}, "
         f"experiments {min(experiments)} → {max(experiments)}",
@@ -60,33 +74,14 @@ def scale(
         {
             "ms_by_request_size": sizes,
             "ms_by_experiments": experiments,
-            "all_by_request_size": by_size,
-            "all_by_experiments": by_experiments,
-            "yardstick_ms": paced.yardsticks,
+            "seconds_by_request_size": {size: cost.seconds for size, cost in by_size.items()},
+            "seconds_by_experiments": {count: cost.seconds for count, cost in by_experiments.items()},
         },
     )
 
 
-class Paced:
-    """Measures in units of a yardstick's cost before and after, because the speed of a shared machine wanders.
-
-    Attributes:
-        yardsticks: its costs, in the order in which they were measured.
-    """
-
-    def __init__(self, yardstick: Callable[[], float]) -> None:
-        self._yardstick = yardstick
-        self.yardsticks = [yardstick()]
-
-    def cost(self, measure: Callable[[], float]) -> float:
-        """What `measure` finds, over the mean of the yardsticks beside it."""
-        found = measure()
-        self.yardsticks.append(self._yardstick())
-        return found / statistics.mean(self.yardsticks[-2:])
-
-
-def _medians(costs: Costs, unit: float) -> dict[int, float]:
-    return {of: statistics.median(found) * unit for of, found in costs.items()}
+def _ms(costs: Costs) -> dict[int, float]:
+    return {of: cost.ms for of, cost in costs.items()}
 
 
 def _spread(cost: dict[int, float]) -> float:
@@ -99,8 +94,8 @@ def _extremes(cost: dict[int, float]) -> str:
     return f"{_spread(cost):+.1%} ({said})"
 
 
-def _by_size(url: str, shape: tuple[int, int], times: int, root: int) -> float:
-    """Milliseconds a candidate of requests one after the other."""
+def _requests(url: str, shape: tuple[int, int], times: int, root: int) -> float:
+    """Seconds of requests one after the other."""
     prompts, candidates = shape
     with client_of(url) as client:
 
@@ -108,11 +103,11 @@ def _by_size(url: str, shape: tuple[int, int], times: int, root: int) -> float:
             for _ in range(times):
                 client.rollouts(request(None, prompts, candidates, steps=_STEPS, root=root))
 
-        return 1000 * seconds_of(ask) / (times * prompts * candidates)
+        return seconds_of(ask)
 
 
-def _by_experiments(url: str, count: int, groups: int, root: int) -> float:
-    """Milliseconds a candidate of so many experiments at a time."""
+def _together(url: str, count: int, groups: int, root: int) -> float:
+    """Seconds of so many experiments at a time."""
     with ExitStack() as stack:
         # Made before: a trainer has its client, whose certificates take long to read, for as long as it runs.
         clients = [stack.enter_context(client_of(url)) for _ in range(count)]
@@ -128,7 +123,7 @@ def _by_experiments(url: str, count: int, groups: int, root: int) -> float:
             for thread in threads:
                 thread.join()
 
-        return 1000 * seconds_of(together) / (count * groups * 96)
+        return seconds_of(together)
 
 
 def plot(figures: dict[str, Any], file: Path) -> None:
