@@ -38,7 +38,7 @@ def main() -> int:
         "overload": lambda short: overload(96, 5) if short else overload(960, 60),
         "push": lambda short: pushing(),
         "lookahead": lambda short: lookahead(4 if short else 12),
-        "scale": lambda short: scale.scale(1, {24: (1, 24), 96: (4, 24)}, {1: 2, 2: 1}, 96) if short else scale.scale(),
+        "scale": lambda short: scale.scale(1, {24: (1, 24), 96: (4, 24)}, (1, 2)) if short else scale.scale(),
         "soak": lambda short: soak(60 if short else 1200),
     }
     parser.add_argument("--only", nargs="+", choices=rows, default=list(rows))

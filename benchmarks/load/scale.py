@@ -1,8 +1,8 @@
 """What a candidate costs as requests and experiments grow in number."""
 
 import threading
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,76 +12,62 @@ from solrl_trainer.client import RolloutClient
 SIZES = {24: (1, 24), 96: (4, 24), 480: (20, 24), 2400: (100, 24), 9984: (208, 48)}
 """Candidates of a request: prompts × candidates each, so that every chunk is one of 24. A request has at most 256
 prompts, so the largest has two chunks a prompt."""
-EXPERIMENTS = {1: 10, 2: 5, 5: 2, 10: 1, 25: 1, 50: 1}
-"""Experiments at a time: the groups of 96 that each asks for."""
+EXPERIMENTS = (1, 2, 5, 10, 25, 50)
+"""At a time; together they ask for as many groups of 96 as the most experiments do with one each."""
 _STEPS = 2
 
-
-@dataclass
-class Cost:
-    """What so many candidates have taken until now."""
-
-    seconds: list[float] = field(default_factory=list)
-    candidates: int = 0
-
-    @property
-    def ms(self) -> float:
-        """Milliseconds a candidate."""
-        return 1000 * sum(self.seconds) / self.candidates
-
-
-Costs = dict[int, Cost]
+Seconds = dict[int, list[float]]
 
 
 def scale(
-    rounds: int = 10,
-    shapes: dict[int, tuple[int, int]] = SIZES,
-    groups: dict[int, int] = EXPERIMENTS,
-    enough: int = 960,
+    rounds: int = 3, shapes: dict[int, tuple[int, int]] = SIZES, experiments: tuple[int, ...] = EXPERIMENTS
 ) -> Row:
     """Milliseconds a candidate, by the size of a request and by the number of experiments; dearest against cheapest.
 
-    All take turns, and are measured for about as long, because the speed of a shared machine wanders.
+    The same work is cut up differently: each size makes as many candidates as the largest request, one request after
+    the other, and each number of experiments as many as the largest number. So each takes equally long but for what
+    cutting costs; what is short would be measured at another speed than what is long, for a processor that was idle
+    is faster. All take turns, forwards and backwards, because the speed of a shared machine wanders.
 
     Args:
-        rounds: in each, what was measured for less than `enough` candidates a round is measured again.
+        rounds: turns of each.
         shapes: see `SIZES`.
-        groups: see `EXPERIMENTS`.
-        enough: candidates of a measurement of a request's size, at least.
+        experiments: see `EXPERIMENTS`.
     """
-    by_size: Costs = {size: Cost() for size in shapes}
-    by_experiments: Costs = {count: Cost() for count in groups}
+    largest, most = max(shapes), max(experiments)
+    by_size: Seconds = {size: [] for size in shapes}
+    by_experiments: Seconds = {count: [] for count in experiments}
     with service("--retain", "2") as url:
-        push_runs(url, [f"experiment-{i}" for i in range(max(groups))])
-        _together(url, 2, 2, 0)
+        push_runs(url, [f"experiment-{i}" for i in range(most)])
+        _together(url, most, 1, 0)
         for turn in range(rounds):
-            for size, cost in by_size.items():
-                if cost.candidates <= turn * enough:
-                    times = max(1, enough // size)
-                    cost.seconds.append(_requests(url, shapes[size], times, turn))
-                    cost.candidates += times * size
-            for count, cost in by_experiments.items():
-                if cost.candidates <= turn * enough:
-                    cost.seconds.append(_together(url, count, groups[count], turn))
-                    cost.candidates += count * groups[count] * 96
-    sizes, experiments = _ms(by_size), _ms(by_experiments)
+            for size in _in_turn(shapes, turn):
+                by_size[size].append(_requests(url, shapes[size], largest // size, turn))
+            for count in _in_turn(experiments, turn):
+                by_experiments[count].append(_together(url, count, most // count, turn))
+    sizes = {size: _ms(seconds, largest // size * size) for size, seconds in by_size.items()}
+    numbers = {count: _ms(seconds, most // count * count * 96) for count, seconds in by_experiments.items()}
     return Row(
         f"cost of a candidate at {_STEPS} steps, request {min(sizes)} → {max(sizes):,}, "
-        f"experiments {min(experiments)} → {max(experiments)}",
+        f"experiments {min(numbers)} → {max(numbers)}",
         "flat within 10 %: dearest against cheapest of each curve",
-        f"requests {_extremes(sizes)}; experiments {_extremes(experiments)}",
-        max(_spread(sizes), _spread(experiments)) <= 0.10,
+        f"requests {_extremes(sizes)}; experiments {_extremes(numbers)}",
+        max(_spread(sizes), _spread(numbers)) <= 0.10,
         {
             "ms_by_request_size": sizes,
-            "ms_by_experiments": experiments,
-            "seconds_by_request_size": {size: cost.seconds for size, cost in by_size.items()},
-            "seconds_by_experiments": {count: cost.seconds for count, cost in by_experiments.items()},
+            "ms_by_experiments": numbers,
+            "seconds_by_request_size": by_size,
+            "seconds_by_experiments": by_experiments,
         },
     )
 
 
-def _ms(costs: Costs) -> dict[int, float]:
-    return {of: cost.ms for of, cost in costs.items()}
+def _in_turn(cases: Iterable[int], turn: int) -> list[int]:
+    return sorted(cases, reverse=turn % 2 == 1)
+
+
+def _ms(seconds: list[float], candidates: int) -> float:
+    return 1000 * sum(seconds) / len(seconds) / candidates
 
 
 def _spread(cost: dict[int, float]) -> float:
