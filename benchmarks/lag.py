@@ -33,6 +33,8 @@ PRESET = "mini-sana/sol_rl/clipscore"
 LAGS = (0, 1, 2, 4)
 _PROMPTS = 8
 _CANDIDATES = 96
+_READY_SECONDS = 600.0
+"""On a GPU every run's service compiles at its start, and several share the cores."""
 
 
 def main() -> None:
@@ -65,7 +67,7 @@ def main() -> None:
 def train(lag: int, seed: int, folder: Path, iterations: int) -> None:
     """One run, with the adapters of all its versions kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    with rollout_service("mini-sana", folder / "service.log") as url:
+    with rollout_service("mini-sana", folder / "service.log", ready_seconds=_READY_SECONDS) as url:
         command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", PRESET, "--rollout-url", url]
         command += ["--output", str(folder), "--iterations", str(iterations)]
         settings = (f"seed={seed}", f"explore.lag={lag}", f"keep_checkpoints={iterations}")
@@ -78,7 +80,7 @@ def train(lag: int, seed: int, folder: Path, iterations: int) -> None:
 
 def selection(folder: Path, iterations: int, seed: int) -> dict[int, dict[str, Any]]:
     """For each lag: how its proxy ranks, and the part of the seeds it keeps that are kept without lag, too."""
-    backbone = load_backbone("mini-sana")
+    backbone = load_backbone("mini-sana", device="cuda" if torch.cuda.is_available() else "cpu")
     rewards = RewardSet.load(["clipscore"], backbone)
     cheap, true = Generator(backbone, "nvfp4"), Generator(backbone, "bf16")
     train_set = read_prompts(find_prompts("shapes"), "train")
@@ -111,6 +113,10 @@ def selection(folder: Path, iterations: int, seed: int) -> dict[int, dict[str, A
     return found
 
 
+def _device_name() -> str:
+    return f"one {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "a CPU"
+
+
 def _kept(scores: torch.Tensor) -> list[set[tuple[int, bool]]]:
     """Of each group the best 12 and worst 12, as pairs of place and side."""
     order = scores.argsort(1, descending=True)
@@ -124,9 +130,10 @@ def write(
     lines = [
         "# What it costs to explore behind",
         "",
-        f"By `python benchmarks/lag.py --iterations {args.iterations}`: `{PRESET}`, seeds {args.seeds}; gains of the",
-        "averaged weights on held-out prompts. Kept alike: the part of the 12 best and 12 worst that are kept without",
-        "lag, too, along the run without lag. True ranks: as in rank_fidelity.md, under the version that is trained.",
+        f"By `python benchmarks/lag.py --iterations {args.iterations}` on {_device_name()}: `{PRESET}`,",
+        f"seeds {args.seeds}; gains of the averaged weights on held-out prompts. Kept alike: the part of the 12 best",
+        "and 12 worst that are kept without lag, too, along the run without lag. True ranks: as in rank_fidelity.md,",
+        "under the version that is trained.",
         "",
         "| lag | strict accuracy gained, points | clipscore gained | kept alike | Spearman | true ranks |",
         "|---|---|---|---|---|---|",
