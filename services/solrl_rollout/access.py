@@ -35,6 +35,7 @@ RULES: dict[str, Need] = {
     "GET /v1/runs/{run}/iterations": "token",
     "POST /v1/runs/{run}/iterations": "push",
     "GET /v1/runs/{run}/adapters": "token",
+    "DELETE /v1/runs/{run}/adapters": "push",
     "GET /v1/runs/{run}/adapters/{version}": "token",
     "GET /v1/runs/{run}/adapters/{version}/weights": "token",
     "PUT /v1/runs/{run}/adapters/{version}": "push",

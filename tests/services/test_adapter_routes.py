@@ -253,6 +253,18 @@ def test_an_unknown_model_is_404_with_those_that_exist(service: RunningService) 
     assert problem(response)["expected"] == ["mini-sana"]
 
 
+def test_a_run_goes_back(service: RunningService, layout: Layout) -> None:
+    for version in (0, 1):
+        assert service.push("back", version, adapter_file(layout, version), version - 1 if version else None).is_success
+    adapters = "/v1/runs/back/adapters"
+    for query, status, where in ((None, 422, "query.after"), ({"after": 7}, 404, "version")):
+        response = service.client.delete(adapters, params=query)
+        assert (response.status_code, problem(response)["where"]) == (status, where)
+    assert service.client.delete(adapters, params={"after": 0}).status_code == 204
+    assert service.client.get(adapters).json()["head"] == 0
+    assert service.push("back", 1, adapter_file(layout, 2), 0).status_code == 201
+
+
 def test_runs_are_listed_pinned_and_deleted(service: RunningService, layout: Layout) -> None:
     for version in (0, 1):
         assert service.push("ends", version, adapter_file(layout, version), version - 1 if version else None).is_success

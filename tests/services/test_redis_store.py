@@ -206,6 +206,18 @@ async def test_a_deleted_run_leaves_nothing_but_the_count(redis_store: RedisAdap
     assert client.get("solrl:{tenant-a}:bytes") == b"0"
 
 
+async def test_what_a_run_goes_back_from_leaves_nothing(redis_store: RedisAdapterStore, client: redis.Redis) -> None:
+    await fill(redis_store, 1)
+    before = keys_of(client, expiring=False)
+    for version in (1, 2):
+        await redis_store.put(TENANT, *adapter(version, version - 1))
+    client.hset("solrl:{tenant-a}:run:run-a:versions", "1", "not JSON")
+    damaged = {key for key in keys_of(client, expiring=False) if ":blob:1:" in key}
+    await redis_store.rewind(TENANT, "run-a", 0)
+    assert keys_of(client, expiring=False) == before | damaged
+    assert set(client.hkeys("solrl:{tenant-a}:run:run-a:versions")) == {b"0", b"head"}
+
+
 async def test_a_damaged_record_does_not_keep_newer_versions_out(
     redis_store: RedisAdapterStore, client: redis.Redis
 ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from cutting_proxy import CuttingProxy, cutting_proxy
 from service_helpers import RunningService, adapter_file, rollout_request, running_service
+from solrl_core.adapter import adapter_digest
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import fingerprint
 from solrl_core.lora import adapter_layout
@@ -94,6 +95,38 @@ def test_what_a_run_holds_is_told_or_none(service: RunningService) -> None:
     with RolloutClient(service.url) as client:
         assert client.adapters("nobody") is None
         client.delete("nobody")
+
+
+def test_a_run_goes_back_and_is_pushed_anew_only_where_the_service_has_lost_its_versions(
+    service: RunningService,
+) -> None:
+    config = tiny_config(run="behind")
+    backbone = load_backbone("mini-sana")
+    layout = adapter_layout(backbone.transformer, backbone.lora_targets)
+    files = [adapter_file(layout, seed) for seed in range(4)]
+    own = {adapter_digest(file) for file in files}
+
+    def held() -> tuple[list[int], tuple[int, ...]]:
+        listed = client.adapters("behind")
+        assert listed is not None
+        return [info.version for info in listed.versions], listed.pinned
+
+    with RolloutClient(service.url) as client:
+        explorer = Explorer(client, config)
+        explorer.start({0: files[0]})
+        for version in (1, 2, 3):
+            explorer.push(version, files[version])
+        service.client.put("/v1/runs/behind/adapters/1/pin").raise_for_status()
+        Explorer(client, config).start({1: files[1], 2: files[2]}, own)
+        assert held() == ([0, 1, 2], (1,))
+        with pytest.raises(ProblemError) as raised:
+            Explorer(client, config).start({1: files[1]})
+        assert raised.value.problem.kind == "run-taken"
+        assert held() == ([0, 1, 2], (1,))
+        service.client.delete("/v1/runs/behind").raise_for_status()
+        client.push("behind", 2, None, config.model_name, files[2])
+        Explorer(client, config).start({0: files[0], 1: files[1]}, own)
+        assert held() == ([0, 1], ())
 
 
 def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -453,9 +453,12 @@ def test_versions_pushed_beyond_the_last_checkpoint_are_taken_back_by_a_resumed_
     output = folder / "beyond"
     first = go(service, output, "iterations=2", "explore.prompts=1")
     shutil.rmtree(output / "checkpoints" / "000002")
+    service.running.client.put("/v1/runs/beyond/adapters/0/pin").raise_for_status()
     again = go(service, output, "iterations=2", "explore.prompts=1", resume=True)
     assert again.adapter_digest(2) == first.held.versions[2].digest
-    assert [info.version for info in again.held.versions] == [1, 2]
+    assert ([info.version for info in again.held.versions], again.held.pinned) == ([0, 1, 2], (0,))
+    told = service.running.client.get("/v1/runs/beyond/iterations").json()
+    assert told["curve"]["iterations"] == [0, 1]
 
 
 class Stopping(Watcher):

@@ -13,6 +13,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 from solrl_proto.adapters import (
     ADAPTER_MEDIA_TYPE,
+    AFTER_PARAMETER,
     DIGEST_HEADER,
     MODEL_PARAMETER,
     PARENT_PARAMETER,
@@ -185,6 +186,10 @@ class RolloutClient:
         """Tell what an iteration came to."""
         body = report.model_dump_json(exclude_none=True).encode()
         self._ask("POST", f"/v1/runs/{run}/iterations", content=body, headers={"Content-Type": "application/json"})
+
+    def rewind(self, run: str, version: int) -> None:
+        """Make a version that the service holds the run's head again; those after it are deleted."""
+        self._ask("DELETE", f"/v1/runs/{run}/adapters", params={AFTER_PARAMETER: version})
 
     def delete(self, run: str) -> None:
         """Delete all versions of a run, if there are any."""

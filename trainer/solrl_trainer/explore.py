@@ -56,7 +56,8 @@ class Explorer:
     def start(self, adapters: Mapping[int, bytes], own: Collection[str] = ()) -> None:
         """Make the service hold these versions of the run, the last as its head.
 
-        Later versions that it holds are deleted if this run pushed them before it broke off.
+        Later versions that it holds are deleted if this run pushed them before it broke off; the whole run, if it
+        does not hold these any more.
 
         Args:
             adapters: by version.
@@ -71,7 +72,11 @@ class Explorer:
         if held is not None and held.head > last:
             if not all(info.digest in own for info in held.versions if info.version > last):
                 raise self._taken(held)
-            self._client.delete(self._config.run)
+            stored = {info.version: info.digest for info in held.versions}
+            if all(stored.get(version) == adapter_digest(adapter) for version, adapter in adapters.items()):
+                self._client.rewind(self._config.run, last)
+            else:
+                self._client.delete(self._config.run)
         self._supply()
 
     def push(self, version: int, adapter: bytes) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from solrl_proto.adapters import (
     ADAPTER_MEDIA_TYPE,
+    AFTER_PARAMETER,
     DIGEST_HEADER,
     MODEL_PARAMETER,
     PARENT_PARAMETER,
@@ -59,6 +60,14 @@ async def put_adapter(
 async def list_adapters(service: ServiceDep, caller: CallerDep, run: RunName) -> AdapterList:
     """All versions of a run that are kept, oldest first."""
     return await service.store.list(caller.tenant, run)
+
+
+@router.delete("", status_code=204)
+async def rewind_run(
+    service: ServiceDep, caller: CallerDep, run: RunName, after: Annotated[Version, Query(alias=AFTER_PARAMETER)]
+) -> None:
+    """Delete the versions after this one, which is the run's head again. Work accepted under them is finished."""
+    await service.store.rewind(caller.tenant, run, after)
 
 
 @router.get("/{version}")

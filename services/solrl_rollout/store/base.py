@@ -77,6 +77,13 @@ class AdapterStore(ABC):
         """Keep a version whatever comes after it, or no longer. Raises 404 as `get` does."""
 
     @abstractmethod
+    async def rewind(self, tenant: str, run: str, version: int) -> None:
+        """Make a version that is held the run's head again, atomically: those after it are deleted, pinned or not.
+
+        Raises 404 as `get` does.
+        """
+
+    @abstractmethod
     async def delete(self, tenant: str, run: str) -> None:
         """Delete a run with all its versions and iterations. Raises 404 `run-not-found`."""
 

@@ -89,6 +89,12 @@ class MemoryAdapterStore(AdapterStore):
         pins = self._tenants[tenant][run].pinned
         (pins.add if pinned else pins.discard)(version)
 
+    async def rewind(self, tenant: str, run: str, version: int) -> None:
+        self._find(tenant, run, version)
+        held = self._tenants[tenant][run]
+        held.versions = {v: stored for v, stored in held.versions.items() if v <= version}
+        held.pinned &= set(held.versions)
+
     async def delete(self, tenant: str, run: str) -> None:
         if self._tenants[tenant].pop(run, None) is None:
             raise not_found(run, 0, None, ())

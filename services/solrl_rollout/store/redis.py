@@ -44,7 +44,7 @@ from solrl_rollout.store.base import (
     verify_put,
     verify_stored,
 )
-from solrl_rollout.store.scripts import AGAIN, COMMIT, DELETE, PIN, TELL
+from solrl_rollout.store.scripts import AGAIN, COMMIT, DELETE, PIN, REWIND, TELL
 
 CHUNK_BYTES = 4 * 2**20
 UPLOAD_EXPIRY_S = 600
@@ -149,6 +149,7 @@ class RedisAdapterStore(AdapterStore):
         self._address: str = options.get("path") or f"{host}:{port}"
         self._delete = self._redis.register_script(DELETE)
         self._pin = self._redis.register_script(PIN)
+        self._rewind = self._redis.register_script(REWIND)
         self._tell = self._redis.register_script(TELL)
         self._durable: bool | None = None
 
@@ -245,6 +246,13 @@ class RedisAdapterStore(AdapterStore):
         keys = self._keys(tenant, run)
         with self._reported():
             found = await self._pin(keys=[keys.versions, keys.pins], args=[version, int(pinned)])
+        if not found:
+            await self._record(keys, run, version)
+
+    async def rewind(self, tenant: str, run: str, version: int) -> None:
+        keys = self._keys(tenant, run)
+        with self._reported():
+            found = await self._rewind(keys=[keys.versions, keys.pins, keys.bytes], args=[version, keys.blobs])
         if not found:
             await self._record(keys, run, version)
 

@@ -81,6 +81,26 @@ if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
 end
 """
 
+REWIND = (
+    _FORGET
+    + """
+-- KEYS: the run's hash, its pins, the tenant's bytes. ARGV: version, prefix of chunks.
+-- Answers whether the version is there.
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+  return 0
+end
+local size = 0
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if field ~= 'head' and tonumber(field) > tonumber(ARGV[1]) then
+    size = size + forget(KEYS[1], KEYS[2], ARGV[2], field)
+  end
+end
+redis.call('HSET', KEYS[1], 'head', ARGV[1])
+redis.call('DECRBY', KEYS[3], size)
+return 1
+"""
+)
+
 DELETE = (
     _FORGET
     + """
