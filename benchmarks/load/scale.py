@@ -1,7 +1,7 @@
 """What a candidate costs as requests and experiments grow in number."""
 
-import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,17 @@ Seconds = dict[int, list[float]]
 
 
 def scale(
-    rounds: int = 3, shapes: dict[int, tuple[int, int]] = SIZES, experiments: tuple[int, ...] = EXPERIMENTS
+    rounds: int = 4, shapes: dict[int, tuple[int, int]] = SIZES, experiments: tuple[int, ...] = EXPERIMENTS
 ) -> Row:
     """Milliseconds a candidate, by the size of a request and by the number of experiments; dearest against cheapest.
 
-    The same work is cut up differently: each size makes as many candidates as the largest request, one request after
-    the other, and each number of experiments as many as the largest number. So each takes equally long but for what
-    cutting costs; what is short would be measured at another speed than what is long, for a processor that was idle
-    is faster. All take turns, forwards and backwards, because the speed of a shared machine wanders.
+    The same work is cut up differently: each size makes about as many candidates as the largest request, one request
+    after the other, and each number of experiments as many as the largest number. So each is measured for about as
+    long. All take turns, forwards and backwards, because the speed of a shared machine wanders: by more within a turn
+    than what is looked for, which is why the means are of several, and the seconds of each turn are in the JSON.
 
     Args:
-        rounds: turns of each.
+        rounds: turns of each; an even number, for what drifts to cancel.
         shapes: see `SIZES`.
         experiments: see `EXPERIMENTS`.
     """
@@ -101,15 +101,8 @@ def _together(url: str, count: int, groups: int, root: int) -> float:
         def ask(client: RolloutClient, name: str) -> None:
             client.rollouts(request(name, groups, 96, steps=_STEPS, root=root))
 
-        threads = [threading.Thread(target=ask, args=(client, f"experiment-{i}")) for i, client in enumerate(clients)]
-
-        def together() -> None:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-
-        return seconds_of(together)
+        with ThreadPoolExecutor(count) as pool:
+            return seconds_of(lambda: list(pool.map(ask, clients, [f"experiment-{i}" for i in range(count)])))
 
 
 def plot(figures: dict[str, Any], file: Path) -> None:

@@ -116,6 +116,10 @@ class Telemetry:
         with self._lock:
             self._run(tenant, run).head = version
 
+    def rewound(self, tenant: str, run: str, version: int) -> None:
+        """A run went back to a version; nothing was served since."""
+        self.served(tenant, run, None, version)
+
     def deleted(self, tenant: str, run: str) -> None:
         """A run was deleted; the next one of its name begins anew."""
         self.served(tenant, run, None, None)

@@ -23,7 +23,7 @@ TOLD |= {"proxy_mean": 0, "loss": 0}
 """An iteration, as a trainer tells it."""
 OF_RUNS = [operation for operation in GUARDED if "{run}" in operation[1]]
 PUSH = ("PUT", "/v1/runs/{run}/adapters/{version}")
-NEEDED = {("DELETE", "/v1/runs/{run}/adapters"): "?after=0"}
+NEEDED = {("DELETE", "/v1/runs/{run}/adapters"): "?after=0&head=0"}
 """The query of operations that need one, beside `PUSH`."""
 
 

@@ -98,6 +98,11 @@ def test_the_lag_follows_the_store_ahead_and_back() -> None:
     assert lag() == {("demo", "a"): 6.0}
     telemetry.served("a", "demo", 3, head=4)
     assert lag() == {("demo", "a"): 1.0}
+    telemetry.rewound("a", "demo", 1)
+    telemetry.pushed("a", "demo", 2, 1)
+    assert lag() == {}
+    telemetry.served("a", "demo", 1, head=2)
+    assert lag() == {("demo", "a"): 1.0}
     telemetry.deleted("a", "demo")
     assert lag() == {}
     telemetry.pushed("a", "demo", 0, 1)

@@ -257,10 +257,11 @@ def test_a_run_goes_back(service: RunningService, layout: Layout) -> None:
     for version in (0, 1):
         assert service.push("back", version, adapter_file(layout, version), version - 1 if version else None).is_success
     adapters = "/v1/runs/back/adapters"
-    for query, status, where in ((None, 422, "query.after"), ({"after": 7}, 404, "version")):
+    refused = (({"head": 1}, 422, "query.after"), ({"after": 7, "head": 1}, 404, "version"))
+    for query, status, where in (*refused, ({"after": 0, "head": 2}, 409, "head")):
         response = service.client.delete(adapters, params=query)
         assert (response.status_code, problem(response)["where"]) == (status, where)
-    assert service.client.delete(adapters, params={"after": 0}).status_code == 204
+    assert service.client.delete(adapters, params={"after": 0, "head": 1}).status_code == 204
     assert service.client.get(adapters).json()["head"] == 0
     assert service.push("back", 1, adapter_file(layout, 2), 0).status_code == 201
 

@@ -150,6 +150,21 @@ async def test_no_retry_is_acknowledged_before_the_disk_has_the_version(
     assert await redis_store.get(TENANT, "run-a", 0) == (info, body)
 
 
+async def test_nor_is_a_run_said_to_have_gone_back(
+    redis_store: RedisAdapterStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(redis_store, 2)
+    monkeypatch.setattr(redis_store, "_durable", True)
+    for _ in range(2):
+        before = changes(slow_disk)
+        problem = await refusal(redis_store.rewind(TENANT, "run-a", 0, 1))
+        assert (problem.status, problem.kind) == (503, "store-unavailable")
+        assert changes(slow_disk) > before, "WAITAOF waits for what its own connection wrote"
+    slow_disk.set("synced", 1)
+    await redis_store.rewind(TENANT, "run-a", 0, 1)
+    assert await kept(redis_store) == [0]
+
+
 async def test_nor_is_a_push_that_its_own_retry_overtook(
     overtaken: Overtaken, redis_store: RedisAdapterStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,10 +226,8 @@ async def test_what_a_run_goes_back_from_leaves_nothing(redis_store: RedisAdapte
     before = keys_of(client, expiring=False)
     for version in (1, 2):
         await redis_store.put(TENANT, *adapter(version, version - 1))
-    client.hset("solrl:{tenant-a}:run:run-a:versions", "1", "not JSON")
-    damaged = {key for key in keys_of(client, expiring=False) if ":blob:1:" in key}
-    await redis_store.rewind(TENANT, "run-a", 0)
-    assert keys_of(client, expiring=False) == before | damaged
+    await redis_store.rewind(TENANT, "run-a", 0, 2)
+    assert keys_of(client, expiring=False) == before
     assert set(client.hkeys("solrl:{tenant-a}:run:run-a:versions")) == {b"0", b"head"}
 
 
@@ -241,6 +254,23 @@ async def test_settings_of_redis_that_may_lose_adapters_are_told(own_redis) -> N
     await store.close()
     unsynced = {"maxmemory": "0", "maxmemory-policy": "allkeys-lru", "appendonly": "yes", "appendfsync": "no"}
     assert ["appendfsync" in told for told in weaknesses(unsynced)] == [True]
+
+
+class Overtaking(RedisAdapterStore):
+    """Between its finding a version and reading it, the run goes back and the version is pushed anew."""
+
+    async def _download(self, keys: Keys, record: Record) -> bytes | None:
+        if record.info.digest == adapter(1, 0)[0].digest:
+            await self.rewind(TENANT, "run-a", 0, 1)
+            await self.put(TENANT, *adapter(1, 0, body=b"another"))
+        return await super()._download(keys, record)
+
+
+async def test_a_version_pushed_anew_while_it_is_read_is_not_called_damaged(empty_redis_url: str) -> None:
+    store = Overtaking(empty_redis_url)
+    await fill(store, 2)
+    assert await store.get(TENANT, "run-a", 1) == adapter(1, 0, body=b"another")
+    await store.close()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "lost", "record"])

@@ -162,20 +162,22 @@ async def test_a_run_goes_back_to_a_version_that_is_held(store: AdapterStore) ->
     for version in range(2, 6):
         await store.put(TENANT, *adapter(version, version - 1))
     await store.pin(TENANT, "run-a", 4, True)
-    problem = await refusal(store.rewind(TENANT, "run-a", 2))
-    assert (problem.status, problem.kind) == (404, "version-not-found")
+    problem = await refusal(store.rewind(TENANT, "run-a", 2, 5))
+    assert (problem.status, problem.kind, problem.expected) == (404, "version-not-found", [0, 3, 4, 5])
+    problem = await refusal(store.rewind(TENANT, "run-a", 3, 4))
+    assert (problem.status, problem.kind, problem.got, problem.expected) == (409, "head-conflict", 4, 5)
     assert await kept(store) == [0, 3, 4, 5]
-    await store.rewind(TENANT, "run-a", 3)
+    await store.rewind(TENANT, "run-a", 3, 5)
     listed = await store.list(TENANT, "run-a")
     assert (listed.head, [info.version for info in listed.versions], listed.pinned) == (3, [0, 3], (0,))
     assert (await store.runs(TENANT)).size == sum(info.size for info in listed.versions)
-    await store.rewind(TENANT, "run-a", 3)  # where it is already
+    await store.rewind(TENANT, "run-a", 3, 5)  # again, as after an answer that was lost
     assert (await refusal(store.put(TENANT, *adapter(6, 5)))).kind == "parent-conflict"
     info, body = adapter(4, 3, body=b"another")
     await store.put(TENANT, info, body)
     assert await store.get(TENANT, "run-a", 4) == (info, body)
     assert (await store.list(TENANT, "run-a")).pinned == (0,)
-    assert (await refusal(store.rewind(TENANT, "run-b", 0))).kind == "run-not-found"
+    assert (await refusal(store.rewind(TENANT, "run-b", 0, 1))).kind == "run-not-found"
 
 
 async def test_a_deleted_run_is_gone_and_may_begin_anew(store: AdapterStore) -> None:

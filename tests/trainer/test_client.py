@@ -97,6 +97,14 @@ def test_what_a_run_holds_is_told_or_none(service: RunningService) -> None:
         client.delete("nobody")
 
 
+class Restarting(RolloutClient):
+    """Its service has lost the run by the time it is to go back."""
+
+    def rewind(self, run: str, version: int, head: int) -> None:
+        self.delete(run)
+        super().rewind(run, version, head)
+
+
 def test_a_run_goes_back_and_is_pushed_anew_only_where_the_service_has_lost_its_versions(
     service: RunningService,
 ) -> None:
@@ -123,6 +131,10 @@ def test_a_run_goes_back_and_is_pushed_anew_only_where_the_service_has_lost_its_
             Explorer(client, config).start({1: files[1]})
         assert raised.value.problem.kind == "run-taken"
         assert held() == ([0, 1, 2], (1,))
+        restarting = Restarting(service.url)
+        restarting.push("behind", 3, 2, config.model_name, files[3])
+        Explorer(restarting, config).start({2: files[2]}, own)
+        assert held() == ([2], ())
         service.client.delete("/v1/runs/behind").raise_for_status()
         client.push("behind", 2, None, config.model_name, files[2])
         Explorer(client, config).start({0: files[0], 1: files[1]}, own)

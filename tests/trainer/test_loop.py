@@ -448,17 +448,19 @@ def test_a_lagging_run_in_parts_is_the_whole_bit_for_bit_though_the_service_lost
 
 
 def test_versions_pushed_beyond_the_last_checkpoint_are_taken_back_by_a_resumed_run(
-    service: Service, folder: Path
+    service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = folder / "beyond"
-    first = go(service, output, "iterations=2", "explore.prompts=1")
+    first = go(service, output := folder / "beyond", "iterations=2", "explore.prompts=1")
     shutil.rmtree(output / "checkpoints" / "000002")
     service.running.client.put("/v1/runs/beyond/adapters/0/pin").raise_for_status()
+    monkeypatch.delattr(RolloutClient, "rewind")
+    with pytest.raises(AttributeError, match="rewind"):
+        go(service, output, "iterations=2", "explore.prompts=1", resume=True)
+    monkeypatch.undo()
     again = go(service, output, "iterations=2", "explore.prompts=1", resume=True)
     assert again.adapter_digest(2) == first.held.versions[2].digest
     assert ([info.version for info in again.held.versions], again.held.pinned) == ([0, 1, 2], (0,))
-    told = service.running.client.get("/v1/runs/beyond/iterations").json()
-    assert told["curve"]["iterations"] == [0, 1]
+    assert service.running.client.get("/v1/runs/beyond/iterations").json()["curve"]["iterations"] == [0, 1]
 
 
 class Stopping(Watcher):

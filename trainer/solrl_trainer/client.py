@@ -15,6 +15,7 @@ from solrl_proto.adapters import (
     ADAPTER_MEDIA_TYPE,
     AFTER_PARAMETER,
     DIGEST_HEADER,
+    HEAD_PARAMETER,
     MODEL_PARAMETER,
     PARENT_PARAMETER,
     AdapterInfo,
@@ -187,9 +188,9 @@ class RolloutClient:
         body = report.model_dump_json(exclude_none=True).encode()
         self._ask("POST", f"/v1/runs/{run}/iterations", content=body, headers={"Content-Type": "application/json"})
 
-    def rewind(self, run: str, version: int) -> None:
-        """Make a version that the service holds the run's head again; those after it are deleted."""
-        self._ask("DELETE", f"/v1/runs/{run}/adapters", params={AFTER_PARAMETER: version})
+    def rewind(self, run: str, version: int, head: int) -> None:
+        """Make a version that the service holds the run's head again, instead of `head`; those after it are deleted."""
+        self._ask("DELETE", f"/v1/runs/{run}/adapters", params={AFTER_PARAMETER: version, HEAD_PARAMETER: head})
 
     def delete(self, run: str) -> None:
         """Delete all versions of a run, if there are any."""

@@ -22,6 +22,8 @@ from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.selection import best_worst
 
+_LOST = ("run-not-found", "version-not-found")
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -72,11 +74,7 @@ class Explorer:
         if held is not None and held.head > last:
             if not all(info.digest in own for info in held.versions if info.version > last):
                 raise self._taken(held)
-            stored = {info.version: info.digest for info in held.versions}
-            if all(stored.get(version) == adapter_digest(adapter) for version, adapter in adapters.items()):
-                self._client.rewind(self._config.run, last)
-            else:
-                self._client.delete(self._config.run)
+            self._go_back(held, last)
         self._supply()
 
     def push(self, version: int, adapter: bytes) -> None:
@@ -131,13 +129,29 @@ class Explorer:
 
     def _mend(self, problem: Problem) -> bool:
         """Push what the service lost; whether there was anything."""
-        if problem.kind not in ("run-not-found", "version-not-found", "parent-conflict"):
+        if problem.kind not in (*_LOST, "parent-conflict"):
             return False
         with self._lock:
             pushed = self._supply()
         if pushed:
             self._note(f"the service had lost this run's {_versions(pushed)}; pushed again")
         return bool(pushed)
+
+    def _go_back(self, held: AdapterList, version: int) -> None:
+        """Make `version` the head again, or delete the run where the service does not hold all that is needed."""
+        run = self._config.run
+        stored = {info.version: info.digest for info in held.versions}
+        if all(stored.get(version) == adapter_digest(adapter) for version, adapter in self._adapters.items()):
+            try:
+                self._client.rewind(run, version, held.head)
+            except ProblemError as error:
+                if error.problem.kind not in _LOST:
+                    raise
+            else:
+                self._note(f"the service took back this run's versions after {version}, up to {held.head}")
+                return
+        self._client.delete(run)
+        self._note(f"the service had not kept what version {version} needs; this run's versions are pushed anew")
 
     def _supply(self) -> list[int]:
         """Push all known versions beyond the service's head, and return them.

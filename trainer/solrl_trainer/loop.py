@@ -79,11 +79,12 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
             version = found.version
             reporter.note(f"continuing after {version} iterations")
         own = {line["digest"] for line in metrics.lines("iteration")} if resume else set()
+        adapters = found.adapters if found else {0: encode_adapter(policy.adapter(policy.tensors(OLD)))}
+        # Before the lines that prove what is this run's own are dropped.
+        rollouts.start(adapters, own)
         # A run that stopped before its first checkpoint leaves lines too.
         metrics.rewind(version if found is not None else -1)
         earlier = metrics.seconds()
-        adapters = found.adapters if found else {0: encode_adapter(policy.adapter(policy.tensors(OLD)))}
-        rollouts.start(adapters, own)
 
         clock = Stopwatch()
         with clock.measure("evaluate"):

@@ -10,6 +10,7 @@ from solrl_proto.adapters import (
     ADAPTER_MEDIA_TYPE,
     AFTER_PARAMETER,
     DIGEST_HEADER,
+    HEAD_PARAMETER,
     MODEL_PARAMETER,
     PARENT_PARAMETER,
     AdapterInfo,
@@ -64,10 +65,15 @@ async def list_adapters(service: ServiceDep, caller: CallerDep, run: RunName) ->
 
 @router.delete("", status_code=204)
 async def rewind_run(
-    service: ServiceDep, caller: CallerDep, run: RunName, after: Annotated[Version, Query(alias=AFTER_PARAMETER)]
+    service: ServiceDep,
+    caller: CallerDep,
+    run: RunName,
+    after: Annotated[Version, Query(alias=AFTER_PARAMETER)],
+    head: Annotated[Version, Query(alias=HEAD_PARAMETER)],
 ) -> None:
-    """Delete the versions after this one, which is the run's head again. Work accepted under them is finished."""
-    await service.store.rewind(caller.tenant, run, after)
+    """Delete the versions after `after` up to `head`, pinned or not. Work accepted under them is finished."""
+    await service.store.rewind(caller.tenant, run, after, head)
+    service.telemetry.rewound(caller.tenant, run, after)
 
 
 @router.get("/{version}")

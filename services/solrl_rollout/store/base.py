@@ -1,6 +1,7 @@
 """What an adapter store promises, and the rules that every store shares.
 
-Versions of a run are immutable and only grow; each names the head it was made from as its parent. A store
+Versions of a run are immutable and grow; each names the head it was made from as its parent. A run goes back only by
+deleting those after the one it goes on from. A store
 judges a put with `admit` against one consistent view of the run, and writes only if that view still holds.
 """
 
@@ -77,10 +78,11 @@ class AdapterStore(ABC):
         """Keep a version whatever comes after it, or no longer. Raises 404 as `get` does."""
 
     @abstractmethod
-    async def rewind(self, tenant: str, run: str, version: int) -> None:
+    async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         """Make a version that is held the run's head again, atomically: those after it are deleted, pinned or not.
 
-        Raises 404 as `get` does.
+        Where it is the head already, that is a success. Raises 404 as `get` does, 409 `head-conflict` where neither
+        it nor `head` is the head.
         """
 
     @abstractmethod
@@ -172,6 +174,20 @@ def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> Ad
             action="two trainers may be writing to one run: give each its own, or resume from the head",
         )
     return None
+
+
+def head_conflict(run: str, version: int, given: int, head: int) -> ProblemError:
+    """The 409 problem for a run whose head is not the one that was to be taken back."""
+    return ProblemError(
+        "head-conflict",
+        409,
+        "Run has another head",
+        f"run {run!r} was to go back from version {given} to version {version}; its head is version {head}",
+        where="head",
+        got=given,
+        expected=head,
+        action="two trainers may be writing to one run; list its versions, and go back from its head",
+    )
 
 
 async def verify_put(info: AdapterInfo, body: bytes) -> None:

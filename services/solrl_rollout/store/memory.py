@@ -15,6 +15,7 @@ from solrl_rollout.store.base import (
     Progress,
     admit,
     evicted,
+    head_conflict,
     not_found,
     over_quota,
     verify_put,
@@ -89,9 +90,11 @@ class MemoryAdapterStore(AdapterStore):
         pins = self._tenants[tenant][run].pinned
         (pins.add if pinned else pins.discard)(version)
 
-    async def rewind(self, tenant: str, run: str, version: int) -> None:
+    async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         self._find(tenant, run, version)
         held = self._tenants[tenant][run]
+        if max(held.versions) not in (version, head):
+            raise head_conflict(run, version, head, max(held.versions))
         held.versions = {v: stored for v, stored in held.versions.items() if v <= version}
         held.pinned &= set(held.versions)
 

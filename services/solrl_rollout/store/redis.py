@@ -39,6 +39,7 @@ from solrl_rollout.store.base import (
     Progress,
     admit,
     corrupt,
+    head_conflict,
     not_found,
     over_quota,
     verify_put,
@@ -149,7 +150,6 @@ class RedisAdapterStore(AdapterStore):
         self._address: str = options.get("path") or f"{host}:{port}"
         self._delete = self._redis.register_script(DELETE)
         self._pin = self._redis.register_script(PIN)
-        self._rewind = self._redis.register_script(REWIND)
         self._tell = self._redis.register_script(TELL)
         self._durable: bool | None = None
 
@@ -193,16 +193,11 @@ class RedisAdapterStore(AdapterStore):
     async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
         keys = self._keys(tenant, run)
         record = await self._record(keys, run, version)
-        parts: list[bytes] = []
-        for i in range(record.chunks):
-            with self._reported():
-                part = await self._redis.get(keys.chunk(record, i))
-            if not isinstance(part, bytes):
-                # Deleted between two reads because newer versions came (then 404), or truly lost.
-                await self._record(keys, run, version)
-                raise corrupt(run, version, got=f"chunk {i} is missing", expected=f"{record.chunks} chunks")
-            parts.append(part)
-        body = b"".join(parts)
+        while (body := await self._download(keys, record)) is None:
+            # Deleted meanwhile because newer versions came (then 404), pushed anew meanwhile, or truly lost.
+            before, record = record, await self._record(keys, run, version)
+            if record == before:
+                raise corrupt(run, version, got="a part of it is missing", expected=f"{record.chunks} chunks")
         await verify_stored(record.info, body)
         return record.info, body
 
@@ -249,12 +244,17 @@ class RedisAdapterStore(AdapterStore):
         if not found:
             await self._record(keys, run, version)
 
-    async def rewind(self, tenant: str, run: str, version: int) -> None:
+    async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         keys = self._keys(tenant, run)
         with self._reported():
-            found = await self._rewind(keys=[keys.versions, keys.pins, keys.bytes], args=[version, keys.blobs])
+            found, written = await self._run_script(
+                REWIND, [keys.versions, keys.pins, keys.bytes], [version, head, keys.blobs]
+            )
         if not found:
-            await self._record(keys, run, version)
+            raise not_found(run, version, *await self._held(keys))
+        if int(found) != version:
+            raise head_conflict(run, version, head, int(found))
+        self._require(written)
 
     async def delete(self, tenant: str, run: str) -> None:
         keys = self._keys(tenant, run)
@@ -326,6 +326,17 @@ class RedisAdapterStore(AdapterStore):
             await self._redis.set(key, chunk, ex=UPLOAD_EXPIRY_S)
         return chunks
 
+    async def _download(self, keys: "Keys", record: Record) -> bytes | None:
+        """What the chunks hold; None if one is missing."""
+        parts: list[bytes] = []
+        for i in range(record.chunks):
+            with self._reported():
+                part = await self._redis.get(keys.chunk(record, i))
+            if not isinstance(part, bytes):
+                return None
+            parts.append(part)
+        return b"".join(parts)
+
     async def _run_script(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, bool]:
         """What a script answers, and whether what it wrote is on the server's disk, if the server can tell."""
         durable = await self._keeps_a_file()
@@ -362,11 +373,16 @@ class RedisAdapterStore(AdapterStore):
     async def _record(self, keys: "Keys", run: str, version: int) -> Record:
         with self._reported():
             text = await self._redis.hget(keys.versions, str(version))
-            if text is not None:
-                return self._parse(run, version, text)
-            fields = await self._redis.hgetall(keys.versions)
-        head = fields.pop(b"head", None)
-        raise not_found(run, version, None if head is None else int(head), map(int, fields))
+        if text is not None:
+            return self._parse(run, version, text)
+        raise not_found(run, version, *await self._held(keys))
+
+    async def _held(self, keys: "Keys") -> tuple[int | None, Sequence[int]]:
+        """A run's head and its versions."""
+        with self._reported():
+            fields = await self._redis.hkeys(keys.versions)
+            head = await self._redis.hget(keys.versions, "head")
+        return None if head is None else int(head), [int(field) for field in fields if field != b"head"]
 
     def _admit(self, info: AdapterInfo, head: bytes | str | None, stored: bytes | str | None) -> AdapterInfo | None:
         known = None if stored is None else self._parse(info.run, info.version, stored).info

@@ -84,20 +84,25 @@ end
 REWIND = (
     _FORGET
     + """
--- KEYS: the run's hash, its pins, the tenant's bytes. ARGV: version, prefix of chunks.
--- Answers whether the version is there.
+-- KEYS: the run's hash, its pins, the tenant's bytes. ARGV: version, the head it is instead of, prefix of chunks.
+-- Answers the head, which is another than `version` if it was neither of the two; '' if the version is not there.
+local head = redis.call('HGET', KEYS[1], 'head')
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-  return 0
+  return ''
+end
+if head ~= ARGV[1] and head ~= ARGV[2] then
+  return head
 end
 local size = 0
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
   if field ~= 'head' and tonumber(field) > tonumber(ARGV[1]) then
-    size = size + forget(KEYS[1], KEYS[2], ARGV[2], field)
+    size = size + forget(KEYS[1], KEYS[2], ARGV[3], field)
   end
 end
+-- Though it may stand there already: WAITAOF waits for what its own connection wrote.
 redis.call('HSET', KEYS[1], 'head', ARGV[1])
 redis.call('DECRBY', KEYS[3], size)
-return 1
+return ARGV[1]
 """
 )
 
