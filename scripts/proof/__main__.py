@@ -49,7 +49,9 @@ def _minutes(seconds: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="prove-images", description=__doc__)
-    parser.add_argument("--workdir", type=Path, help="folder for images and logs; a temporary one by default")
+    parser.add_argument(
+        "--workdir", type=Path, help="where the folder of images and logs is made; by default where temporary files are"
+    )
     parser.add_argument("--keep", action="store_true", help="leave that folder behind")
     parser.add_argument("--storage-driver", default="", help="buildah's; overlay where the kernel takes it, else vfs")
     parser.add_argument("--ready-within", type=float, default=300.0, help="seconds a service may take to be healthy")
@@ -57,6 +59,8 @@ def main() -> None:
     parser.add_argument("--build-only", action="store_true", help="build the images and stop")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if arguments.workdir is not None:
+        arguments.workdir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="prove-images-", dir=arguments.workdir)).resolve()
     timing = Timing()
     try:
