@@ -119,7 +119,7 @@ def test_a_run_goes_back_and_is_pushed_anew_only_where_the_service_has_lost_its_
         assert listed is not None
         return [info.version for info in listed.versions], listed.pinned
 
-    with RolloutClient(service.url) as client:
+    with RolloutClient(service.url) as client, Restarting(service.url) as restarting:
         explorer = Explorer(client, config)
         explorer.start({0: files[0]})
         for version in (1, 2, 3):
@@ -131,7 +131,6 @@ def test_a_run_goes_back_and_is_pushed_anew_only_where_the_service_has_lost_its_
             Explorer(client, config).start({1: files[1]})
         assert raised.value.problem.kind == "run-taken"
         assert held() == ([0, 1, 2], (1,))
-        restarting = Restarting(service.url)
         restarting.push("behind", 3, 2, config.model_name, files[3])
         Explorer(restarting, config).start({2: files[2]}, own)
         assert held() == ([2], ())

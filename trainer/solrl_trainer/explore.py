@@ -141,7 +141,7 @@ class Explorer:
         """Make `version` the head again, or delete the run where the service does not hold all that is needed."""
         run = self._config.run
         stored = {info.version: info.digest for info in held.versions}
-        if all(stored.get(version) == adapter_digest(adapter) for version, adapter in self._adapters.items()):
+        if all(stored.get(needed) == adapter_digest(adapter) for needed, adapter in self._adapters.items()):
             try:
                 self._client.rewind(run, version, held.head)
             except ProblemError as error:

@@ -380,9 +380,9 @@ class RedisAdapterStore(AdapterStore):
     async def _held(self, keys: "Keys") -> tuple[int | None, Sequence[int]]:
         """A run's head and its versions."""
         with self._reported():
-            fields = await self._redis.hkeys(keys.versions)
-            head = await self._redis.hget(keys.versions, "head")
-        return None if head is None else int(head), [int(field) for field in fields if field != b"head"]
+            fields = await self._redis.hgetall(keys.versions)
+        head = fields.pop(b"head", None)
+        return None if head is None else int(head), [int(version) for version in fields]
 
     def _admit(self, info: AdapterInfo, head: bytes | str | None, stored: bytes | str | None) -> AdapterInfo | None:
         known = None if stored is None else self._parse(info.run, info.version, stored).info
