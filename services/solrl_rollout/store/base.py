@@ -1,8 +1,8 @@
 """What an adapter store promises, and the rules that every store shares.
 
 Versions of a run are immutable and grow; each names the head it was made from as its parent. A run goes back only by
-deleting those after the one it goes on from. A store
-judges a put with `admit` against one consistent view of the run, and writes only if that view still holds.
+deleting those after the one it goes on from. A store judges a put with `admit` against one consistent view of the run,
+and writes only if that view still holds.
 """
 
 import asyncio
