@@ -16,7 +16,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 MAX_HEADER_BYTES = 4 * 2**20
 """A FLUX.1 adapter's header is 0.2 MiB."""
@@ -136,12 +136,14 @@ def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapte
         if view["shape"] != shapes[key]:
             detail = "a tensor does not fit its module"
             action = "check that the adapter was made for this model, and that metadata r is its rank"
-            raise _problem("adapter-shape", detail, key, view["shape"], shapes[key], action)
+            raise _problem(ProblemKind.ADAPTER_SHAPE, detail, key, view["shape"], shapes[key], action)
         tensor = torch.frombuffer(view["data"], dtype=torch.float32).reshape(shapes[key])
         if bad := int((~torch.isfinite(tensor)).sum()):
             got = f"{bad} of {tensor.numel()} values NaN or infinite"
             action = "find the training step that diverged; resume from the version before it"
-            raise _problem("adapter-nonfinite", "a tensor is not finite", key, got, "finite values only", action)
+            raise _problem(
+                ProblemKind.ADAPTER_NONFINITE, "a tensor is not finite", key, got, "finite values only", action
+            )
         tensors[key] = tensor
     return Adapter(rank=rank, alpha=alpha, tensors=tensors)
 
@@ -182,7 +184,7 @@ def _check_keys(present: Set[str], shapes: Mapping[str, list[int]], modules: int
         return
     near = get_close_matches(extra[0][:_SHOWN], missing or shapes, n=1) if extra else []
     raise _problem(
-        "adapter-keys",
+        ProblemKind.ADAPTER_KEYS,
         fault,
         where=(extra or missing)[0][:_SHOWN] if extra or missing else None,
         got=[key[:_SHOWN] for key in extra[:5]] or f"{len(present)} tensors",
@@ -191,21 +193,23 @@ def _check_keys(present: Set[str], shapes: Mapping[str, list[int]], modules: int
     )
 
 
-def _problem(kind: str, detail: str, where: str | None, got: Any, expected: Any, action: str) -> ProblemError:
-    return ProblemError(kind, 422, "Adapter refused", detail, where=where, got=got, expected=expected, action=action)
+def _problem(kind: ProblemKind, detail: str, where: str | None, got: Any, expected: Any, action: str) -> ProblemError:
+    return ProblemError(kind, detail, where=where, got=got, expected=expected, action=action)
 
 
 def _malformed(got: str, expected: str) -> ProblemError:
     action = "send the file again; if it repeats, write it anew with encode_adapter"
-    return _problem("adapter-malformed", "the body is not a safetensors file", None, got, expected, action)
+    return _problem(ProblemKind.ADAPTER_MALFORMED, "the body is not a safetensors file", None, got, expected, action)
 
 
 def _metadata_problem(name: str, got: str | None, expected: str) -> ProblemError:
     detail = f"metadata {name!r} is missing or out of range"
     action = "write r and lora_alpha into the safetensors metadata"
-    return _problem("adapter-metadata", detail, f"__metadata__.{name}", got and got[:_SHOWN], expected, action)
+    return _problem(
+        ProblemKind.ADAPTER_METADATA, detail, f"__metadata__.{name}", got and got[:_SHOWN], expected, action
+    )
 
 
 def _dtype_problem(key: str, got: str) -> ProblemError:
     action = "cast the LoRA weights with .float() before encoding"
-    return _problem("adapter-dtype", "adapter tensors travel in float32", key, got, "F32", action)
+    return _problem(ProblemKind.ADAPTER_DTYPE, "adapter tensors travel in float32", key, got, "F32", action)

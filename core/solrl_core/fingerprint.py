@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 from torch import nn
 
 # Written by loaders, and different for the same model loaded from another place.
@@ -116,9 +116,7 @@ def check_digests(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
     for part, digest in ours.items():
         if theirs.get(part) != digest:
             raise ProblemError(
-                "digest-mismatch",
-                409,
-                "Service and trainer differ",
+                ProblemKind.DIGEST_MISMATCH,
                 f"the service's {part} is not the trainer's: it would rank images that are never trained on",
                 where=part,
                 got=theirs.get(part, "nothing"),

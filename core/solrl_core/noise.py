@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from solrl_proto.models import NoiseContract
 from solrl_proto.noise import NOISE_CONTRACT_VERSION, PROBE_LENGTH, PROBE_SEED, PROBE_TOLERANCE, SEED_LIMIT
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 
 def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
@@ -47,9 +47,7 @@ def check_noise_contract(theirs: NoiseContract) -> None:
     ours = noise_contract()
     if theirs.version != ours.version:
         raise ProblemError(
-            "noise-contract",
-            409,
-            "Noise contracts differ",
+            ProblemKind.NOISE_CONTRACT,
             "the service and the trainer follow different versions of the noise contract",
             where="noise.version",
             got=theirs.version,
@@ -61,9 +59,7 @@ def check_noise_contract(theirs: NoiseContract) -> None:
     # Each by itself: a NaN is not larger than the tolerance either.
     if len(theirs.probe) != len(ours.probe) or not all(one <= PROBE_TOLERANCE for one in offs):
         raise ProblemError(
-            "noise-contract",
-            409,
-            "Noise contracts differ",
+            ProblemKind.NOISE_CONTRACT,
             "the service draws other noise from the same seed, so its seeds name other images here",
             where="noise.probe",
             got=f"a row that is off by {off:.3g}",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from solrl_proto.identifiers import Message
-from solrl_proto.problems import Problem
+from solrl_proto.problems import Problem, ProblemKind
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
@@ -136,11 +136,8 @@ def _rule(method: str, path: str) -> tuple[str | None, list[str]]:
 
 
 def _unknown(fault: str, error: str | None = None) -> Refusal:
-    problem = Problem(
-        type="urn:solrl:problem:unauthenticated",
-        title="Who asks is not known",
-        status=401,
-        detail=fault,
+    problem = ProblemKind.UNAUTHENTICATED.problem(
+        fault,
         where="header.Authorization",
         expected="Authorization: Bearer <token>",
         action="ask whoever runs this service for a token (`solrl-rollout token create`)",
@@ -149,11 +146,8 @@ def _unknown(fault: str, error: str | None = None) -> Refusal:
 
 
 def _forbidden(token: Token, need: str) -> Refusal:
-    problem = Problem(
-        type="urn:solrl:problem:forbidden",
-        title="Token does not allow this",
-        status=403,
-        detail=f"the token {token.id} has not the scope {need!r}",
+    problem = ProblemKind.FORBIDDEN.problem(
+        f"the token {token.id} has not the scope {need!r}",
         where="header.Authorization",
         got=list(token.scopes),
         expected=need,
@@ -163,25 +157,14 @@ def _forbidden(token: Token, need: str) -> Refusal:
 
 
 def _closed() -> Refusal:
-    problem = Problem(
-        type="urn:solrl:problem:tokens-unreadable",
-        title="Nobody is let in now",
-        status=503,
-        detail="the service's token file cannot be used",
+    problem = ProblemKind.TOKENS_UNREADABLE.problem(
+        "the service's token file cannot be used",
         action="whoever runs the service must mend it; the service's log says what is wrong",
     )
     return Refusal(problem=problem)
 
 
 def _nothing_there(scope: Connection, allowed: list[str]) -> Refusal:
-    status, kind, title = (
-        (405, "method-not-allowed", "Method Not Allowed") if allowed else (404, "not-found", "Not Found")
-    )
-    problem = Problem(
-        type=f"urn:solrl:problem:{kind}",
-        title=title,
-        status=status,
-        detail=f"{scope['method'][:20]} {scope['path'][:200]}: {title}",
-        action="/docs lists the routes",
-    )
-    return Refusal(problem=problem)
+    kind = ProblemKind.METHOD_NOT_ALLOWED if allowed else ProblemKind.NOT_FOUND
+    detail = f"{scope['method'][:20]} {scope['path'][:200]}: {kind.title}"
+    return Refusal(problem=kind.problem(detail, action="/docs lists the routes"))

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 from solrl_core.adapter import Adapter, adapter_digest, decode_adapter
 from solrl_proto.adapters import AdapterInfo
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
 
 from solrl_rollout.refusals import wrong_model
@@ -33,9 +33,7 @@ class Adapters:
         got = await asyncio.to_thread(adapter_digest, body)
         if got != digest:
             raise ProblemError(
-                "digest-mismatch",
-                422,
-                "Adapter refused",
+                ProblemKind.DIGEST_MISMATCH,
                 "the body is not what its Content-Digest says: it was damaged or cut short on the way",
                 where="header.Content-Digest",
                 got=f"{got}, {len(body)} bytes",

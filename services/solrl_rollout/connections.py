@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import h11
-from solrl_proto.problems import Problem
+from solrl_proto.problems import Problem, ProblemKind
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from solrl_rollout.limits import MAX_HEAD_BYTES, head_too_large
@@ -162,11 +162,8 @@ class GuardedProtocol(H11Protocol):
 
 
 def _too_slow(sent: str) -> Problem:
-    return Problem(
-        type="urn:solrl:problem:request-timeout",
-        title="Request took too long",
-        status=408,
-        detail="the request did not come in whole in its time",
+    return ProblemKind.REQUEST_TIMEOUT.problem(
+        "the request did not come in whole in its time",
         got=sent,
         expected=f"a head in the service's slow_client_timeout, a body at {RATE} bytes a second at least",
         action="send the request again over a better line, or raise slow_client_timeout of the service",
@@ -174,20 +171,14 @@ def _too_slow(sent: str) -> Problem:
 
 
 def _not_http() -> Problem:
-    return Problem(
-        type="urn:solrl:problem:bad-request",
-        title="Not an HTTP request",
-        status=400,
-        detail="what came in cannot be read as HTTP/1.1",
+    return ProblemKind.BAD_REQUEST.problem(
+        "what came in cannot be read as HTTP/1.1",
         action="speak HTTP to this port; TLS ends at the proxy in front of it",
     )
 
 
 def _too_many() -> Problem:
-    return Problem(
-        type="urn:solrl:problem:too-many-connections",
-        title="Too many connections",
-        status=503,
-        detail="the service holds as many connections as it may",
+    return ProblemKind.TOO_MANY_CONNECTIONS.problem(
+        "the service holds as many connections as it may",
         action="try again soon; reuse connections, or raise max_connections of the service",
     )

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from functools import partial
 
 from solrl_core.rewards.base import RewardError
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.beside import Beside
 from solrl_rollout.costs import Costs
 from solrl_rollout.executor import Executor, Started, load
-from solrl_rollout.problems import OUT_OF_MEMORY, engine_dead, generation_failed, queue_full
+from solrl_rollout.problems import engine_dead, generation_failed, queue_full
 from solrl_rollout.queue import FairQueue, QueueFull
 from solrl_rollout.recent import Done, Recent
 from solrl_rollout.settings import Settings
@@ -240,7 +240,7 @@ class Engine:
             if isinstance(error.__cause__, RewardError):
                 self._telemetry.reward_error(error.__cause__.reward)
             chunk.done.set_exception(error)
-            if error.problem.kind == OUT_OF_MEMORY:
+            if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
                 executor.probe()
         except Abandoned:
             # Read only where the service was forced to stop: a client that left reads nothing.

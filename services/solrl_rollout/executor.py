@@ -21,10 +21,10 @@ from solrl_core.rewards.base import Reward, RewardError, is_built_in, known_rewa
 from solrl_core.rewards.images import as_bytes
 from solrl_core.sampler import Trajectory
 from solrl_proto.models import ModelInfo, PrecisionInfo
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import Plan, PromptItem
 
-from solrl_rollout.problems import OUT_OF_MEMORY, RetryLaterError, out_of_memory
+from solrl_rollout.problems import RetryLaterError, out_of_memory
 from solrl_rollout.room import NoRoomError, Room, free_memory
 from solrl_rollout.settings import ModelSpec, Settings
 from solrl_rollout.telemetry import Telemetry
@@ -54,7 +54,7 @@ def load(settings: Settings, telemetry: Telemetry) -> dict[str, "Executor"]:
         except torch.OutOfMemoryError as error:
             raise _does_not_fit(spec, settings, loaded, str(error)) from error
         except ProblemError as error:
-            if error.problem.kind == OUT_OF_MEMORY:
+            if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
                 raise _does_not_fit(spec, settings, loaded, error.problem.detail) from error
             raise
     return loaded
@@ -173,9 +173,7 @@ class Executor:
                 trajectory = started.trajectory and started.trajectory.to(torch.device("cpu"))
         except RewardError as error:
             raise ProblemError(
-                "reward-failed",
-                500,
-                "A reward failed",
+                ProblemKind.REWARD_FAILED,
                 str(error),
                 where=f"prompts.{chunk.prompt.id}",
                 action="check that the prompt's metadata is what the reward needs, or leave the reward out",
@@ -242,9 +240,7 @@ class Executor:
             return generator, self._serve(job.precision, generator, job.adapter)
         except ValueError as error:
             raise ProblemError(
-                "precision-unsupported",
-                422,
-                "Precision not available",
+                ProblemKind.PRECISION_UNSUPPORTED,
                 str(error),
                 where="plan.precision",
                 got=job.precision,
@@ -298,9 +294,7 @@ class Executor:
         except ValueError as error:
             self._serving[precision] = before
             raise ProblemError(
-                "adapter-merge",
-                422,
-                "Adapter cannot be merged",
+                ProblemKind.ADAPTER_MERGE,
                 str(error),
                 where="adapter",
                 got=wanted,

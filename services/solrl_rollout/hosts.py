@@ -3,7 +3,7 @@
 import ipaddress
 import re
 
-from solrl_proto.problems import Problem
+from solrl_proto.problems import Problem, ProblemKind
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from solrl_rollout.problems import respond
@@ -47,11 +47,8 @@ def _is_foreign(host: str) -> bool:
 
 
 def _foreign_host(host: str) -> Problem:
-    return Problem(
-        type="urn:solrl:problem:host-not-local",
-        title="Host is not this machine",
-        status=403,
-        detail="this service runs without tokens, for its own machine alone",
+    return ProblemKind.HOST_NOT_LOCAL.problem(
+        "this service runs without tokens, for its own machine alone",
         where="header.Host",
         got=host[:200],
         expected="localhost or an address",

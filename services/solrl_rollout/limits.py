@@ -2,7 +2,7 @@
 
 import io
 
-from solrl_proto.problems import Problem
+from solrl_proto.problems import Problem, ProblemKind
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,11 +25,8 @@ async def read_body(request: Request, limit: int, setting: str) -> bytes:
 
 def head_too_large(got: str) -> Problem:
     """The 431."""
-    return Problem(
-        type="urn:solrl:problem:head-too-large",
-        title="Request head is too large",
-        status=431,
-        detail="the path and the headers have more bytes than the service takes",
+    return ProblemKind.HEAD_TOO_LARGE.problem(
+        "the path and the headers have more bytes than the service takes",
         where="header",
         got=got,
         expected=f"at most {MAX_HEAD_BYTES} bytes",

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from solrl_proto.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemError
+from solrl_proto.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemError, ProblemKind
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -16,15 +16,19 @@ from solrl_rollout.queue import QueueFull
 
 _SHOWN = 200  # characters of a foreign value that a problem repeats
 _CLIENT_LEFT = 499
-OUT_OF_MEMORY = "out-of-memory"
-_KINDS = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
+_KINDS = {
+    400: ProblemKind.BAD_REQUEST,
+    404: ProblemKind.NOT_FOUND,
+    405: ProblemKind.METHOD_NOT_ALLOWED,
+    413: ProblemKind.BODY_TOO_LARGE,
+}
 
 
 class RetryLaterError(ProblemError):
     """A problem that passes: `retry_after` seconds from now the same request may succeed."""
 
-    def __init__(self, kind: str, status: int, title: str, detail: str, *, retry_after: int, **more: Any) -> None:
-        super().__init__(kind, status, title, detail, **more)
+    def __init__(self, kind: ProblemKind, detail: str, *, retry_after: int, **fields: Any) -> None:
+        super().__init__(kind, detail, **fields)
         self.retry_after = retry_after
 
 
@@ -33,9 +37,7 @@ def queue_full(full: QueueFull, asked: int | None, retry_after: int) -> ProblemE
     room = full.limit - full.waiting
     whose = f"tenant {full.tenant!r} has" if full.tenant is not None else "there are"
     return RetryLaterError(
-        "queue-full",
-        429,
-        "Queue is full",
+        ProblemKind.QUEUE_FULL,
         f"{whose} {full.waiting} candidates waiting already and the limit is {full.limit}",
         retry_after=retry_after,
         got=asked,
@@ -47,9 +49,7 @@ def queue_full(full: QueueFull, asked: int | None, retry_after: int) -> ProblemE
 def engine_dead() -> ProblemError:
     """The 503 after the engine thread ended."""
     return ProblemError(
-        "engine-dead",
-        503,
-        "Engine is dead",
+        ProblemKind.ENGINE_DEAD,
         "the engine thread ended; this process makes no rollouts any more",
         action="restart the service; its log says what ended the thread",
     )
@@ -58,9 +58,7 @@ def engine_dead() -> ProblemError:
 def generation_failed() -> ProblemError:
     """The 500 for a chunk that failed for a reason that is not the request's."""
     return ProblemError(
-        "generation-failed",
-        500,
-        "Generation failed",
+        ProblemKind.GENERATION_FAILED,
         "candidates could not be made",
         action="the service's log says why; other requests are still served",
     )
@@ -78,15 +76,14 @@ def out_of_memory(model: str, precision: str, at_once: int | None) -> ProblemErr
     where = "body.plan.precision"
     if at_once is None:
         said = f"{model} at {precision} does not fit into the device's memory beside all that is loaded"
-        return ProblemError(OUT_OF_MEMORY, 507, "Out of memory", said, where=where, got=precision, action=plan)
+        return ProblemError(ProblemKind.OUT_OF_MEMORY, said, where=where, got=precision, action=plan)
     said = f"the device's memory does not hold {at_once} candidate{'s' * (at_once > 1)} of {model} at {precision}"
     if at_once == 1:
-        return ProblemError(OUT_OF_MEMORY, 507, "Out of memory", said, where=where, got=precision, action=plan)
+        return ProblemError(ProblemKind.OUT_OF_MEMORY, said, where=where, got=precision, action=plan)
     return RetryLaterError(
-        OUT_OF_MEMORY,
-        503,
-        "Out of memory",
+        ProblemKind.OUT_OF_MEMORY,
         said,
+        status=503,
         retry_after=1,
         where=where,
         got=precision,
@@ -96,22 +93,16 @@ def out_of_memory(model: str, precision: str, at_once: int | None) -> ProblemErr
 
 def internal_error() -> Problem:
     """The 500 for an error that is the service's own."""
-    return Problem(
-        type="urn:solrl:problem:internal",
-        title="Internal error",
-        status=500,
-        detail="the service met an error of its own",
+    return ProblemKind.INTERNAL.problem(
+        "the service met an error of its own",
         action="the service's log has the traceback",
     )
 
 
 def body_too_large(got: int | str, limit: int, setting: str) -> HTTPException:
     """The 413, as the one exception type that FastAPI lets pass while it reads a body."""
-    problem = Problem(
-        type="urn:solrl:problem:body-too-large",
-        title="Body is too large",
-        status=413,
-        detail="the body has more bytes than the service takes",
+    problem = ProblemKind.BODY_TOO_LARGE.problem(
+        "the body has more bytes than the service takes",
         where="body",
         got=got,
         expected=f"at most {limit} bytes",
@@ -179,11 +170,8 @@ def _of_validation(errors: Sequence[Any]) -> Problem:
     first = errors[0]
     where = ".".join(str(part) for part in first["loc"])
     said = [f"{'.'.join(str(part) for part in e['loc'])}: {_message(e)}"[: _SHOWN * 2] for e in errors[:5]]
-    return Problem(
-        type="urn:solrl:problem:invalid-request",
-        title="Request is not valid",
-        status=422,
-        detail="; ".join(said) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else ""),
+    return ProblemKind.INVALID_REQUEST.problem(
+        "; ".join(said) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else ""),
         where=where,
         got="nothing" if first["type"] in ("missing", "json_invalid") else _summary(first.get("input")),
         expected=_message(first),
@@ -216,10 +204,5 @@ def _summary(value: Any) -> Any:
 def _of_http(request: Request, error: HTTPException) -> Problem:
     status = error.status_code
     action = "/docs lists the routes" if status in (404, 405) else "see /docs"
-    return Problem(
-        type=f"urn:solrl:problem:{_KINDS.get(status, 'http-error')}",
-        title=str(error.detail),
-        status=status,
-        detail=f"{request.method} {request.url.path[:_SHOWN]}: {error.detail}",
-        action=action,
-    )
+    kind = _KINDS.get(status, ProblemKind.HTTP_ERROR)
+    return kind.problem(f"{request.method} {request.url.path[:_SHOWN]}: {error.detail}", status=status, action=action)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RolloutRequest
 
 MAX_ANSWER_PIXELS = 2**28
@@ -15,9 +15,7 @@ def check_model(name: str, hosted: Iterable[str]) -> None:
     """Raises 404 `model-not-found` for a model that is not among the hosted names."""
     if name not in hosted:
         raise ProblemError(
-            "model-not-found",
-            404,
-            "No such model",
+            ProblemKind.MODEL_NOT_FOUND,
             f"this service does not host {name!r}",
             where="model",
             got=name,
@@ -31,9 +29,7 @@ def check_rewards(names: Iterable[str], hosted: ModelInfo) -> None:
     for i, name in enumerate(names):
         if name not in hosted.rewards:
             raise ProblemError(
-                "reward-unknown",
-                422,
-                "Reward is not loaded",
+                ProblemKind.REWARD_UNKNOWN,
                 f"this service has not loaded the reward {name!r}",
                 where=f"body.rewards.{i}.name",
                 got=name,
@@ -47,9 +43,7 @@ def check_precision(precision: Tier, hosted: ModelInfo) -> None:
     known = [tier.precision for tier in hosted.precisions]
     if precision not in known:
         raise ProblemError(
-            "precision-unsupported",
-            422,
-            "Precision is not supported here",
+            ProblemKind.PRECISION_UNSUPPORTED,
             f"this service's device does not compute in {precision}",
             where="body.plan.precision",
             got=precision,
@@ -65,9 +59,7 @@ def check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> 
     total = sum(groups)
     if total > queue_limit:
         raise ProblemError(
-            "too-many-candidates",
-            422,
-            "Request is too large",
+            ProblemKind.TOO_MANY_CANDIDATES,
             "the request asks for more candidates than may ever wait here",
             where="body.candidates",
             got=total,
@@ -77,9 +69,7 @@ def check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> 
     most = MAX_ANSWER_PIXELS // (hosted.height * hosted.width * 3)
     if request.images != "none" and total > most:
         raise ProblemError(
-            "too-many-images",
-            422,
-            "Answer would be too large",
+            ProblemKind.TOO_MANY_IMAGES,
             "the request asks for more images than one answer carries",
             where="body.images",
             got=total,
@@ -91,9 +81,7 @@ def check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> 
 def wrong_model(got: str, expected: str) -> ProblemError:
     """The 422 for an adapter that was pushed for another model than the request's."""
     return ProblemError(
-        "adapter-model",
-        422,
-        "Adapter is another model's",
+        ProblemKind.ADAPTER_MODEL,
         f"the adapter was pushed for model {got!r}",
         where="body.adapter",
         got=got,
@@ -105,9 +93,7 @@ def wrong_model(got: str, expected: str) -> ProblemError:
 def score_not_finite(prompt: str) -> ProblemError:
     """The 422 for weights that carry a score out of float32's range."""
     return ProblemError(
-        "score-nonfinite",
-        422,
-        "Score is not finite",
+        ProblemKind.SCORE_NONFINITE,
         f"the weighted sum of the rewards overflows for prompt {prompt!r}",
         where="body.rewards",
         expected="weights whose weighted sum stays within float32",

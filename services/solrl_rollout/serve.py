@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from rich.console import Console
 from rich.table import Table
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout import logs
 from solrl_rollout.hosts import is_loopback
@@ -77,9 +77,7 @@ def check_doors(settings: Settings) -> None:
         )
         return
     raise ProblemError(
-        "no-tokens",
-        500,
-        "No access control",
+        ProblemKind.NO_TOKENS,
         f"{settings.host} can be reached by others, and there is no token file to tell who may",
         where="--host",
         got=settings.host,
@@ -186,9 +184,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ProblemError(
-            "address-unavailable",
-            500,
-            "Cannot listen",
+            ProblemKind.ADDRESS_UNAVAILABLE,
             f"{host}:{port}: {error.strerror or error}",
             action="stop what uses the port, or choose another with --port (0 takes a free one)",
         ) from error

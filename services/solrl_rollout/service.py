@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from solrl_core.fingerprint import fingerprint
 from solrl_core.noise import noise_contract
 from solrl_proto.models import NoiseContract
+from solrl_proto.problems import ProblemKind
 from solrl_proto.rollouts import RolloutRequest, Served
 
 from solrl_rollout import logs
@@ -58,9 +59,7 @@ class Service:
         """Raises 503 `draining` once the service was told to stop."""
         if self.draining:
             raise RetryLaterError(
-                "draining",
-                503,
-                "Service is stopping",
+                ProblemKind.DRAINING,
                 "the service finishes what it has accepted and takes nothing new",
                 retry_after=10,
                 action="send the same request to another replica, or again after the restart",

@@ -22,7 +22,7 @@ from solrl_proto.adapters import (
     AdapterList,
 )
 from solrl_proto.models import ModelInfo, ModelList
-from solrl_proto.problems import Problem, ProblemError
+from solrl_proto.problems import Problem, ProblemError, ProblemKind
 from solrl_proto.rollouts import (
     STREAM_MEDIA_TYPE,
     Candidates,
@@ -112,9 +112,7 @@ class RolloutClient:
         hosted = {model.name: model for model in self.models().models}
         if name not in hosted:
             raise ProblemError(
-                "model-not-found",
-                404,
-                "Model not hosted",
+                ProblemKind.MODEL_NOT_FOUND,
                 f"the service at {self.url} does not host {name!r}",
                 got=name,
                 expected=sorted(hosted),
@@ -127,7 +125,7 @@ class RolloutClient:
         try:
             return AdapterList.model_validate_json(self._ask("GET", f"/v1/runs/{run}/adapters").content)
         except ProblemError as error:
-            if error.problem.kind != "run-not-found":
+            if error.problem.kind != ProblemKind.RUN_NOT_FOUND:
                 raise
             return None
 
@@ -161,9 +159,7 @@ class RolloutClient:
         other = next((line.served for line in lines if line.served != served), None)
         if other is not None:
             raise ProblemError(
-                "served-differently",
-                409,
-                "Service changed",
+                ProblemKind.SERVED_DIFFERENTLY,
                 f"the service at {self.url} made one part of an answer in another way than the rest",
                 got=other.model_dump(mode="json"),
                 expected=served.model_dump(mode="json"),
@@ -197,7 +193,9 @@ class RolloutClient:
         try:
             self._ask("DELETE", f"/v1/runs/{run}")
         except ProblemError as error:
-            if error.problem.kind != "run-not-found":  # as a second try finds it, when the first one's answer was lost
+            if (
+                error.problem.kind != ProblemKind.RUN_NOT_FOUND
+            ):  # as a second try finds it, when the first one's answer was lost
                 raise
 
     def _stream(
@@ -267,9 +265,7 @@ class RolloutClient:
 
     def _unreachable(self, error: httpx.TransportError, tries: int) -> ProblemError:
         return ProblemError(
-            "service-unreachable",
-            503,
-            "Rollout service unreachable",
+            ProblemKind.SERVICE_UNREACHABLE,
             f"no answer from {self.url} after {tries} tries ({type(error).__name__}: {error})",
             where="--rollout-url",
             got=self.url,
@@ -282,8 +278,8 @@ class RefusedError(ProblemError):
     """The service's own problem; `retry_after` seconds from now it may be gone."""
 
     def __init__(self, problem: Problem, retry_after: float | None = None) -> None:
-        more = problem.model_dump(include={"where", "got", "expected", "action"})
-        super().__init__(problem.kind, problem.status, problem.title, problem.detail, **more)
+        Exception.__init__(self, str(problem))
+        self.problem = problem
         self.retry_after = retry_after
 
 
@@ -298,11 +294,9 @@ def _refusal(answer: httpx.Response) -> RefusedError:
 
 def _unexpected(answer: httpx.Response, got: str) -> RefusedError:
     return RefusedError(
-        Problem(
-            type="urn:solrl:problem:unexpected-answer",
-            title="Unexpected answer",
+        ProblemKind.UNEXPECTED_ANSWER.problem(
+            f"{answer.request.method} {answer.request.url} answered {answer.status_code}: {got}",
             status=answer.status_code,
-            detail=f"{answer.request.method} {answer.request.url} answered {answer.status_code}: {got}",
             action="check that the URL is a solrl rollout service",
         )
     )
@@ -312,9 +306,7 @@ def _check_served(request: RolloutRequest, line: GroupLine, url: str) -> None:
     """Raise 409 `served-differently` for a group of another model or adapter version, before anybody uses it."""
     if (line.served.model, line.served.adapter) != (request.model, request.adapter):
         raise ProblemError(
-            "served-differently",
-            409,
-            "Another version was served",
+            ProblemKind.SERVED_DIFFERENTLY,
             f"the service at {url} made group {line.group.prompt_id!r} in another way than it was asked to",
             where="served.adapter",
             got=line.served.model_dump(mode="json", include={"model", "adapter"}),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from solrl_core.adapter import adapter_digest
 from solrl_proto.adapters import AdapterList
-from solrl_proto.problems import Problem, ProblemError
+from solrl_proto.problems import Problem, ProblemError, ProblemKind
 from solrl_proto.rollouts import (
     AdapterRef,
     Candidates,
@@ -22,7 +22,7 @@ from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.selection import best_worst
 
-_LOST = ("run-not-found", "version-not-found")
+_LOST = (ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND)
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,7 @@ class Explorer:
         answer = self._client.rollouts(request, on_group=on_group, mend=self._mend)
         if self._fingerprint is not None and answer.fingerprint != self._fingerprint:
             raise ProblemError(
-                "digest-mismatch",
-                409,
-                "Service and trainer differ",
+                ProblemKind.DIGEST_MISMATCH,
                 f"the service at {self._client.url} does not serve the model any more that it served at the start",
                 got=answer.fingerprint,
                 expected=self._fingerprint,
@@ -129,7 +127,7 @@ class Explorer:
 
     def _mend(self, problem: Problem) -> bool:
         """Push what the service lost; whether there was anything."""
-        if problem.kind not in (*_LOST, "parent-conflict"):
+        if problem.kind not in (*_LOST, ProblemKind.PARENT_CONFLICT):
             return False
         with self._lock:
             pushed = self._supply()
@@ -175,9 +173,7 @@ class Explorer:
     def _taken(self, held: AdapterList) -> ProblemError:
         run = self._config.run
         return ProblemError(
-            "run-taken",
-            409,
-            "Run name is taken",
+            ProblemKind.RUN_TAKEN,
             f"the service at {self._client.url} holds another run {run!r}, whose head is version {held.head}",
             where="run",
             got=run,

@@ -9,7 +9,7 @@ from solrl_core.fingerprint import check_digests, fingerprint, part_digests
 from solrl_core.generator import Generator
 from solrl_core.noise import check_noise_contract
 from solrl_core.rewards import RewardSet
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.client import RolloutClient
@@ -103,9 +103,7 @@ def check_service(client: RolloutClient, config: RunConfig, digests: Mapping[str
     missing = sorted(set(wanted) - set(model.rewards))
     if missing:
         raise ProblemError(
-            "reward-not-loaded",
-            422,
-            "Reward not loaded",
+            ProblemKind.REWARD_NOT_LOADED,
             f"the service at {client.url} does not score {', '.join(missing)}",
             got=wanted,
             expected=sorted(model.rewards),

@@ -17,7 +17,7 @@ from solrl_proto.adapters import (
     AdapterList,
 )
 from solrl_proto.identifiers import ModelName, RunName, Version
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.limits import read_body
 from solrl_rollout.routes.common import PROBLEMS, CallerDep, ServiceDep
@@ -111,9 +111,7 @@ def _parse_digest(header: str) -> str:
     except binascii.Error:
         pass
     raise ProblemError(
-        "digest-header",
-        422,
-        "Content-Digest cannot be read",
+        ProblemKind.DIGEST_HEADER,
         "the header holds no sha-256 digest",
         where=f"header.{DIGEST_HEADER}",
         got=header[:200],

@@ -7,7 +7,7 @@ engine computes a thread waits long for its turn.
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemError
+from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemError, ProblemKind
 
 from solrl_rollout.access import Caller
 from solrl_rollout.service import Service
@@ -39,9 +39,7 @@ async def known_parameters(request: Request) -> None:
     unknown = [name for name in request.query_params if name not in known]
     if unknown:
         raise ProblemError(
-            "unknown-parameter",
-            422,
-            "Unknown query parameter",
+            ProblemKind.UNKNOWN_PARAMETER,
             f"{request.method} {route.path} has no query parameter {unknown[0][:80]!r}",
             where="query",
             got=[name[:80] for name in unknown[:5]],

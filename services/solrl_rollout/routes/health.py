@@ -3,7 +3,7 @@
 import asyncio
 
 from fastapi import APIRouter
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.routes.common import PROBLEMS, ServiceDep
 from solrl_rollout.service import Service
@@ -33,9 +33,7 @@ async def _call_engine(service: Service) -> None:
         await asyncio.wait_for(asyncio.wrap_future(service.engine.call()), limit)
     except TimeoutError:
         raise ProblemError(
-            "engine-stalled",
-            503,
-            "Engine does not answer",
+            ProblemKind.ENGINE_STALLED,
             f"the engine thread did not answer within {limit} seconds",
             action="restart the service if this goes on, or raise live_timeout if its steps take longer",
         ) from None

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from PIL import Image, UnidentifiedImageError
 from pydantic import ValidationError
 from solrl_proto.identifiers import Message, RunName
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import THUMBNAIL_SIDE, IterationReport, RunDetail, Samples, StatusAnswer
 
 from solrl_rollout import board
@@ -82,9 +82,7 @@ def _check_thumbnails(samples: Samples) -> None:
                 fault = type(error).__name__
             if fault is not None:
                 raise ProblemError(
-                    "thumbnail",
-                    422,
-                    "Thumbnail refused",
+                    ProblemKind.THUMBNAIL,
                     "a thumbnail is not a small image",
                     where=f"body.samples.pairs.{i}.{name}",
                     got=fault,

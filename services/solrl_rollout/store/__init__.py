@@ -1,6 +1,6 @@
 """Where adapter versions are kept: in this process, or in Redis for all replicas."""
 
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.store.base import DEFAULT_RETAIN, AdapterStore
 from solrl_rollout.store.memory import MemoryAdapterStore
@@ -24,9 +24,7 @@ def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None 
 
         return RedisAdapterStore(url, retain, quota)
     raise ProblemError(
-        "store-url",
-        500,
-        "Adapter store URL is not usable",
+        ProblemKind.STORE_URL,
         "the store URL names no known store",
         got=f"{scheme}://" if separator else "no scheme",
         expected="memory://, redis://, rediss:// or unix://",

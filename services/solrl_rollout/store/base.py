@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import IterationReport, Point, Samples
 
 DEFAULT_RETAIN = 8
@@ -129,9 +129,7 @@ def evicted(versions: Iterable[int], pinned: Container[int], retain: int) -> Seq
 def over_quota(info: AdapterInfo, held: int, quota: int) -> ProblemError:
     """The 413 problem for a version that takes its tenant over the quota."""
     return ProblemError(
-        "adapter-quota",
-        413,
-        "Adapter quota exceeded",
+        ProblemKind.ADAPTER_QUOTA,
         f"version {info.version} of run {info.run!r} would take the tenant's adapters over their quota",
         where="body",
         got=f"{held} bytes with this one",
@@ -163,9 +161,7 @@ def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> Ad
         )
     if info.parent != head:
         raise ProblemError(
-            "parent-conflict",
-            409,
-            "Adapter parent is not the head",
+            ProblemKind.PARENT_CONFLICT,
             f"version {info.version} of run {info.run!r} was made from {_named(info.parent)}; "
             f"the run's head is {_named(head)}",
             where="parent",
@@ -179,9 +175,7 @@ def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> Ad
 def head_conflict(run: str, version: int, given: int, head: int) -> ProblemError:
     """The 409 problem for a run whose head is not the one that was to be taken back."""
     return ProblemError(
-        "head-conflict",
-        409,
-        "Run has another head",
+        ProblemKind.HEAD_CONFLICT,
         f"run {run!r} was to go back from version {given} to version {version}; its head is version {head}",
         where="head",
         got=given,
@@ -195,9 +189,7 @@ async def verify_put(info: AdapterInfo, body: bytes) -> None:
     digest = await _digest(body)
     if (len(body), digest) != (info.size, info.digest):
         raise ProblemError(
-            "digest-mismatch",
-            422,
-            "Adapter refused",
+            ProblemKind.DIGEST_MISMATCH,
             "the body is not what was announced",
             where="digest",
             got=f"{digest}, {len(body)} bytes",
@@ -216,9 +208,7 @@ async def verify_stored(info: AdapterInfo, body: bytes) -> None:
 def corrupt(run: str, version: int, *, got: str, expected: str) -> ProblemError:
     """The 500 problem for a version that cannot be read back as it was put."""
     return ProblemError(
-        "adapter-corrupt",
-        500,
-        "Stored adapter is damaged",
+        ProblemKind.ADAPTER_CORRUPT,
         f"version {version} of run {run!r} is damaged in the store",
         got=got,
         expected=expected,
@@ -230,9 +220,7 @@ def not_found(run: str, version: int, head: int | None, versions: Iterable[int])
     """The 404 problem for a run (if it has no head) or one of its versions."""
     if head is None:
         return ProblemError(
-            "run-not-found",
-            404,
-            "No such run",
+            ProblemKind.RUN_NOT_FOUND,
             f"run {run!r} has no adapter in this store",
             where="run",
             got=run,
@@ -240,9 +228,7 @@ def not_found(run: str, version: int, head: int | None, versions: Iterable[int])
         )
     held = sorted(versions)
     return ProblemError(
-        "version-not-found",
-        404,
-        "No such adapter version",
+        ProblemKind.VERSION_NOT_FOUND,
         f"run {run!r} has no version {version} in this store; its head is {head}, it holds {held}",
         where="version",
         got=version,
@@ -266,9 +252,7 @@ def _named(version: int | None) -> str:
 
 def _conflict(info: AdapterInfo, fault: str, *, got: object, expected: object) -> ProblemError:
     return ProblemError(
-        "version-conflict",
-        409,
-        "Adapter version is taken",
+        ProblemKind.VERSION_CONFLICT,
         f"version {info.version} of run {info.run!r}: {fault}",
         where="version",
         got=got,

@@ -29,7 +29,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.identifiers import Message
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import IterationReport, Point, Samples
 
 from solrl_rollout.store.base import (
@@ -138,9 +138,7 @@ class RedisAdapterStore(AdapterStore):
         except (ValueError, TypeError):
             # The cause is dropped: its text may repeat parts of the URL, and so the password.
             raise ProblemError(
-                "store-url",
-                500,
-                "Adapter store URL is not usable",
+                ProblemKind.STORE_URL,
                 "the Redis URL cannot be parsed",
                 expected="redis://[user:password@]host[:port][/database], rediss://… or unix://path",
                 action="percent-encode special characters of the password; check port and options",
@@ -407,9 +405,7 @@ class RedisAdapterStore(AdapterStore):
 
     def _unavailable(self, fault: str) -> ProblemError:
         return ProblemError(
-            "store-unavailable",
-            503,
-            "Adapter store does not answer",
+            ProblemKind.STORE_UNAVAILABLE,
             f"Redis at {self._address}: {fault}",
             got=self._address,
             expected="a Redis that answers and has memory free",
