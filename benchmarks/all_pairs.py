@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from solrl_trainer.demo import rollout_service
-from solrl_trainer.gallery import load_gallery
-from solrl_trainer.grid import write_grid
+from solrl_trainer.report.gallery import load_gallery
+from solrl_trainer.report.grid import write_grid
 
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")

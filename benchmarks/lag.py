@@ -26,7 +26,7 @@ from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.demo import rollout_service
-from solrl_trainer.evaluate import STRICT
+from solrl_trainer.evaluation import STRICT
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 
 PRESET = "mini-sana/sol_rl/clipscore"

@@ -34,7 +34,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 from solrl_trainer.calibrate import fit_solvers, score_group
 from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluate import paired_gain
+from solrl_trainer.evaluation import paired_gain
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
 

@@ -50,9 +50,9 @@ class Doom:
         elif self.point == "pushed":
             self._after_push()
         elif self.point == "report":
-            from solrl_trainer import runner
+            from solrl_trainer import run
 
-            replace(runner, "write_report", die)
+            replace(run, "write_report", die)
         else:
             self._in_checkpoint()
 

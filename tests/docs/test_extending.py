@@ -16,7 +16,7 @@ from solrl_core.noise import initial_noise
 from solrl_core.rewards import RewardSet
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import resolve
-from solrl_trainer.runner import run
+from solrl_trainer.run import run
 from tiny_auraflow import SIDE, TOKENS, write_auraflow
 
 REWARD, OBJECTIVE, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "objective", "family"))

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_trainer.gallery import Pair, save_gallery
 from solrl_trainer.presets import resolve
+from solrl_trainer.report.gallery import Pair, save_gallery
 
 HOSTILE = 'a <script>alert("red")</script> circle & a "square"'
 PROMPTS = [

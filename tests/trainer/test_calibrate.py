@@ -14,9 +14,9 @@ from solrl_proto.rollouts import Plan, Prune
 from solrl_trainer import calibrate as module
 from solrl_trainer.calibrate import calibrate, fit_solvers, plans, score_group
 from solrl_trainer.explore import plan
-from solrl_trainer.frontier import frontier
 from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.report.frontier import frontier
 
 PRESET = "mini-sana/sol_rl/clipscore"
 SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4")

@@ -15,13 +15,13 @@ from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.noise import initial_noise
 from solrl_core.sampler import solve
-from solrl_trainer import checkpoints, loop, runner
+from solrl_trainer import checkpoints, loop, run
 from solrl_trainer.config import RunConfig
-from solrl_trainer.gallery import load_gallery
 from solrl_trainer.loop import Result
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.policy import CURRENT, Policy
 from solrl_trainer.presets import resolve
+from solrl_trainer.report.gallery import load_gallery
 from solrl_trainer.update import Samples
 from training_helpers import TINY
 
@@ -86,9 +86,9 @@ def finished(
     samples: list[Samples] = []
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
-        patch.setattr(runner, "train", kept(runner.train, results))
+        patch.setattr(run, "train", kept(run.train, results))
         patch.setattr(loop, "_samples", kept(loop._samples, samples))
-        summary = runner.run(config)
+        summary = run.run(config)
     return Finished(config, summary, said.getvalue(), results[0], samples[0])
 
 

@@ -15,7 +15,7 @@ from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.rollouts import LocalRollouts, seed_root
-from solrl_trainer.runner import run
+from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst
 from training_helpers import TINY
 

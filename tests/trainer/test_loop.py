@@ -27,7 +27,7 @@ from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.prompts import prompts_of_iteration, read_prompts
 from solrl_trainer.rollouts import Gathered, seed_root
-from solrl_trainer.runner import run
+from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst
 from training_helpers import tiny_config
 

@@ -17,9 +17,9 @@ from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
 from solrl_trainer import telling
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
-from solrl_trainer.gallery import Pair
 from solrl_trainer.loop import train
 from solrl_trainer.metrics import read_metrics
+from solrl_trainer.report.gallery import Pair
 from solrl_trainer.samples import BestAndWorst
 from solrl_trainer.telling import Teller, thumbnail
 from training_helpers import tiny_config

@@ -22,8 +22,8 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 
 from solrl_trainer.config import RunConfig
-from solrl_trainer.frontier import write_frontier
 from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.report.frontier import write_frontier
 from solrl_trainer.session import pick_device
 
 STEPS = (2, 3, 4, 6, 8)

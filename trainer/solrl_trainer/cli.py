@@ -139,8 +139,8 @@ def _dispatch(command: Run | Demo | Evaluate | Calibrate | Presets | Report | Do
 
             print("\n".join(names()))
         case Report():
-            from solrl_trainer.report import write_report
-            from solrl_trainer.runner import gallery_grid
+            from solrl_trainer.report.page import write_report
+            from solrl_trainer.run import gallery_grid
 
             if (command.folder / "gallery.json").is_file():
                 gallery_grid(command.folder)
@@ -180,7 +180,7 @@ def _run(command: Run) -> int:
     from rich.console import Console
 
     from solrl_trainer.progress import result_table
-    from solrl_trainer.runner import run
+    from solrl_trainer.run import run
 
     summary = run(resolved.config, resume=command.resume)
     console = Console()
@@ -220,10 +220,10 @@ def _evaluate(command: Evaluate) -> None:
 
     from rich.console import Console
 
-    from solrl_trainer.judge import judge
+    from solrl_trainer.evaluate import evaluate_run
     from solrl_trainer.progress import rewards_table
 
-    summary = judge(command.folder, _note, rewards=command.rewards, overrides=command.set, **counts)
+    summary = evaluate_run(command.folder, _note, rewards=command.rewards, overrides=command.set, **counts)
     console = Console()
     console.print(rewards_table(summary["rewards"]))
     console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}")

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from solrl_trainer.evaluate import STRICT
+from solrl_trainer.evaluation import STRICT
 from solrl_trainer.presets import resolve
 from solrl_trainer.progress import result_table
-from solrl_trainer.runner import run
+from solrl_trainer.run import run
 
 PRESET = "mini-sana/sol_rl/clipscore"
 

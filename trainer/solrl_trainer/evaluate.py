@@ -1,106 +1,122 @@
-"""Evaluation on held-out prompts with fixed seeds, and paired comparison of two evaluations."""
+"""`solrl-train evaluate`: a run's averaged weights against its base, by any set of rewards."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-from solrl_core.generator import CHUNK, Generator
+from pydantic import ValidationError
+from solrl_core.families import load_backbone
+from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import PromptItem
 
-SEED_ROOT = 0
-STRICT = "verifier"
-"""The reward that says right or wrong."""
-_RESAMPLES = 10_000
+from solrl_trainer import checkpoints
+from solrl_trainer.config import RunConfig
+from solrl_trainer.evaluation import Evaluation, compare, evaluate, verdicts
+from solrl_trainer.presets import ConfigError, parse_override, refused
+from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.report.gallery import load_gallery, save_gallery
+from solrl_trainer.report.grid import write_grid
+from solrl_trainer.session import pick_device
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Scores on held-out prompts.
-
-    Attributes:
-        scores: reward → float32 [prompts, seeds].
-        images: [prompts, 3, H, W], the image of each prompt's first seed.
-    """
-
-    scores: dict[str, torch.Tensor]
-    images: torch.Tensor
-
-    def mean(self, reward: str) -> float:
-        """Mean over all images."""
-        return float(self.scores[reward].mean())
+CHANGEABLE = ("reward_options", "device")
+"""What an evaluation may set otherwise than the run did; all else is what was trained."""
 
 
-def evaluate(
-    generator: Generator,
-    rewards: RewardSet,
-    prompts: Sequence[PromptItem],
+def evaluate_run(
+    folder: Path,
+    note: Callable[[str], None],
     *,
-    seeds: int,
-    steps: int,
-    solver: str = "euler",
-    guidance: float = 1.0,
-) -> Evaluation:
-    """Generate `seeds` images a prompt, always from the same seeds, and score them with every loaded reward."""
-    pairs = [(prompt, seed) for prompt in prompts for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
-    scores: dict[str, list[torch.Tensor]] = {name: [] for name in rewards.names}
-    images = []
-    for start in range(0, len(pairs), CHUNK):
-        chunk = pairs[start : start + CHUNK]
-        texts = [prompt.text for prompt, _ in chunk]
-        made = generator.generate(texts, [seed for _, seed in chunk], steps=steps, solver=solver, guidance=guidance)
-        scored = rewards.score(rewards.names, made.images, texts, [prompt.metadata for prompt, _ in chunk])
-        for name, values in scored.items():
-            scores[name].append(values)
-        images.append(made.images.cpu())
-    return Evaluation(
-        scores={name: torch.cat(parts).view(len(prompts), seeds) for name, parts in scores.items()},
-        images=torch.cat(images)[::seeds],
-    )
-
-
-def paired_gain(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float, float]:
-    """Mean gain and its 95 % interval, by a bootstrap over prompts (images of a prompt are not independent).
+    rewards: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    prompts: int | None = None,
+    seeds: int | None = None,
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """Evaluate the newest checkpoint of a run; writes evaluation/{evaluation.json, grid.png} into its folder.
 
     Args:
-        before: [prompts, seeds] scores of the same prompts and seeds as `after`.
-        after: [prompts, seeds].
+        folder: a run's folder.
+        note: told what is worth a line.
+        rewards: judged by these; by default those of the run.
+        overrides: `key=value` of `CHANGEABLE`, instead of the run's own; of `reward_options`, by reward.
+        prompts, seeds, steps: instead of the run's own settings; seeds are images a prompt.
 
     Returns:
-        (mean, low, high).
+        What evaluation.json holds.
+
+    Raises:
+        FileNotFoundError: the folder holds no run, or one without a checkpoint.
+        ConfigError: an override that cannot be used.
+        ValueError, OSError: model, reward or prompts cannot be loaded.
     """
-    gains = (after.double() - before.double()).mean(1).numpy()
-    picks = np.random.default_rng(0).integers(len(gains), size=(_RESAMPLES, len(gains)))
-    low, high = np.percentile(gains[picks].mean(1), [2.5, 97.5])
-    return float(gains.mean()), float(low), float(high)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no run (no config.json); name the --output of a `solrl-train run`")
+    config = RunConfig.model_validate_json(path.read_text())
+    found = checkpoints.latest(folder / "checkpoints", config)
+    if found is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint yet; one is written after an iteration")
+    given = dict(parse_override(override) for override in overrides)
+    own_options, config = config.reward_options, _changed(config, given)
+    settings = config.evaluate
+    held_out = read_prompts(find_prompts(config.prompts), "test")[: prompts or settings.prompts]
+
+    note(f"loading {config.model}")
+    backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
+    names = list(rewards) or [*config.rewards, *settings.rewards]
+    # What the run configured of rewards that are not asked for is left out; what is given here must be of use.
+    options = {name: value for name, value in own_options.items() if name in names}
+    options |= given.get("reward_options", {})
+    judges = RewardSet.load(names, backbone, options)
+    generator = Generator(backbone, "bf16")
+
+    def look(name: str) -> Evaluation:
+        result = evaluate(
+            generator,
+            judges,
+            held_out,
+            seeds=seeds or settings.seeds,
+            steps=steps or settings.steps,
+            solver=config.solver,
+            guidance=config.guidance,
+        )
+        note(f"{name}: " + ", ".join(f"{reward} {result.mean(reward):.4f}" for reward in result.scores))
+        return result
+
+    before = look("base")
+    generator.set_adapter(found.averaged)
+    after = look(f"version {found.version}")
+    summary = {
+        "model": config.model,
+        "run": config.run,
+        "version": found.version,
+        "prompts": len(held_out),
+        "seeds": seeds or settings.seeds,
+        "steps": steps or settings.steps,
+        "rewards": compare(before, after),
+    }
+    output = folder / "evaluation"
+    output.mkdir(exist_ok=True)
+    (output / "evaluation.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
+    save_gallery(
+        output,
+        prompts=[prompt.text for prompt in held_out],
+        before=before.images,
+        after=after.images,
+        marks=verdicts(before, after),
+        pairs=[],
+        explored=None,
+        regenerated=None,
+    )
+    write_grid(load_gallery(output), output / "grid.png")
+    return summary
 
 
-def within_prompt_std(scores: torch.Tensor) -> float:
-    """Standard deviation of [prompts, seeds] scores among the images of a prompt; 0 with one image a prompt."""
-    return float(scores.double().var(1).mean().sqrt()) if scores.shape[1] > 1 else 0.0
-
-
-def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]]:
-    """Reward → means before and after, gain, the gain's 95 % interval, and the base's spread within a prompt."""
-    rows = {}
-    for name, scores in before.scores.items():
-        gain, low, high = paired_gain(scores, after.scores[name])
-        rows[name] = {
-            "before": before.mean(name),
-            "after": after.mean(name),
-            "gain": gain,
-            "low": low,
-            "high": high,
-            "within": within_prompt_std(scores),
-        }
-    return rows
-
-
-def verdicts(before: Evaluation, after: Evaluation) -> list[tuple[bool, bool]] | None:
-    """The strict verifier's verdicts on the shown images, before and after; None where it was not asked."""
-    if STRICT not in before.scores:
-        return None
-    flags = zip(before.scores[STRICT][:, 0].tolist(), after.scores[STRICT][:, 0].tolist(), strict=True)
-    return [(was == 1, now == 1) for was, now in flags]
+def _changed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    if unknown := sorted(given.keys() - set(CHANGEABLE)):
+        raise ConfigError(f"got --set {unknown[0]}=…; an evaluation can set {' and '.join(CHANGEABLE)} alone")
+    try:
+        return RunConfig.model_validate({**config.model_dump(mode="json"), **given})
+    except ValidationError as error:
+        raise refused(error, dict.fromkeys(given, "--set")) from error

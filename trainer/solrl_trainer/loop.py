@@ -15,7 +15,7 @@ from solrl_core.fidelity import rank_fidelity
 from solrl_trainer import checkpoints
 from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluate import Evaluation, evaluate
+from solrl_trainer.evaluation import Evaluation, evaluate
 from solrl_trainer.explore import Kept
 from solrl_trainer.metrics import Metrics, Stopwatch, own_time
 from solrl_trainer.objectives.nft import group_advantages

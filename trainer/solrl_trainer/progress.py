@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from solrl_trainer.figures import duration_text, gain_text, interval_text, reward_label, reward_text
+from solrl_trainer.report.figures import duration_text, gain_text, interval_text, reward_label, reward_text
 
 _TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
 """Column → width. Exploring goes on beside the rest; the trainer's own time begins with how long it waited for it."""

@@ -8,8 +8,8 @@ from solrl_proto.rollouts import AdapterRef, Candidates, RolloutRequest
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.explore import plan
-from solrl_trainer.gallery import Pair
 from solrl_trainer.images import from_png
+from solrl_trainer.report.gallery import Pair
 from solrl_trainer.rollouts import Gathered
 
 

@@ -10,12 +10,12 @@ from solrl_proto.problems import ProblemError
 from solrl_trainer import checkpoints
 from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluate import compare, verdicts
-from solrl_trainer.gallery import load_gallery, save_gallery
-from solrl_trainer.grid import write_grid
+from solrl_trainer.evaluation import compare, verdicts
 from solrl_trainer.loop import Reporter, Result, train
 from solrl_trainer.progress import RichReporter
-from solrl_trainer.report import write_report
+from solrl_trainer.report.gallery import load_gallery, save_gallery
+from solrl_trainer.report.grid import write_grid
+from solrl_trainer.report.page import write_report
 from solrl_trainer.samples import BestAndWorst, best_and_worst
 
 _SHOWN_PROMPTS = 3

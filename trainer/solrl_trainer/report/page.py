@@ -15,17 +15,17 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
-from solrl_trainer import figures
-from solrl_trainer.gallery import Gallery, load_gallery
 from solrl_trainer.metrics import own_time, read_metrics
-from solrl_trainer.report_charts import (
+from solrl_trainer.report import figures
+from solrl_trainer.report.fidelity import describe_fidelity
+from solrl_trainer.report.gallery import Gallery, load_gallery
+from solrl_trainer.report.run_charts import (
     PHASES,
     evaluation_charts,
     optimisation_charts,
     reward_chart,
     time_chart,
 )
-from solrl_trainer.report_fidelity import describe_fidelity
 
 SHOWN_FIRST = 16
 """Prompts of the before/after grid that show at once; the rest unfolds."""
@@ -40,7 +40,7 @@ def write_report(folder: Path) -> Path:
     if not any((folder / name).is_file() for name in ("metrics.jsonl", "result.json", "config.json")):
         raise FileNotFoundError(f"{folder} holds no run (no metrics.jsonl, result.json or config.json)")
     environment = Environment(
-        loader=PackageLoader("solrl_trainer"),
+        loader=PackageLoader("solrl_trainer.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from solrl_trainer import figures
-from solrl_trainer.charts import Chart, Series, line_chart, stacked_chart
 from solrl_trainer.metrics import own_time
+from solrl_trainer.report import figures
+from solrl_trainer.report.charts import Chart, Series, line_chart, stacked_chart
 
 PHASES = ("explore", "wait", "regenerate", "train", "push")
 

@@ -3,8 +3,8 @@ import re
 
 import pytest
 from run_folders import HOSTILE, PROMPTS, finished_run, write_gallery, write_metrics
-from solrl_trainer.report import write_report
-from solrl_trainer.report_fidelity import describe_fidelity
+from solrl_trainer.report.fidelity import describe_fidelity
+from solrl_trainer.report.page import write_report
 
 
 def page_of(folder):

@@ -11,7 +11,7 @@ import pytest
 from browser_helpers import FLAGS
 from PIL import Image
 from run_folders import PROMPTS, finished_run
-from solrl_trainer.report import write_report
+from solrl_trainer.report.page import write_report
 
 LIGHT, DARK = 1, 0
 

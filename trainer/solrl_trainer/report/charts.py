@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from solrl_trainer.axes import HEIGHT, WIDTH, Tick, nice_ticks, scale, x_ticks, y_ticks
+from solrl_trainer.report.axes import HEIGHT, WIDTH, Tick, nice_ticks, scale, x_ticks, y_ticks
 
 MOST_BARS = 120
 SMOOTHED_FROM = 12

@@ -3,8 +3,8 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from solrl_trainer.axes import nice_ticks
-from solrl_trainer.charts import Series, line_chart, running_mean, stacked_chart
+from solrl_trainer.report.axes import nice_ticks
+from solrl_trainer.report.charts import Series, line_chart, running_mean, stacked_chart
 
 VALUES = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 6))
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 from run_folders import PROMPTS, write_gallery
-from solrl_trainer.gallery import load_gallery
-from solrl_trainer.grid import COLUMNS, GAP, STRIP, corner, shown_side, write_grid
+from solrl_trainer.report.gallery import load_gallery
+from solrl_trainer.report.grid import COLUMNS, GAP, STRIP, corner, shown_side, write_grid
 
 
 @pytest.fixture

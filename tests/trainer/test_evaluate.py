@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 from solrl_minis import catalog
 from solrl_trainer.cli import main
-from solrl_trainer.judge import judge
+from solrl_trainer.evaluate import evaluate_run
 from solrl_trainer.presets import resolve
-from solrl_trainer.runner import run
+from solrl_trainer.run import run
 from training_helpers import TINY
 from typed import typed
 
@@ -29,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_repeats_the_runs_own_figures(finished: Path) -> None:
     notes: list[str] = []
-    summary = judge(finished, notes.append)
+    summary = evaluate_run(finished, notes.append)
     assert summary["rewards"] == json.loads((finished / "result.json").read_text())["rewards"]
     assert (summary["version"], summary["prompts"], summary["seeds"]) == (1, 3, 2)
     assert [note.split()[0] for note in notes] == ["loading", "base:", "version"]
@@ -74,4 +74,4 @@ def test_a_reward_that_the_run_did_not_have_takes_options(finished: Path) -> Non
     for when in ("before", "after"):
         # The one rounds images to bytes, the other does not.
         assert found["pickscore"][when] * 26 == pytest.approx(found["clipscore"][when] * 100, rel=0.01)
-    assert judge(finished, print, rewards=["pickscore"])["rewards"] != {"pickscore": found["pickscore"]}
+    assert evaluate_run(finished, print, rewards=["pickscore"])["rewards"] != {"pickscore": found["pickscore"]}

@@ -1,0 +1,106 @@
+"""Evaluation on held-out prompts with fixed seeds, and paired comparison of two evaluations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from solrl_core.generator import CHUNK, Generator
+from solrl_core.rewards import RewardSet
+from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import PromptItem
+
+SEED_ROOT = 0
+STRICT = "verifier"
+"""The reward that says right or wrong."""
+_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores on held-out prompts.
+
+    Attributes:
+        scores: reward → float32 [prompts, seeds].
+        images: [prompts, 3, H, W], the image of each prompt's first seed.
+    """
+
+    scores: dict[str, torch.Tensor]
+    images: torch.Tensor
+
+    def mean(self, reward: str) -> float:
+        """Mean over all images."""
+        return float(self.scores[reward].mean())
+
+
+def evaluate(
+    generator: Generator,
+    rewards: RewardSet,
+    prompts: Sequence[PromptItem],
+    *,
+    seeds: int,
+    steps: int,
+    solver: str = "euler",
+    guidance: float = 1.0,
+) -> Evaluation:
+    """Generate `seeds` images a prompt, always from the same seeds, and score them with every loaded reward."""
+    pairs = [(prompt, seed) for prompt in prompts for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
+    scores: dict[str, list[torch.Tensor]] = {name: [] for name in rewards.names}
+    images = []
+    for start in range(0, len(pairs), CHUNK):
+        chunk = pairs[start : start + CHUNK]
+        texts = [prompt.text for prompt, _ in chunk]
+        made = generator.generate(texts, [seed for _, seed in chunk], steps=steps, solver=solver, guidance=guidance)
+        scored = rewards.score(rewards.names, made.images, texts, [prompt.metadata for prompt, _ in chunk])
+        for name, values in scored.items():
+            scores[name].append(values)
+        images.append(made.images.cpu())
+    return Evaluation(
+        scores={name: torch.cat(parts).view(len(prompts), seeds) for name, parts in scores.items()},
+        images=torch.cat(images)[::seeds],
+    )
+
+
+def paired_gain(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float, float]:
+    """Mean gain and its 95 % interval, by a bootstrap over prompts (images of a prompt are not independent).
+
+    Args:
+        before: [prompts, seeds] scores of the same prompts and seeds as `after`.
+        after: [prompts, seeds].
+
+    Returns:
+        (mean, low, high).
+    """
+    gains = (after.double() - before.double()).mean(1).numpy()
+    picks = np.random.default_rng(0).integers(len(gains), size=(_RESAMPLES, len(gains)))
+    low, high = np.percentile(gains[picks].mean(1), [2.5, 97.5])
+    return float(gains.mean()), float(low), float(high)
+
+
+def within_prompt_std(scores: torch.Tensor) -> float:
+    """Standard deviation of [prompts, seeds] scores among the images of a prompt; 0 with one image a prompt."""
+    return float(scores.double().var(1).mean().sqrt()) if scores.shape[1] > 1 else 0.0
+
+
+def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]]:
+    """Reward → means before and after, gain, the gain's 95 % interval, and the base's spread within a prompt."""
+    rows = {}
+    for name, scores in before.scores.items():
+        gain, low, high = paired_gain(scores, after.scores[name])
+        rows[name] = {
+            "before": before.mean(name),
+            "after": after.mean(name),
+            "gain": gain,
+            "low": low,
+            "high": high,
+            "within": within_prompt_std(scores),
+        }
+    return rows
+
+
+def verdicts(before: Evaluation, after: Evaluation) -> list[tuple[bool, bool]] | None:
+    """The strict verifier's verdicts on the shown images, before and after; None where it was not asked."""
+    if STRICT not in before.scores:
+        return None
+    flags = zip(before.scores[STRICT][:, 0].tolist(), after.scores[STRICT][:, 0].tolist(), strict=True)
+    return [(was == 1, now == 1) for was, now in flags]
