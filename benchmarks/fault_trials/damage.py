@@ -9,7 +9,7 @@ from typing import TypeVar
 import safetensors.torch
 import torch
 from solrl_core.adapter import Adapter, decode_adapter, encode_adapter
-from solrl_proto.problems import ProblemError
+from solrl_core.errors import AdapterError
 
 from fault_trials.adapters import layout
 
@@ -78,7 +78,7 @@ def says_another_alpha(body: bytes, adapter: Adapter) -> bool:
     """
     try:
         read = decode_adapter(body, layout())
-    except ProblemError:
+    except AdapterError:
         return False
     same = all(torch.equal(value, adapter.tensors[key]) for key, value in read.tensors.items())
     return same and read.rank == adapter.rank and read.alpha != adapter.alpha

@@ -16,7 +16,8 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from solrl_proto.problems import ProblemError, ProblemKind
+
+from solrl_core.errors import AdapterError
 
 MAX_HEADER_BYTES = 4 * 2**20
 """A FLUX.1 adapter's header is 0.2 MiB."""
@@ -72,11 +73,11 @@ def adapter_digest(body: bytes) -> str:
 def encode_adapter(adapter: Adapter) -> bytes:
     """Return the adapter as a file; equal tensors, rank and alpha give equal bytes.
 
-    Raises ProblemError `adapter-dtype` for a tensor that is not float32: casting is the caller's choice.
+    Raises AdapterError `dtype` for a tensor that is not float32: casting is the caller's choice.
     """
     for key, tensor in adapter.tensors.items():
         if tensor.dtype != torch.float32:
-            raise _dtype_problem(key, str(tensor.dtype))
+            raise _bad_dtype(key, str(tensor.dtype))
     # Cloned, because safetensors refuses tensors that are views of one buffer.
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in adapter.tensors.items()}
     plain = safetensors.torch.save(copies)
@@ -112,15 +113,14 @@ def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapte
         layout: every LoRA target of the model: module name to (out_features, in_features).
 
     Raises:
-        ProblemError: status 422, kind `adapter-malformed`, `-metadata`, `-keys`, `-dtype`, `-shape` or
-            `-nonfinite`, naming the tensor or metadata field.
+        AdapterError: names the tensor or metadata field at fault.
     """
     views, metadata = _parse(body)
     rank = int(_metadata(metadata, "r", _RANK, "a whole number from 1 to 999999, as a decimal string"))
     expects = "a positive, finite decimal string"
     alpha = float(_metadata(metadata, "lora_alpha", _ALPHA, expects))
     if not (math.isfinite(alpha) and alpha > 0):
-        raise _metadata_problem("lora_alpha", metadata["lora_alpha"], expects)
+        raise _bad_metadata("lora_alpha", metadata["lora_alpha"], expects)
 
     shapes: dict[str, list[int]] = {}
     for module, (out_features, in_features) in layout.items():
@@ -132,18 +132,17 @@ def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapte
     for key in sorted(shapes):
         view = views[key]
         if view["dtype"] != "F32":
-            raise _dtype_problem(key, view["dtype"])
+            raise _bad_dtype(key, view["dtype"])
         if view["shape"] != shapes[key]:
             detail = "a tensor does not fit its module"
             action = "check that the adapter was made for this model, and that metadata r is its rank"
-            raise _problem(ProblemKind.ADAPTER_SHAPE, detail, key, view["shape"], shapes[key], action)
+            raise AdapterError("shape", detail, where=key, got=view["shape"], expected=shapes[key], action=action)
         tensor = torch.frombuffer(view["data"], dtype=torch.float32).reshape(shapes[key])
         if bad := int((~torch.isfinite(tensor)).sum()):
             got = f"{bad} of {tensor.numel()} values NaN or infinite"
             action = "find the training step that diverged; resume from the version before it"
-            raise _problem(
-                ProblemKind.ADAPTER_NONFINITE, "a tensor is not finite", key, got, "finite values only", action
-            )
+            detail, expected = "a tensor is not finite", "finite values only"
+            raise AdapterError("nonfinite", detail, where=key, got=got, expected=expected, action=action)
         tensors[key] = tensor
     return Adapter(rank=rank, alpha=alpha, tensors=tensors)
 
@@ -166,7 +165,7 @@ def _parse(body: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
 def _metadata(metadata: dict[str, str], name: str, pattern: re.Pattern[str], expected: str) -> str:
     text = metadata.get(name)
     if text is None or not pattern.fullmatch(text):
-        raise _metadata_problem(name, text, expected)
+        raise _bad_metadata(name, text, expected)
     return text
 
 
@@ -183,8 +182,8 @@ def _check_keys(present: Set[str], shapes: Mapping[str, list[int]], modules: int
     else:
         return
     near = get_close_matches(extra[0][:_SHOWN], missing or shapes, n=1) if extra else []
-    raise _problem(
-        ProblemKind.ADAPTER_KEYS,
+    raise AdapterError(
+        "keys",
         fault,
         where=(extra or missing)[0][:_SHOWN] if extra or missing else None,
         got=[key[:_SHOWN] for key in extra[:5]] or f"{len(present)} tensors",
@@ -193,23 +192,22 @@ def _check_keys(present: Set[str], shapes: Mapping[str, list[int]], modules: int
     )
 
 
-def _problem(kind: ProblemKind, detail: str, where: str | None, got: Any, expected: Any, action: str) -> ProblemError:
-    return ProblemError(kind, detail, where=where, got=got, expected=expected, action=action)
-
-
-def _malformed(got: str, expected: str) -> ProblemError:
+def _malformed(got: str, expected: str) -> AdapterError:
     action = "send the file again; if it repeats, write it anew with encode_adapter"
-    return _problem(ProblemKind.ADAPTER_MALFORMED, "the body is not a safetensors file", None, got, expected, action)
+    return AdapterError("malformed", "the body is not a safetensors file", got=got, expected=expected, action=action)
 
 
-def _metadata_problem(name: str, got: str | None, expected: str) -> ProblemError:
-    detail = f"metadata {name!r} is missing or out of range"
-    action = "write r and lora_alpha into the safetensors metadata"
-    return _problem(
-        ProblemKind.ADAPTER_METADATA, detail, f"__metadata__.{name}", got and got[:_SHOWN], expected, action
+def _bad_metadata(name: str, got: str | None, expected: str) -> AdapterError:
+    return AdapterError(
+        "metadata",
+        f"metadata {name!r} is missing or out of range",
+        where=f"__metadata__.{name}",
+        got=got and got[:_SHOWN],
+        expected=expected,
+        action="write r and lora_alpha into the safetensors metadata",
     )
 
 
-def _dtype_problem(key: str, got: str) -> ProblemError:
+def _bad_dtype(key: str, got: str) -> AdapterError:
     action = "cast the LoRA weights with .float() before encoding"
-    return _problem(ProblemKind.ADAPTER_DTYPE, "adapter tensors travel in float32", key, got, "F32", action)
+    return AdapterError("dtype", "adapter tensors travel in float32", where=key, got=got, expected="F32", action=action)

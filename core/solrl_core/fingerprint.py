@@ -11,8 +11,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from solrl_proto.problems import ProblemError, ProblemKind
 from torch import nn
+
+from solrl_core.errors import MismatchError
 
 # Written by loaders, and different for the same model loaded from another place.
 _IGNORED_SETTINGS = {"_name_or_path", "_diffusers_version", "transformers_version", "dtype", "torch_dtype"}
@@ -111,12 +112,12 @@ def check_digests(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
     """Refuse a peer that would make or score other images.
 
     Raises:
-        ProblemError: naming the first part of ours that differs there or is missing.
+        MismatchError: naming the first part of ours that differs there or is missing.
     """
     for part, digest in ours.items():
         if theirs.get(part) != digest:
-            raise ProblemError(
-                ProblemKind.DIGEST_MISMATCH,
+            raise MismatchError(
+                "digests",
                 f"the service's {part} is not the trainer's: it would rank images that are never trained on",
                 where=part,
                 got=theirs.get(part, "nothing"),

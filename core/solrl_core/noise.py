@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from solrl_proto.models import NoiseContract
 from solrl_proto.noise import NOISE_CONTRACT_VERSION, PROBE_LENGTH, PROBE_SEED, PROBE_TOLERANCE, SEED_LIMIT
-from solrl_proto.problems import ProblemError, ProblemKind
+
+from solrl_core.errors import MismatchError
 
 
 def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
@@ -42,12 +43,12 @@ def check_noise_contract(theirs: NoiseContract) -> None:
     """Refuse a peer whose noise differs from ours.
 
     Raises:
-        ProblemError: another contract version, or a probe row further off than 1e-5.
+        MismatchError: another contract version, or a probe row further off than 1e-5.
     """
     ours = noise_contract()
     if theirs.version != ours.version:
-        raise ProblemError(
-            ProblemKind.NOISE_CONTRACT,
+        raise MismatchError(
+            "noise",
             "the service and the trainer follow different versions of the noise contract",
             where="noise.version",
             got=theirs.version,
@@ -58,8 +59,8 @@ def check_noise_contract(theirs: NoiseContract) -> None:
     off = max(offs, default=float("inf"))
     # Each by itself: a NaN is not larger than the tolerance either.
     if len(theirs.probe) != len(ours.probe) or not all(one <= PROBE_TOLERANCE for one in offs):
-        raise ProblemError(
-            ProblemKind.NOISE_CONTRACT,
+        raise MismatchError(
+            "noise",
             "the service draws other noise from the same seed, so its seeds name other images here",
             where="noise.probe",
             got=f"a row that is off by {off:.3g}",

@@ -4,6 +4,7 @@ import asyncio
 from collections import OrderedDict
 
 from solrl_core.adapter import Adapter, adapter_digest, decode_adapter
+from solrl_core.errors import AdapterError
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
@@ -71,7 +72,10 @@ class Adapters:
         return VersionedAdapter(info.digest, adapter)
 
     async def _decode(self, digest: str, body: bytes, hosted: Hosted) -> Adapter:
-        adapter = await asyncio.to_thread(decode_adapter, body, hosted.layout)
+        try:
+            adapter = await asyncio.to_thread(decode_adapter, body, hosted.layout)
+        except AdapterError as error:
+            raise ProblemError(ProblemKind[f"ADAPTER_{error.fault.upper()}"], error.detail, **error.fields) from error
         self._decoded[hosted.info.name, digest] = adapter
         while len(self._decoded) > _DECODED:
             self._decoded.popitem(last=False)

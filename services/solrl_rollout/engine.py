@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 
-from solrl_core.rewards.base import RewardError
+from solrl_core.errors import RewardError
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.beside import Beside

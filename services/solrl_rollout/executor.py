@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 from solrl_core.batches import sizes
+from solrl_core.errors import RewardError
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.fingerprint import part_digests
@@ -17,7 +18,7 @@ from solrl_core.pace import Mark, Pace, mark
 from solrl_core.precision import probe
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import Reward, RewardError, is_built_in, known_rewards
+from solrl_core.rewards.base import Reward, is_built_in, known_rewards
 from solrl_core.rewards.images import as_bytes
 from solrl_core.sampler import Trajectory
 from solrl_proto.models import ModelInfo, PrecisionInfo

@@ -16,7 +16,7 @@ from solrl_core.adapter import (
     lora_a_key,
     lora_b_key,
 )
-from solrl_proto.problems import Problem, ProblemError
+from solrl_core.errors import AdapterError
 
 LAYOUT = {"blocks.0.attn.to_q": (6, 4), "blocks.0.ff.proj": (8, 6)}
 RANK = 2
@@ -45,11 +45,11 @@ def with_header(header: bytes, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(header)) + header + data
 
 
-def refusal(body: bytes) -> Problem:
-    with pytest.raises(ProblemError) as caught:
+def refusal(body: bytes) -> AdapterError:
+    with pytest.raises(AdapterError) as caught:
         decode_adapter(body, LAYOUT)
-    assert caught.value.problem.status == 422
-    return caught.value.problem
+    assert str(caught.value).startswith("Adapter refused: ")
+    return caught.value
 
 
 def test_decoded_adapter_equals_the_encoded_one() -> None:
@@ -103,14 +103,14 @@ def test_transposed_shared_and_grad_tensors_are_encoded_by_value() -> None:
 
 
 def test_encoding_refuses_other_types_than_float32() -> None:
-    with pytest.raises(ProblemError) as caught:
+    with pytest.raises(AdapterError) as caught:
         encode_adapter(Adapter(RANK, 4.0, tensors() | {A_KEY: torch.zeros(2, 4, dtype=torch.bfloat16)}))
-    assert (caught.value.problem.kind, caught.value.problem.where) == ("adapter-dtype", A_KEY)
+    assert (caught.value.fault, caught.value.where) == ("dtype", A_KEY)
 
 
 def test_every_truncation_is_malformed() -> None:
     body = file_of()
-    assert {refusal(body[:end]).kind for end in range(len(body))} == {"adapter-malformed"}
+    assert {refusal(body[:end]).fault for end in range(len(body))} == {"malformed"}
 
 
 def test_a_flipped_header_byte_never_gives_anything_but_an_adapter_or_a_refusal() -> None:
@@ -123,7 +123,7 @@ def test_a_flipped_header_byte_never_gives_anything_but_an_adapter_or_a_refusal(
             flipped[place] ^= mask
             try:
                 decode_adapter(bytes(flipped), LAYOUT)
-            except ProblemError:
+            except AdapterError:
                 refused += 1
     assert refused > length
 
@@ -156,14 +156,14 @@ def test_a_flipped_header_byte_never_gives_anything_but_an_adapter_or_a_refusal(
     ],
 )
 def test_files_that_are_not_safetensors_are_malformed(body: bytes) -> None:
-    assert refusal(body).kind == "adapter-malformed"
+    assert refusal(body).fault == "malformed"
 
 
 @pytest.mark.parametrize("rank", [None, "", "0", "-2", "2.0", "nan", " 2", "2_0", "9" * 5000, "²"])
 def test_rank_metadata_must_be_a_positive_whole_number(rank: str | None) -> None:
     meta = {"lora_alpha": "4"} | ({} if rank is None else {"r": rank})
     problem = refusal(file_of(meta=meta))
-    assert (problem.kind, problem.where) == ("adapter-metadata", "__metadata__.r")
+    assert (problem.fault, problem.where) == ("metadata", "__metadata__.r")
     assert len(str(problem)) < 1000
 
 
@@ -171,16 +171,16 @@ def test_rank_metadata_must_be_a_positive_whole_number(rank: str | None) -> None
 def test_alpha_metadata_must_be_positive_and_finite(alpha: str | None) -> None:
     meta = {"r": "2"} | ({} if alpha is None else {"lora_alpha": alpha})
     problem = refusal(file_of(meta=meta))
-    assert (problem.kind, problem.where) == ("adapter-metadata", "__metadata__.lora_alpha")
+    assert (problem.fault, problem.where) == ("metadata", "__metadata__.lora_alpha")
 
 
 def test_missing_metadata_is_refused() -> None:
-    assert refusal(file_of(meta=None)).kind == "adapter-metadata"
+    assert refusal(file_of(meta=None)).fault == "metadata"
 
 
 def test_a_partial_bind_is_refused_and_names_what_is_missing() -> None:
     problem = refusal(file_of({B_KEY: None}))
-    assert (problem.kind, problem.where, problem.expected) == ("adapter-keys", B_KEY, [B_KEY])
+    assert (problem.fault, problem.where, problem.expected) == ("keys", B_KEY, [B_KEY])
     assert "1 of the 4 tensors are missing" in problem.detail
 
 
@@ -190,37 +190,37 @@ def test_an_adapter_that_binds_nothing_is_refused() -> None:
         with_header(b'{"__metadata__":{"r":"2","lora_alpha":"4"}}'),
     ):
         problem = refusal(body)
-        assert problem.kind == "adapter-keys"
+        assert problem.fault == "keys"
         assert "binds none of the model's 2" in problem.detail
 
 
 def test_a_misnamed_tensor_is_refused_with_the_closest_name() -> None:
     wrong = A_KEY.replace("lora_A.weight", "lora_A.default.weight")
     problem = refusal(file_of({A_KEY: None, wrong: torch.zeros(2, 4)}))
-    assert (problem.kind, problem.where, problem.expected) == ("adapter-keys", wrong, A_KEY)
+    assert (problem.fault, problem.where, problem.expected) == ("keys", wrong, A_KEY)
 
 
 def test_an_extra_tensor_is_refused_and_long_names_are_cut() -> None:
     problem = refusal(file_of({"x" * 100_000: torch.zeros(1)}))
-    assert problem.kind == "adapter-keys"
+    assert problem.fault == "keys"
     assert len(str(problem)) < 2000
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (3, 4), (2, 5), (8,), (2, 4, 1), (0, 4), ()])
 def test_a_wrong_shape_is_refused_with_both_shapes(shape: tuple[int, ...]) -> None:
     problem = refusal(file_of({A_KEY: torch.zeros(shape)}))
-    assert (problem.kind, problem.where) == ("adapter-shape", A_KEY)
+    assert (problem.fault, problem.where) == ("shape", A_KEY)
     assert (problem.got, problem.expected) == (list(shape), [2, 4])
 
 
 def test_a_rank_that_is_not_the_tensors_is_a_shape_problem() -> None:
-    assert refusal(file_of(meta={"r": "3", "lora_alpha": "4"})).kind == "adapter-shape"
+    assert refusal(file_of(meta={"r": "3", "lora_alpha": "4"})).fault == "shape"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.float8_e4m3fn])
 def test_other_types_than_float32_are_refused(dtype: torch.dtype) -> None:
     problem = refusal(file_of({B_KEY: torch.zeros(6, 2, dtype=dtype)}))
-    assert (problem.kind, problem.where, problem.expected) == ("adapter-dtype", B_KEY, "F32")
+    assert (problem.fault, problem.where, problem.expected) == ("dtype", B_KEY, "F32")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -228,5 +228,5 @@ def test_a_single_value_that_is_not_finite_is_refused(value: float) -> None:
     bad = torch.zeros(6, 2)
     bad[5, 1] = value
     problem = refusal(file_of({B_KEY: bad}))
-    assert (problem.kind, problem.where) == ("adapter-nonfinite", B_KEY)
+    assert (problem.fault, problem.where) == ("nonfinite", B_KEY)
     assert problem.got == "1 of 12 values NaN or infinite"

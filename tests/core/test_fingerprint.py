@@ -10,10 +10,10 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline, SanaTransformer2DModel
 from solrl_core import fingerprint, sampler
+from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.load import locate
 from solrl_core.fingerprint import check_digests, module_digest, part_digests, source_digest
-from solrl_proto.problems import ProblemError
 from torch import nn
 from transformers import AutoTokenizer
 
@@ -155,21 +155,22 @@ def test_a_changed_model_folder_is_named_by_its_part(digests: dict[str, str], tm
     config.write_text(json.dumps(json.loads(config.read_text()) | {"scaling_factor": 0.5}))
     changed = part_digests(load_backbone(str(folder)).parts)
     assert {name for name, digest in changed.items() if digests[name] != digest} == {"vae"}
-    with pytest.raises(ProblemError) as raised:
+    with pytest.raises(MismatchError) as raised:
         check_digests(changed, digests)
-    problem = raised.value.problem
-    assert (problem.kind, problem.where) == ("digest-mismatch", "vae")
-    assert (problem.got, problem.expected) == (changed["vae"], digests["vae"])
-    assert "vae" in problem.detail
+    error = raised.value
+    assert (error.fault, error.where) == ("digests", "vae")
+    assert str(error).startswith("Digests differ: the service's vae")
+    assert (error.got, error.expected) == (changed["vae"], digests["vae"])
+    assert "vae" in error.detail
 
 
 @pytest.mark.parametrize("part", sorted(PARTS))
 def test_a_missing_or_other_part_is_named(digests: dict[str, str], part: str) -> None:
     check_digests(digests | {"reward:more": "sha256:0"}, digests)
     for theirs in (digests | {part: "sha256:0"}, {name: digest for name, digest in digests.items() if name != part}):
-        with pytest.raises(ProblemError) as raised:
+        with pytest.raises(MismatchError) as raised:
             check_digests(theirs, digests)
-        assert raised.value.problem.where == part
+        assert raised.value.where == part
 
 
 def test_a_functions_module_is_digested() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from solrl_core.errors import MismatchError
 from solrl_core.noise import check_noise_contract, initial_noise, noise_contract
 from solrl_proto.models import NoiseContract
 from solrl_proto.noise import NOISE_CONTRACT_VERSION, PROBE_LENGTH, PROBE_SEED, SEED_LIMIT, expand_seeds
-from solrl_proto.problems import ProblemError
 
 SEEDS = [0, 1, 2**32, 20_260_406, SEED_LIMIT - 1]
 SHAPE = (8, 8, 8)
@@ -110,11 +110,12 @@ def test_an_equal_contract_passes_also_within_the_tolerance() -> None:
 
 
 def refusal(theirs: NoiseContract) -> str | None:
-    with pytest.raises(ProblemError) as raised:
+    with pytest.raises(MismatchError) as raised:
         check_noise_contract(theirs)
-    assert raised.value.problem.kind == "noise-contract"
-    assert raised.value.problem.action
-    return raised.value.problem.where
+    assert raised.value.fault == "noise"
+    assert str(raised.value).startswith("Noise contracts differ: the service")
+    assert raised.value.action
+    return raised.value.where
 
 
 def test_another_version_is_refused() -> None:

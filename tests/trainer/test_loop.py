@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from service_helpers import RunningService, free_port, running_service
 from solrl_core.adapter import adapter_digest
+from solrl_core.errors import MismatchError
 from solrl_minis import catalog
 from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import ProblemError
@@ -384,11 +385,11 @@ def test_a_service_with_another_weight_is_refused_by_part(
     # The name means the changed folder here, and the shipped one there.
     monkeypatch.setattr(catalog, "mini_sana", lambda: weights / "mini-sana")
     output, watcher = folder / "refused", Watcher()
-    with pytest.raises(ProblemError) as raised:
+    with pytest.raises(MismatchError) as raised:
         train(tiny_config(*SMALL, output=output, run="refused", rollout_url=service.url), watcher)
-    problem = raised.value.problem
-    assert (problem.kind, problem.where) == ("digest-mismatch", "transformer")
-    assert "transformer" in (problem.action or "")
+    error = raised.value
+    assert (error.fault, error.where) == ("digests", "transformer")
+    assert "transformer" in (error.action or "")
     assert watcher.phases == []
     assert not (output / "checkpoints").exists()
     assert service.running.client.get("/v1/runs/refused/adapters").status_code == 404

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
+from solrl_core.errors import MismatchError
 from solrl_proto.problems import ProblemError
 
 Row = tuple[str, str, str, str]
@@ -97,6 +98,8 @@ def _service(url: str, model: str) -> Iterator[Row]:
     except ProblemError as error:
         problem = error.problem
         yield f"service {url}", "missing", problem.detail, problem.action or ""
+    except MismatchError as error:
+        yield f"service {url}", "missing", error.detail, error.action or ""
 
 
 def doctor(model: str, rollout_url: str | None, prompts: str) -> int:

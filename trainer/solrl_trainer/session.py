@@ -46,7 +46,8 @@ class Session:
             note: told what is worth a line.
 
         Raises:
-            ProblemError: the service is not there, does not host the model, or differs (names the part).
+            ProblemError: the service is not there or does not host the model.
+            MismatchError: its noise contract or a part of its model differs (named).
             ValueError, OSError: model, reward or prompts cannot be loaded.
         """
         folder = find_prompts(config.prompts)
@@ -94,7 +95,8 @@ def check_service(client: RolloutClient, config: RunConfig, digests: Mapping[str
     """Compare noise contract and digests before any work; `digests` are of all parts and rewards here.
 
     Raises:
-        ProblemError: naming what differs.
+        MismatchError: the noise contract or a digest differs (named).
+        ProblemError: the service does not score a reward.
     """
     hosted = client.models()
     check_noise_contract(hosted.noise)

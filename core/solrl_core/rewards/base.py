@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from solrl_core.errors import RewardError
 from solrl_core.families.base import Backbone
 from solrl_core.fingerprint import source_digest
 
@@ -104,14 +105,6 @@ def _options(name: str, backbone: Backbone, options: Mapping[str, Any] | None) -
     if name not in _BUILT_IN:
         return dict(options or {})
     return {"device": str(backbone.device), **backbone.options.rewards.get(name, {}), **(options or {})}
-
-
-class RewardError(RuntimeError):
-    """`reward` failed on an image, or gave what is no score."""
-
-    def __init__(self, reward: str, fault: str) -> None:
-        super().__init__(f"reward {reward!r} {fault}")
-        self.reward = reward
 
 
 class RewardSet:

@@ -11,13 +11,13 @@ from diffusers import DiffusionPipeline
 from lora_helpers import random_adapter
 from peft import LoraConfig, PeftModel, get_peft_model
 from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, encode_for_diffusers
+from solrl_core.errors import AdapterError
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.load import locate
 from solrl_core.generator import Generator
 from solrl_core.lora import adapter_layout
 from solrl_core.noise import initial_noise
 from solrl_core.sampler import unshifted_sigmas
-from solrl_proto.problems import ProblemError
 from tiny_pipelines import HEIGHT, PROMPTS, T5_TOKENS, WIDTH, difference, on_a_grid, write_flux, write_sd3
 
 SANA_CALL = {"height": 64, "width": 64, "complex_human_instruction": [], "max_sequence_length": 16}
@@ -121,5 +121,5 @@ def test_the_exported_file_gives_the_same_image_in_diffusers(model: Backbone, fo
 
 def test_the_exported_file_is_not_taken_for_an_adapter(model: Backbone) -> None:
     layout = adapter_layout(model.transformer, model.lora_targets)
-    with pytest.raises(ProblemError, match="metadata 'r' is missing"):
+    with pytest.raises(AdapterError, match="metadata 'r' is missing"):
         decode_adapter(encode_for_diffusers(random_adapter(model, 0)), layout)

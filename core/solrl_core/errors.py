@@ -1,0 +1,82 @@
+"""Exceptions of the core. They know nothing of HTTP; the service and the trainer translate them at their edges.
+
+SolrlError
+├── AdapterError   (ValueError)    an adapter file is refused
+├── MismatchError  (ValueError)    service and trainer would not make or score the same images
+└── RewardError    (RuntimeError)  a reward fails, or its scores cannot be used
+"""
+
+from typing import Any, Literal
+
+AdapterFault = Literal["malformed", "metadata", "keys", "dtype", "shape", "nonfinite"]
+Mismatch = Literal["noise", "digests"]
+
+
+class SolrlError(Exception):
+    """Root of the core's exceptions.
+
+    Attributes:
+        title: the kind of fault, in a few words; may be empty.
+        detail: what is wrong.
+        where: the field, tensor or part at fault.
+        got, expected: the value at fault, and what it should have been.
+        action: the remedy.
+    """
+
+    title = ""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        where: str | None = None,
+        got: Any = None,
+        expected: Any = None,
+        action: str | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.where = where
+        self.got = got
+        self.expected = expected
+        self.action = action
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """`where`, `got`, `expected` and `action` by name, as a problem document takes them."""
+        return {"where": self.where, "got": self.got, "expected": self.expected, "action": self.action}
+
+    def __str__(self) -> str:
+        parts = [f"{self.title}: {self.detail}" if self.title else self.detail]
+        parts += [f"at {self.where}"] if self.where else []
+        parts += [f"got {self.got!r}"] if self.got is not None else []
+        parts += [f"expected {self.expected!r}"] if self.expected is not None else []
+        parts += [self.action] if self.action else []
+        return "; ".join(parts)
+
+
+class AdapterError(SolrlError, ValueError):
+    """An adapter file that is refused; `fault` names the check that it fails."""
+
+    title = "Adapter refused"
+
+    def __init__(self, fault: AdapterFault, detail: str, **fields: Any) -> None:
+        super().__init__(detail, **fields)
+        self.fault = fault
+
+
+class MismatchError(SolrlError, ValueError):
+    """A service and a trainer that differ in their noise contracts or digests; `fault` says in which."""
+
+    def __init__(self, fault: Mismatch, detail: str, **fields: Any) -> None:
+        super().__init__(detail, **fields)
+        self.fault = fault
+        self.title = {"noise": "Noise contracts differ", "digests": "Digests differ"}[fault]
+
+
+class RewardError(SolrlError, RuntimeError):
+    """A reward that failed on an image, or returned unusable scores; `reward` is its name."""
+
+    def __init__(self, reward: str, fault: str) -> None:
+        super().__init__(f"reward {reward!r} {fault}")
+        self.reward = reward

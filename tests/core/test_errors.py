@@ -1,0 +1,29 @@
+"""The core's exceptions: text as a problem document's, standard parents, faults that the wire knows."""
+
+from typing import Any, get_args
+
+import pytest
+from solrl_core.errors import AdapterError, AdapterFault, MismatchError, RewardError, SolrlError
+from solrl_proto.problems import ProblemKind
+
+FIELDS: dict[str, Any] = {"where": "header", "got": [1], "expected": "2", "action": "send it again"}
+
+
+def test_each_is_also_a_standard_exception() -> None:
+    for error, standard in ((AdapterError, ValueError), (MismatchError, ValueError), (RewardError, RuntimeError)):
+        assert issubclass(error, SolrlError)
+        assert issubclass(error, standard)
+
+
+@pytest.mark.parametrize("fields", [FIELDS, {}, {"where": "header"}, {"got": 0}])
+def test_the_text_is_that_of_the_problem_it_becomes(fields: dict[str, Any]) -> None:
+    error = AdapterError("shape", "a tensor does not fit", **fields)
+    assert str(error) == str(ProblemKind.ADAPTER_SHAPE.problem("a tensor does not fit", **error.fields))
+    assert str(MismatchError("noise", "a", **fields)) == str(ProblemKind.NOISE_CONTRACT.problem("a", **fields))
+    assert str(MismatchError("digests", "a", **fields)) == str(ProblemKind.DIGEST_MISMATCH.problem("a", **fields))
+    assert str(RewardError("clipscore", "failed")) == "reward 'clipscore' failed"
+
+
+@pytest.mark.parametrize("fault", get_args(AdapterFault))
+def test_each_adapter_fault_is_a_problem_kind(fault: str) -> None:
+    assert ProblemKind[f"ADAPTER_{fault.upper()}"] == f"adapter-{fault}"
