@@ -15,7 +15,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.sampler import Trajectory
 from solrl_core.selection import best_worst
 from solrl_proto.rollouts import FittedSolver, Plan
-from solrl_rollout.beside import Beside
+from solrl_rollout.engine.scoring_thread import Beside
 
 
 class ServedWay:

@@ -24,9 +24,9 @@ def started(target: Callable[..., None], arguments: Sequence[Any], log: str) -> 
 def serve(argv: Sequence[str], witness: str) -> None:
     """`solrl-rollout serve`; notes each chunk that is begun, its steps, its end, and each job that is cancelled."""
     from solrl_rollout.cli import main
-    from solrl_rollout.engine import Engine
-    from solrl_rollout.executor import Executor, Started
-    from solrl_rollout.work import Chunk, Job, Scored
+    from solrl_rollout.engine.engine import Engine
+    from solrl_rollout.engine.executor import Executor, Started
+    from solrl_rollout.engine.work import Chunk, Job, Scored
 
     noted = Witness(Path(witness))
 

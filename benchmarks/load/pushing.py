@@ -59,7 +59,7 @@ def _serve(port: int, redis_port: int, layout: Layout, stop: Event) -> None:
     import asyncio
 
     import uvicorn
-    from solrl_rollout.app import create_app
+    from solrl_rollout.http.app import create_app
     from solrl_rollout.serve import bind
     from solrl_rollout.settings import Settings
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from solrl_proto.identifiers import NAME_PATTERN, Tier
 from solrl_proto.problems import ProblemError
 
+from solrl_rollout.http.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_rollout.settings import Settings
-from solrl_rollout.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
 
 
 @dataclass(frozen=True)

@@ -165,8 +165,8 @@ def _redis(url: str | None) -> Iterator[Finding]:
 
 
 def _access(settings: Settings) -> Iterator[Finding]:
+    from solrl_rollout.http.tokens import TokenFileError, read_tokens
     from solrl_rollout.serve import check_doors
-    from solrl_rollout.tokens import TokenFileError, read_tokens
 
     path = settings.token_file
     if path is None:

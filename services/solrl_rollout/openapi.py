@@ -2,7 +2,7 @@
 
 import json
 
-from solrl_rollout.app import create_app
+from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import Settings
 
 

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout import logs
-from solrl_rollout.hosts import is_loopback
+from solrl_rollout.http.hosts import is_loopback
+from solrl_rollout.http.tokens import read_tokens
 from solrl_rollout.settings import MIB, Settings
-from solrl_rollout.tokens import read_tokens
+from solrl_rollout.status import logs
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -136,7 +136,7 @@ class DrainingServer(uvicorn.Server):
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     # Not at the top, so that a port that is taken is told without waiting for torch.
-    from solrl_rollout.app import create_app
+    from solrl_rollout.http.app import create_app
 
     app = create_app(settings)
     # The lifespan is entered here rather than by uvicorn, which would turn a start error into a traceback.
@@ -151,9 +151,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 
 
 def _config(app: "ASGIApp", settings: Settings) -> uvicorn.Config:
-    from solrl_rollout.connections import ConnectionLimits, GuardedProtocol
-    from solrl_rollout.hosts import NoForeignNames
-    from solrl_rollout.limits import MAX_HEAD_BYTES
+    from solrl_rollout.http.connections import ConnectionLimits, GuardedProtocol
+    from solrl_rollout.http.hosts import NoForeignNames
+    from solrl_rollout.http.limits import MAX_HEAD_BYTES
 
     class Protocol(GuardedProtocol):
         limits = ConnectionLimits(settings.slow_client_timeout, settings.max_connections)

@@ -12,18 +12,18 @@ from solrl_proto.models import NoiseContract
 from solrl_proto.problems import ProblemKind
 from solrl_proto.rollouts import RolloutRequest, Served
 
-from solrl_rollout import logs
-from solrl_rollout.access import Caller
-from solrl_rollout.adapters import Adapters
-from solrl_rollout.curves import Curves
-from solrl_rollout.engine import Engine
-from solrl_rollout.problems import RetryLaterError
-from solrl_rollout.refusals import check_model, check_precision, check_rewards, check_size
-from solrl_rollout.rollout import Rollout
+from solrl_rollout.engine.adapters import Adapters
+from solrl_rollout.engine.admission import check_model, check_precision, check_rewards, check_size
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.rollout import Rollout
+from solrl_rollout.engine.work import Hosted, Job
+from solrl_rollout.http.access import Caller
+from solrl_rollout.http.problems import RetryLaterError
 from solrl_rollout.settings import Settings
+from solrl_rollout.status import logs
+from solrl_rollout.status.curves import Curves
+from solrl_rollout.status.metrics import Telemetry
 from solrl_rollout.store import AdapterStore, open_store
-from solrl_rollout.telemetry import Telemetry
-from solrl_rollout.work import Hosted, Job
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import torch
 from solrl_core.adapter import Adapter, adapter_digest, encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import AdapterRef
-from solrl_rollout.adapters import Adapters
+from solrl_rollout.engine.adapters import Adapters
 from solrl_rollout.store import MemoryAdapterStore
 
 pytestmark = pytest.mark.anyio

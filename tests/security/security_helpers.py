@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 from service_helpers import MODEL, RunningService, content_digest, read_response, running_service
-from solrl_rollout.tokens import Scope, create_token
+from solrl_rollout.http.tokens import Scope, create_token
 
 SCOPES: tuple[Scope, ...] = ("rollout", "push", "admin")
 

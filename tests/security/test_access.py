@@ -8,10 +8,10 @@ import httpx
 import pytest
 from security_helpers import SCOPES, Guarded, push, raw
 from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
-from solrl_rollout.access import RULES, check_declared
-from solrl_rollout.app import create_app
 from solrl_rollout.cli import main
-from solrl_rollout.hosts import is_loopback
+from solrl_rollout.http.access import RULES, check_declared
+from solrl_rollout.http.app import create_app
+from solrl_rollout.http.hosts import is_loopback
 from solrl_rollout.settings import Settings
 from typed import typed
 

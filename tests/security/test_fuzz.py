@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from solrl_rollout.access import RULES
+from solrl_rollout.http.access import RULES
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz_api.py"
 

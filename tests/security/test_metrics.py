@@ -11,7 +11,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from security_helpers import Guarded, push
 from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
-from solrl_rollout.telemetry import SHOWN_RUNS, QueueState, Telemetry
+from solrl_rollout.status.metrics import SHOWN_RUNS, QueueState, Telemetry
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "docs" / "grafana" / "solrl.json").read_text())
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

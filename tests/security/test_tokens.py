@@ -12,7 +12,7 @@ import pytest
 from security_helpers import Guarded, guarded_service
 from service_helpers import problem
 from solrl_rollout.cli import main
-from solrl_rollout.tokens import (
+from solrl_rollout.http.tokens import (
     Keyring,
     TokenFileError,
     create_token,

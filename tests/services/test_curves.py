@@ -5,8 +5,8 @@ import math
 import pytest
 from iteration_helpers import report
 from solrl_proto.status import Point
-from solrl_rollout.curves import MOST_POINTS, detail, overview, thinned
-from solrl_rollout.recent import PARTS, WINDOW, Done, Recent
+from solrl_rollout.status.curves import MOST_POINTS, detail, overview, thinned
+from solrl_rollout.status.throughput import PARTS, WINDOW, Done, Recent
 
 
 def points(count: int) -> list[Point]:

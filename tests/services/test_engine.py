@@ -12,11 +12,11 @@ from faulty_rewards import fatal
 from service_helpers import problem, rollout_request
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
-from solrl_rollout.app import create_app
-from solrl_rollout.engine import Engine
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.work import Chunk, Job
+from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import Settings
-from solrl_rollout.telemetry import Telemetry
-from solrl_rollout.work import Chunk, Job
+from solrl_rollout.status.metrics import Telemetry
 
 FATAL = f"{fatal.__module__}:{fatal.__name__}"
 

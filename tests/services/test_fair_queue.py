@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from solrl_rollout.costs import Costs
-from solrl_rollout.queue import FairQueue, QueueFull
+from solrl_rollout.engine.costs import Costs
+from solrl_rollout.engine.fair_queue import FairQueue, QueueFull
 
 
 @dataclass(frozen=True, eq=False)

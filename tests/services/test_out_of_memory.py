@@ -14,11 +14,11 @@ from service_helpers import RunningService, problem, rollout_request, running_se
 from solrl_core.generator import CHUNK
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
-from solrl_rollout import executor
-from solrl_rollout.engine import Engine
+from solrl_rollout.engine import executor
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.settings import Settings
-from solrl_rollout.telemetry import Telemetry
-from solrl_rollout.work import Chunk, Job
+from solrl_rollout.status.metrics import Telemetry
 
 TO_MAKE, TO_SCORE = 12, 9
 ONE_LANE = {"OMP_NUM_THREADS": "1"}  # so that a whole chunk is one batch, as on a GPU

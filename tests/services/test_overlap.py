@@ -11,11 +11,11 @@ from faulty_rewards import fatal, gate, gated, picky
 from solrl_core.families.sana import Sana
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
-from solrl_rollout.engine import Engine
-from solrl_rollout.executor import Executor, Started
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.executor import Executor, Started
+from solrl_rollout.engine.work import Chunk, Job, Scored
 from solrl_rollout.settings import Settings
-from solrl_rollout.telemetry import Telemetry
-from solrl_rollout.work import Chunk, Job, Scored
+from solrl_rollout.status.metrics import Telemetry
 
 FATAL, GATED, PICKY = (f"{one.__module__}:{one.__name__}" for one in (fatal, gated, picky))
 

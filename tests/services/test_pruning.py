@@ -12,7 +12,7 @@ from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.selection import best_worst
 from solrl_proto.rollouts import FittedSolver, RolloutAnswer, RolloutRequest
-from solrl_rollout.work import Job, split
+from solrl_rollout.engine.work import Job, split
 
 COUNT, STEPS, AFTER, KEEP = 40, 4, 2, 10
 TEXT = "a red circle and a blue square"

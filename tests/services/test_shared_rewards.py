@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from solrl_proto import Plan, PromptItem
-from solrl_rollout.engine import Engine
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.settings import Settings
-from solrl_rollout.telemetry import Telemetry
-from solrl_rollout.work import Chunk, Job
+from solrl_rollout.status.metrics import Telemetry
 from transformers import CLIPModel
 
 REWARDS = ("clipscore", "pickscore")

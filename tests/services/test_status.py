@@ -10,7 +10,7 @@ import pytest
 from iteration_helpers import report, samples, thumbnail
 from service_helpers import MODEL, Layout, RunningService, adapter_file, problem
 from solrl_proto.status import IterationReport, Point, RunDetail, StatusAnswer
-from solrl_rollout.curves import MOST_POINTS
+from solrl_rollout.status.curves import MOST_POINTS
 
 
 @pytest.fixture

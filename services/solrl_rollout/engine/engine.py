@@ -19,15 +19,15 @@ from functools import partial
 from solrl_core.errors import RewardError
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.beside import Beside
-from solrl_rollout.costs import Costs
-from solrl_rollout.executor import Executor, Started, load
-from solrl_rollout.problems import engine_dead, generation_failed, queue_full
-from solrl_rollout.queue import FairQueue, QueueFull
-from solrl_rollout.recent import Done, Recent
+from solrl_rollout.engine.costs import Costs
+from solrl_rollout.engine.executor import Executor, Started, load
+from solrl_rollout.engine.fair_queue import FairQueue, QueueFull
+from solrl_rollout.engine.scoring_thread import Beside
+from solrl_rollout.engine.work import Chunk, Hosted, Job, Scored
+from solrl_rollout.http.problems import engine_dead, generation_failed, queue_full
 from solrl_rollout.settings import Settings
-from solrl_rollout.telemetry import QueueState, Telemetry
-from solrl_rollout.work import Chunk, Hosted, Job, Scored
+from solrl_rollout.status.metrics import QueueState, Telemetry
+from solrl_rollout.status.throughput import Done, Recent
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from solrl_proto.rollouts import (
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from solrl_rollout.problems import internal_error
-from solrl_rollout.rollout import Rollout
-from solrl_rollout.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.engine.rollout import Rollout
+from solrl_rollout.http.problems import internal_error
+from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["rollouts"], responses=PROBLEMS)
 

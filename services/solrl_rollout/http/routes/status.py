@@ -14,9 +14,9 @@ from solrl_proto.identifiers import Message, RunName
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import THUMBNAIL_SIDE, IterationReport, RunDetail, Samples, StatusAnswer
 
-from solrl_rollout import board
-from solrl_rollout.curves import detail
-from solrl_rollout.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.status import board
+from solrl_rollout.status.curves import detail
 from solrl_rollout.store.base import not_found
 
 router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)

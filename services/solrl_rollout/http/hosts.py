@@ -6,7 +6,7 @@ import re
 from solrl_proto.problems import Problem, ProblemKind
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from solrl_rollout.problems import respond
+from solrl_rollout.http.problems import respond
 
 
 def is_loopback(host: str) -> bool:

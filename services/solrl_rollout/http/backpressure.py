@@ -3,11 +3,11 @@
 from solrl_proto.problems import ProblemError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from solrl_rollout.problems import respond_to
+from solrl_rollout.http.problems import respond_to
 from solrl_rollout.service import Service
 
 _QUEUED = ("POST /v1/rollouts",)
-"""Rules of `solrl_rollout.access` whose requests wait for the engine."""
+"""Rules of `solrl_rollout.http.access` whose requests wait for the engine."""
 
 
 class RefuseWhenFull:

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from solrl_proto.adapters import RunList
 from solrl_proto.identifiers import RunName
 
-from solrl_rollout.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
 
 router = APIRouter(prefix="/v1/runs", tags=["adapters"], responses=PROBLEMS)
 

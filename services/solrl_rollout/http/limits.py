@@ -6,7 +6,7 @@ from solrl_proto.problems import Problem, ProblemKind
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from solrl_rollout.problems import body_too_large, respond
+from solrl_rollout.http.problems import body_too_large, respond
 
 MAX_HEAD_BYTES = 32 * 1024
 """Of a request's first line and its headers."""

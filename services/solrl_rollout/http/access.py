@@ -9,8 +9,8 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
-from solrl_rollout.problems import respond
-from solrl_rollout.tokens import Keyring, Scope, Token, TokenFileError
+from solrl_rollout.http.problems import respond
+from solrl_rollout.http.tokens import Keyring, Scope, Token, TokenFileError
 
 LOCAL_TENANT = "local"
 """Whose runs they are where access is not controlled."""
@@ -63,7 +63,7 @@ class Caller:
 def check_declared(method: str, path: str) -> None:
     """Raises RuntimeError for a route that `RULES` does not list."""
     if f"{method} {path}" not in RULES:
-        raise RuntimeError(f"route {method} {path} declares nothing; list it in solrl_rollout.access.RULES")
+        raise RuntimeError(f"route {method} {path} declares nothing; list it in solrl_rollout.http.access.RULES")
 
 
 class Refusal(Message):

@@ -25,7 +25,7 @@ def page(request: Request) -> Response:
 @cache
 def _page() -> tuple[bytes, dict[str, str]]:
     """The page in one file, and the headers that let a browser run that and nothing else."""
-    folder = files("solrl_rollout") / "page"
+    folder = files("solrl_rollout.http") / "page"
     style = (folder / "page.css").read_text("utf-8")
     script = "\n".join((folder / name).read_text("utf-8") for name in ("charts.js", "views.js", "page.js"))
     html = (folder / "page.html").read_text("utf-8").replace("/*style*/", style).replace("/*script*/", script)

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from solrl_rollout.routes.common import PROBLEMS
-from solrl_rollout.telemetry import Telemetry
+from solrl_rollout.http.routes.common import PROBLEMS
+from solrl_rollout.status.metrics import Telemetry
 
 router = APIRouter(tags=["metrics"], responses=PROBLEMS)
 

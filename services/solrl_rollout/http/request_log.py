@@ -10,8 +10,8 @@ from solrl_proto.identifiers import NAME_PATTERN
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from solrl_rollout import logs
-from solrl_rollout.telemetry import Telemetry
+from solrl_rollout.status import logs
+from solrl_rollout.status.metrics import Telemetry
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemError, ProblemKind
 
-from solrl_rollout.access import Caller
+from solrl_rollout.http.access import Caller
 from solrl_rollout.service import Service
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from solrl_rollout.queue import QueueFull
+from solrl_rollout.engine.fair_queue import QueueFull
 
 _SHOWN = 200  # characters of a foreign value that a problem repeats
 _CLIENT_LEFT = 499

@@ -13,17 +13,17 @@ from solrl_proto.rollouts import StreamLine
 from solrl_proto.status import IterationReport
 from starlette.types import ASGIApp
 
-from solrl_rollout import problems
-from solrl_rollout.access import RULES, AccessControl, check_declared
-from solrl_rollout.full import RefuseWhenFull
-from solrl_rollout.limits import HeadLimit, JsonBodyLimit
-from solrl_rollout.observe import Observed
-from solrl_rollout.routes import adapters, health, metrics, models, page, rollouts, runs, status
-from solrl_rollout.routes.common import known_parameters
+from solrl_rollout.http import problems
+from solrl_rollout.http.access import RULES, AccessControl, check_declared
+from solrl_rollout.http.backpressure import RefuseWhenFull
+from solrl_rollout.http.limits import HeadLimit, JsonBodyLimit
+from solrl_rollout.http.request_log import Observed
+from solrl_rollout.http.routes import adapters, health, metrics, models, page, rollouts, runs, status
+from solrl_rollout.http.routes.common import known_parameters
+from solrl_rollout.http.tokens import Keyring
 from solrl_rollout.service import running
 from solrl_rollout.settings import Settings
-from solrl_rollout.telemetry import Telemetry
-from solrl_rollout.tokens import Keyring
+from solrl_rollout.status.metrics import Telemetry
 
 _BEARER = {
     "type": "http",

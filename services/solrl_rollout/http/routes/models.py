@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from solrl_proto.models import ModelList
 
-from solrl_rollout.routes.common import PROBLEMS, ServiceDep
+from solrl_rollout.http.routes.common import PROBLEMS, ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["models"], responses=PROBLEMS)
 

@@ -25,11 +25,11 @@ from solrl_proto.models import ModelInfo, PrecisionInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import Plan, PromptItem
 
-from solrl_rollout.problems import RetryLaterError, out_of_memory
-from solrl_rollout.room import NoRoomError, Room, free_memory
+from solrl_rollout.engine.batch_limit import NoRoomError, Room, free_memory
+from solrl_rollout.engine.work import Chunk, Hosted, Job, Scored, VersionedAdapter
+from solrl_rollout.http.problems import RetryLaterError, out_of_memory
 from solrl_rollout.settings import ModelSpec, Settings
-from solrl_rollout.telemetry import Telemetry
-from solrl_rollout.work import Chunk, Hosted, Job, Scored, VersionedAdapter
+from solrl_rollout.status.metrics import Telemetry
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from solrl_proto.adapters import (
 from solrl_proto.identifiers import ModelName, RunName, Version
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.limits import read_body
-from solrl_rollout.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.http.limits import read_body
+from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
 
 router = APIRouter(prefix="/v1/runs/{run}/adapters", tags=["adapters"], responses=PROBLEMS)
 

@@ -14,8 +14,8 @@ from solrl_core.sampler import Trajectory
 from solrl_core.selection import best_worst
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
 
-from solrl_rollout.refusals import score_not_finite
-from solrl_rollout.work import Chunk, Scored
+from solrl_rollout.engine.admission import score_not_finite
+from solrl_rollout.engine.work import Chunk, Scored
 
 Value = TypeVar("Value")
 

@@ -16,9 +16,9 @@ from solrl_proto.status import (
     Waiting,
 )
 
+from solrl_rollout.engine.work import Chunk
 from solrl_rollout.service import Service
 from solrl_rollout.store.base import Progress
-from solrl_rollout.work import Chunk
 
 
 async def status(service: Service, tenant: str, since: int) -> StatusAnswer:

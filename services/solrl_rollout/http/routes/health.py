@@ -5,7 +5,7 @@ import asyncio
 from fastapi import APIRouter
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.routes.common import PROBLEMS, ServiceDep
+from solrl_rollout.http.routes.common import PROBLEMS, ServiceDep
 from solrl_rollout.service import Service
 
 router = APIRouter(prefix="/health", tags=["health"], responses=PROBLEMS)

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from solrl_proto.rollouts import EndLine, RolloutAnswer, RolloutGroup, RolloutRequest, RolloutTimings, Served
 
-from solrl_rollout.engine import Engine
-from solrl_rollout.groups import Group
-from solrl_rollout.work import Chunk, Job, Scored, split
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.groups import Group
+from solrl_rollout.engine.work import Chunk, Job, Scored, split
 
 
 class Rollout:

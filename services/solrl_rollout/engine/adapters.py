@@ -9,9 +9,9 @@ from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
 
-from solrl_rollout.refusals import wrong_model
+from solrl_rollout.engine.admission import wrong_model
+from solrl_rollout.engine.work import Hosted, VersionedAdapter
 from solrl_rollout.store import AdapterStore
-from solrl_rollout.work import Hosted, VersionedAdapter
 
 _DECODED = 8  # kept in memory; a rank-32 FLUX.1 adapter is 150 MB
 

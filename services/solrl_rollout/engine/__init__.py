@@ -1,0 +1,1 @@
+"""The engine: admission, the fair queue, generation and scoring of candidates."""

@@ -1,0 +1,1 @@
+"""The HTTP side: access control, limits, routes, problem documents and the status page."""
