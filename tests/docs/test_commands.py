@@ -11,6 +11,12 @@ from command_checks import check, parsed
 from fences import ROOT, blocks, commands
 
 PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/extending/{name}.md" for name in ("reward", "objective", "family"))]
+LINKED = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md")),
+]
 COMMANDS = [(page, words) for page in PAGES for block in blocks(page, "sh") for words in commands(block)]
 
 
@@ -43,7 +49,7 @@ def test_a_command_that_is_none_is_found_out(words: list[str]) -> None:
 def test_commands_within_the_text_exist() -> None:
     """`solrl-train report FOLDER` and the like: the subcommand and its flags are known."""
     inline = re.findall(r"`((?:solrl-train|solrl-rollout) [^`]+)`", (ROOT / "README.md").read_text())
-    assert len(inline) > 5
+    assert inline
     for text in inline:
         _, subcommand, *rest = text.split()
         usage = help_of(text.split()[0], subcommand)
@@ -59,10 +65,23 @@ def help_of(program: str, subcommand: str) -> str:
     return said.getvalue()
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/api.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", LINKED)
 def test_links_lead_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
-        assert (ROOT / page).parent.joinpath(target).exists(), target
+    """To a file or folder, and to a heading of it."""
+    for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", (ROOT / page).read_text()):
+        found = (ROOT / page).parent.joinpath(target) if target else ROOT / page
+        assert found.exists(), target
+        assert not heading or heading in headings(found), (target, heading)
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_python_of_the_readme_is_python() -> None:
