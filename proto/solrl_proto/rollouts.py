@@ -1,9 +1,10 @@
 """A rollout request and its answer: prompts and group size in, seeds and proxy rewards out."""
 
+import json
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, Tier, Version
 from solrl_proto.noise import expand_seeds
@@ -16,6 +17,12 @@ MAX_PROMPTS = 256
 MAX_CANDIDATES = 4096
 MAX_STEPS = 200
 MAX_FITTED = 16
+MAX_METADATA_BYTES = 16 * 1024
+"""Of one prompt's metadata, as JSON."""
+MAX_METADATA_DEPTH = 16
+"""Objects and lists within one another."""
+NOISE_SEED_BITS = 32
+"""torch's CPU generator reads this many low bits of a seed."""
 
 Precision = Literal["auto", Tier]
 Solver = Literal["euler", "dpm2"]
@@ -36,6 +43,28 @@ class PromptItem(Message):
     text: Annotated[str, StringConstraints(min_length=1, max_length=4096, strip_whitespace=True)]
     metadata: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("metadata")
+    @classmethod
+    def _is_small(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if _depth(value) > MAX_METADATA_DEPTH:
+            raise ValueError(f"metadata is nested more than {MAX_METADATA_DEPTH} deep; flatten it")
+        size = len(json.dumps(value).encode())
+        if size > MAX_METADATA_BYTES:
+            raise ValueError(f"metadata has {size} bytes as JSON; expected at most {MAX_METADATA_BYTES} per prompt")
+        return value
+
+
+def _depth(value: Any) -> int:
+    """Levels of objects and lists, counted no further than `MAX_METADATA_DEPTH` + 1."""
+    depth, level = 0, [value]
+    while level and depth <= MAX_METADATA_DEPTH:
+        nested = [one for one in level if isinstance(one, dict | list)]
+        level = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
+        depth += bool(nested)
+        if not nested:
+            break
+    return depth
+
 
 class Candidates(Message):
     """A prompt group's seeds: `count` of them expanded from `seed_root`, or one explicit list per prompt."""
@@ -54,6 +83,11 @@ class Candidates(Message):
                 raise ValueError(f"at most {MAX_CANDIDATES} seeds a prompt")
             if any(len(set(group)) != len(group) for group in self.seeds):
                 raise ValueError("a seed stands twice in one prompt's list; each candidate needs its own")
+            if any(len({seed % 2**NOISE_SEED_BITS for seed in group}) != len(group) for group in self.seeds):
+                raise ValueError(
+                    f"two seeds of one prompt are equal modulo 2**{NOISE_SEED_BITS}; they draw the same noise, "
+                    "so they are one candidate: give seeds that differ there"
+                )
         return self
 
 
