@@ -26,8 +26,9 @@ from rich.table import Table
 _NOTES = """
 
 - Redis 7.0 has no WAITAOF; `--redis PATH` runs the rows of Redis with another server, here its development branch of
-  October 2024 (255.255.255), which has it. Under appendfsync everysec only a server with WAITAOF is held to what it
-  acknowledged; under always every server is.
+  October 2024 (255.255.255), which has it. Under appendfsync always every server is held to what it acknowledged, under
+  everysec only one with WAITAOF: another keeps writes in memory while an fsync is under way, and a kill then leaves a
+  whole, older version.
 - A batch of the row service-killed is a prompt group, the unit in which answers stream. What was made of a group that
   was not sent is made again: of a group of several chunks of 24, all of them.
 - The trainer of the row service-killed is its client and explorer; whole trainers are in the row trainer-killed.

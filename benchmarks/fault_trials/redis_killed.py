@@ -111,6 +111,7 @@ async def _begin(server: RedisServer) -> tuple[RedisProxy, RedisAdapterStore]:
     direct = RedisAdapterStore(server.url)
     await direct.put(TENANT, *OLD)
     await direct.close()
+    await asyncio.to_thread(server.wait_until_written)  # else everysec may lose the old version as well
     proxy = RedisProxy(server.port)
     return proxy, RedisAdapterStore(await proxy.start())
 

@@ -1,13 +1,17 @@
-"""Redis is killed between pushes and comes back with all, a part or nothing of what it held.
+"""Redis killed between pushes: all of it comes back, or a whole, older version that the trainer notices.
 
-By its append-only file alone, what comes back is exactly what was there. Where the end of the file is lost (as with
-the machine's power) it is an earlier version, whole; the trainer notices the pointer that went back and pushes again.
+The append-only file decides which. Under `appendfsync always`, and where the store waits by WAITAOF, every key of an
+acknowledged push comes back. Under `everysec` alone Redis holds writes in memory while an fsync is under way, so a kill
+may take the last of them; where the machine's power fails, the end of the file is lost. Either way Redis comes back to
+the keys of an earlier push, and the trainer pushes again.
 """
 
 import asyncio
 import random
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from solrl_proto.problems import ProblemError
@@ -20,30 +24,51 @@ from fault_trials.adapters import adapter_file, small_config
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.processes import RolloutService, rollout_service
 from fault_trials.redis_killed import RUN, TENANT, version
-from fault_trials.redis_server import RedisServer, dump, redis_server
+from fault_trials.redis_server import Keys, RedisServer, dump, redis_server
 
 _VERSIONS = 6
 _RETAIN = 4
+_ALL, _NEWEST, _BY_KILL = "the whole file lost", "the newest version lost", "nothing but the kill"
+LOSSES = (_ALL, _NEWEST, _BY_KILL)
 _PROMPT = PromptItem(id="p", text="a red circle")
+
+
+@dataclass(frozen=True)
+class Case:
+    """How Redis writes its append-only file, and whether the file's end is lost."""
+
+    appendfsync: str
+    end_lost: bool = False
+
+    def __str__(self) -> str:
+        return f"appendfsync {self.appendfsync}{', the end of the file lost' if self.end_lost else ''}"
+
+    def keeps_all(self, server: RedisServer) -> bool:
+        """Whether every acknowledged key must come back."""
+        if self.end_lost or self.appendfsync == "never":
+            return False
+        return self.appendfsync == "always" or server.has_waitaof()
+
+
+CASES = (Case("always"), Case("everysec"), Case("never"), Case("always", end_lost=True))
 
 
 def run(trials: int, tell: Tell, findings: Findings) -> None:
     """`trials` restarts: a tenth with a real trainer's client, the rest with the store alone."""
-    trained = max(2, trials // 10)
+    trained = max(len(LOSSES), trials // 10)
     for number in range(trials - trained):
-        appendfsync = ("always", "everysec", "never")[number % 4 % 3]
-        loses = number % 4 == 3
-        asyncio.run(_keys(f"store {number}", appendfsync, loses, findings))
+        case = CASES[number % len(CASES)]
+        asyncio.run(_restart(f"store {number}", case, findings))
         findings.trials += 1
-        tell(f"appendfsync {appendfsync}{', the end of the file lost' if loses else ''}")
+        tell(str(case))
     _with_trainer(trained, findings, tell)
 
 
-async def _keys(trial: str, appendfsync: str, loses: bool, findings: Findings) -> None:
-    """What survives, to the key and to the byte."""
+async def _restart(trial: str, case: Case, findings: Findings) -> None:
+    """Push versions, kill Redis, start it again and compare its keys with those after each push."""
     chance = random.Random(trial)
     with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
-        server = RedisServer(Path(folder), appendfsync)
+        server = RedisServer(Path(folder), case.appendfsync)
         try:
             server.start()
             snapshots = [dump(server.url)]
@@ -51,38 +76,47 @@ async def _keys(trial: str, appendfsync: str, loses: bool, findings: Findings) -
             for number in range(_VERSIONS):
                 await store.put(TENANT, *version(number, chance.randbytes(chance.randrange(1, 2**16))))
                 snapshots.append(dump(server.url))
+            keeps_all = case.keeps_all(server)
             server.kill()
-            if loses:
+            if case.end_lost:
                 _lose_end(Path(folder), chance)
             server.start()
             after = dump(server.url)
-            if loses:
-                head = await _whole(store, trial, findings)
-                findings.add(f"end of the file lost, back at version {head}")
-            elif appendfsync == "never":
+            if case.appendfsync == "never":
                 findings.require(after == {}, trial, "keys from nowhere")
                 findings.add("no file: nothing came back")
+            elif after == snapshots[-1]:
+                findings.add(f"{case}: every key came back, and no other")
+            elif keeps_all:
+                findings.require(False, trial, f"{case}: keys or values differ")
             else:
-                findings.require(after == snapshots[-1], trial, "keys or values differ")
-                findings.add(f"{appendfsync}: every key came back, and no other")
+                head = await judge_older(store, after, snapshots, trial, findings)
+                findings.add(f"{case}: back at version {head}")
             await store.close()
         finally:
             server.kill()
 
 
-async def _whole(store: RedisAdapterStore, trial: str, findings: Findings) -> int | None:
-    """The head; everything that is listed up to it must be readable."""
+async def judge_older(
+    store: RedisAdapterStore, after: Keys, snapshots: Sequence[Keys], trial: str, findings: Findings
+) -> int | None:
+    """The head that Redis came back with: its keys are those of that push, and the next version goes on top."""
+    head = await store.head(TENANT, RUN)
+    newest = -1 if head is None else head
+    # An upload that was under way leaves chunks that expire.
+    stay = {key: value for key, value in after.items() if not value[0]}
+    findings.require(stay == snapshots[newest + 1], trial, f"the keys are not those of version {head}")
     try:
-        listed = await store.list(TENANT, RUN)
-        for info in listed.versions:
-            await store.get(TENANT, RUN, info.version)
-        numbers = [info.version for info in listed.versions]
-        wanted = list(range(max(0, listed.head - _RETAIN + 1), listed.head + 1))
+        numbers = [] if head is None else [info.version for info in (await store.list(TENANT, RUN)).versions]
+        wanted = list(range(max(0, newest - _RETAIN + 1), newest + 1))
         findings.require(numbers == wanted, trial, f"{numbers} are held, not {wanted}")
-        return listed.head
+        for number in numbers:
+            await store.get(TENANT, RUN, number)
+        await store.put(TENANT, *version(newest + 1, b"pushed again"))
+        findings.require(await store.head(TENANT, RUN) == newest + 1, trial, "no version goes on top")
     except ProblemError as error:
-        findings.require(error.problem.kind == "run-not-found", trial, f"{error.problem.kind}: {error.problem.detail}")
-        return None
+        findings.require(False, trial, f"{error.problem.kind}: {error.problem.detail}")
+    return head
 
 
 def _lose_end(folder: Path, chance: random.Random) -> None:
@@ -98,13 +132,13 @@ def _with_trainer(trials: int, findings: Findings, tell: Tell) -> None:
         server = stack.enter_context(redis_server("everysec"))
         service = stack.enter_context(rollout_service("--redis-url", server.url))
         for number in range(trials):
-            _explore(number, server, service, findings)
+            _explore(number, LOSSES[number % len(LOSSES)], server, service, findings)
             findings.trials += 1
             tell("with a trainer's client")
 
 
-def _explore(number: int, server: RedisServer, service: RolloutService, findings: Findings) -> None:
-    trial = f"trainer {number}"
+def _explore(number: int, loss: str, server: RedisServer, service: RolloutService, findings: Findings) -> None:
+    trial = f"trainer {number}, {loss}"
     notes: list[str] = []
     config = small_config(run=f"trial-{number}", rollout_url=service.url, output=Path("."))
     with RolloutClient(service.url, patience=60, pause=0.05) as client:
@@ -112,21 +146,32 @@ def _explore(number: int, server: RedisServer, service: RolloutService, findings
         explorer.start({0: adapter_file(0)})
         explorer.push(1, adapter_file(1))
         before = explorer.explore([_PROMPT], 1, 5)
+        if loss != _BY_KILL:
+            server.wait_until_written()
         server.kill()
-        lost = number % 2 == 1
-        for path in server.folder.glob("appendonlydir/*.incr.aof"):
-            with path.open("r+b") as file:
-                file.truncate(_end_of_version_0(path.read_bytes(), config.run) if lost else 0)
+        if loss != _BY_KILL:
+            _cut(server, config.run, everything=loss == _ALL)
         server.start()
+        held = client.adapters(config.run)
+        lost = [number for number in (0, 1) if held is None or number > held.head]
+        findings.require(loss == _BY_KILL or lost == ([0, 1] if loss == _ALL else [1]), trial, f"it lost {lost}")
         after = explorer.explore([_PROMPT], 1, 5)
         findings.require(after.groups == before.groups, trial, "seeds or scores differ")
-        lines = "version 1" if lost else "versions 0 and 1"
-        findings.require(any(lines in note for note in notes), trial, f"noted {notes}")
+        said = " and ".join(map(str, lost))
+        noticed = any(f" {said}; pushed again" in note for note in notes) if lost else not notes
+        findings.require(noticed, trial, f"it lost {lost} and noted {notes}")
         explorer.push(2, adapter_file(2))
         held = client.adapters(config.run)
         numbers = [info.version for info in held.versions] if held else []
         findings.require(numbers == [0, 1, 2], trial, f"it holds {numbers}")
-        findings.add(f"noticed that {lines} was gone, and pushed again" if lost else "noticed that all was gone")
+        findings.add(f"with a trainer, {loss}: {f'versions {said} pushed again' if lost else 'nothing to push'}")
+
+
+def _cut(server: RedisServer, run: str, *, everything: bool) -> None:
+    """Cut the append-only file to nothing, or before the run's version 1."""
+    for path in server.folder.glob("appendonlydir/*.incr.aof"):
+        with path.open("r+b") as file:
+            file.truncate(0 if everything else _end_of_version_0(path.read_bytes(), run))
 
 
 def _end_of_version_0(file: bytes, run: str) -> int:
@@ -136,9 +181,9 @@ def _end_of_version_0(file: bytes, run: str) -> int:
 
 ROW = Row(
     "redis-restarted",
-    "Redis restarted: exactly the keys that its file holds survive; a pointer that went back is noticed and the "
-    "trainer pushes again",
+    "Redis restarted: every acknowledged key comes back; under everysec without WAITAOF, and where the file's end is "
+    "lost, those of a whole, older version, which the trainer notices and pushes again",
     full=400,
-    short=12,
+    short=len(CASES) + len(LOSSES),
     run=run,
 )

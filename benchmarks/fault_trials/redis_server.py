@@ -13,6 +13,9 @@ from typing import Any
 
 import redis
 
+Keys = dict[bytes, tuple[bool, Any]]
+"""What a server holds, by key: whether it expires, and its value."""
+
 
 def redis_program() -> str:
     """The server to run: `REDIS_SERVER`, or the one on the path."""
@@ -72,6 +75,17 @@ class RedisServer:
         self.kill()
         self.start()
 
+    def has_waitaof(self) -> bool:
+        """Whether it can say when a write is on its disk (Redis 7.2)."""
+        with redis.Redis.from_url(self.url) as client:
+            return client.execute_command("COMMAND INFO", "WAITAOF") != [None]
+
+    def wait_until_written(self) -> None:
+        """Wait until the file holds every write so far: under everysec they stay in memory during an fsync."""
+        with redis.Redis.from_url(self.url) as client:
+            while client.info("persistence").get("aof_buffer_length", 0):
+                time.sleep(0.005)
+
     def version(self) -> str:
         """Its version, as it says."""
         with redis.Redis.from_url(self.url) as client:
@@ -90,7 +104,7 @@ def redis_server(appendfsync: str = "always") -> Iterator[RedisServer]:
             server.kill()
 
 
-def dump(url: str) -> dict[bytes, tuple[bool, Any]]:
+def dump(url: str) -> Keys:
     """Every key: whether it expires, and its value."""
     with redis.Redis.from_url(url) as client:
         read = {b"string": client.get, b"hash": client.hgetall, b"set": client.smembers}

@@ -1,0 +1,81 @@
+"""The row redis-restarted accepts the keys of an earlier push, and no mixture of two."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from fault_trials.findings import Findings
+from fault_trials.redis_killed import RUN, TENANT, version
+from fault_trials.redis_restarted import CASES, Case, judge_older
+from fault_trials.redis_server import Keys, RedisServer, dump, redis_server
+from solrl_rollout.store.redis import RedisAdapterStore
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with redis_server("everysec") as running:
+        yield running
+
+
+async def pushed(server: RedisServer, count: int) -> tuple[RedisAdapterStore, list[Keys]]:
+    """A store with `count` versions, and the server's keys before them and after each."""
+    store, snapshots = RedisAdapterStore(server.url), [dump(server.url)]
+    for number in range(count):
+        await store.put(TENANT, *version(number, b"weights %d" % number))
+        snapshots.append(dump(server.url))
+    return store, snapshots
+
+
+async def judged(store: RedisAdapterStore, server: RedisServer, snapshots: list[Keys]) -> tuple[int | None, list[str]]:
+    findings = Findings()
+    head = await judge_older(store, dump(server.url), snapshots, "trial", findings)
+    await store.close()
+    return head, findings.broken
+
+
+@pytest.mark.parametrize("held", [0, 1, 2])
+async def test_the_keys_of_an_earlier_push_are_whole(server: RedisServer, held: int) -> None:
+    store, snapshots = await pushed(server, held)
+    later: list[Keys] = [{b"later": (False, b"")}]
+    assert await judged(store, server, snapshots + later) == (held - 1 if held else None, [])
+
+
+async def test_chunks_of_an_upload_that_was_under_way_are_allowed(server: RedisServer) -> None:
+    store, snapshots = await pushed(server, 1)
+    with redis.Redis.from_url(server.url) as client:
+        client.set("chunk", b"", ex=600)
+    assert await judged(store, server, snapshots) == (0, [])
+
+
+async def test_a_key_that_another_push_wrote_is_noticed(server: RedisServer) -> None:
+    store, snapshots = await pushed(server, 2)
+    with redis.Redis.from_url(server.url) as client:
+        client.set(f"solrl:{{{TENANT}}}:bytes", 1)
+    _, broken = await judged(store, server, snapshots)
+    assert broken == ["trial: the keys are not those of version 1"]
+
+
+async def test_a_version_without_its_weights_is_noticed(server: RedisServer) -> None:
+    store, snapshots = await pushed(server, 2)
+    with redis.Redis.from_url(server.url) as client:
+        (chunk,) = client.keys(f"*:run:{RUN}:blob:0:*")
+        client.delete(chunk)
+    _, broken = await judged(store, server, snapshots)
+    assert any("adapter-corrupt" in one for one in broken)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_must_come_back_is_what_redis_promises(case: Case, server: RedisServer) -> None:
+    promised = {"always": not case.end_lost, "everysec": server.has_waitaof()}
+    assert case.keeps_all(server) == promised.get(case.appendfsync, False)
+
+
+def test_all_writes_so_far_are_in_the_file(server: RedisServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        for number in range(100):
+            client.set(f"key {number}", bytes(2**16))
+    server.wait_until_written()
+    server.restart()
+    assert len(dump(server.url)) == 100
