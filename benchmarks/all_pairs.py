@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from caveats import PREPARED_FOR_NVFP4, VERIFIER
 from solrl_trainer.demo import rollout_service
 from solrl_trainer.report.gallery import load_gallery
 from solrl_trainer.report.grid import write_grid
@@ -133,7 +134,11 @@ def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str]
         f"with {', '.join(f'`{s}`' for s in settings)}.",
         f"{rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights.",
         "The gain of the trained reward is given in standard deviations of the base within a prompt, with its 95 %",
-        "interval; the verifier is never trained on.",
+        "interval. One seed each.",
+        "",
+        *VERIFIER,
+        "",
+        *PREPARED_FOR_NVFP4,
         "",
         "| model | reward | before | after | gain, sd | strict accuracy, % | Spearman | grid |",
         "|---|---|---|---|---|---|---|---|",

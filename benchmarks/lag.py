@@ -19,6 +19,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from caveats import PREPARED_FOR_NVFP4, VERIFIER
 from solrl_core.adapter import decode_adapter
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import rank_fidelity
@@ -134,6 +135,10 @@ def write(
         f"seeds {args.seeds}; gains of the averaged weights on held-out prompts. Kept alike: the part of the 12 best",
         "and 12 worst that are kept without lag, too, along the run without lag. True ranks: as in rank_fidelity.md,",
         "under the version that is trained.",
+        "",
+        *VERIFIER,
+        "",
+        *PREPARED_FOR_NVFP4,
         "",
         "| lag | strict accuracy gained, points | clipscore gained | kept alike | Spearman | true ranks |",
         "|---|---|---|---|---|---|",

@@ -2,9 +2,10 @@
 
 NVFP4 against BF16 at 10 steps, over held-out prompts × 96 candidates, with all rewards scored on the same images: six
 of Euler's steps, and four that are fitted to the model, each whole and pruned. The fitted ones' schedule is chosen on
-training prompts. A candidate does not depend on its batch-mates, so one pass, scored after some of its steps too, tells
-what every plan would have kept; really pruned groups are compared with that. Scores lie in runs/plan_fidelity, and the
-command goes on where it was stopped. Writes docs/results/plan_fidelity.{json,md,png}.
+training prompts. One pass over all candidates, scored after some of its steps too, stands in for every plan. In
+emulated NVFP4 that is an approximation, since a value near a rounding boundary may round otherwise in another batch;
+so a few groups are really pruned, and the largest difference is printed. Scores lie in runs/plan_fidelity, and the
+command resumes from them. Writes docs/results/plan_fidelity.{json,md,png}.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from caveats import PREPARED_FOR_NVFP4
 from plan_fidelity_plot import write_plot
 from rich.console import Console
 from rich.progress import track
@@ -284,12 +286,14 @@ def table(
     lines = [
         "# What cheaper plans cost in fidelity",
         "",
-        f"By `python benchmarks/plan_fidelity.py`: NVFP4 against BF16 at {TRUE_STEPS} steps, {prompts}",
+        f"By `python benchmarks/plan_fidelity.py`: emulated NVFP4 against BF16 at {TRUE_STEPS} steps, {prompts}",
         f"held-out prompts × {candidates} candidates. A plan makes {STEPS} of Euler's steps, or {FITTED} that are",
         "fitted to the model, and keeps the most extreme by the reward of what is foreseen after some of them.",
         "Worse: by how much the mean true rank of the 12 that it takes for the best (worst) is worse than with",
         f"{STEPS} unpruned steps, paired over prompts, with its 95 % interval. Steps: candidate steps spent, where",
-        f"{STEPS} unpruned ones are 100 %; decoding and scoring halfway is not in it, and comes once a candidate.",
+        f"{STEPS} unpruned ones are 100 %; decoding and scoring halfway is not in it, and comes once per candidate.",
+        "",
+        *PREPARED_FOR_NVFP4,
         "",
         f"| plan | steps | worse, mean | worse, worst of {count} "
         f"| at most {ALLOWED:g} worse | surely (whole interval) | worse than itself unpruned, worst |",
@@ -325,8 +329,8 @@ def table(
     told = ", ".join(f"{model} {value:.2g}" for model, value in off.items())
     lines += [
         "",
-        f"Really pruned groups of {CHECKED} prompts differ from these in no score by more than so many standard",
-        f"deviations of the group: {told}.",
+        f"All plans are read off one pass. Where the groups of {CHECKED} prompts were really pruned, scores differ",
+        f"by up to this many standard deviations of their group: {told}.",
         "Spearman is over the candidates that were not pruned, so it is not comparable between plans.",
     ]
     return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from caveats import PREPARED_FOR_NVFP4
 from rich.console import Console
 from rich.progress import track
 from solrl_core.families import load_backbone
@@ -116,6 +117,8 @@ def table(rows: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> str:
         f"{TRUE[0].upper()} at {TRUE[1]} steps. Overlaps are shares of the best (worst) 4/8/12.",
         "True ranks are means over the 12 that the proxy takes for the best (worst): perfect 6.5 / 90.5, chance 48.5.",
         "The paper's column gives its Kendall and Spearman, on its large models.",
+        "",
+        *PREPARED_FOR_NVFP4,
         "",
         "| model | reward | proxy | Kendall | Spearman | best 4/8/12 | worst 4/8/12 | true ranks | paper |",
         "|---|---|---|---|---|---|---|---|---|",
