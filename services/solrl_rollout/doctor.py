@@ -95,7 +95,7 @@ def _model(spec: ModelSpec) -> Finding:
         return Finding("model", "missing", f"{where}: {error}", "give a folder in diffusers format")
     if index.get("_class_name") not in FAMILIES:
         found = f"{where} is a {index.get('_class_name')}"
-        return Finding("model", "missing", found, f"use a model of {', '.join(sorted(FAMILIES))}")
+        return Finding("model", "missing", found, f"use a model of {', '.join(FAMILIES.names())}")
     lacking = [part for part in parts if not any(Path(where, part).glob("*"))]
     if lacking:
         return Finding("model", "missing", f"{where} lacks {', '.join(lacking)}", "copy the whole folder")
@@ -116,15 +116,15 @@ def _hub_model(where: str, revision: str | None) -> Finding:
 
 
 def _rewards(settings: Settings) -> Iterator[Finding]:
-    from solrl_core.rewards.base import known_rewards
+    from solrl_core.rewards.base import REWARDS
 
     for name in settings.rewards:
-        if name in known_rewards():
+        if name in REWARDS:
             yield Finding(f"reward {name}", "ok", "registered")
         elif ":" in name:
             yield Finding(f"reward {name}", "warn", "serve imports it at its start", "check it is installed")
         else:
-            known = ", ".join(known_rewards())
+            known = ", ".join(REWARDS.names())
             yield Finding(f"reward {name}", "missing", "not registered", f"name one of {known}")
 
 

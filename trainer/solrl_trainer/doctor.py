@@ -64,12 +64,12 @@ def _tiers() -> Iterator[Row]:
 
 
 def _model(model: str) -> Row:
-    from solrl_core.families.load import known_models, locate
+    from solrl_core.families.load import MODELS, locate
 
     try:
         return f"model {model}", "ok", locate(model), ""
     except ValueError as error:
-        return f"model {model}", "missing", str(error), f"registered: {', '.join(known_models())}"
+        return f"model {model}", "missing", str(error), f"registered: {', '.join(MODELS.names())}"
 
 
 def _prompts(name: str) -> Row:

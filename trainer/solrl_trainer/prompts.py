@@ -3,13 +3,15 @@
 import hashlib
 import json
 import random
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from solrl_core.registry import FolderRegistry
 from solrl_proto.rollouts import PromptItem
 
-GROUP = "solrl.prompts"
+PROMPTS = FolderRegistry(
+    "prompts", "solrl.prompts", others=("package.module:attribute", "a folder with train/test files")
+)
 
 
 def find_prompts(name: str) -> Path:
@@ -18,12 +20,7 @@ def find_prompts(name: str) -> Path:
     Raises:
         ValueError: neither.
     """
-    registered = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name in registered:
-        return Path(registered[name].load()())
-    if Path(name).is_dir():
-        return Path(name)
-    raise ValueError(f"got prompts {name!r}; expected one of {sorted(registered)}, or a folder with train/test files")
+    return Path(PROMPTS.locate(name))
 
 
 def read_prompts(folder: Path, split: str) -> list[PromptItem]:

@@ -14,7 +14,6 @@ from solrl_core.families.flux_fused import FusedBlock, FusedSingleBlock
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.precision import LayerPolicy
 
-PIPELINE = "FluxPipeline"
 PATCH = 2
 """Latent pixels along the side of one image token."""
 

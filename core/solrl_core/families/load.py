@@ -1,56 +1,46 @@
 """Loading a model by name, folder or hub id, through diffusers."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import torch
 from huggingface_hub import errors
 
-from solrl_core.families import flux, sana, sd3
 from solrl_core.families.base import Backbone, ModelOptions
 from solrl_core.families.pipeline import PipelineBackbone
-
-GROUP = "solrl.models"
-FAMILY_GROUP = "solrl.families"
-_BUILT_IN: dict[str, type[PipelineBackbone]] = {
-    sana.PIPELINE: sana.Sana,
-    sd3.PIPELINE: sd3.StableDiffusion3,
-    flux.PIPELINE: flux.Flux,
-}
+from solrl_core.registry import FolderRegistry, Registry
 
 
-class _Families(Mapping[str, type[PipelineBackbone]]):
-    """Pipeline class → family: built in, or of an entry point, which is imported when it is asked for."""
-
-    def __getitem__(self, pipeline: str) -> type[PipelineBackbone]:
-        """Raises KeyError where there is none, ValueError where an entry point's is not what it should be."""
-        if pipeline in _BUILT_IN:
-            return _BUILT_IN[pipeline]
-        entry = next((entry for entry in entry_points(group=FAMILY_GROUP) if entry.name == pipeline), None)
-        if entry is None:
-            raise KeyError(pipeline)
-        try:
-            family: type[PipelineBackbone] = entry.load()
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"cannot load the family {entry.value!r} of {pipeline}: {error}") from error
-        if not (isinstance(family, type) and issubclass(family, PipelineBackbone)):
-            raise ValueError(
-                f"the family {entry.value!r} of {pipeline} is {family!r}; expected a subclass of "
-                "solrl_core.families.pipeline.PipelineBackbone"
-            )
-        return family
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**_BUILT_IN, **{entry.name: None for entry in entry_points(group=FAMILY_GROUP)}})
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+def _wrong_family(found: object) -> str | None:
+    is_family = isinstance(found, type) and issubclass(found, PipelineBackbone)
+    return None if is_family else "a subclass of solrl_core.families.pipeline.PipelineBackbone"
 
 
-FAMILIES: Mapping[str, type[PipelineBackbone]] = _Families()
+FAMILIES: Registry[type[PipelineBackbone]] = Registry(
+    "family",
+    "solrl.families",
+    {
+        "FluxPipeline": "solrl_core.families.flux:Flux",
+        "SanaPipeline": "solrl_core.families.sana:Sana",
+        "StableDiffusion3Pipeline": "solrl_core.families.sd3:StableDiffusion3",
+    },
+    wrong=_wrong_family,
+    # Nothing else: a downloaded model must not choose what is imported.
+    others=("a class that a package registers as an entry point of solrl.families",),
+)
+"""Families by the pipeline class that a model_index.json names."""
+
+MODELS = FolderRegistry(
+    "model",
+    "solrl.models",
+    others=(
+        "package.module:attribute",
+        "a folder with a model_index.json",
+        "a hub id such as Efficient-Large-Model/Sana_1600M_1024px_diffusers",
+    ),
+)
 
 # The first that is among the causes of a failure is given; a gated model counts as not found, too.
 _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
@@ -75,26 +65,27 @@ _ADVICE_ELSE = (
 )
 
 
-def known_models() -> list[str]:
-    """Names registered by entry points."""
-    return sorted(entry.name for entry in entry_points(group=GROUP))
-
-
 def locate(model: str) -> str:
     """The folder or hub id behind a name; a folder or hub id stands for itself.
 
     Raises:
         ValueError: it is neither a registered name, nor a folder, nor shaped like a hub id.
     """
-    for entry in entry_points(group=GROUP):
-        if entry.name == model:
-            return str(entry.load()())
-    if Path(model).is_dir() or (model.count("/") == 1 and not model.startswith((".", "/"))):
-        return model
-    raise ValueError(
-        f"got model {model!r}; expected one of {known_models()}, a folder with a model_index.json, "
-        "or a hub id such as Efficient-Large-Model/Sana_1600M_1024px_diffusers"
+    return MODELS.locate(
+        model, lambda name: Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
     )
+
+
+def family_of(pipeline: object, where: str) -> type[PipelineBackbone]:
+    """The family of a pipeline class that the model in `where` names.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        return FAMILIES.find(str(pipeline))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def read_options(folder: str) -> ModelOptions:
@@ -169,13 +160,7 @@ def load_backbone(
     held = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
     with explained(where):
         config = DiffusionPipeline.load_config(where, revision=revision, token=token)
-    kind = str(config.get("_class_name"))
-    if kind not in FAMILIES:
-        raise ValueError(
-            f"got a pipeline of class {kind} in {where!r}; expected one of {sorted(FAMILIES)}, or a package that has "
-            f"an entry point {kind} in the group {FAMILY_GROUP}"
-        )
-    family = FAMILIES[kind]
+    family = family_of(config.get("_class_name"), where)
     with explained(where):
         local = Path(where).is_dir()
         folder = Path(where if local else DiffusionPipeline.download(where, revision=revision, token=token))

@@ -20,7 +20,6 @@ from solrl_core.families.sana_native import from_native, is_native
 from solrl_core.precision import LayerPolicy
 from solrl_core.sampler import unshifted_sigmas
 
-PIPELINE = "SanaPipeline"
 _STEM = "diffusion_pytorch_model"
 _WEIGHTS = f"{_STEM}.safetensors"
 _POINTWISE = re.compile(r"\.ff\.conv_(inverted|point)\.weight$")

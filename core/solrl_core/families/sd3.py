@@ -13,8 +13,6 @@ from solrl_core.families.pipeline import PipelineBackbone, classifier_free
 from solrl_core.families.sd3_fused import FusedBlock
 from solrl_core.precision import LayerPolicy
 
-PIPELINE = "StableDiffusion3Pipeline"
-
 
 class StableDiffusion3(PipelineBackbone):
     """A Stable Diffusion 3 pipeline loaded through diffusers.

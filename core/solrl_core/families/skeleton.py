@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from solrl_core.families.load import FAMILIES, explained, locate, read_options
+from solrl_core.families.load import explained, family_of, locate, read_options
 from solrl_core.families.pipeline import PipelineBackbone
 
 # All that is read of a hub model: configurations and tokenizers, no weights.
@@ -38,14 +38,13 @@ def load_skeleton(model: str, *, revision: str | None = None, token: str | None 
             folder = Path(snapshot_download(where, revision=revision, token=token, allow_patterns=_PATTERNS))
         index = json.loads((folder / "model_index.json").read_text())
     kind = str(index.get("_class_name"))
-    if kind not in FAMILIES:
-        raise ValueError(f"got a pipeline of class {kind} in {where!r}; expected one of {sorted(FAMILIES)}")
+    family = family_of(kind, where)
     with explained(where):
         parts = {name: _part(folder, name, *value) for name, value in index.items() if _is_part(value)}
         import diffusers
 
         pipeline = getattr(diffusers, kind)(**parts)
-    return FAMILIES[kind](pipeline, folder.name.lower(), read_options(str(folder)))
+    return family(pipeline, folder.name.lower(), read_options(str(folder)))
 
 
 def _is_part(value: Any) -> bool:

@@ -1,9 +1,7 @@
 """The one shape of a reward, its registry, and a set of rewards summed by weight."""
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -11,8 +9,7 @@ import torch
 from solrl_core.errors import RewardError
 from solrl_core.families.base import Backbone
 from solrl_core.fingerprint import source_digest
-
-GROUP = "solrl.rewards"
+from solrl_core.registry import Registry
 
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
@@ -21,90 +18,40 @@ One may carry a `digest` attribute ("sha256:…") over its weights; without it, 
 """
 
 
-def _clipscore(**options: Any) -> Reward:
-    from solrl_core.rewards.clipscore import ClipScore
-
-    return ClipScore(**options)
-
-
-def _pickscore(**options: Any) -> Reward:
-    from solrl_core.rewards.pickscore import PickScore
-
-    return PickScore(**options)
-
-
-def _hpsv2(**options: Any) -> Reward:
-    from solrl_core.rewards.hpsv2 import HpsV2
-
-    return HpsV2(**options)
-
-
-def _imagereward(**options: Any) -> Reward:
-    from solrl_core.rewards.imagereward import ImageReward
-
-    return ImageReward(**options)
-
-
-# Each imports transformers only when it is asked for.
-_BUILT_IN: dict[str, Callable[..., Reward]] = {
-    "clipscore": _clipscore,
-    "hpsv2": _hpsv2,
-    "imagereward": _imagereward,
-    "pickscore": _pickscore,
-}
-
-
-def is_built_in(name: str) -> bool:
-    """Whether it is a reward of ours, which needs no metadata."""
-    return name in _BUILT_IN
-
-
-def known_rewards() -> list[str]:
-    """Names that `load_reward` takes without a colon."""
-    return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+REWARDS: Registry[Any] = Registry(
+    "reward",
+    "solrl.rewards",
+    {
+        "clipscore": "solrl_core.rewards.clipscore:ClipScore",
+        "hpsv2": "solrl_core.rewards.hpsv2:HpsV2",
+        "imagereward": "solrl_core.rewards.imagereward:ImageReward",
+        "pickscore": "solrl_core.rewards.pickscore:PickScore",
+    },
+    wrong=lambda found: None if callable(found) else "a function of images, prompts and metadata, or a class of such",
+)
+"""Rewards, or classes of them."""
 
 
 def load_reward(name: str, backbone: Backbone, options: Mapping[str, Any] | None = None) -> Reward:
     """Load a reward on the backbone's device.
 
-    A built-in reward takes options: weights (`model`, `checkpoint`, `processor`), `dtype`, `batch_size`, another
-    `device`. Those given here win over those of the model's `solrl.json`; without any it loads its usual hub id.
+    A class is called with `device` and its options; for a built-in reward these are weights (`model`, `checkpoint`,
+    `processor`), `dtype`, `batch_size`. Options given here win over those of the model's `solrl.json`. Without any,
+    a built-in reward loads its usual hub id.
 
     Raises:
-        ValueError: nothing is registered under the name and it is not `package.module:attribute`, or a built-in
-            reward's options, weights or tokenizer are wrong.
-        OSError: a built-in reward's files are missing.
+        ValueError: no such reward, or its options, weights or tokenizer are wrong.
+        OSError: files are missing.
     """
-    if name in _BUILT_IN:
-        given = _options(name, backbone, options)
-        try:
-            return _BUILT_IN[name](**given)
-        except TypeError as error:
-            raise ValueError(f"cannot load reward {name!r} with options {sorted(given)}: {error}") from error
-        except (ValueError, OSError) as error:
-            kind = OSError if isinstance(error, OSError) else ValueError
-            raise kind(f"cannot load reward {name!r}: {error}") from error
-    if options:
-        raise ValueError(f"got options {sorted(options)} for reward {name!r}; only {sorted(_BUILT_IN)} take options")
-    for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            loaded: Reward = entry.load()
-            return loaded
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            found: Reward = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"cannot load reward {name!r}: {error}") from error
-        return found
-    raise ValueError(f"got reward {name!r}; expected one of {known_rewards()}, or package.module:attribute")
+    given = _options(name, backbone, options)
+    if isinstance(REWARDS.find(name), type):
+        given = {"device": str(backbone.device), **given}
+    loaded: Reward = REWARDS.make(name, given)
+    return loaded
 
 
 def _options(name: str, backbone: Backbone, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """All options of a reward on a backbone's device, which none but built-in rewards take."""
-    if name not in _BUILT_IN:
-        return dict(options or {})
-    return {"device": str(backbone.device), **backbone.options.rewards.get(name, {}), **(options or {})}
+    return {**backbone.options.rewards.get(name, {}), **(options or {})}
 
 
 class RewardSet:
@@ -136,7 +83,8 @@ class RewardSet:
         shared = {} if loaded is None else loaded
         rewards = {}
         for name in wanted:
-            key = json.dumps([name, _options(name, backbone, given.get(name))], sort_keys=True, default=str)
+            identity = [name, str(backbone.device), _options(name, backbone, given.get(name))]
+            key = json.dumps(identity, sort_keys=True, default=str)
             if key not in shared:
                 shared[key] = load_reward(name, backbone, given.get(name))
             rewards[name] = shared[key]

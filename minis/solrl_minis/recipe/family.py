@@ -66,7 +66,7 @@ def wrap(family: Family, pipeline: Any) -> Backbone:
     options = dict(family.options)
     for name in ("quantize", "keep"):
         options[name] = tuple(options[name])
-    return FAMILIES[type(pipeline).__name__](pipeline, "miniature", ModelOptions(**options))
+    return FAMILIES.find(type(pipeline).__name__)(pipeline, "miniature", ModelOptions(**options))
 
 
 def padded(tokenizer: Any, texts: list[str]) -> Any:

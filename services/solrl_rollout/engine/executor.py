@@ -18,7 +18,7 @@ from solrl_core.pace import Mark, Pace, mark
 from solrl_core.precision import probe
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import Reward, is_built_in, known_rewards
+from solrl_core.rewards.base import REWARDS, Reward
 from solrl_core.rewards.images import as_bytes
 from solrl_core.sampler import Trajectory
 from solrl_proto.models import ModelInfo, PrecisionInfo
@@ -106,7 +106,7 @@ class Executor:
         self._rooms: dict[str, Room] = {}
         self._at_once: dict[str, int] = {}
         # Rewards of others may need metadata.
-        known = tuple(reward for reward in self._rewards.names if is_built_in(reward))
+        known = tuple(reward for reward in self._rewards.names if REWARDS.is_built_in(reward))
         job = Job("", None, self._name, None, self._default, Plan(steps=1), known, images=False)
         self._warm_up(job)
         self.hosted = self._describe(spec.name, part_digests(self._backbone.parts))
@@ -350,7 +350,5 @@ def _check_names(settings: Settings) -> None:
         require_fp8(torch.device(_device(settings)))
     for spec in settings.models:
         locate(spec.location)
-    known = known_rewards()
     for name in settings.rewards:
-        if ":" not in name and name not in known:
-            raise ValueError(f"got reward {name!r}; expected one of {known}, or package.module:attribute")
+        REWARDS.check(name)

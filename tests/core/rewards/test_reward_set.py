@@ -9,7 +9,7 @@ import torch
 from reward_helpers import CLIP, HPSV2, IMAGEREWARD
 from solrl_core.families import Backbone
 from solrl_core.rewards import Reward, RewardSet, base, load_reward
-from solrl_core.rewards.base import known_rewards, weighted_sum
+from solrl_core.rewards.base import REWARDS, weighted_sum
 from solrl_core.rewards.clipscore import ClipScore
 from solrl_minis.verifier import verifier_graded_reward, verifier_reward
 
@@ -28,7 +28,7 @@ def test_clipscore_is_loaded_from_where_the_model_says(backbone: Backbone, clips
 def test_a_reward_of_an_entry_point_is_found_by_name(backbone: Backbone) -> None:
     assert load_reward("verifier", backbone) is verifier_reward
     assert load_reward("verifier_graded", backbone) is verifier_graded_reward
-    assert {"clipscore", "verifier", "verifier_graded"} <= set(known_rewards())
+    assert {"clipscore", "verifier", "verifier_graded"} <= set(REWARDS.names())
 
 
 def test_a_reward_is_found_by_module_and_attribute(backbone: Backbone) -> None:
@@ -166,7 +166,7 @@ def test_options_of_built_in_rewards_come_from_the_model(backbone: Backbone, mon
     }
     monkeypatch.setattr(backbone, "options", replace(backbone.options, rewards=given))
     rewards = RewardSet.load(list(given), backbone)
-    assert set(given) <= set(known_rewards())
+    assert set(given) <= set(REWARDS.names())
     images = torch.rand(2, 3, 50, 64, generator=torch.Generator().manual_seed(0))
     scores = rewards.score(list(given), images, ["one", "two"], [{}] * 2)
     assert list(scores) == list(given)
@@ -202,7 +202,7 @@ def test_options_given_win_over_the_models_and_must_be_known(backbone: Backbone)
         RewardSet.load(["clipscore"], backbone, {"clipscore": {"model": "/nowhere"}})
     with pytest.raises(ValueError, match="expected some of those loaded: \\['verifier'\\]"):
         RewardSet.load(["verifier"], backbone, {"clipscore": {"batch_size": 2}})
-    with pytest.raises(ValueError, match=r"only .*'clipscore'.* take options"):
+    with pytest.raises(ValueError, match="only a class takes options"):
         RewardSet.load(["verifier"], backbone, {"verifier": {"batch_size": 2}})
     small = RewardSet.load(["clipscore"], backbone, {"clipscore": {"batch_size": 2}})
     assert small.names == ("clipscore",)

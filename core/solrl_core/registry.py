@@ -1,0 +1,129 @@
+"""Registries: models, families, rewards, algorithms and prompt sets by name.
+
+A name is built in, or an entry point of the registry's group, or `package.module:attribute`. Nothing is imported
+before it is asked for, and this module imports no torch, so that names are checked before anything large is loaded.
+"""
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Objects of one kind, found by name.
+
+    Attributes:
+        noun: the kind, as errors call it: "reward".
+        group: the group of entry points.
+    """
+
+    def __init__(
+        self,
+        noun: str,
+        group: str,
+        built_in: Mapping[str, str] | None = None,
+        *,
+        wrong: Callable[[Any], str | None] = lambda found: None,
+        others: tuple[str, ...] = ("package.module:attribute",),
+    ) -> None:
+        """Describe a registry.
+
+        Args:
+            noun, group: see the class.
+            built_in: name → "package.module:attribute". It goes before an entry point of the same name.
+            wrong: what an object should have been, if it is of the wrong kind.
+            others: what errors name as expected besides the registered names. Without "package.module:attribute"
+                registered names alone are imported.
+        """
+        self.noun = noun
+        self.group = group
+        self._built_in = dict(built_in or {})
+        self._wrong = wrong
+        self._others = others
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        return sorted({*self._built_in, *(entry.name for entry in entry_points(group=self.group))})
+
+    def __contains__(self, name: object) -> bool:
+        """Whether `name` is registered."""
+        return name in self.names()
+
+    def is_built_in(self, name: str) -> bool:
+        """Whether `name` comes with this project."""
+        return name in self._built_in
+
+    def check(self, name: str) -> None:
+        """Import nothing; raise the ValueError of `find` if `name` is neither registered nor a path to import."""
+        if name in self or (":" in name and "package.module:attribute" in self._others):
+            return
+        near = difflib.get_close_matches(name, self.names(), 1, cutoff=0.8)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        expected = ", ".join([f"one of {self.names()}", *self._others[:-1]])
+        raise ValueError(f"got {self.noun} {name!r}{hint}; expected {expected}, or {self._others[-1]}")
+
+    def find(self, name: str) -> T:
+        """Import the object called `name`.
+
+        Raises:
+            ValueError: it is not registered, cannot be imported, or is of the wrong kind.
+        """
+        self.check(name)
+        entry = self._entry(name)
+        place = f"{self.noun} {name!r}" + (f" ({entry.value}, entry point of {entry.group})" if entry else "")
+        try:
+            found: T = entry.load() if entry else _imported(self._built_in.get(name, name))
+        except Exception as error:
+            raise ValueError(f"cannot load {place}: {error}") from error
+        if expected := self._wrong(found):
+            raise ValueError(f"{place} is {found!r}; expected {expected}")
+        return found
+
+    def make(self, name: str, options: Mapping[str, Any]) -> Any:
+        """Find `name` and apply options: a class is called with them, anything else stands for itself and has none.
+
+        Raises:
+            ValueError: as `find`, or the options do not fit.
+            OSError: files that the options name are missing.
+        """
+        found: Any = self.find(name)
+        if not isinstance(found, type):
+            if options:
+                raise ValueError(f"got options {sorted(options)} for {self.noun} {name!r}; only a class takes options")
+            return found
+        try:
+            return found(**options)
+        except TypeError as error:
+            raise ValueError(f"cannot load {self.noun} {name!r} with options {sorted(options)}: {error}") from error
+        except (ValueError, OSError) as error:
+            kind = OSError if isinstance(error, OSError) else ValueError
+            raise kind(f"cannot load {self.noun} {name!r}: {error}") from error
+
+    def _entry(self, name: str) -> EntryPoint | None:
+        if name in self._built_in:
+            return None
+        return next((entry for entry in entry_points(group=self.group) if entry.name == name), None)
+
+
+class FolderRegistry(Registry[Callable[[], str | Path]]):
+    """Folders found by name; what is registered is a function that returns one."""
+
+    def locate(self, name: str, accepted: Callable[[str], bool] = lambda name: Path(name).is_dir()) -> str:
+        """The folder called `name`, or `name` itself if it is not registered and `accepted` (a folder, say).
+
+        Raises:
+            ValueError: neither, or its function cannot be imported.
+        """
+        if name not in self and accepted(name):
+            return name
+        return str(self.find(name)())
+
+
+def _imported(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,142 @@
+"""Registries: one rule for built-in names, entry points, paths to import, options and typing errors."""
+
+import importlib
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from solrl_core.families.flux import Flux
+from solrl_core.families.load import FAMILIES, MODELS, locate
+from solrl_core.families.sd3 import StableDiffusion3
+from solrl_core.registry import FolderRegistry, Registry
+from solrl_core.rewards.base import REWARDS
+from solrl_trainer.prompts import PROMPTS
+
+GROUP = "solrl.test_things"
+Register = Callable[..., None]
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Installs entry points of a group: name=value."""
+
+    def install(group: str = GROUP, **entries: str) -> None:
+        info = tmp_path / "other-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+        lines = [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        importlib.invalidate_caches()
+
+    return install
+
+
+def things(**options: Any) -> Registry[Any]:
+    built_in = {"dumps": "json:dumps", "decimal": "decimal:Decimal"}
+    return Registry("thing", GROUP, built_in, **options)
+
+
+def test_built_in_names_entry_points_and_paths_are_found(register: Register) -> None:
+    register(loads="json:loads", dumps="json:loads")
+    registry = things()
+    assert registry.names() == ["decimal", "dumps", "loads"]
+    assert registry.find("dumps") is json.dumps  # built in goes first
+    assert registry.find("loads") is json.loads
+    assert registry.find("json:load") is json.load
+    assert "loads" in registry
+    assert "json:load" not in registry
+    assert registry.is_built_in("dumps")
+    assert not registry.is_built_in("loads")
+
+
+@pytest.mark.parametrize("name", ["dump", "no such thing", ""])
+def test_an_unknown_name_is_refused_before_any_import(name: str) -> None:
+    hint = r" \(did you mean 'dumps'\?\)" if name == "dump" else ""
+    text = rf"^got thing '{name}'{hint}; expected one of \['decimal', 'dumps'\], or package\.module:attribute$"
+    with pytest.raises(ValueError, match=text):
+        things().check(name)
+    with pytest.raises(ValueError, match=text):
+        things().find(name)
+
+
+@pytest.mark.parametrize("value", ["no_such_package:thing", "json:no_such_name"])
+def test_what_cannot_be_imported_names_the_entry(register: Register, value: str) -> None:
+    register(broken=value)
+    things().check("broken")
+    with pytest.raises(
+        ValueError, match=rf"^cannot load thing 'broken' \({value}, entry point of {GROUP}\): .*no_such"
+    ):
+        things().find("broken")
+    with pytest.raises(ValueError, match=rf"^cannot load thing '{value}': .*no_such"):
+        things().find(value)
+
+
+def test_an_object_of_the_wrong_kind_names_the_entry(register: Register) -> None:
+    register(version="sys:version_info")
+    registry = things(wrong=lambda found: None if callable(found) else "a function")
+    with pytest.raises(
+        ValueError, match=r"^thing 'version' \(sys:version_info, entry point .*\) is .*; expected a fun"
+    ):
+        registry.find("version")
+    with pytest.raises(ValueError, match=r"^thing 'sys:maxsize' is \d+; expected a function"):
+        registry.find("sys:maxsize")
+
+
+def test_a_class_takes_options_and_nothing_else_does() -> None:
+    assert things().make("decimal", {"value": "1.5"}) == Decimal("1.5")
+    assert things().make("dumps", {}) is json.dumps
+    with pytest.raises(ValueError, match=r"got options \['indent'\] for thing 'dumps'; only a class takes options"):
+        things().make("dumps", {"indent": 1})
+    with pytest.raises(ValueError, match=r"cannot load thing 'decimal' with options \['valeu'\]: "):
+        things().make("decimal", {"valeu": "1"})
+
+
+def test_registered_names_alone_are_imported_where_paths_are_not_expected() -> None:
+    registry = things(others=("nothing else",))
+    with pytest.raises(ValueError, match=r"expected one of \[.*\], or nothing else$"):
+        registry.find("json:loads")
+
+
+def test_folders_are_found_by_function_or_stand_for_themselves(register: Register, tmp_path: Path) -> None:
+    register(here="os:getcwd")
+    folders = FolderRegistry("folder", GROUP, others=("package.module:attribute", "a folder"))
+    assert folders.locate("here") == folders.locate("os:getcwd") == str(Path.cwd())
+    assert folders.locate(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(ValueError, match=r"got folder 'her' .*'here'.*; expected one of .*attribute, or a folder$"):
+        folders.locate("her")
+
+
+def test_the_projects_own_registries() -> None:
+    assert {"mini-flux", "mini-sana", "mini-sd3"} <= set(MODELS.names())
+    assert PROMPTS.names() == ["shapes"]
+    assert REWARDS.names() == ["clipscore", "hpsv2", "imagereward", "pickscore", "verifier", "verifier_graded"]
+    assert FAMILIES.names() == ["FluxPipeline", "SanaPipeline", "StableDiffusion3Pipeline"]
+    assert all(REWARDS.find(name) for name in REWARDS.names())
+    assert FAMILIES.find("FluxPipeline") is Flux
+    with pytest.raises(ValueError, match=r"got model 'mini-sna' \(did you mean 'mini-sana'\?\)"):
+        locate("mini-sna")
+    assert locate("some/hub-id") == "some/hub-id"
+
+
+def test_a_family_of_an_entry_point_is_found_by_its_pipeline(register: Register) -> None:
+    register("solrl.families", AuraFlowPipeline="solrl_core.families.sd3:StableDiffusion3")
+    assert FAMILIES.find("AuraFlowPipeline") is StableDiffusion3
+    assert len(FAMILIES.names()) == 4
+    with pytest.raises(ValueError, match="KolorsPipeline"):
+        FAMILIES.find("KolorsPipeline")
+
+
+@pytest.mark.parametrize("value", ["no_such_package:Family", "json:no_such_name", "json:dumps", "json:JSONDecoder"])
+def test_a_family_that_is_none_is_refused(register: Register, value: str) -> None:
+    register("solrl.families", AuraFlowPipeline=value)
+    with pytest.raises(ValueError, match=rf"family 'AuraFlowPipeline' \({value}, entry point of solrl.families\)"):
+        FAMILIES.find("AuraFlowPipeline")
+
+
+def test_a_downloaded_model_cannot_choose_what_is_imported() -> None:
+    with pytest.raises(ValueError, match="expected one of"):
+        FAMILIES.find("solrl_core.families.sd3:StableDiffusion3")
