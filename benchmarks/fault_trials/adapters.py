@@ -16,7 +16,7 @@ from solrl_trainer.presets import resolve
 MODEL = "mini-sana"
 SMALL = (
     *("explore.prompts=2", "explore.candidates=24", "explore.keep=8", "explore.steps=2", "lora.rank=2", "lora.alpha=4"),
-    *("regenerate.steps=4", "optimizer.updates=1", "optimizer.batch=16", "objective.timestep_fraction=0.5"),
+    *("regenerate.steps=4", "optimizer.updates=1", "optimizer.batch=16", "algorithm.timestep_fraction=0.5"),
     *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=0"),
     "evaluate.rewards=[]",
 )

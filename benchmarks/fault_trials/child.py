@@ -64,12 +64,13 @@ def serve(argv: Sequence[str], witness: str) -> None:
 
 def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
     """`solrl-train run`; notes what each iteration trains on, and the random numbers and optimiser it begins with."""
-    from solrl_trainer import loop, update
+    from solrl_trainer import update
     from solrl_trainer.cli import main
     from solrl_trainer.rollouts import Gathered, ServiceRollouts
+    from solrl_trainer.update import Updater
 
     noted = Witness(Path(witness))
-    gather, pairs = ServiceRollouts.gather, update._pairs
+    gather, pairs, optimise = ServiceRollouts.gather, update.training_pairs, Updater.update
 
     def watched_gather(self: ServiceRollouts, iteration: int, *rest: Any) -> Gathered:
         gathered = gather(self, iteration, *rest)
@@ -77,21 +78,20 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
         noted.note("gathered", iteration=iteration, seeds=seeds, latents=digest(gathered.made.latents))
         return gathered
 
-    def watched_train_on(*arguments: Any) -> dict[str, float]:
-        _, policy, _, optimizer, _, iteration = arguments
+    def watched_update(self: Updater, samples: Any, iteration: int) -> Any:
         # In one order, since a restored state lists the same values in another.
-        states = [sorted(state.items()) for _, state in sorted(optimizer.state_dict()["state"].items())]
+        states = [sorted(state.items()) for _, state in sorted(self.optimizer.state_dict()["state"].items())]
         moments = [value for state in states for _, value in state]
-        noted.note("begins", iteration=iteration, weights=digest(*policy.parameters), optimizer=digest(*moments))
-        return update.train_on(*arguments)
+        noted.note("begins", iteration=iteration, weights=digest(*self.policy.parameters), optimizer=digest(*moments))
+        return optimise(self, samples, iteration)
 
-    def watched_pairs(count: int, sigmas: list[float], config: Any, generator: torch.Generator) -> Any:
+    def watched_pairs(units: int, steps: Any, fraction: float, generator: torch.Generator) -> Any:
         noted.note("random", state=digest(generator.get_state()))
-        return pairs(count, sigmas, config, generator)
+        return pairs(units, steps, fraction, generator)
 
     replace(ServiceRollouts, "gather", watched_gather)
-    replace(loop, "train_on", watched_train_on)
-    replace(update, "_pairs", watched_pairs)
+    replace(Updater, "update", watched_update)
+    replace(update, "training_pairs", watched_pairs)
     if doom is not None:
         doom.plant()
     sys.argv = ["solrl-train", *argv]

@@ -15,7 +15,7 @@ import pytest
 from fences import blocks, commands, example
 from service_helpers import free_port
 
-PAGES = ("docs/extending/reward.md", "docs/extending/objective.md", "docs/extending/family.md")
+PAGES = ("docs/extending/reward.md", "docs/extending/algorithm.md", "docs/extending/family.md")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from command_checks import check, parsed
 from fences import ROOT, blocks, commands
 
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/extending/{name}.md" for name in ("reward", "objective", "family"))]
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family"))]
 LINKED = [
     "README.md",
     "CONTRIBUTING.md",

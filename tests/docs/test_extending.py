@@ -19,12 +19,12 @@ from solrl_trainer.presets import resolve
 from solrl_trainer.run import run
 from tiny_auraflow import SIDE, TOKENS, write_auraflow
 
-REWARD, OBJECTIVE, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "objective", "family"))
-DPO, AWAY = "my_objectives:DiffusionDpo", "http://127.0.0.1:9"
+REWARD, ALGORITHM, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family"))
+DPO, AWAY = "my_algorithms:DiffusionDpo", "http://127.0.0.1:9"
 COLOURS = "my_rewards:colourfulness"
 
 
-@pytest.mark.parametrize(("page", "most"), [(REWARD, 30), (OBJECTIVE, 60), (FAMILY, 200)])
+@pytest.mark.parametrize(("page", "most"), [(REWARD, 30), (ALGORITHM, 60), (FAMILY, 200)])
 def test_an_example_has_as_many_lines_as_the_page_says(page: str, most: int) -> None:
     """All of them, also those that are empty."""
     lines = len(example(page).text.splitlines())
@@ -63,7 +63,7 @@ def test_the_trainer_takes_the_reward_as_the_page_has_it() -> None:
     assert config.rewards == {"clipscore": 1, COLOURS: 0.2}
 
 
-def test_the_objective_trains(examples: Path, tmp_path: Path) -> None:
+def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
     small = (
         *("lora.rank=2", "lora.alpha=4", "optimizer.updates=4", "optimizer.batch=8", "iterations=1"),
         *("explore.prompts=1", "explore.candidates=8", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
@@ -71,34 +71,36 @@ def test_the_objective_trains(examples: Path, tmp_path: Path) -> None:
     )
     arguments = {"output": tmp_path, "rollout_url": AWAY}
     config = resolve(
-        "mini-sana/naive_scaling/clipscore", overrides=[*overrides(OBJECTIVE), *small], arguments=arguments
+        "mini-sana/naive_scaling/clipscore", overrides=[*overrides(ALGORITHM), *small], arguments=arguments
     ).config
-    assert (config.objective.name, config.objective.beta) == (DPO, 500)  # type: ignore[attr-defined]
+    assert (config.algorithm.name, config.algorithm.beta) == (DPO, 500)  # type: ignore[attr-defined]
     run(config)
     line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
     assert 0 <= line["objective/accuracy"] <= 1
     # Before the first step current and reference agree, and the loss is log 2; from then on it falls.
     assert 0 < line["loss"] < math.log(2)
     assert line["objective/margin"] > 0
-    assert json.loads((tmp_path / "config.json").read_text())["objective"]["beta"] == 500
+    assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["beta"] == 500
 
 
-def test_the_objective_has_a_short_name_too(examples: Path) -> None:
-    config = resolve("mini-sana/sol_rl/clipscore", overrides=["objective.name=diffusion_dpo"]).config
-    assert config.objective.beta == 2000  # type: ignore[attr-defined]
+def test_the_algorithm_has_a_short_name_too(examples: Path) -> None:
+    config = resolve("mini-sana/sol_rl/clipscore", overrides=["algorithm.name=diffusion_dpo"]).config
+    assert config.algorithm.beta == 2000  # type: ignore[attr-defined]
 
 
-def test_the_objective_prefers_what_it_should(examples: Path) -> None:
-    from my_objectives import DiffusionDpo, DpoSettings
-    from solrl_trainer.objectives.base import Batch
+def test_the_algorithm_prefers_what_it_should(examples: Path) -> None:
+    from my_algorithms import DiffusionDpo, DpoSettings
+    from solrl_trainer.algorithms.base import Velocities
+    from solrl_trainer.algorithms.training_data import ForwardBatch
 
-    objective = DiffusionDpo(DpoSettings(beta=2))
+    algorithm = DiffusionDpo(DpoSettings(beta=2))
     advantages = torch.tensor([0.5, -1.0, 2.0, 0.0, *(3.0, 1.0, 2.0, -4.0)])
-    assert objective.units(advantages, 4).tolist() == [[2, 1], [0, 3], [4, 7], [6, 5]]
+    assert algorithm.units(advantages, 4).tolist() == [[2, 1], [0, 3], [4, 7], [6, 5]]
     x0, noise = torch.randn(2, 3), torch.randn(1, 3).expand(2, 3)
     v_ref = noise - x0 + 1
     v = v_ref - torch.tensor([[0.1], [0.0]])  # nearer to the better sample
-    found = objective.loss(Batch(x0, noise, torch.full((2,), 0.5), torch.zeros(2), v, {"reference": v_ref}))
+    batch = ForwardBatch((x0 + noise) / 2, torch.full((2,), 0.5), torch.zeros(2), x0, noise)
+    found = algorithm.loss(batch, Velocities(v, {"reference": v_ref}))
     margin = 1 - 0.9**2
     assert found.figures == {"accuracy": 1.0, "margin": pytest.approx(margin, rel=1e-4)}
     assert float(found.value) == pytest.approx(-torch.nn.functional.logsigmoid(torch.tensor(margin)).item(), rel=1e-4)

@@ -12,8 +12,7 @@ from solrl_core.families import Backbone
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import CURRENT, OLD, Policy
-from solrl_trainer.update import train_on
-from training_helpers import make_policy, make_samples, tiny_config
+from training_helpers import make_policy, make_samples, tiny_config, train_on
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from solrl_core.families.load import locate
 from solrl_core.noise import initial_noise
 from solrl_core.sampler import solve
 from solrl_trainer import checkpoints, loop, run
+from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.loop import Result
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.policy import CURRENT, Policy
 from solrl_trainer.presets import resolve
 from solrl_trainer.report.gallery import load_gallery
-from solrl_trainer.update import Samples
 from training_helpers import TINY
 
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
@@ -31,7 +31,7 @@ SMALL = (
     *TINY,
     *("iterations=1", "explore.prompts=2", "explore.candidates=8", "explore.keep=4", "explore.steps=2"),
     *("regenerate.steps=2", "optimizer.updates=1", "optimizer.batch=8", "optimizer.learning_rate=1e-2"),
-    *("objective.timestep_fraction=0.5", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=2"),
+    *("algorithm.timestep_fraction=0.5", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=2"),
     "evaluate.fidelity_prompts=0",
 )
 PROMPT = "a red circle"
@@ -45,7 +45,7 @@ class Finished:
     summary: dict[str, Any]
     said: str
     result: Result
-    samples: Samples
+    samples: TrainingSamples
 
     @property
     def trained(self) -> str:
@@ -83,7 +83,7 @@ def finished(
         arguments={"output": tmp_path_factory.mktemp("runs") / model, "run": model, "rollout_url": service.url},
     ).config
     results: list[Result] = []
-    samples: list[Samples] = []
+    samples: list[TrainingSamples] = []
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
         patch.setattr(run, "train", kept(run.train, results))

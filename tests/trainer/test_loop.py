@@ -36,7 +36,7 @@ PROGRAM = str(Path(sys.executable).parent / "solrl-train")
 SMALL = (
     *("explore.prompts=2", "explore.candidates=24", "explore.keep=8", "explore.steps=2"),
     *("evaluate.prompts=8", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=1"),
-    *("optimizer.updates=1", "optimizer.batch=16", "objective.timestep_fraction=0.5"),
+    *("optimizer.updates=1", "optimizer.batch=16", "algorithm.timestep_fraction=0.5"),
 )
 
 

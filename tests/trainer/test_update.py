@@ -9,13 +9,13 @@ import torch
 from solrl_core.families import Backbone, load_backbone
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import CURRENT, OLD
-from solrl_trainer.update import _pairs, train_on
-from training_helpers import make_policy, make_samples, tiny_config
+from solrl_trainer.update import UpdateFigures, training_pairs
+from training_helpers import make_policy, make_samples, tiny_config, train_on
 
 
 def trained(
     loaded: Backbone, config: RunConfig, iteration: int = 0, noise: int = 0
-) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+) -> tuple[dict[str, torch.Tensor], UpdateFigures]:
     """Current weights after one iteration from a fresh start, and what was logged."""
     mine = copy.copy(loaded)
     mine.transformer = copy.deepcopy(loaded.transformer)
@@ -49,7 +49,7 @@ def test_the_seed_draws_other_noise_and_times(loaded: Backbone, backbone: Backbo
     for seed in (1, 2, 1):
         policy.restore(CURRENT, start)
         optimizer = torch.optim.AdamW(policy.parameters, lr=1e-3)
-        losses.append(train_on(samples, policy, backbone, optimizer, tiny_config(f"seed={seed}"), 0)["loss"])
+        losses.append(train_on(samples, policy, backbone, optimizer, tiny_config(f"seed={seed}"), 0).loss)
     assert losses[0] == losses[2] != losses[1]
 
 
@@ -63,8 +63,8 @@ def test_the_current_weights_move_and_the_old_do_not(backbone: Backbone) -> None
     assert all(not torch.equal(value, before[CURRENT][key]) for key, value in after.items() if "lora_B" in key)
     assert equal(policy.tensors(OLD), before[OLD])
     assert all(torch.equal(value, base[key]) for key, value in backbone.transformer.state_dict().items() if key in base)
-    assert logged.keys() == {"loss", "grad_norm", "grad_norm_max"}
-    assert 0 < logged["grad_norm"] <= logged["grad_norm_max"]
+    assert logged.figures == {}
+    assert 0 < logged.grad_norm <= logged.grad_norm_max
 
 
 @pytest.mark.parametrize("updates", [1, 3])
@@ -81,33 +81,31 @@ def test_the_size_of_a_batch_changes_the_rounding_alone(loaded: Backbone) -> Non
     norms = {
         size: trained(loaded, tiny_config("optimizer.updates=1", f"optimizer.batch={size}"))[1] for size in (5, 12)
     }
-    assert norms[5]["loss"] == pytest.approx(norms[12]["loss"], rel=1e-4)
-    assert norms[5]["grad_norm"] == pytest.approx(norms[12]["grad_norm"], rel=1e-3)
+    assert norms[5].loss == pytest.approx(norms[12].loss, rel=1e-4)
+    assert norms[5].grad_norm == pytest.approx(norms[12].grad_norm, rel=1e-3)
 
 
-def pairs(config: RunConfig, count: int, steps: int, seed: int = 0) -> list[tuple[int, float]]:
-    sigmas = [1 - i / steps for i in range(steps + 1)]
-    index, times = _pairs(count, sigmas, config, torch.Generator().manual_seed(seed))
-    return list(zip(index.tolist(), [round(float(t), 4) for t in times], strict=True))
+def pairs(fraction: float, count: int, steps: int, seed: int = 0) -> list[tuple[int, int]]:
+    index, at = training_pairs(count, range(steps), fraction, torch.Generator().manual_seed(seed))
+    return list(zip(index.tolist(), at.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(0.6, 6), (1.0, 10), (0.05, 1), (0.01, 1)])
 def test_a_fraction_of_the_samplers_own_times_is_trained(fraction: float, expected: int) -> None:
-    found = pairs(tiny_config(f"objective.timestep_fraction={fraction}"), 24, 10)
+    found = pairs(fraction, 24, 10)
     assert len(found) == len(set(found)) == 24 * expected
     assert set(Counter(i for i, _ in found).values()) == {expected}
-    assert {t for _, t in found} <= {round(1 - i / 10, 4) for i in range(10)}
-    assert min(t for _, t in found) > 0
+    assert {step for _, step in found} <= set(range(10))
 
 
-def test_times_are_shuffled_for_each_sample_and_pairs_over_the_updates() -> None:
-    found = pairs(tiny_config("objective.timestep_fraction=0.6"), 24, 10)
+def test_steps_are_shuffled_for_each_sample_and_pairs_over_the_updates() -> None:
+    found = pairs(0.6, 24, 10)
     sets = {tuple(sorted(t for i, t in found if i == sample)) for sample in range(24)}
     assert len(sets) > 5
     first = [i for i, _ in found[: len(found) // 2]]
     assert 12 < len(set(first)) <= 24
     assert [i for i, _ in found] != sorted(i for i, _ in found)
-    assert pairs(tiny_config("objective.timestep_fraction=0.6"), 24, 10, seed=1) != found
+    assert pairs(0.6, 24, 10, seed=1) != found
 
 
 @pytest.mark.parametrize("where", ["advantages", "latents", "conditioning"])
@@ -147,7 +145,7 @@ def test_checkpointing_computes_blocks_anew_and_changes_nothing_else(name: str) 
         lambda *_: walked.append(torch.is_grad_enabled())
     )
 
-    def result(checkpointing: str) -> tuple[dict[str, torch.Tensor], dict[str, float], int]:
+    def result(checkpointing: str) -> tuple[dict[str, torch.Tensor], UpdateFigures, int]:
         walked.clear()
         config = tiny_config(f"optimizer.checkpointing={checkpointing}", "optimizer.updates=1")
         return *trained(loaded, config), sum(walked)
@@ -189,5 +187,5 @@ def test_the_gradients_of_a_gpu_are_those_of_a_cpu(name: str) -> None:
         backbone = load_backbone(name, device=device)
         config = tiny_config()
         policy, optimizer = make_policy(backbone, config)
-        norms.append(train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)["grad_norm"])
+        norms.append(train_on(make_samples(backbone), policy, backbone, optimizer, config, 0).grad_norm)
     assert norms[1] == pytest.approx(norms[0], rel=0.1)

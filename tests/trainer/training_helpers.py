@@ -4,10 +4,13 @@ from typing import Any
 
 import torch
 from solrl_core.families import Backbone
+from solrl_trainer.algorithms.registry import find_algorithm
+from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import Policy
 from solrl_trainer.presets import resolve
-from solrl_trainer.update import Samples
+from solrl_trainer.update import UpdateFigures, Updater
+from solrl_trainer.world import SoloWorld, World
 
 TINY = ("lora.rank=2", "lora.alpha=4", "regenerate.steps=4", "optimizer.updates=2", "optimizer.batch=4")
 PROMPTS = ["a red circle", "two blue squares", "a green cross", "a small cyan triangle"]
@@ -24,11 +27,47 @@ def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.op
     return policy, torch.optim.AdamW(policy.parameters, lr=config.optimizer.learning_rate)
 
 
-def make_samples(backbone: Backbone, advantages: list[float] | None = None) -> Samples:
-    """Random latents of the four prompts."""
+def make_samples(
+    backbone: Backbone, advantages: list[float] | None = None, prompts: list[str] = PROMPTS
+) -> TrainingSamples:
+    """Four random latents, equally many of each prompt."""
     latents = torch.randn(4, *backbone.latent_shape, generator=torch.Generator().manual_seed(7))
     values = [1.0, -1.0, 0.5, -0.5] if advantages is None else advantages
-    return Samples(latents, backbone.encode(PROMPTS), torch.tensor(values))
+    rows = torch.arange(len(prompts)).repeat_interleave(4 // len(prompts))
+    return TrainingSamples(latents, torch.tensor(values), backbone.encode(prompts), rows)
+
+
+def updater(
+    policy: Policy,
+    backbone: Backbone,
+    optimizer: torch.optim.Optimizer,
+    config: RunConfig,
+    world: World | None = None,
+) -> Updater:
+    """What a run of these settings updates with."""
+    return Updater(
+        backbone=backbone,
+        policy=policy,
+        optimizer=optimizer,
+        algorithm=find_algorithm(config.algorithm.name)(config.algorithm),
+        settings=config.optimizer,
+        sigmas=backbone.sigmas(config.regenerate.steps),
+        guidance=config.guidance,
+        seed=config.seed,
+        world=world or SoloWorld(),
+    )
+
+
+def train_on(
+    samples: TrainingSamples,
+    policy: Policy,
+    backbone: Backbone,
+    optimizer: torch.optim.Optimizer,
+    config: RunConfig,
+    iteration: int,
+) -> UpdateFigures:
+    """One iteration's update."""
+    return updater(policy, backbone, optimizer, config).update(samples, iteration)
 
 
 def velocity(backbone: Backbone, policy: Policy | None = None) -> torch.Tensor:

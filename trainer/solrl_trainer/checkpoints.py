@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from solrl_core.adapter import Adapter
 
-from solrl_trainer.config import RunConfig
+from solrl_trainer.config import Lora, RunConfig
+from solrl_trainer.older_settings import read_settings
 from solrl_trainer.policy import CURRENT, OLD, Policy
 
 # What may change between a run and its continuation.
@@ -36,13 +37,13 @@ class Checkpoint:
     version: int
     adapters: dict[int, bytes]
     tensors: dict[str, torch.Tensor]
-    config: dict[str, Any]
+    lora: Lora
 
     @property
     def averaged(self) -> Adapter:
         """The evaluation weights."""
         tensors = {k.removeprefix("averaged/"): v for k, v in self.tensors.items() if k.startswith("averaged/")}
-        return Adapter(rank=self.config["lora"]["rank"], alpha=self.config["lora"]["alpha"], tensors=tensors)
+        return Adapter(rank=self.lora.rank, alpha=self.lora.alpha, tensors=tensors)
 
 
 def save(
@@ -89,9 +90,8 @@ def latest(folder: Path, config: RunConfig) -> Checkpoint | None:
     found = _complete(folder)
     if not found:
         return None
-    saved = json.loads((found[-1] / "config.json").read_text())
-    # Read as settings, so that one that was not there yet has its default.
-    then, now = (_compared(settings) for settings in (RunConfig.model_validate(saved), config))
+    saved = read_settings((found[-1] / "config.json").read_text())
+    then, now = _compared(saved), _compared(config)
     changed = sorted(key for key in now if then.get(key) != now[key])
     if changed:
         shown = "; ".join(f"{key}: then {then.get(key)!r}, now {now[key]!r}" for key in changed)
@@ -106,7 +106,7 @@ def latest(folder: Path, config: RunConfig) -> Checkpoint | None:
         version=version,
         adapters={pushed: path.read_bytes() for pushed, path in files.items()},
         tensors=load_file(found[-1] / "state.safetensors"),
-        config=saved,
+        lora=saved.lora,
     )
 
 

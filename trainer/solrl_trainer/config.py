@@ -4,17 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import FittedSolver, Precision, Prune, RewardSpec, Solver
 
-Positive = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, and so are numbers that are not finite."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+from solrl_trainer.algorithms.base import AlgorithmSettings
+from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
+from solrl_trainer.algorithms.registry import find_algorithm
+from solrl_trainer.section import Positive, Section
 
 
 class Explore(Section):
@@ -93,26 +90,14 @@ class Optimizer(Section):
     the large models the way to fit in a GPU."""
 
 
-class ObjectiveSettings(Section):
-    """What every objective has; each adds its own."""
+class PolicySettings(Section):
+    """The behaviour policy and the evaluation weights, which both follow the trained policy."""
 
-    name: str = "diffusionnft"
-    """Registered name, or package.module:attribute."""
-    global_std: bool = True
-    timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
     decay_rate: Annotated[float, Field(ge=0)] = 0.001
     decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Behaviour policy: old ← d·old + (1 − d)·current with d = min(rate · iteration, max)."""
+    """Behaviour policy: old ← d·old + (1 − d)·current with d = min(decay_rate · iteration, decay_max)."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Averaging of the evaluation weights, ramped up as (1 + i) / (10 + i)."""
-
-
-class DiffusionNftSettings(ObjectiveSettings):
-    """DiffusionNFT."""
-
-    beta: Annotated[float, Field(gt=0)] = 1.0
-    adv_clip: Annotated[float, Field(gt=0)] = 5.0
-    kl_weight: Annotated[float, Field(ge=0)] = 1e-4
 
 
 class Evaluate(Section):
@@ -142,7 +127,7 @@ class RunConfig(Section):
     """The model's name at the service, where that was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
     """Reward → weight in the score; one of weight 0 is logged and not trained."""
-    reward_options: dict[str, dict[str, Any]] = {}
+    reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device."""
     rollout_url: str = "http://127.0.0.1:8100"
     patience: Annotated[float, Field(ge=0)] = 600.0
@@ -160,7 +145,8 @@ class RunConfig(Section):
     regenerate: Regenerate = Regenerate()
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
-    objective: SerializeAsAny[ObjectiveSettings] = DiffusionNftSettings()
+    algorithm: SerializeAsAny[AlgorithmSettings] = DiffusionNftSettings()
+    policy: PolicySettings = PolicySettings()
     evaluate: Evaluate = Evaluate()
     checkpoint_every: Positive = 1
     keep_checkpoints: Positive = 2
@@ -175,14 +161,12 @@ class RunConfig(Section):
         """The rewards that make the score."""
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight)
 
-    @field_validator("objective", mode="before")
+    @field_validator("algorithm", mode="before")
     @classmethod
-    def _of_its_objective(cls, value: Any) -> Any:
+    def _validate_as_its_algorithms(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        from solrl_trainer.objectives.registry import settings_class
-
-        return settings_class(str(value.get("name", ObjectiveSettings().name))).model_validate(value)
+        return find_algorithm(str(value.get("name", AlgorithmSettings().name))).Settings.model_validate(value)
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:

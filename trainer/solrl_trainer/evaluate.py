@@ -13,6 +13,7 @@ from solrl_core.rewards import RewardSet
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation, compare, evaluate, verdicts
+from solrl_trainer.older_settings import read_settings
 from solrl_trainer.presets import ConfigError, parse_override, refused
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.gallery import load_gallery, save_gallery
@@ -53,7 +54,7 @@ def evaluate_run(
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no run (no config.json); name the --output of a `solrl-train run`")
-    config = RunConfig.model_validate_json(path.read_text())
+    config = read_settings(path.read_text())
     found = checkpoints.latest(folder / "checkpoints", config)
     if found is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint yet; one is written after an iteration")

@@ -13,17 +13,17 @@ from solrl_core.families.base import stack
 from solrl_core.fidelity import rank_fidelity
 
 from solrl_trainer import checkpoints
+from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation, evaluate
 from solrl_trainer.explore import Kept
 from solrl_trainer.metrics import Metrics, Stopwatch, own_time
-from solrl_trainer.objectives.nft import group_advantages
 from solrl_trainer.policy import OLD
 from solrl_trainer.rollouts import Gathered, merge, regenerate, seed_root
 from solrl_trainer.session import Session
 from solrl_trainer.telling import Teller
-from solrl_trainer.update import Samples, train_on
+from solrl_trainer.update import UpdateFigures
 
 
 class Reporter(Protocol):
@@ -101,12 +101,8 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False) -> Res
                 teller.gathered(iteration, gathered)
 
             with phase("train"):
-                update = train_on(
-                    _samples(session, gathered), policy, session.backbone, session.optimizer, config, iteration
-                )
-                objective = config.objective
-                policy.decay_old(min(objective.decay_rate * (iteration + 1), objective.decay_max))
-                policy.average(iteration, objective.ema)
+                update = session.updater.update(_samples(session, gathered), iteration)
+                policy.decay_and_average(iteration, config.policy)
                 pushed = encode_adapter(policy.adapter(policy.tensors(OLD)))
                 adapters = _newest(adapters | {iteration + 1: pushed}, config.explore.lag + 1)
 
@@ -169,16 +165,17 @@ def _phases(
     return phase
 
 
-def _samples(session: Session, gathered: Gathered) -> Samples:
+def _samples(session: Session, gathered: Gathered) -> TrainingSamples:
     made = gathered.made
-    advantages = group_advantages(made.scores, global_std=session.config.objective.global_std)
+    advantages = session.updater.algorithm.advantages(made.scores)
     guidance = session.config.guidance
-    rows = [session.generator.encode(k.prompt.text, guidance) for k in gathered.kept for _ in k.seeds]
-    return Samples(made.latents.flatten(0, 1), stack(rows), advantages.flatten())
+    rows = [session.generator.encode(kept.prompt.text, guidance) for kept in gathered.kept]
+    prompts = torch.arange(len(rows)).repeat_interleave(made.scores.shape[1])
+    return TrainingSamples(made.latents.flatten(0, 1), advantages.flatten(), stack(rows), prompts)
 
 
 def _line(
-    iteration: int, gathered: Gathered, pushed: bytes, update: dict[str, float], watch: Stopwatch, config: RunConfig
+    iteration: int, gathered: Gathered, pushed: bytes, update: UpdateFigures, watch: Stopwatch, config: RunConfig
 ) -> dict[str, Any]:
     half, made = config.explore.keep // 2, gathered.made
     return {
@@ -192,7 +189,10 @@ def _line(
         "precision": gathered.precision,
         "numerics": gathered.numerics,
         "digest": adapter_digest(pushed),
-        **update,
+        "loss": update.loss,
+        "grad_norm": update.grad_norm,
+        "grad_norm_max": update.grad_norm_max,
+        **{f"objective/{name}": value for name, value in update.figures.items()},
         "seconds": dict(watch.seconds),
     }
 

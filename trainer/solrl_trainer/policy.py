@@ -12,7 +12,7 @@ from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
 
-from solrl_trainer.config import Lora
+from solrl_trainer.config import Lora, PolicySettings
 
 CURRENT, OLD = "current", "old"
 
@@ -95,6 +95,11 @@ class Policy:
         """Set one adapter's weights."""
         for key, weight in self._weights[name].items():
             weight.copy_(tensors[key])
+
+    def decay_and_average(self, iteration: int, settings: PolicySettings) -> None:
+        """After an iteration's update, let the behaviour policy and the evaluation weights follow the trained one."""
+        self.decay_old(min(settings.decay_rate * (iteration + 1), settings.decay_max))
+        self.average(iteration, settings.ema)
 
     @torch.no_grad()
     def decay_old(self, decay: float) -> None:

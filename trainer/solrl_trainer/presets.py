@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from solrl_trainer.config import ObjectiveSettings, RunConfig
-from solrl_trainer.objectives.registry import settings_class
+from solrl_trainer.algorithms.base import AlgorithmSettings
+from solrl_trainer.algorithms.registry import find_algorithm
+from solrl_trainer.config import RunConfig
 
 _MINIATURE = {
     "prompts": "shapes",
@@ -46,7 +47,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "solver": "dpm2",
         "optimizer.batch": 12,
         "optimizer.checkpointing": True,
-        "objective.timestep_fraction": 0.4,
+        "algorithm.timestep_fraction": 0.4,
         "evaluate.steps": 28,
     },
 }
@@ -122,7 +123,7 @@ def resolve(
         ("--set", dict(parse_override(override) for override in overrides)),
         ("command line", {k: v for k, v in (arguments or {}).items() if v is not None}),
     ]
-    known = {*_flatten_fields(), *_objective_fields(layers)}
+    known = {*_flatten_fields(), *_algorithm_fields(layers)}
     values: dict[str, Any] = {"preset": preset, "run": preset.replace("/", "-"), "output": "runs/" + parts[0]}
     sources = dict.fromkeys(values, "preset")
     for source, layer in layers:
@@ -179,14 +180,14 @@ def _flatten_fields() -> list[str]:
     return keys
 
 
-def _objective_fields(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """The settings of the objective that the last layer to name one names."""
-    named = [(source, layer["objective.name"]) for source, layer in layers if "objective.name" in layer]
-    source, name = named[-1] if named else ("default", ObjectiveSettings().name)
+def _algorithm_fields(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Settings of the algorithm that the last layer to name one names."""
+    named = [(source, layer["algorithm.name"]) for source, layer in layers if "algorithm.name" in layer]
+    source, name = named[-1] if named else ("default", AlgorithmSettings().name)
     try:
-        return [f"objective.{key}" for key in settings_class(str(name)).model_fields]
+        return [f"algorithm.{key}" for key in find_algorithm(str(name)).Settings.model_fields]
     except ValueError as error:
-        raise ConfigError(f"setting objective.name (from {source}): {error}") from error
+        raise ConfigError(f"setting algorithm.name (from {source}): {error}") from error
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from solrl_core.rewards import RewardSet
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.algorithms.registry import find_algorithm
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.explore import Explorer
 from solrl_trainer.policy import Policy
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 from solrl_trainer.rollouts import LocalRollouts, PromptsOf, Rollouts, ServiceRollouts
+from solrl_trainer.update import Updater
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Session:
     generator: Generator
     policy: Policy
     optimizer: torch.optim.AdamW
+    updater: Updater
     explorer: Explorer | None
     """Asks the service; None where the recipe has none."""
     rollouts: Rollouts
@@ -77,6 +80,16 @@ class Session:
             weight_decay=settings.weight_decay,
             eps=settings.eps,
         )
+        updater = Updater(
+            backbone=backbone,
+            policy=policy,
+            optimizer=optimizer,
+            algorithm=find_algorithm(config.algorithm.name)(config.algorithm),
+            settings=settings,
+            sigmas=backbone.sigmas(config.regenerate.steps),
+            guidance=config.guidance,
+            seed=config.seed,
+        )
         return cls(
             config=config,
             backbone=backbone,
@@ -84,6 +97,7 @@ class Session:
             generator=generator,
             policy=policy,
             optimizer=optimizer,
+            updater=updater,
             explorer=explorer,
             rollouts=rollouts,
             train_prompts=train,

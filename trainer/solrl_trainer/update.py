@@ -1,20 +1,22 @@
-"""One iteration's optimisation: kept samples in, updated LoRA weights out."""
+"""One iteration's optimisation: training samples in, updated LoRA weights out."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
-from solrl_core.families import Backbone, Conditioning
+from solrl_core.families import Backbone
 from solrl_core.lanes import side_by_side, split
 from solrl_proto.noise import expand_seeds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from solrl_trainer.config import RunConfig
-from solrl_trainer.objectives.base import Batch, Objective
-from solrl_trainer.objectives.registry import find_objective
+from solrl_trainer.algorithms.base import Algorithm, FixedPolicy, Velocities
+from solrl_trainer.algorithms.training_data import TrainingSamples
+from solrl_trainer.config import Optimizer
 from solrl_trainer.policy import Policy, require_finite
+from solrl_trainer.world import SoloWorld, World, gather_values
 
 _DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Not cuDNN's attention: of FLUX it returned gradients that are not a number (torch 2.11, H200).
@@ -24,135 +26,154 @@ The choice is the process's: while the trainer updates, no other of its threads 
 
 
 @dataclass(frozen=True)
-class Samples:
-    """The regenerated samples an iteration trains on, prompt after prompt.
+class UpdateFigures:
+    """Figures of an iteration's optimiser steps.
 
     Attributes:
-        latents: clean latents x0, float32 [N, ...].
-        conditioning: encoded prompts, one row for each sample.
-        advantages: [N].
+        loss: mean over the steps.
+        grad_norm, grad_norm_max: mean and largest gradient norm, before clipping.
+        figures: the algorithm's own, means over all trained points.
     """
 
-    latents: torch.Tensor
-    conditioning: Conditioning
-    advantages: torch.Tensor
-
-
-def train_on(
-    samples: Samples,
-    policy: Policy,
-    backbone: Backbone,
-    optimizer: torch.optim.Optimizer,
-    config: RunConfig,
-    iteration: int,
-) -> dict[str, float]:
-    """Take the iteration's optimiser steps.
-
-    Every unit of the objective (a sample, or several that belong together) is trained at a shuffled share of the
-    sampler's own timesteps; the (unit, timestep) pairs are shuffled and split evenly over the updates. All randomness
-    comes from the run's seed and the iteration.
-
-    Returns:
-        Mean loss, mean and largest gradient norm before clipping, and the objective's own figures as
-        `objective/<name>`, means over all pairs.
-
-    Raises:
-        FloatingPointError: a loss or gradient that is not finite; the weights are as after the last good step.
-        ValueError: the objective cannot be loaded, or has nothing to train on.
-    """
-    generator = torch.Generator().manual_seed(expand_seeds(config.seed, f"update/{iteration}", 1)[0])
-    objective = find_objective(config.objective.name)(config.objective)
-    units = objective.units(samples.advantages, config.explore.keep)
-    if units.ndim != 2 or not units.numel():
-        raise ValueError(
-            f"objective {config.objective.name!r} gave units of shape {tuple(units.shape)}; expected [U, size]"
-        )
-    step = _Step(samples, units, objective, policy, backbone, config, generator)
-    index, times = _pairs(len(units), backbone.sigmas(config.regenerate.steps), config, generator)
-    batch = max(1, config.optimizer.batch // units.shape[1])
-    losses, norms, figures = [], [], []
-    for update, (chunk, at) in enumerate(
-        zip(index.chunk(config.optimizer.updates), times.chunk(config.optimizer.updates), strict=True)
-    ):
-        where = f"iteration {iteration}, update {update}"
-        optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for start in range(0, len(chunk), batch):
-            part = slice(start, start + batch)
-            with sdpa_kernel(_DIFFERENTIABLE):
-                loss, shares = step.accumulate(chunk[part], at[part], len(chunk))
-            total += loss
-            require_finite(total, "the loss", where)
-            figures.append({name: value * len(chunk) / len(index) for name, value in shares.items()})
-        norm = policy.gradient_norm(config.optimizer.max_grad_norm)
-        require_finite(norm, "the gradient norm", where)
-        optimizer.step()
-        losses.append(total)
-        norms.append(norm)
-    logged = {"loss": sum(losses) / len(losses), "grad_norm": sum(norms) / len(norms), "grad_norm_max": max(norms)}
-    return logged | {f"objective/{name}": value for name, value in _summed(figures).items()}
-
-
-def _pairs(
-    count: int, sigmas: list[float], config: RunConfig, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices of units and their timesteps, in training order."""
-    schedule = torch.tensor(sigmas[:-1])
-    trained = max(1, math.ceil(config.objective.timestep_fraction * len(schedule)))
-    order = torch.rand(count, len(schedule), generator=generator).argsort(1)[:, :trained]
-    index = torch.arange(count)[:, None].expand(-1, trained).flatten()
-    shuffle = torch.randperm(len(index), generator=generator)
-    return index[shuffle], schedule[order.flatten()][shuffle]
+    loss: float
+    grad_norm: float
+    grad_norm_max: float
+    figures: dict[str, float]
 
 
 @dataclass(frozen=True)
-class _Step:
-    """What the batches of an iteration have in common."""
+class Updater:
+    """Takes the optimiser steps of an iteration.
 
-    samples: Samples
-    units: torch.Tensor
-    objective: Objective[Any]
-    policy: Policy
+    Every unit of the algorithm (a sample, or several that belong together) is trained at a shuffled share of the
+    sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the optimiser steps, and each part
+    into micro-batches. All randomness comes from the run's seed and the iteration.
+
+    Every rank draws the same pairs and noise, and computes the micro-batches whose number is its rank modulo the number
+    of ranks.
+
+    Attributes:
+        backbone: model around the trained transformer.
+        policy: the weights to train.
+        optimizer: over `policy.parameters`.
+        algorithm: gives units, micro-batches and loss.
+        settings: optimiser steps, micro-batch size and gradient clipping.
+        sigmas: schedule that samples were regenerated on, steps + 1 values.
+        guidance: of the velocities.
+        seed: of the run.
+        world: the ranks that share the work.
+    """
+
     backbone: Backbone
-    config: RunConfig
-    generator: torch.Generator
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    algorithm: Algorithm[Any, Any]
+    settings: Optimizer
+    sigmas: Sequence[float]
+    guidance: float
+    seed: int
+    world: World = field(default_factory=SoloWorld)
 
-    def accumulate(self, index: torch.Tensor, times: torch.Tensor, count: int) -> tuple[float, dict[str, float]]:
-        """Add the gradient of these units' share (of `count`) to the parameters'.
+    @cached_property
+    def _schedule(self) -> torch.Tensor:
+        return torch.tensor(self.sigmas)
+
+    def update(self, samples: TrainingSamples, iteration: int) -> UpdateFigures:
+        """Take the iteration's optimiser steps.
+
+        Raises:
+            FloatingPointError: a loss or gradient that is not finite; the weights are as after the last good step.
+            ValueError: the algorithm has nothing to train on.
+        """
+        generator = torch.Generator().manual_seed(expand_seeds(self.seed, f"update/{iteration}", 1)[0])
+        algorithm = self.algorithm
+        units = algorithm.units(samples.advantages, samples.kept)
+        if units.ndim != 2 or not units.numel():
+            name = algorithm.settings.name
+            raise ValueError(f"algorithm {name!r} gave units of shape {tuple(units.shape)}; expected [U, size]")
+        trainable = algorithm.trains_on.steps(len(self.sigmas) - 1)
+        index, steps = training_pairs(len(units), trainable, algorithm.settings.timestep_fraction, generator)
+        losses, norms, figures = [], [], []
+        for number, (chosen, at) in enumerate(
+            zip(index.chunk(self.settings.updates), steps.chunk(self.settings.updates), strict=True)
+        ):
+            where = f"iteration {iteration}, update {number}"
+            self.optimizer.zero_grad(set_to_none=True)
+            loss, shares = self._accumulate(samples, units[chosen], at, generator)
+            require_finite(loss, "the loss", where)
+            norm = self.policy.gradient_norm(self.settings.max_grad_norm)
+            require_finite(norm, "the gradient norm", where)
+            self.optimizer.step()
+            losses.append(loss)
+            norms.append(norm)
+            figures += [{name: value * len(chosen) / len(index) for name, value in part.items()} for part in shares]
+        total = _summed(gather_values(_summed(figures), self.world))
+        return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), total)
+
+    def _accumulate(
+        self, samples: TrainingSamples, units: torch.Tensor, steps: torch.Tensor, generator: torch.Generator
+    ) -> tuple[float, list[dict[str, float]]]:
+        """Leave the gradient of these units in the parameters.
 
         Returns:
-            Their share of the loss and of the objective's figures.
+            Loss, and this rank's shares of the algorithm's figures by micro-batch.
         """
-        device, policy, size = self.backbone.device, self.policy, self.units.shape[1]
-        rows = self.units[index].flatten()
-        x0 = self.samples.latents[rows].to(device)
-        # One noise and one time a unit.
-        noise = torch.randn(len(index), *x0.shape[1:], generator=self.generator).repeat_interleave(size, 0).to(device)
-        t = times.repeat_interleave(size).to(device)
-        advantages = self.samples.advantages[rows].to(device)
-        at = t.view(-1, *[1] * (x0.ndim - 1))
-        x_t = (1 - at) * x0 + at * noise
-        conditioning = {name: value[rows.to(value.device)] for name, value in self.samples.conditioning.items()}
-        whole = split(len(index), max(1, self.config.optimizer.batch // size), device)
+        batch = max(1, self.settings.batch // units.shape[1])
+        loss, figures = 0.0, []
+        for number, start in enumerate(range(0, len(units), batch)):
+            part = slice(start, start + batch)
+            shape = samples.latents.shape[1:]
+            noise = self.algorithm.trains_on.draw(len(units[part]), shape, generator)
+            if number % self.world.size != self.world.rank:
+                continue
+            with sdpa_kernel(_DIFFERENTIABLE):
+                value, shares = self._micro_batch(samples, units[part], steps[part], noise, len(units))
+            loss += value
+            figures.append(shares)
+            if not math.isfinite(loss):
+                break
+        loss = sum(gather_values(loss, self.world))
+        if self.world.size > 1:
+            self._reduce_gradients()
+        return loss, figures
+
+    def _micro_batch(
+        self,
+        samples: TrainingSamples,
+        units: torch.Tensor,
+        steps: torch.Tensor,
+        noise: torch.Tensor | None,
+        count: int,
+    ) -> tuple[float, dict[str, float]]:
+        """Add the gradient of these units' share, of `count`, to the parameters'.
+
+        Returns:
+            Their share of the loss and of the algorithm's figures.
+        """
+        device, policy, size = self.backbone.device, self.policy, units.shape[1]
+        rows = units.flatten()
+        at = steps.repeat_interleave(size)
+        batch = self.algorithm.trains_on.batch(samples, rows, at, self._schedule, noise, device)
+        conditioning = samples.conditioning_of(rows)
+        # On a CPU in lanes, each of whole units.
+        whole = split(len(units), max(1, self.settings.batch // size), device)
         parts = [slice(part.start * size, part.stop * size) for part in whole]
 
         def velocity(part: slice) -> torch.Tensor:
             own = {name: value[part] for name, value in conditioning.items()}
-            return self.backbone.velocity(policy.transformer, x_t[part], t[part], own, self.config.guidance)
+            return self.backbone.velocity(policy.transformer, batch.x[part], batch.t[part], own, self.guidance)
 
         fixed_velocity = torch.no_grad()(velocity)
         within = {"old": policy.old, "reference": policy.reference}
-        fixed = {}
-        for name in self.objective.fixed:
+        fixed: dict[FixedPolicy, list[torch.Tensor]] = {}
+        for name in self.algorithm.fixed:
             with within[name]():
                 fixed[name] = side_by_side(fixed_velocity, parts, device)
 
         def gradients(i: int) -> tuple[float, dict[str, float], tuple[torch.Tensor, ...]]:
-            part = parts[i]
-            others = {name: velocities[i] for name, velocities in fixed.items()}
-            batch = Batch(x0[part], noise[part], t[part], advantages[part], velocity(part), others)
-            loss = self.objective.loss(batch)
-            share = len(x0[part]) / size / count
+            velocities = Velocities(velocity(parts[i]), {name: each[i] for name, each in fixed.items()})
+            loss = self.algorithm.loss(batch.rows(parts[i]), velocities)
+            share = (parts[i].stop - parts[i].start) / size / count
             value = loss.value * share
             figures = {name: figure * share for name, figure in loss.figures.items()}
             return float(value.detach()), figures, torch.autograd.grad(value, policy.parameters)
@@ -162,6 +183,36 @@ class _Step:
             for parameter, value in zip(policy.parameters, gradient, strict=True):
                 parameter.grad = value if parameter.grad is None else parameter.grad + value
         return sum(loss for loss, _, _ in done), _summed(figures for _, figures, _ in done)
+
+    def _reduce_gradients(self) -> None:
+        """Replace each rank's gradient by the sum over all ranks, in one collective."""
+        parameters = self.policy.parameters
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        total = self.world.all_reduce(torch.cat([gradient.flatten() for gradient in own]))
+        sizes = [parameter.numel() for parameter in parameters]
+        for parameter, gradient in zip(parameters, torch.split(total, sizes), strict=True):
+            parameter.grad = gradient.view_as(parameter)
+
+
+def training_pairs(
+    units: int, steps: Sequence[int], fraction: float, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pair each unit with a shuffled share of the steps, and shuffle the pairs.
+
+    Args:
+        units: number of units.
+        steps: those that can be trained.
+        fraction: share of them for each unit, rounded up.
+        generator: of the shuffles.
+
+    Returns:
+        Unit and step of each pair [units · share], in training order.
+    """
+    trained = max(1, math.ceil(fraction * len(steps)))
+    order = torch.rand(units, len(steps), generator=generator).argsort(1)[:, :trained]
+    index = torch.arange(units)[:, None].expand(-1, trained).flatten()
+    shuffle = torch.randperm(len(index), generator=generator)
+    return index[shuffle], torch.tensor(list(steps))[order.flatten()][shuffle]
 
 
 def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

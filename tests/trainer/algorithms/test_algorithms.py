@@ -1,4 +1,4 @@
-"""The seam of objectives: how one is found, what it is given, and that DiffusionNFT passes through it unchanged."""
+"""Algorithms: how one is found, what it is given, and that DiffusionNFT passes through the interface unchanged."""
 
 import importlib
 import json
@@ -12,58 +12,65 @@ import torch
 from pydantic import Field, ValidationError
 from solrl_core.families import Backbone
 from solrl_proto.noise import expand_seeds
-from solrl_trainer.config import DiffusionNftSettings, ObjectiveSettings, RunConfig
-from solrl_trainer.objectives.base import Batch, Loss, Objective
-from solrl_trainer.objectives.nft import DiffusionNft, nft_loss
-from solrl_trainer.objectives.registry import find_objective, known_objectives
+from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings, nft_loss
+from solrl_trainer.algorithms.registry import find_algorithm, known_algorithms
+from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess, TrainingSamples
+from solrl_trainer.config import PolicySettings, RunConfig
+from solrl_trainer.older_settings import read_settings
 from solrl_trainer.policy import CURRENT, OLD
 from solrl_trainer.presets import ConfigError
-from solrl_trainer.update import Samples, _pairs, train_on
-from training_helpers import make_policy, make_samples, tiny_config
+from solrl_trainer.update import training_pairs
+from training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
 
 HERE = __name__
 
 
-class WeightedSettings(ObjectiveSettings):
-    """Of `Weighted`."""
+class WeightedSettings(AlgorithmSettings):
+    """Settings of `Weighted`."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
 
 
-class Weighted(Objective[WeightedSettings]):
+class Weighted(Algorithm[WeightedSettings, ForwardBatch]):
     """Advantage-weighted flow matching, which needs no other policy."""
 
     Settings = WeightedSettings
+    trains_on = ForwardProcess()
 
-    def loss(self, batch: Batch) -> Loss:
+    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
         weight = (batch.advantages / self.settings.temperature).exp()
-        off = ((batch.v - (batch.noise - batch.x0)) ** 2).flatten(1).mean(1)
+        off = ((velocity.current - (batch.noise - batch.x0)) ** 2).flatten(1).mean(1)
         return Loss((weight * off).mean(), {"weight": float(weight.mean()), "one": 1.0})
 
 
-class Pairs(Objective[ObjectiveSettings]):
-    """Best with worst, and remembers what it was given."""
+class Pairs(Algorithm[AlgorithmSettings, ForwardBatch]):
+    """The best sample with the worst; remembers its micro-batches."""
 
+    trains_on = ForwardProcess()
     fixed = ("reference",)
-    seen: list[Batch] = []  # noqa: RUF012
+    seen: list[tuple[ForwardBatch, Velocities]] = []  # noqa: RUF012
 
     def units(self, advantages: torch.Tensor, kept: int) -> torch.Tensor:
         order = advantages.view(-1, kept).argsort(1, descending=True)
         order = order + torch.arange(len(order))[:, None] * kept
         return torch.stack([order[:, : kept // 2], order.flip(1)[:, : kept // 2]], -1).flatten(0, 1)
 
-    def loss(self, batch: Batch) -> Loss:
-        Pairs.seen.append(batch)
-        gain = ((batch.v_ref - batch.noise + batch.x0) ** 2 - (batch.v - batch.noise + batch.x0) ** 2).flatten(1)
+    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        Pairs.seen.append((batch, velocity))
+        true = batch.noise - batch.x0
+        gain = ((velocity.reference - true) ** 2 - (velocity.current - true) ** 2).flatten(1)
         gain = gain.mean(1).view(-1, 2)
         return Loss(-torch.nn.functional.logsigmoid(gain[:, 0] - gain[:, 1]).mean(), {})
 
 
-class Forgetful(Objective[ObjectiveSettings]):
-    """Uses what it did not ask for."""
+class Forgetful(Algorithm[AlgorithmSettings, ForwardBatch]):
+    """Uses a velocity that it did not ask for."""
 
-    def loss(self, batch: Batch) -> Loss:
-        return Loss((batch.v - batch.v_old).mean(), {})
+    trains_on = ForwardProcess()
+
+    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        return Loss((velocity.current - velocity.old).mean(), {})
 
 
 class Idle(Forgetful):
@@ -80,25 +87,25 @@ class Untyped(Weighted):
 
 
 def configured(name: str, *overrides: str) -> RunConfig:
-    return tiny_config("explore.keep=4", f"objective.name={HERE}:{name}", *overrides)
+    return tiny_config("explore.keep=4", f"algorithm.name={HERE}:{name}", *overrides)
 
 
-def test_an_objective_is_found_by_name_and_by_module_and_attribute() -> None:
-    assert find_objective("diffusionnft") is DiffusionNft
-    assert find_objective(f"{HERE}:Weighted") is Weighted
-    assert known_objectives() == ["diffusionnft"]
+def test_an_algorithm_is_found_by_name_and_by_module_and_attribute() -> None:
+    assert find_algorithm("diffusionnft") is DiffusionNft
+    assert find_algorithm(f"{HERE}:Weighted") is Weighted
+    assert known_algorithms() == ["diffusionnft"]
 
 
-def test_an_objective_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "other-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[solrl.objectives]\nweighted = {HERE}:Weighted\n")
+    (info / "entry_points.txt").write_text(f"[solrl.algorithms]\nweighted = {HERE}:Weighted\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    assert find_objective("weighted") is Weighted
-    assert known_objectives() == ["diffusionnft", "weighted"]
-    assert tiny_config("objective.name=weighted", "objective.temperature=2").objective.temperature == 2  # type: ignore[attr-defined]
+    assert find_algorithm("weighted") is Weighted
+    assert known_algorithms() == ["diffusionnft", "weighted"]
+    assert tiny_config("algorithm.name=weighted", "algorithm.temperature=2").algorithm.temperature == 2  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -109,48 +116,59 @@ def test_an_objective_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeyp
             r"did you mean 'diffusionnft'.*expected one of \['diffusionnft'\], or package.module:attribute",
         ),
         ("", "expected one of"),
-        ("no_such_package:Objective", "no_such_package"),
+        ("no_such_package:Algorithm", "no_such_package"),
         (f"{HERE}:NoSuch", "NoSuch"),
-        (f"{HERE}:HERE", "expected a subclass of .*Objective"),
-        (f"{HERE}:WeightedSettings", "expected a subclass of .*Objective"),
-        (f"{HERE}:Untyped", "expected a subclass of .*ObjectiveSettings"),
+        (f"{HERE}:HERE", "expected a subclass of .*Algorithm"),
+        (f"{HERE}:WeightedSettings", "expected a subclass of .*Algorithm"),
+        (f"{HERE}:Untyped", "expected a subclass of .*AlgorithmSettings"),
         (":Weighted", "cannot load"),
     ],
 )
-def test_an_unknown_objective_is_refused_by_name(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=rf"setting objective.name \(from --set\): .*{said}"):
-        tiny_config(f"objective.name={name!r}")
+def test_an_unknown_algorithm_is_refused_by_name(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"setting algorithm.name \(from --set\): .*{said}"):
+        tiny_config(f"algorithm.name={name!r}")
 
 
-def test_settings_are_those_of_the_objective() -> None:
-    config = configured("Weighted", "objective.temperature=0.5", "objective.ema=0.5")
-    assert config.objective == WeightedSettings(name=f"{HERE}:Weighted", temperature=0.5, ema=0.5)
+def test_settings_are_those_of_the_algorithm() -> None:
+    config = configured("Weighted", "algorithm.temperature=0.5", "algorithm.global_std=false")
+    assert config.algorithm == WeightedSettings(name=f"{HERE}:Weighted", temperature=0.5, global_std=False)
     again = RunConfig.model_validate_json(config.model_dump_json())
     assert again == config
-    assert isinstance(again.objective, WeightedSettings)
-    assert tiny_config().objective == DiffusionNftSettings()
-    with pytest.raises(ConfigError, match=r"got setting 'objective.beta'.*objective.temperature"):
-        configured("Weighted", "objective.beta=1")
-    with pytest.raises(ConfigError, match=r"setting objective.temperature \(from --set\): got 0; .*greater than 0"):
-        configured("Weighted", "objective.temperature=0")
-    with pytest.raises(ConfigError, match=r"got setting 'objective.temperature'.*objective.beta"):
-        tiny_config("objective.temperature=1")
+    assert isinstance(again.algorithm, WeightedSettings)
+    assert tiny_config().algorithm == DiffusionNftSettings()
+    with pytest.raises(ConfigError, match=r"got setting 'algorithm.beta'.*algorithm.temperature"):
+        configured("Weighted", "algorithm.beta=1")
+    with pytest.raises(ConfigError, match=r"setting algorithm.temperature \(from --set\): got 0; .*greater than 0"):
+        configured("Weighted", "algorithm.temperature=0")
+    with pytest.raises(ConfigError, match=r"got setting 'algorithm.temperature'.*algorithm.beta"):
+        tiny_config("algorithm.temperature=1")
 
 
-def test_a_run_of_before_there_was_a_choice_is_read_as_it_was_meant() -> None:
-    saved = json.loads(tiny_config("objective.beta=0.5").model_dump_json())
-    del saved["objective"]["name"]
-    assert RunConfig.model_validate(saved).objective == DiffusionNftSettings(beta=0.5)
-    with pytest.raises(ValidationError, match=r"objective\.gamma"):
-        RunConfig.model_validate(saved | {"objective": {"gamma": 1}})
+def test_settings_of_an_earlier_version_are_read() -> None:
+    config = tiny_config("algorithm.beta=0.5", "policy.decay_max=0.25", "policy.ema=0.8")
+    saved = json.loads(config.model_dump_json())
+    assert read_settings(json.dumps(saved)) == config
+    older = {name: value for name, value in saved.items() if name not in ("algorithm", "policy")}
+    older["objective"] = saved["algorithm"] | saved["policy"]
+    assert read_settings(json.dumps(older)) == config
+    # Before there was a choice of algorithms, the section had no name, and may lack what has a default.
+    older["objective"] = {"beta": 0.5, "ema": 0.8}
+    found = read_settings(json.dumps(older))
+    assert found.algorithm == DiffusionNftSettings(beta=0.5)
+    assert found.policy == PolicySettings(ema=0.8)
+    with pytest.raises(ValidationError, match=r"algorithm\.gamma"):
+        read_settings(json.dumps(older | {"objective": {"gamma": 1}}))
 
 
-def plainly(samples: Samples, policy: Any, backbone: Backbone, optimizer: Any, config: RunConfig, at: int) -> None:
-    """The update of DiffusionNFT alone, written down without a seam."""
+def plainly(
+    samples: TrainingSamples, policy: Any, backbone: Backbone, optimizer: Any, config: RunConfig, at: int
+) -> None:
+    """The update of DiffusionNFT alone, written down without an interface."""
     generator = torch.Generator().manual_seed(expand_seeds(config.seed, f"update/{at}", 1)[0])
-    index, times = _pairs(len(samples.latents), backbone.sigmas(config.regenerate.steps), config, generator)
-    settings = config.objective
+    settings, sigmas = config.algorithm, torch.tensor(backbone.sigmas(config.regenerate.steps))
     assert isinstance(settings, DiffusionNftSettings)
+    index, steps = training_pairs(len(samples.latents), range(len(sigmas) - 1), settings.timestep_fraction, generator)
+    times = sigmas[steps]
     for rows, t in zip(index.chunk(config.optimizer.updates), times.chunk(config.optimizer.updates), strict=True):
         optimizer.zero_grad(set_to_none=True)
         for part in range(0, len(rows), config.optimizer.batch):
@@ -159,7 +177,7 @@ def plainly(samples: Samples, policy: Any, backbone: Backbone, optimizer: Any, c
             noise = torch.randn(x0.shape, generator=generator)
             spread = now.view(-1, 1, 1, 1)
             x_t = (1 - spread) * x0 + spread * noise
-            conditioning = {name: value[chosen] for name, value in samples.conditioning.items()}
+            conditioning = samples.conditioning_of(chosen)
 
             def velocity(
                 x_t: torch.Tensor = x_t, now: torch.Tensor = now, conditioning: Any = conditioning
@@ -182,7 +200,7 @@ def test_diffusionnft_through_the_seam_is_the_same_bit_for_bit(
 ) -> None:
     """Two iterations each, in one lane, so that batches are the same."""
     monkeypatch.setattr("solrl_core.lanes.lane_count", lambda: 1)
-    config = tiny_config("objective.beta=0.5", "objective.kl_weight=0.01")
+    config = tiny_config("algorithm.beta=0.5", "algorithm.kl_weight=0.01")
     policy, optimizer = make_policy(backbone, config)
     start = policy.tensors(CURRENT)
     samples, found = make_samples(backbone), []
@@ -199,7 +217,7 @@ def test_diffusionnft_through_the_seam_is_the_same_bit_for_bit(
         assert any(not torch.equal(value, start[key]) for key, value in found[0][name].items())
 
 
-def test_an_objective_of_another_kind_trains_and_logs(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_of_another_kind_trains_and_logs(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured("Weighted")
     policy, optimizer = make_policy(backbone, config)
     for name in ("old", "reference"):
@@ -207,28 +225,28 @@ def test_an_objective_of_another_kind_trains_and_logs(backbone: Backbone, monkey
     samples = make_samples(backbone)
     before = policy.tensors(CURRENT)
     logged = train_on(samples, policy, backbone, optimizer, config, 0)
-    assert logged.keys() == {"loss", "grad_norm", "grad_norm_max", "objective/weight", "objective/one"}
+    assert logged.figures.keys() == {"weight", "one"}
     # Each sample is trained equally often, so the mean over all is that over the samples.
-    assert logged["objective/weight"] == pytest.approx(float(samples.advantages.exp().mean()))
-    assert logged["objective/one"] == pytest.approx(1)
+    assert logged.figures["weight"] == pytest.approx(float(samples.advantages.exp().mean()))
+    assert logged.figures["one"] == pytest.approx(1)
     assert any(not torch.equal(value, before[key]) for key, value in policy.tensors(CURRENT).items())
 
 
 def test_a_pair_stays_together_at_one_time_under_one_noise(backbone: Backbone) -> None:
-    config = configured("Pairs", "optimizer.batch=5", "regenerate.steps=3", "objective.timestep_fraction=1")
+    config = configured("Pairs", "optimizer.batch=5", "regenerate.steps=3", "algorithm.timestep_fraction=1")
     policy, optimizer = make_policy(backbone, config)
-    samples = make_samples(backbone, [0.1, -2.0, 3.0, -0.5])
+    samples = make_samples(backbone, [0.1, -2.0, 3.0, -0.5], PROMPTS[:1])
     Pairs.seen.clear()
     logged = train_on(samples, policy, backbone, optimizer, config, 0)
-    assert logged.keys() == {"loss", "grad_norm", "grad_norm_max"}
+    assert logged.figures == {}
     pairs = [
         (tuple(b.advantages[i : i + 2].tolist()), tuple(b.t[i : i + 2].tolist()), b.noise[i : i + 2], b.x0[i : i + 2])
-        for b in Pairs.seen
+        for b, _ in Pairs.seen
         for i in range(0, len(b.t), 2)
     ]
     # Two pairs at three times each; at most two pairs in a batch of five samples.
     assert len(pairs) == 6
-    assert max(len(b.t) for b in Pairs.seen) <= 4
+    assert max(len(b.t) for b, _ in Pairs.seen) <= 4
     best, second = (3.0, -2.0), (torch.tensor(0.1).item(), -0.5)
     assert sorted(values for values, _, _, _ in pairs) == [second] * 3 + [best] * 3
     for values, times, noise, x0 in pairs:
@@ -238,7 +256,7 @@ def test_a_pair_stays_together_at_one_time_under_one_noise(backbone: Backbone) -
         assert torch.equal(x0, samples.latents[rows])
     assert len({(values, times) for values, times, _, _ in pairs}) == 6
     assert len({float(noise.sum()) for _, _, noise, _ in pairs}) == 6
-    assert all(b.v.requires_grad and not b.v_ref.requires_grad for b in Pairs.seen)
+    assert all(v.current.requires_grad and not v.reference.requires_grad for _, v in Pairs.seen)
 
 
 def test_the_size_of_a_batch_changes_the_rounding_of_pairs_alone(backbone: Backbone) -> None:
@@ -248,16 +266,16 @@ def test_the_size_of_a_batch_changes_the_rounding_of_pairs_alone(backbone: Backb
         config = configured("Pairs", "optimizer.updates=1", f"optimizer.batch={size}")
         policy.restore(CURRENT, start)
         optimizer = torch.optim.AdamW(policy.parameters)
-        found.append(train_on(make_samples(backbone), policy, backbone, optimizer, config, 0))
-    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-4)
-    assert found[0]["grad_norm"] == pytest.approx(found[1]["grad_norm"], rel=1e-3)
+        found.append(train_on(make_samples(backbone, prompts=PROMPTS[:1]), policy, backbone, optimizer, config, 0))
+    assert found[0].loss == pytest.approx(found[1].loss, rel=1e-4)
+    assert found[0].grad_norm == pytest.approx(found[1].grad_norm, rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [("Forgetful", "did not ask for the 'old' policy's velocity"), ("Idle", r"units of shape \(0, 2\)")],
 )
-def test_a_mistake_of_an_objective_is_explained(backbone: Backbone, name: str, said: str) -> None:
+def test_a_mistake_of_an_algorithm_is_explained(backbone: Backbone, name: str, said: str) -> None:
     config = configured(name)
     policy, optimizer = make_policy(backbone, config)
     with pytest.raises(ValueError, match=said):
@@ -267,6 +285,6 @@ def test_a_mistake_of_an_objective_is_explained(backbone: Backbone, name: str, s
 def test_settings_are_resolved_without_torch() -> None:
     code = (
         "import sys; from solrl_trainer.presets import resolve; "
-        "resolve('mini-sana/sol_rl/clipscore', overrides=['objective.beta=0.1']); sys.exit('torch' in sys.modules)"
+        "resolve('mini-sana/sol_rl/clipscore', overrides=['algorithm.beta=0.1']); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""The DiffusionNFT objective against a reference written from the formulas, and what its gradient does."""
+"""DiffusionNFT's loss against a reference written from the formulas, and what its gradient does."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from solrl_trainer.objectives.nft import group_advantages, nft_loss
+from solrl_trainer.algorithms.base import group_advantages
+from solrl_trainer.algorithms.diffusionnft import nft_loss
 
 Array = npt.NDArray[np.float64]
 DEFAULTS = {"beta": 1.0, "adv_clip": 5.0, "kl_weight": 1e-4}

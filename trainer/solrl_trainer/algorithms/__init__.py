@@ -1,0 +1,1 @@
+"""Training algorithms, one file each: settings, advantages, training data, loss and figures."""

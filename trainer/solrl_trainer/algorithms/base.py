@@ -1,0 +1,129 @@
+"""The interface of a training algorithm.
+
+This module and those of the shipped algorithms import torch for its types alone: a run's settings are read, checked
+and shown without it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
+
+from pydantic import Field
+
+from solrl_trainer.algorithms.training_data import MicroBatch, TrainingData
+from solrl_trainer.section import Section
+
+if TYPE_CHECKING:
+    import torch
+
+FixedPolicy = Literal["old", "reference"]
+"""A policy that an update does not change: the behaviour policy, or the base model."""
+
+
+class AlgorithmSettings(Section):
+    """Settings of every algorithm, the run's `algorithm.…`; each algorithm adds its own."""
+
+    name: str = "diffusionnft"
+    """Registered name, or package.module:attribute."""
+    global_std: bool = True
+    """Divide advantages by the standard deviation of all rewards of the iteration; false: of each prompt's own."""
+    timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of the sampler's timesteps at which each sample is trained."""
+
+
+SettingsT = TypeVar("SettingsT", bound=AlgorithmSettings)
+BatchT = TypeVar("BatchT", bound=MicroBatch)
+
+
+@dataclass(frozen=True)
+class Velocities:
+    """Velocities at the points of a micro-batch, each [B, ...].
+
+    Attributes:
+        current: of the policy that is trained; the only one with a gradient.
+        fixed: of the policies that the algorithm names in `Algorithm.fixed`.
+    """
+
+    current: torch.Tensor
+    fixed: Mapping[FixedPolicy, torch.Tensor]
+
+    @property
+    def old(self) -> torch.Tensor:
+        """Velocity of the behaviour policy; ValueError unless the algorithm asks for "old"."""
+        return self._fixed("old")
+
+    @property
+    def reference(self) -> torch.Tensor:
+        """Velocity of the base model; ValueError unless the algorithm asks for "reference"."""
+        return self._fixed("reference")
+
+    def _fixed(self, name: FixedPolicy) -> torch.Tensor:
+        if name not in self.fixed:
+            raise ValueError(f"the algorithm did not ask for the {name!r} policy's velocity; name it in `fixed`")
+        return self.fixed[name]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A scalar with gradient, the mean over a micro-batch's units, and figures to log, means likewise."""
+
+    value: torch.Tensor
+    figures: dict[str, float]
+
+
+class Algorithm(ABC, Generic[SettingsT, BatchT]):
+    """A training algorithm under its settings. It keeps no state between calls.
+
+    Attributes:
+        Settings: class of its settings; the fields are the run's `algorithm.…`.
+        trains_on: kind of training data, which decides how samples are regenerated and what a micro-batch holds.
+        fixed: policies whose velocities the loss needs; each costs a forward pass of every micro-batch.
+        settings: the run's values.
+    """
+
+    Settings: ClassVar[type[Any]] = AlgorithmSettings
+    fixed: ClassVar[tuple[FixedPolicy, ...]] = ()
+    trains_on: TrainingData[BatchT]
+
+    def __init__(self, settings: SettingsT) -> None:
+        self.settings = settings
+
+    def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
+        """Advantages of an iteration's samples [groups, kept], from their rewards [groups, kept]."""
+        return group_advantages(rewards, global_std=self.settings.global_std)
+
+    def units(self, advantages: torch.Tensor, kept: int) -> torch.Tensor:
+        """Samples that are trained together, at one timestep and under one noise; by default each alone.
+
+        Args:
+            advantages: [N], prompt after prompt.
+            kept: samples per prompt.
+
+        Returns:
+            Indices of samples [U, size]. Each row is trained once at every trained timestep.
+        """
+        import torch
+
+        return torch.arange(len(advantages))[:, None]
+
+    @abstractmethod
+    def loss(self, batch: BatchT, velocity: Velocities) -> Loss:
+        """Loss of a micro-batch of whole units."""
+
+
+def group_advantages(rewards: torch.Tensor, *, global_std: bool = True) -> torch.Tensor:
+    """Rewards relative to their group's mean, in standard deviations.
+
+    Args:
+        rewards: [groups, kept] rewards of the regenerated samples.
+        global_std: divide by the deviation over all rewards of the iteration, else by each group's own.
+
+    Returns:
+        [groups, kept], (r − group mean) / (std + 1e-4).
+    """
+    centred = rewards - rewards.mean(1, keepdim=True)
+    std = rewards.std(unbiased=False) if global_std else rewards.std(1, keepdim=True, unbiased=False)
+    return centred / (std + 1e-4)

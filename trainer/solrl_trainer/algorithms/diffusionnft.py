@@ -1,0 +1,97 @@
+"""DiffusionNFT on the forward process. Source: arXiv 2509.16117."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess
+
+if TYPE_CHECKING:
+    import torch
+
+_WEIGHT_FLOOR = 1e-5
+
+
+class DiffusionNftSettings(AlgorithmSettings):
+    """Settings of DiffusionNFT."""
+
+    beta: Annotated[float, Field(gt=0)] = 1.0
+    """Distance of the implicit positive and negative policies from the behaviour policy."""
+    adv_clip: Annotated[float, Field(gt=0)] = 5.0
+    """Advantages are clipped to ± this."""
+    kl_weight: Annotated[float, Field(ge=0)] = 1e-4
+    """Weight of the squared distance to the reference's velocity."""
+
+
+class DiffusionNft(Algorithm[DiffusionNftSettings, ForwardBatch]):
+    """`nft_loss` on each sample alone."""
+
+    Settings = DiffusionNftSettings
+    trains_on = ForwardProcess()
+    fixed = ("reference", "old")
+
+    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        """Loss of a micro-batch; no figures."""
+        value = nft_loss(
+            velocity.current,
+            velocity.old,
+            velocity.reference,
+            batch.x0,
+            batch.noise,
+            batch.t,
+            batch.advantages,
+            beta=self.settings.beta,
+            adv_clip=self.settings.adv_clip,
+            kl_weight=self.settings.kl_weight,
+        )
+        return Loss(value, {})
+
+
+def nft_loss(
+    v: torch.Tensor,
+    v_old: torch.Tensor,
+    v_ref: torch.Tensor,
+    x0: torch.Tensor,
+    noise: torch.Tensor,
+    t: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    beta: float,
+    adv_clip: float,
+    kl_weight: float,
+) -> torch.Tensor:
+    """Positive- and negative-policy regression weighted by optimality, plus a pull to the reference.
+
+    Args:
+        v: [B, ...] velocity of the current policy at x_t = (1 − t)·x0 + t·noise, with gradient.
+        v_old: [B, ...] velocity of the behaviour policy there.
+        v_ref: [B, ...] velocity of the base model there.
+        x0: [B, ...] clean latents of the regenerated samples.
+        noise: [B, ...] the noise mixed in.
+        t: [B] in (0, 1].
+        advantages: [B].
+        beta: distance of the implicit policies from the old one.
+        adv_clip: advantages are clipped to ± this.
+        kl_weight: weight of mean (v − v_ref)².
+
+    Returns:
+        Scalar loss.
+    """
+    axes = tuple(range(1, x0.ndim))
+    at = t.view(-1, *[1] * (x0.ndim - 1))
+    x_t = (1 - at) * x0 + at * noise
+    optimality = (advantages.clamp(-adv_clip, adv_clip) / (2 * adv_clip) + 0.5).clamp(0, 1)
+
+    def regression(velocity: torch.Tensor) -> torch.Tensor:
+        predicted = x_t - at * velocity
+        off = (predicted.detach().double() - x0.double()).abs().mean(axes, keepdim=True)
+        weight = off.clamp(min=_WEIGHT_FLOOR).to(x0.dtype)
+        return ((predicted - x0) ** 2 / weight).mean(axes)
+
+    positive = regression(beta * v + (1 - beta) * v_old)
+    negative = regression((1 + beta) * v_old - beta * v)
+    policy = (optimality * positive / beta + (1 - optimality) * negative / beta).mean() * adv_clip
+    return policy + kl_weight * ((v - v_ref) ** 2).mean()

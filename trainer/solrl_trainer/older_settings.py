@@ -1,0 +1,23 @@
+"""Settings of runs that an earlier version wrote."""
+
+import json
+from typing import Any
+
+from solrl_trainer.config import PolicySettings, RunConfig
+
+
+def read_settings(text: str) -> RunConfig:
+    """Settings of a run from its config.json, whichever version wrote it.
+
+    Until version 0.1 one section, `objective`, held what is now `algorithm` and `policy`. A setting that the file lacks
+    has its default.
+
+    Raises:
+        ValueError: not JSON, or not settings of a run.
+    """
+    values: dict[str, Any] = json.loads(text)
+    if "objective" in values:
+        algorithm = values.pop("objective")
+        values["policy"] = {name: algorithm.pop(name) for name in PolicySettings.model_fields if name in algorithm}
+        values["algorithm"] = algorithm
+    return RunConfig.model_validate(values)
