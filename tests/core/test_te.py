@@ -85,7 +85,7 @@ def test_a_cpu_emulates_and_says_why() -> None:
 
 
 def test_layers_refuse_a_device_without_units_and_name_what_works() -> None:
-    with pytest.raises(ValueError, match=r"native nvfp4 .*: only a Blackwell .* is CPU; use bf16, or nvfp4 in emu"):
+    with pytest.raises(ValueError, match=r"native nvfp4 .*: only a Blackwell .* is CPU; use bf16, or emulated nvfp4"):
         TeLinear.from_linear(nn.Linear(32, 32))
     with pytest.raises(ValueError, match=r"native fp8 .*: Transformer Engine needs a CUDA GPU, this is CPU; use bf16"):
         TeFp8PointwiseConv.from_conv(nn.Conv2d(32, 32, 1))

@@ -110,7 +110,7 @@ def test_serve_refuses_sizes_that_the_model_cannot_make(tmp_path: Path) -> None:
     options = json.loads((model / "solrl.json").read_text())
     (model / "solrl.json").write_text(json.dumps(options | {"height": 100}))
     message = refusal("--port", "0", "--model", str(model))
-    assert "got images of 64×100 px; odd makes multiples of 16 px" in message
+    assert "got images of 64×100 px; odd needs multiples of 16 px" in message
 
 
 def test_serve_refuses_a_bad_environment() -> None:

@@ -1,4 +1,4 @@
-"""Backbone families, found by the pipeline class that a folder's model_index.json names."""
+"""Backbone families, selected by the pipeline class in a folder's model_index.json."""
 
 from solrl_core.families.base import Backbone, Conditioning, ModelOptions
 from solrl_core.families.load import load_backbone

@@ -1,4 +1,4 @@
-"""What a backbone family provides. Sampler, objectives and service know only this."""
+"""Interface of a backbone family: all that the sampler, the algorithms and the service use of a model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,24 +12,24 @@ from torch import nn
 from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
 
 Conditioning = dict[str, torch.Tensor]
-"""Encoded prompts: named tensors whose first axis is the prompt."""
+"""Prompt embeddings: named tensors whose first axis is the prompt."""
 
 
 def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
-    """Rows of several conditionings, one after the other."""
+    """Concatenate several conditionings along the prompt axis."""
     return {name: torch.cat([c[name] for c in conditionings]) for name in conditionings[0]}
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model's own settings, read from `solrl.json` beside its model_index.json; None means the family's default.
+    """Per-model settings from `solrl.json`, next to its model_index.json; None selects the family's default.
 
     Attributes:
         height, width: image size in pixels.
-        max_sequence_length: text tokens.
+        max_sequence_length: number of text tokens.
         complex_human_instruction: SANA's prompt prefix; an empty list turns it off.
         quantize, keep, keep_max_dim: the layer policy.
-        rewards: reward name → options of its loader, paths relative to the folder.
+        rewards: reward name → options of its loader; relative paths start at the folder.
     """
 
     height: int | None = None
@@ -48,15 +48,15 @@ class Backbone(ABC):
     Attributes:
         family: registered name, e.g. "sana".
         name: the model's name in requests.
-        transformer: the clean base, never modified by a `Generator` (which copies it).
-        device: where its parts live.
-        dtype: what its transformer computes in.
+        transformer: the clean base. A `Generator` copies it and never modifies it.
+        device: device of all parts.
+        dtype: dtype in which the transformer computes.
         height, width: default image size in pixels.
-        lora_targets: regular expression (whole dotted name) of the modules that LoRA adapts.
-        policy: which layers are quantised at nvfp4.
-        fp8_policy: which are at fp8.
-        blocks: names of the transformer's lists of blocks, of whose work the quantised share is taken.
-        parts: what digests are taken of, by name.
+        lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
+        policy: layers to quantise at nvfp4.
+        fp8_policy: layers to quantise at fp8.
+        blocks: names of the transformer's lists of blocks; the quantised share is relative to their FLOPs.
+        parts: the parts that digests cover, by name.
     """
 
     family: str
@@ -74,18 +74,18 @@ class Backbone(ABC):
     options: ModelOptions
 
     def policy_at(self, precision: str) -> LayerPolicy:
-        """Which layers are quantised at "nvfp4" or "fp8"."""
+        """Layer policy at "nvfp4" or "fp8"."""
         return self.fp8_policy if precision == "fp8" else self.policy
 
     def quantized_share(self, precision: str) -> float:
-        """Share (0 to 1) of the blocks' linear FLOPs that is quantised at a precision."""
+        """Share (0 to 1) of the blocks' linear FLOPs that are quantised at a precision."""
         if precision == "bf16":
             return 0.0
         return share_of_flops(self._flops, self.policy_at(precision).select(self.transformer), self.blocks)
 
     @cached_property
     def _flops(self) -> dict[str, int]:
-        """Layer of the transformer → FLOPs of one pass for one candidate."""
+        """FLOPs of one forward pass for one candidate, by layer of the transformer."""
         conditioning = self.encode(["a"])
         latents = torch.zeros(1, *self.latent_shape, device=self.device)
         sigma = torch.ones(1, device=self.device)
@@ -98,11 +98,11 @@ class Backbone(ABC):
 
     @abstractmethod
     def sigmas(self, steps: int) -> list[float]:
-        """The family's schedule: `steps + 1` values from 1 to 0."""
+        """Noise schedule of the family: `steps + 1` values from 1 to 0."""
 
     @abstractmethod
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
-        """Encode prompts, with what guidance above 1 needs besides."""
+        """Encode prompts; for guidance above 1, include the embeddings that it needs."""
 
     @abstractmethod
     def velocity(
@@ -113,15 +113,15 @@ class Backbone(ABC):
         conditioning: Conditioning,
         guidance: float = 1.0,
     ) -> torch.Tensor:
-        """Velocity at (latents [B, ...], sigma [B]) by `transformer`; float32, gradients flow if enabled."""
+        """Velocity [B, ...] float32 that `transformer` predicts at (latents [B, ...], sigma [B]); differentiable."""
 
     @abstractmethod
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, H, W] float32 in [0, 1]."""
+        """Decode latents [B, ...] to images [B, 3, H, W], float32 in [0, 1]."""
 
     def compile(self, transformer: nn.Module) -> None:
-        """Make a generator's transformer fast on a GPU, in place; compiled when first called with each batch size."""
-        # One code object serves all blocks of a kind, at every precision and batch size.
+        """Compile a generator's transformer for a GPU, in place. Each batch size compiles on its first call."""
+        # All blocks of a kind share one code object, which compiles once for each precision and batch size.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         for name in self.blocks:
             for block in transformer.get_submodule(name).children():

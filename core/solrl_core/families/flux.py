@@ -1,4 +1,4 @@
-"""FLUX.1: pooled CLIP and T5, transformer of double- and single-stream blocks, 16-channel VAE.
+"""FLUX.1: pooled CLIP and T5 embeddings, transformer of double- and single-stream blocks, 16-channel VAE.
 
 Source: Black Forest Labs, FLUX.1, through diffusers; layer choices of Sol-RL, arXiv 2604.06916.
 """
@@ -21,9 +21,9 @@ PATCH = 2
 class Flux(PipelineBackbone):
     """A FLUX.1 pipeline loaded through diffusers.
 
-    Latents are unpacked [B, C, H/8, W/8] everywhere; only the transformer sees them packed into 2×2 patches.
-    Guidance is a number that the guidance-distilled model (dev) is told, 1.0 too; the other (schnell) has no use
-    for it. It is never classifier-free.
+    Latents are [B, C, H/8, W/8] everywhere; only the transformer takes them packed into 2×2 patches.
+    Guidance is never classifier-free: the guidance-distilled model (dev) takes it as an input, 1.0 included, and the
+    other (schnell) ignores it.
     """
 
     family = "flux"
@@ -37,7 +37,7 @@ class Flux(PipelineBackbone):
     fp8_policy = LayerPolicy(quantize=(r"^(single_)?transformer_blocks\.",), keep=(r"\.norm",))
 
     def _default_size(self) -> int:
-        # The configuration names no size; this is Sol-RL's for FLUX.1.
+        # FLUX.1's configuration gives no size; this is Sol-RL's.
         return 512
 
     @property
@@ -45,16 +45,16 @@ class Flux(PipelineBackbone):
         return PATCH
 
     def sigmas(self, steps: int) -> list[float]:
-        """The pipeline's own: shifted by the number of image tokens if configured (dev), else not (schnell)."""
+        """Schedule of the pipeline: shifted by the number of image tokens if configured (dev), else unshifted."""
         unshifted = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).tolist()
         return self._flow_match_sigmas(steps, unshifted)
 
     def fuse(self, transformer: nn.Module) -> None:
-        """Blocks whose norms write what their layers take; attention's norms and positions in one kernel."""
+        """Swap in blocks that fuse norms with quantisation, and attention's norms with its position embedding."""
         super().fuse(transformer)
         head: int = self._config.attention_head_dim
         if head & (head - 1):
-            return  # the kernel takes powers of two
+            return  # the rotary kernel needs a head size that is a power of two
         for blocks, fused in (("transformer_blocks", FusedBlock), ("single_transformer_blocks", FusedSingleBlock)):
             parent = transformer.get_submodule(blocks)
             for name, block in list(parent.named_children()):
@@ -62,7 +62,7 @@ class Flux(PipelineBackbone):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
-        """T5's states and CLIP's pooled ones, whatever the guidance."""
+        """T5's states and CLIP's pooled embedding; independent of guidance."""
         states, pooled, _ = self._pipeline.encode_prompt(
             list(prompts), device=self.device, max_sequence_length=self.max_sequence_length
         )
@@ -76,14 +76,14 @@ class Flux(PipelineBackbone):
         conditioning: Conditioning,
         guidance: float = 1.0,
     ) -> torch.Tensor:
-        """One pass."""
+        """Velocity from one forward pass."""
         states = conditioning["states"]
         rows, columns = latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
         out: torch.Tensor = transformer(
             pack(latents).to(self.dtype),
             encoder_hidden_states=states.to(self.dtype),
             pooled_projections=conditioning["pooled"].to(self.dtype),
-            # Rounded where the pipeline rounds it.
+            # Round at the same point as the pipeline.
             timestep=(sigma.to(self.device) * 1000).to(self.dtype) / 1000,
             guidance=torch.full_like(sigma, guidance, device=self.device) if self._config.guidance_embeds else None,
             img_ids=position_ids(rows, columns, self.device),
@@ -94,16 +94,16 @@ class Flux(PipelineBackbone):
 
 
 def pack(latents: torch.Tensor) -> torch.Tensor:
-    """[B, C, H, W] → [B, H/2 · W/2, 4 · C]: one row for each 2×2 patch."""
+    """[B, C, H, W] → [B, H/2 · W/2, 4 · C]: one token per 2×2 patch."""
     return F.pixel_unshuffle(latents, PATCH).flatten(2).mT
 
 
 def unpack(packed: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """The inverse of `pack`, for `rows` × `columns` patches."""
+    """Inverse of `pack`, for `rows` × `columns` patches."""
     return F.pixel_shuffle(packed.mT.reshape(len(packed), -1, rows, columns), PATCH)
 
 
 def position_ids(rows: int, columns: int, device: torch.device) -> torch.Tensor:
-    """(0, row, column) of each patch in the order of `pack`: float32 [rows · columns, 3]."""
+    """Position ids (0, row, column) of each patch in the order of `pack`: float32 [rows · columns, 3]."""
     axes = [torch.arange(size, dtype=torch.float32, device=device) for size in (1, rows, columns)]
     return torch.cartesian_prod(*axes)

@@ -1,7 +1,8 @@
-"""FLUX.1's blocks on a GPU: diffusers' arithmetic in fewer passes over memory.
+"""FLUX.1's transformer blocks for a GPU: diffusers' arithmetic in fewer passes over memory.
 
-Queries and keys get their norm and positions in one kernel; what shares an input has it quantised once, by what
-normalises and modulates it; and what a single-stream block would concatenate for its last layer stays apart.
+One kernel applies the norm and the position embedding of queries and keys. Layers that share an input share its
+quantisation, which is fused with the norm and modulation before them. A single-stream block does not concatenate the
+inputs of its last layer.
 """
 
 from typing import Any
@@ -15,11 +16,11 @@ from solrl_core.precision.fp8 import Fp8Linear, Quantized, project
 from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
 Angles = tuple[Tensor, Tensor]
-"""cos and sin of all positions, each float32 [T + S, D]: T text tokens, then S image tokens."""
+"""Cosine and sine at all positions, each float32 [T + S, D]: T text tokens, then S image tokens."""
 
 
 class FusedBlock(nn.Module):
-    """diffusers' `FluxTransformerBlock`, with the same parts."""
+    """Fused `FluxTransformerBlock` of diffusers, built from that block's submodules."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class FusedBlock(nn.Module):
         image_rotary_emb: Angles,
         joint_attention_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Text [B, T, C] and image tokens [B, S, C] as the block leaves them."""
+        """Return text tokens [B, T, C] and image tokens [B, S, C]."""
         x, text = hidden_states, encoder_hidden_states
         shift, scale, gate, *rest = modulations(self.norm1, temb, 6)
         text_shift, text_scale, text_gate, *text_rest = modulations(self.norm1_context, temb, 6)
@@ -51,7 +52,7 @@ class FusedBlock(nn.Module):
 
 
 class FusedSingleBlock(nn.Module):
-    """diffusers' `FluxSingleTransformerBlock`, with the same parts."""
+    """Fused `FluxSingleTransformerBlock` of diffusers, built from that block's submodules."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -68,14 +69,14 @@ class FusedSingleBlock(nn.Module):
         image_rotary_emb: Angles,
         joint_attention_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Text [B, T, C] and image tokens [B, S, C] as the block leaves them."""
+        """Return text tokens [B, T, C] and image tokens [B, S, C]."""
         text = encoder_hidden_states.shape[1]
         x = torch.cat([encoder_hidden_states, hidden_states], 1)
         shift, scale, gate = modulations(self.norm, temb, 3)
         layers = [*image_layers(self.attn), self.proj_mlp]
         q, k, v, wide = project(layers, modulate(x, self.norm.norm, scale, shift, layers))
-        query = _turned(self.attn, "norm_q", q, image_rotary_emb, 0)
-        attended = _attend(query, _turned(self.attn, "norm_k", k, image_rotary_emb, 0), v)
+        query = _rotated(self.attn, "norm_q", q, image_rotary_emb, 0)
+        attended = _attend(query, _rotated(self.attn, "norm_k", k, image_rotary_emb, 0), v)
         if isinstance(self.proj_out, Fp8Linear):
             out = self.proj_out.of_parts([(attended, ""), (wide, "gelu_tanh")])
         else:
@@ -87,18 +88,24 @@ class FusedSingleBlock(nn.Module):
 def _joint_attention(
     attn: Any, x: Tensor | Quantized, text: Tensor | Quantized, angles: Angles
 ) -> tuple[Tensor, Tensor]:
-    """Over image tokens [B, S, C] and text tokens [B, T, C] with a diffusers `FluxAttention`, as they leave it."""
+    """Joint attention (diffusers' `FluxAttention`) over image tokens [B, S, C] and text tokens [B, T, C]."""
     q, k, v = project(image_layers(attn), x)
     text_q, text_k, text_v = project(text_layers(attn), text)
     first = text_q.shape[1]
-    query = [_turned(attn, "norm_added_q", text_q, angles, 0), _turned(attn, "norm_q", q, angles, first)]
-    key = [_turned(attn, "norm_added_k", text_k, angles, 0), _turned(attn, "norm_k", k, angles, first)]
+    query = [
+        _rotated(attn, "norm_added_q", text_q, angles, 0),
+        _rotated(attn, "norm_q", q, angles, first),
+    ]
+    key = [
+        _rotated(attn, "norm_added_k", text_k, angles, 0),
+        _rotated(attn, "norm_k", k, angles, first),
+    ]
     out = _attend(torch.cat(query, 1), torch.cat(key, 1), torch.cat([text_v, v], 1))
     return attn.to_out[0](out[:, first:]), attn.to_add_out(out[:, :first])
 
 
-def _turned(attn: nn.Module, norm: str, x: Tensor, angles: Angles, first: int) -> Tensor:
-    """Queries or keys [B, S, H·D], whose first token is at position `first`, before attention: [B, S, H, D]."""
+def _rotated(attn: nn.Module, norm: str, x: Tensor, angles: Angles, first: int) -> Tensor:
+    """Normalise and rotate queries or keys [B, S, H·D] that start at position `first`; returns [B, S, H, D]."""
     cos, sin = angles
     rms = attn.get_submodule(norm)
     heads = x.view(*x.shape[:-1], -1, cos.shape[-1])
@@ -107,7 +114,7 @@ def _turned(attn: nn.Module, norm: str, x: Tensor, angles: Angles, first: int) -
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Query and key [B, S, H, D], value [B, S, H·D] → [B, S, H·D]."""
+    """Attention of query and key [B, S, H, D] over value [B, S, H·D]; returns [B, S, H·D]."""
     value = value.view(key.shape)
     out = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     return out.transpose(1, 2).flatten(2)

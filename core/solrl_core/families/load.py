@@ -1,4 +1,4 @@
-"""Loading a model by name, folder or hub id, through diffusers."""
+"""Loads a model by name, folder or hub id, through diffusers."""
 
 import json
 from collections.abc import Iterator
@@ -42,7 +42,8 @@ MODELS = FolderRegistry(
     ),
 )
 
-# The first that is among the causes of a failure is given; a gated model counts as not found, too.
+# The first row that matches one of the causes of a failure applies. Order matters: GatedRepoError is a
+# RepositoryNotFoundError.
 _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     (
         (errors.GatedRepoError,),
@@ -52,24 +53,24 @@ _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
         (errors.RepositoryNotFoundError,),
         "the hub has no such model, or it is private: check the id, or pass a token that may read it",
     ),
-    ((errors.RevisionNotFoundError,), "the hub's model has no such revision: give a commit, tag or branch of it"),
+    ((errors.RevisionNotFoundError,), "the model has no such revision on the hub: give one of its commits or tags"),
     (
         (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError),
         "the hub cannot be reached and the model is not in the local cache: check the network and HF_HUB_OFFLINE, "
-        "or run `hf download {where}` where there is a network and give the folder",
+        "or run `hf download {where}` on a machine with network access and give the folder",
     ),
 )
 _ADVICE_ELSE = (
-    "expected a folder in diffusers format (model_index.json, a folder for each part, weights as safetensors), "
+    "expected a folder in diffusers format (model_index.json, one folder per part, weights as safetensors), "
     "or a hub id that this machine can reach; for gated models pass a token whose account was granted access"
 )
 
 
 def locate(model: str) -> str:
-    """The folder or hub id behind a name; a folder or hub id stands for itself.
+    """Resolve a registered name to its folder or hub id; a folder or hub id is returned as is.
 
     Raises:
-        ValueError: it is neither a registered name, nor a folder, nor shaped like a hub id.
+        ValueError: not a registered name, not a folder, and not shaped like a hub id.
     """
     return MODELS.locate(
         model, lambda name: Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
@@ -89,10 +90,10 @@ def family_of(pipeline: object, where: str) -> type[PipelineBackbone]:
 
 
 def read_options(folder: str) -> ModelOptions:
-    """`solrl.json` of a folder, or defaults where there is none.
+    """Read `solrl.json` from a folder; defaults if there is no such file.
 
     Raises:
-        ValueError: the file names an unknown setting or is not JSON.
+        ValueError: the file has an unknown setting or is not JSON.
     """
     path = Path(folder) / "solrl.json"
     if not path.is_file():
@@ -114,7 +115,7 @@ def read_options(folder: str) -> ModelOptions:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Any failure within as an OSError that says what to do."""
+    """Turn any failure within the block into an OSError that says what to do."""
     try:
         yield
     except Exception as error:
@@ -123,7 +124,7 @@ def explained(where: str) -> Iterator[None]:
             causes.append(cause)
         known = (advice for kinds, advice in _ADVICE if any(isinstance(cause, kinds) for cause in causes))
         advice = next(known, _ADVICE_ELSE).format(where=where)
-        raise OSError(f"cannot load {where!r}: {advice}; the reason given was: {error}") from error
+        raise OSError(f"cannot load {where!r}: {advice}; original error: {error}") from error
 
 
 def load_backbone(
@@ -136,19 +137,19 @@ def load_backbone(
 ) -> Backbone:
     """Load a model's pipeline and wrap it in its family.
 
-    By default weights are held and computed in bfloat16 on CUDA. On a CPU they hold the same bfloat16 values in
-    float32, because few processors multiply bfloat16 at speed.
+    By default, weights and arithmetic are bfloat16 on CUDA. On a CPU the weights are the same bfloat16 values stored
+    in float32, because few processors multiply bfloat16 fast.
 
     Args:
         model: registered name, local folder in diffusers format, or hub id.
         device: "cpu", "cuda", "cuda:1", …
         revision: hub commit or tag.
-        token: for gated models.
-        dtype: of all weights, which then are not rounded to bfloat16; None for the default above.
+        token: hub token, for gated models.
+        dtype: dtype of all weights, without rounding to bfloat16; None for the default above.
 
     Raises:
         ValueError: unknown model or family.
-        OSError: files are missing, offline, or access was not granted.
+        OSError: files are missing, the hub cannot be reached, or access was not granted.
     """
     from diffusers import DiffusionPipeline
     from diffusers.utils import logging as diffusers_logging
@@ -166,7 +167,7 @@ def load_backbone(
         folder = Path(where if local else DiffusionPipeline.download(where, revision=revision, token=token))
         pipeline = DiffusionPipeline.from_pretrained(folder, dtype=held, **family.components(folder, held))
     if device.startswith("cuda"):
-        # Kernels are started on the thread's current device, whatever device their tensors are on.
+        # Triton launches kernels on the thread's current device, whichever device the tensors are on.
         torch.cuda.set_device(torch.device(device).index or 0)
     pipeline.to(device)
     for part in pipeline.components.values():

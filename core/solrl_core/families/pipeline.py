@@ -1,4 +1,4 @@
-"""What the families have in common: a backbone around a loaded diffusers pipeline."""
+"""Base class of the families: a backbone around a loaded diffusers pipeline."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,16 +16,16 @@ Predict = Callable[[torch.Tensor, torch.Tensor, Conditioning], torch.Tensor]
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 
-# Optional parts that an image from a prompt alone never passes through.
+# Optional parts of a pipeline that plain text-to-image never uses.
 _UNUSED = ("image_encoder", "feature_extractor")
 
 
 class PipelineBackbone(Backbone):
-    """A backbone whose parts are a diffusers pipeline's.
+    """A backbone made of the parts of a diffusers pipeline.
 
     Attributes:
-        quantize, keep, keep_max_dim: the family's layer policy at nvfp4, where the model's options give no other.
-        max_sequence_length: the family's text tokens, where the model's options give no other.
+        quantize, keep, keep_max_dim: the family's layer policy at nvfp4; the model's options override it.
+        max_sequence_length: the family's number of text tokens; the model's options override it.
     """
 
     quantize: tuple[str, ...]
@@ -47,7 +47,7 @@ class PipelineBackbone(Backbone):
         multiple = self._scale * self._patch_size
         if self.height % multiple or self.width % multiple:
             raise ValueError(
-                f"got images of {self.width}×{self.height} px; {name} makes multiples of {multiple} px: "
+                f"got images of {self.width}×{self.height} px; {name} needs multiples of {multiple} px: "
                 "set height and width in its solrl.json"
             )
         self.policy = LayerPolicy(
@@ -62,16 +62,16 @@ class PipelineBackbone(Backbone):
             self.max_sequence_length = options.max_sequence_length
 
     def again(self) -> Self:
-        """The same backbone, made anew from its pipeline, whose parts have moved."""
+        """Rebuild this backbone from its pipeline, after the pipeline's parts have moved to another device."""
         return type(self)(self._pipeline, self.name, self.options)
 
     @classmethod
     def components(cls, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
-        """Parts of the pipeline in `folder` which diffusers cannot load by itself, loaded; most often none."""
+        """Load the parts of the pipeline in `folder` that diffusers cannot load by itself; usually none."""
         return {}
 
     def _default_size(self) -> int:
-        """Height and width in pixels where the model's options give none."""
+        """Height and width in pixels, if the model's options give none."""
         size: int = self._config.sample_size
         return size * self._scale
 
@@ -83,25 +83,25 @@ class PipelineBackbone(Backbone):
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        """(channels, height / f, width / f)."""
+        """(channels, height / f, width / f), where f is the autoencoder's downscaling factor."""
         channels: int = self._pipeline.vae.config.latent_channels
         return channels, self.height // self._scale, self.width // self._scale
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Images through the autoencoder."""
+        """Decode latents with the autoencoder."""
         vae = self._pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0)
         out: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
         return (out.float() / 2 + 0.5).clamp(0, 1)
 
     def compile(self, transformer: nn.Module) -> None:
-        """Its blocks, after what is faster as one kernel has been swapped in; and the decoder's."""
+        """Swap in fused modules, then compile the blocks of the transformer and of the decoder."""
         self.fuse(transformer)
         super().compile(transformer)
         vae = self._pipeline.vae
         decoder = getattr(vae, "decoder", None)
-        # A video's autoencoder has five axes, and no such layout.
+        # A video autoencoder has five axes, for which there is no channels-last layout.
         if decoder is not None and all(p.ndim < 5 for p in vae.parameters()):
             vae.to(memory_format=torch.channels_last)
             for block in listed_blocks(decoder):
@@ -109,25 +109,25 @@ class PipelineBackbone(Backbone):
                     block.compile(dynamic=False)
 
     def fuse(self, transformer: nn.Module) -> None:
-        """Swap in, in place, what a GPU computes faster than what diffusers wrote; equal up to rounding."""
+        """Replace modules by fused versions for a GPU, in place. Results are equal up to rounding."""
         fuse_feed_forwards(transformer)
 
     def _flow_match_sigmas(self, steps: int, unshifted: list[float] | None = None) -> list[float]:
         """`steps + 1` sigmas of the pipeline's FlowMatchEulerDiscreteScheduler at the default size.
 
         Args:
-            steps: solver steps.
+            steps: number of solver steps.
             unshifted: the `steps` sigmas before any shift; None for the scheduler's own.
         """
         from diffusers import FlowMatchEulerDiscreteScheduler
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
-        # A new one, because setting the steps changes a scheduler, and threads may share this backbone.
+        # Setting the steps modifies a scheduler, and threads may share this backbone: make a new one.
         scheduler = FlowMatchEulerDiscreteScheduler.from_config(self._pipeline.scheduler.config)
         config = scheduler.config
         _, height, width = self.latent_shape
         tokens = (height // self._patch_size) * (width // self._patch_size)
-        # Used by schedulers with dynamic shifting only.
+        # Only schedulers with dynamic shifting use it.
         mu = calculate_shift(
             tokens, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
         )
@@ -137,9 +137,9 @@ class PipelineBackbone(Backbone):
 
 
 def listed_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The blocks in a module's lists, or in theirs: few kinds, which compile faster than all of it as one graph.
+    """Blocks in a module's (nested) lists. Compiling these few kinds is faster than compiling the whole as one graph.
 
-    What stands outside of lists is none, nor is attention, which has a list of its own.
+    Modules outside lists are not blocks. Neither is attention, which contains a list itself.
     """
     for child in module.children():
         if isinstance(child, _LISTS) or any(isinstance(part, _LISTS) for part in child.children()):
@@ -151,9 +151,10 @@ def listed_blocks(module: nn.Module) -> Iterator[nn.Module]:
 def classifier_free(
     predict: Predict, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning, guidance: float
 ) -> torch.Tensor:
-    """Velocity by `predict`; with guidance above 1, led away from the one for the empty prompt.
+    """Velocity from `predict`, with classifier-free guidance against the empty prompt if guidance is above 1.
 
-    The empty prompt's tensors are those of `conditioning` named `negative_`…; both are predicted in one batch.
+    The tensors of the empty prompt are those in `conditioning` with the prefix `negative_`. Both predictions run in
+    one batch.
 
     Source: Ho & Salimans, arXiv 2207.12598.
     """

@@ -31,36 +31,36 @@ class Sana(PipelineBackbone):
     family = "sana"
     max_sequence_length = 300
     lora_targets = r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)"
-    # What the paper leaves quantised: cross-attention keys and values (one fused, larger layer in the authors'
-    # naming) and the feed-forward. Everything outside the blocks stays in BF16.
+    # As in the paper, only the cross-attention keys and values (one larger fused layer in the authors' naming) and
+    # the feed-forward are quantised. Everything outside the blocks stays in BF16.
     quantize = (r"^transformer_blocks\.",)
     keep = (r"attn1\.", r"attn2\.to_q$", r"attn2\.to_out\.0$")
     fp8_policy = LayerPolicy(quantize=(r"^transformer_blocks\.",))
 
     @classmethod
     def components(cls, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
-        """The transformer, where its feed-forward was saved as linear layers, or it has its authors' own names.
+        """Load the transformer, if its feed-forward was saved as linear layers or its weights have the authors' names.
 
-        A file of these, such as SANA_LinearFFN.pth, is also found under another name than diffusers'.
+        Such a file, for example SANA_LinearFFN.pth, does not need diffusers' file name.
         """
         files = _weight_files(folder / "transformer") or _other_files(folder / "transformer")
-        if not any(_is_our_business(file) for file in files):
+        if not any(_needs_conversion(file) for file in files):
             return {}
         return {"transformer": _transformer(folder / "transformer", files, dtype)}
 
     def fuse(self, transformer: nn.Module) -> None:
-        """Feed-forwards with one kernel between their two products; self-attention's input quantised once."""
+        """Swap in the fused feed-forward, and a self-attention that quantises its input once."""
         for block in transformer.get_submodule("transformer_blocks").children():
             block.ff = FusedFeedForward(block.get_submodule("ff"))
             block.attn1.set_processor(FusedLinearAttention())  # type: ignore[union-attr,operator]
 
     def sigmas(self, steps: int) -> list[float]:
-        """Unshifted."""
+        """Schedule without a shift."""
         return unshifted_sigmas(steps)
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
-        """Gemma-2 states and masks; with guidance above 1 also those of the empty prompt."""
+        """Gemma-2 states and masks; with guidance above 1, also those of the empty prompt."""
         extra = {}
         if self.options.complex_human_instruction is not None:
             extra["complex_human_instruction"] = self.options.complex_human_instruction
@@ -84,7 +84,7 @@ class Sana(PipelineBackbone):
         conditioning: Conditioning,
         guidance: float = 1.0,
     ) -> torch.Tensor:
-        """One pass, or two in one batch with classifier-free guidance."""
+        """Velocity from one forward pass, or two in one batch with classifier-free guidance."""
         scale: float = self._config.timestep_scale
 
         def predict(latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
@@ -101,7 +101,7 @@ class Sana(PipelineBackbone):
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files, in shards or one, from which diffusers would load a model; none if there are none."""
+    """Safetensors files, one or several shards, from which diffusers would load a model; empty if there are none."""
     index = folder / f"{_WEIGHTS}.index.json"
     if index.is_file():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
@@ -109,10 +109,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _other_files(folder: Path) -> list[Path]:
-    """The one file of weights of another name than diffusers'; none if there is none.
+    """Weight file with a name other than diffusers'; empty if there is none.
 
     Raises:
-        ValueError: there are several.
+        ValueError: there is more than one.
     """
     found = sorted(
         path
@@ -125,7 +125,7 @@ def _other_files(folder: Path) -> list[Path]:
     return found
 
 
-def _is_our_business(file: Path) -> bool:
+def _needs_conversion(file: Path) -> bool:
     if file.suffix != ".safetensors":
         return True
     with safe_open(file, framework="pt") as weights:
@@ -135,10 +135,10 @@ def _is_our_business(file: Path) -> bool:
 
 
 def _transformer(folder: Path, files: Sequence[Path], dtype: torch.dtype) -> nn.Module:
-    """SANA's transformer with weights of its authors' names, or whose 1×1 convolutions were saved as linear layers.
+    """Load SANA's transformer from weights with the authors' names, or with 1×1 convolutions as linear layers.
 
     Raises:
-        RuntimeError, ValueError: the files hold other tensors than the configuration asks for.
+        RuntimeError, ValueError: the tensors in the files do not match the configuration.
     """
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
     from diffusers import SanaTransformer2DModel

@@ -1,4 +1,4 @@
-"""SANA's blocks on a GPU: diffusers' arithmetic in fewer passes over memory."""
+"""SANA's attention and feed-forward for a GPU: diffusers' arithmetic in fewer passes over memory."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from solrl_core.precision.fp8 import project
 
 
 class FusedLinearAttention:
-    """A diffusers attention processor; computes what `SanaLinearAttnProcessor2_0` does.
+    """A diffusers attention processor, equivalent to `SanaLinearAttnProcessor2_0`.
 
-    Source: Katharopoulos et al., arXiv 2006.16236, with ReLU as the feature map and a column of ones for the sum.
+    Source: Katharopoulos et al., arXiv 2006.16236, with ReLU as feature map; a column of ones gives the normaliser.
     """
 
     def __call__(
         self, attn: Any, hidden_states: Tensor, encoder_hidden_states: None = None, attention_mask: None = None
     ) -> Tensor:
-        """Attend over image tokens [B, S, C] in float32."""
+        """Linear attention over image tokens [B, S, C], in float32."""
         projected = project([attn.to_q, attn.to_k, attn.to_v], hidden_states)
         query, key, value = projected
         if attn.norm_q is not None:
@@ -35,9 +35,9 @@ class FusedLinearAttention:
 
 
 class FusedFeedForward(nn.Module):
-    """diffusers' `GLUMBConv`, as SANA's blocks use it (no norm, no residual of its own), with the same parts.
+    """Fused `GLUMBConv` of diffusers, as SANA's blocks use it (no norm, no residual), built from its submodules.
 
-    Channels stay last, and one kernel computes what lies between the two products.
+    Channels stay last, and one kernel computes everything between the two pointwise convolutions.
     """
 
     def __init__(self, feed_forward: nn.Module) -> None:

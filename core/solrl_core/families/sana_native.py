@@ -1,9 +1,9 @@
-"""SANA's transformer in its authors' own names (`blocks.0.attn.qkv.weight`) into those of diffusers.
+"""Conversion of SANA weights from the authors' names (`blocks.0.attn.qkv.weight`) to those of diffusers.
 
-Sol-RL's SANA was released so, with a feed-forward of linear layers [out, in] in the place of 1×1 convolutions.
+Sol-RL's SANA was released in this format, with linear layers [out, in] instead of 1×1 convolutions in the feed-forward.
 
-Names: github.com/NVlabs/Sana, diffusion/model/nets/{sana_multi_scale,basic_modules}_linear.py; and
-tools/convert_sana_to_diffusers.py there, which knows the convolutions alone.
+Names: github.com/NVlabs/Sana, diffusion/model/nets/{sana_multi_scale,basic_modules}_linear.py, and
+tools/convert_sana_to_diffusers.py there, which handles convolutions only.
 """
 
 import re
@@ -38,28 +38,27 @@ _IN_A_BLOCK = {
     "ff.conv_depth": "mlp.depth_conv.conv",
     "ff.conv_point": "mlp.point_conv.linear",
 }
-# The embedding of a missing prompt, which the text encoder's of the empty one stands for, and a table of sines.
+# The embedding of a dropped prompt, which diffusers replaces with that of the empty prompt, and a table of sines.
 _UNUSED = {"y_embedder.y_embedding", "pos_embed"}
 
 
 def is_native(names: Iterable[str]) -> bool:
-    """Whether tensors are named as the authors do."""
+    """Whether tensors have the authors' names."""
     return any(name.startswith(("blocks.", "x_embedder.")) for name in names)
 
 
 def from_native(
     weights: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: str
 ) -> dict[str, torch.Tensor]:
-    """Weights by diffusers' names.
+    """Convert weights to diffusers' names.
 
     Args:
-        weights: by the authors' names.
-        expected: diffusers' name → shape of every weight of the transformer.
-        where: what an error calls the source.
+        weights: tensors by the authors' names.
+        expected: shape of every weight of the transformer, by diffusers' name.
+        where: name of the source in error messages.
 
     Raises:
-        ValueError: weights are missing, left over, or of other shapes than the configuration asks for; in the
-            authors' names.
+        ValueError: weights are missing, unexpected or of the wrong shape; names them as the authors do.
     """
     found, taken = {}, set[str]()
     missing, shapes = [], []
@@ -77,20 +76,20 @@ def from_native(
             continue
         piece = whole.chunk(parts)[part]
         found[name] = piece[..., None, None] if pointwise else piece
-    told = {"missing": missing, "unexpected": weights.keys() - taken - _UNUSED, "wrong shapes": shapes}
-    if any(told.values()):
+    problems = {"missing": missing, "unexpected": weights.keys() - taken - _UNUSED, "wrong shapes": shapes}
+    if any(problems.values()):
         from solrl_core.rewards.loading import listed
 
-        faults = "; ".join(f"{what}: {listed(set(names))}" for what, names in told.items() if names)
+        details = "; ".join(f"{problem}: {listed(set(names))}" for problem, names in problems.items() if names)
         raise ValueError(
-            f"{where} holds {len(weights)} tensors, {faults}; expected SANA's transformer as its authors name it, "
-            "of the sizes that config.json beside it says"
+            f"{where} holds {len(weights)} tensors, {details}; expected SANA's transformer with its authors' names, "
+            "of the sizes in the config.json next to it"
         )
     return found
 
 
 def _source(name: str, weights: Mapping[str, torch.Tensor]) -> tuple[str, int, int]:
-    """The authors' name of a weight, which of its equal parts it is, and of how many."""
+    """The authors' name of a weight, the index of its part in that tensor, and the number of equal parts."""
     block = re.fullmatch(r"transformer_blocks\.(\d+)\.(.+)", name)
     prefix, inner = (f"blocks.{block[1]}.", block[2]) if block else ("", name)
     module, _, kind = inner.rpartition(".")
@@ -98,7 +97,7 @@ def _source(name: str, weights: Mapping[str, torch.Tensor]) -> tuple[str, int, i
         return f"{prefix or 'final_layer.'}{kind}", 0, 1
     theirs = (_IN_A_BLOCK if block else _OUTSIDE).get(module)
     if theirs is None:
-        raise ValueError(f"config.json asks for {name!r}, which has no name among the authors' that is known here")
+        raise ValueError(f"config.json requires {name!r}, for which no name in the authors' format is known")
     cut = re.fullmatch(r"(.+)\[(\d)/(\d)\]", theirs)
     theirs, part, parts = (cut[1], int(cut[2]), int(cut[3])) if cut else (theirs, 0, 1)
     source = f"{prefix}{theirs}.{kind}"

@@ -17,24 +17,24 @@ from solrl_core.precision import LayerPolicy
 class StableDiffusion3(PipelineBackbone):
     """A Stable Diffusion 3 pipeline loaded through diffusers.
 
-    `max_sequence_length` counts T5's tokens; those of CLIP (77) come before them and are never fewer.
+    `max_sequence_length` counts T5's tokens. They follow CLIP's, which are always 77.
     """
 
     family = "sd3"
     max_sequence_length = 128
     lora_targets = r"transformer_blocks\.\d+\.attn\.(add_[qkv]_proj|to_add_out|to_[qkv]|to_out\.0)"
-    # The paper's list also names pos_embed, which here is a convolution over 2×2 patches and never quantised.
+    # The paper's list also has pos_embed, which is a convolution over 2×2 patches here and never quantised.
     quantize = (r"^transformer_blocks\.",)
     keep = ("context_embedder", "time_text_embed", "norm_out", "norm1", "ff_context")
     keep_max_dim = 2432
     fp8_policy = LayerPolicy(quantize=(r"^transformer_blocks\.",), keep=("norm1",))
 
     def sigmas(self, steps: int) -> list[float]:
-        """The pipeline's own: a static shift (3 for the released models), or a dynamic one if configured."""
+        """Schedule of the pipeline: a static shift (3 for the released models), or a dynamic one if so configured."""
         return self._flow_match_sigmas(steps)
 
     def fuse(self, transformer: nn.Module) -> None:
-        """Blocks whose norms write what their layers take; what shares an input is quantised once."""
+        """Swap in blocks that fuse norms with quantisation and quantise a shared input once."""
         super().fuse(transformer)
         blocks = transformer.get_submodule("transformer_blocks")
         for name, block in list(blocks.named_children()):
@@ -42,7 +42,7 @@ class StableDiffusion3(PipelineBackbone):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
-        """States of CLIP and T5 in one sequence and CLIP's pooled ones; with guidance above 1 also for ""."""
+        """CLIP's and T5's states in one sequence, and CLIP's pooled embedding; with guidance above 1, also for ""."""
         states, negative_states, pooled, negative_pooled = self._pipeline.encode_prompt(
             list(prompts),
             None,
@@ -64,7 +64,7 @@ class StableDiffusion3(PipelineBackbone):
         conditioning: Conditioning,
         guidance: float = 1.0,
     ) -> torch.Tensor:
-        """One pass, or two in one batch with classifier-free guidance."""
+        """Velocity from one forward pass, or two in one batch with classifier-free guidance."""
 
         def predict(latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
             out: torch.Tensor = transformer(

@@ -1,6 +1,6 @@
-"""SD3's blocks on a GPU: diffusers' arithmetic in fewer passes over memory.
+"""SD3's transformer blocks for a GPU: diffusers' arithmetic in fewer passes over memory.
 
-What shares an input has it quantised once, by what normalises and modulates it.
+Layers that share an input share its quantisation, which is fused with the norm and modulation before them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modula
 
 
 class FusedBlock(nn.Module):
-    """diffusers' `JointTransformerBlock`, with the same parts."""
+    """Fused `JointTransformerBlock` of diffusers, built from that block's submodules."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class FusedBlock(nn.Module):
         temb: Tensor,
         joint_attention_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Tensor | None, Tensor]:
-        """Text [B, T, C], in the last block None, and image tokens [B, S, C] as the block leaves them."""
+        """Return text tokens [B, T, C] (None from the last block) and image tokens [B, S, C]."""
         x, text = hidden_states, encoder_hidden_states
         shift, scale, gate, *rest = modulations(self.norm1, temb, 6 if self.attn2 is None else 9)
         if self.context_pre_only:
@@ -57,9 +57,9 @@ class FusedBlock(nn.Module):
 
 
 def _joint_attention(attn: Any, x: Tensor | Quantized, text: Tensor | Quantized) -> tuple[Tensor, Tensor]:
-    """Over image tokens [B, S, C] and text tokens [B, T, C] with a diffusers `Attention`, as they leave it.
+    """Joint attention (diffusers' `Attention`) over image tokens [B, S, C] and text tokens [B, T, C].
 
-    In the last block the text's is left as it is: nobody takes it.
+    In the last block the text tokens skip the output projection, since nothing uses them.
     """
     own = _heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x)
     other = _heads(attn, text_layers(attn), (attn.norm_added_q, attn.norm_added_k), text)
@@ -70,20 +70,20 @@ def _joint_attention(attn: Any, x: Tensor | Quantized, text: Tensor | Quantized)
 
 
 def _attention(attn: Any, x: Tensor | Quantized) -> Tensor:
-    """Over image tokens [B, S, C] alone."""
+    """Self-attention over image tokens [B, S, C]."""
     out: Tensor = attn.to_out[0](_attend(*_heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x)))
     return out
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Each [B, H, S, D] → [B, S, H·D]."""
+    """Attention of query, key and value [B, H, S, D]; returns [B, S, H·D]."""
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
 def _heads(
     attn: Any, layers: Sequence[nn.Module], norms: tuple[nn.Module | None, nn.Module | None], x: Tensor | Quantized
 ) -> tuple[Tensor, ...]:
-    """Normed queries, normed keys and values [B, H, S, D] of tokens [B, S, C]."""
+    """Normalised queries, normalised keys and values, each [B, H, S, D], of tokens [B, S, C]."""
     query, key, value = (y.view(*y.shape[:2], attn.heads, -1).transpose(1, 2) for y in project(layers, x))
     norm_query, norm_key = norms
     return norm_query(query) if norm_query else query, norm_key(key) if norm_key else key, value

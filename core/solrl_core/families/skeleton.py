@@ -1,4 +1,4 @@
-"""A model without its weights: the same classes from the same configurations, on the meta device."""
+"""Skeletons: models without weights, built from their configurations on the meta device."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from solrl_core.families.load import explained, family_of, locate, read_options
 from solrl_core.families.pipeline import PipelineBackbone
 
-# All that is read of a hub model: configurations and tokenizers, no weights.
+# Files to download from the hub: configurations and tokenizers, no weights.
 _PATTERNS = ["*.json", "*/*.json", "*/*.txt", "*/*.model"]
 
 
@@ -20,11 +20,11 @@ def load_skeleton(model: str, *, revision: str | None = None, token: str | None 
     Args:
         model: registered name, local folder (weights may be missing), or hub id.
         revision: hub commit or tag.
-        token: for gated models.
+        token: hub token, for gated models.
 
     Raises:
         ValueError: unknown model or family.
-        OSError: configurations are missing, offline, or access was not granted.
+        OSError: configurations are missing, the hub cannot be reached, or access was not granted.
     """
     from diffusers.utils import logging
 
@@ -68,17 +68,17 @@ def _part(folder: Path, name: str, library: str | None, kind: str | None) -> Any
 
 
 class Meta(TorchFunctionMode):
-    """Lets code run on the meta device that asks whether some values are all true: there are none, so they are not."""
+    """Makes the truth value of a meta tensor False, so that code with conditions on values runs on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """False for the truth of a tensor without values; all else as it is."""
+        """Return False for `bool` and `item` of a meta tensor; call any other function unchanged."""
         if func in (torch.Tensor.__bool__, torch.Tensor.item) and args[0].is_meta:
             return False
         return func(*args, **(kwargs or {}))
 
 
 def materialize(skeleton: PipelineBackbone, device: str) -> PipelineBackbone:
-    """Give a skeleton random weights on a device: for measurements, whose time and memory do not depend on them."""
+    """Give a skeleton random weights on a device, to measure time and memory, which do not depend on the values."""
     for part in skeleton.parts.values():
         if isinstance(part, torch.nn.Module):
             randomize(part, device)
@@ -87,7 +87,7 @@ def materialize(skeleton: PipelineBackbone, device: str) -> PipelineBackbone:
 
 @torch.no_grad()
 def randomize(module: torch.nn.Module, device: str) -> torch.nn.Module:
-    """Put a module of the meta device on another, with small random matrices and norms that only norm; in place."""
+    """Move a module from the meta device to another, in place: small random matrices, norm weights 1, biases 0."""
     module.requires_grad_(False).to_empty(device=device)
     getattr(module, "tie_weights", lambda: None)()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

@@ -1,4 +1,4 @@
-"""Operations that are one GPU kernel each; elsewhere the same arithmetic in torch's own operations."""
+"""Fused operations: one Triton kernel each on a GPU, the same arithmetic in plain torch elsewhere."""
 
 from solrl_core.kernels.depthwise import silu_depthwise_glu
 from solrl_core.kernels.modulate import add_norm_modulate_quantize, norm_modulate_quantize

@@ -1,4 +1,4 @@
-"""SANA's feed-forward between its two pointwise products: SiLU, 3×3 depthwise convolution, gated linear unit."""
+"""Gated depthwise convolution: SiLU, 3×3 depthwise convolution and GLU, the middle of SANA's feed-forward."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -8,18 +8,17 @@ from solrl_core.kernels.operation import operation
 
 @operation("silu_depthwise_glu")
 def silu_depthwise_glu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """value · SiLU(gate), where (value, gate) are the halves of the depthwise convolution of SiLU(x).
+    """Convolve SiLU(x) depthwise, split the channels into (value, gate) and return value · SiLU(gate).
 
-    The convolution moves many numbers and computes little: the kernel reads its input and writes its output, and
-    nothing in between.
+    The operation is bound by memory bandwidth, so the kernel stores no intermediate.
 
     Args:
-        x: [B, H, W, 2·C], contiguous, as the product before leaves it.
-        weight: the convolution's, [2·C, 1, 3, 3].
-        bias: [2·C].
+        x: [B, H, W, 2·C], contiguous: the output of the first pointwise convolution, channels last.
+        weight: [2·C, 1, 3, 3], of the depthwise convolution.
+        bias: [2·C], of the depthwise convolution.
 
     Returns:
-        [B, H, W, C] in `x`'s dtype; summed in float32.
+        [B, H, W, C] in `x`'s dtype, accumulated in float32.
     """
     if x.device.type != "cuda":
         inner = F.silu(x.float()).movedim(-1, 1)

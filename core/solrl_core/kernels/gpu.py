@@ -1,6 +1,6 @@
-"""The kernels, in Triton, which torch brings along where it is built for a GPU; imported only there.
+"""Triton kernels and their launchers. Imported only on a GPU, where torch ships with Triton.
 
-What each computes is said, and written in torch's operations, in the module of its operation.
+The module of each operation documents it and holds the reference implementation in torch.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -17,7 +17,7 @@ _HEADS = 8
 
 
 def rows(x: Tensor, codes: Tensor, scales: Tensor, *, gelu: bool) -> None:
-    """`solrl_core.kernels.rows` of `x` [outer, inner, K], whose last axis is contiguous."""
+    """Launch `quantize_rows` on `x` [outer, inner, K], whose last axis is contiguous."""
     outer, inner, length = x.shape
     warps = 8 if gelu else 4
     wrap_triton(_rows)[(outer * inner,)](
@@ -29,9 +29,10 @@ def rows(x: Tensor, codes: Tensor, scales: Tensor, *, gelu: bool) -> None:
 def _rows(
     x, codes, scales, inner, outer_stride, inner_stride, LENGTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr
 ):
-    """A row. Read twice, the second time from the cache: held in registers, few rows would be in work at once.
+    """Quantise one row, reading it twice.
 
-    0.1701 is the least of a GELU of `solrl_core.kernels.rows`.
+    The second read hits the cache. Holding the row in registers would let fewer rows run at once.
+    0.1701 is `_GELU_LEAST` of `solrl_core.kernels.rows`.
     """
     row = tl.program_id(0)
     x += (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
@@ -52,13 +53,13 @@ def _rows(
         v = tl.load(x + at, at < LENGTH, 0).to(tl.float32)
         if GELU:
             v = _gelu(v)
-        # The conversion saturates: rounding may have carried the largest a little beyond 448.
+        # Rounding may have carried the largest value slightly past 448; the conversion saturates.
         tl.store(codes + at, (v * inverse).to(tl.float8e4nv), at < LENGTH)
 
 
 @triton.jit
 def _scale(amax):
-    """The numbers are E4M3_MAX and TINY of `solrl_core.kernels.rows`."""
+    """Scale of a row. The constants are E4M3_MAX and TINY of `solrl_core.kernels.rows`."""
     return tl.maximum(amax * (1 / 448.0), 1.1754943508222875e-38)
 
 
@@ -76,10 +77,11 @@ def norm_modulate_quantize(
     eps: float,
     gated: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> None:
-    """`solrl_core.kernels.modulate` into `codes` and `scales`; all last axes contiguous.
+    """Launch `norm_modulate_quantize`, writing to `codes` and `scales`; all last axes are contiguous.
 
     Args:
-        gated: (out, gate, total); then it is of x + gate · out, which goes into `total`, contiguous.
+        gated: (out, gate, total) for `add_norm_modulate_quantize`: first writes x + gate · out to `total`, which
+            is contiguous, and then works on that sum.
     """
     batch, tokens, length = x.shape
     block = triton.next_power_of_2(length)
@@ -132,7 +134,7 @@ def _norm_modulate_quantize(
     BLOCK: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """A row, held in registers; unless GATED, `out`, `gate` and `total` are not touched."""
+    """Process one row, held in registers. `out`, `gate` and `total` are unused unless GATED."""
     row = tl.program_id(0)
     image = (row // tokens).to(tl.int64)
     token = (row % tokens).to(tl.int64)
@@ -147,7 +149,7 @@ def _norm_modulate_quantize(
         tl.store(total + to, rounded, inside)
         v = rounded.to(tl.float32)
     v = tl.where(inside, v - tl.sum(v, 0) / LENGTH, 0)
-    # A number comes from a compiled caller in double precision, which has no rsqrt.
+    # A compiled caller passes eps in double precision, which has no rsqrt.
     v *= tl.rsqrt(tl.sum(v * v, 0) / LENGTH + eps.to(tl.float32))
     s = tl.load(scale + image * scale_outer + at, inside, 0).to(tl.float32)
     t = tl.load(shift + image * shift_outer + at, inside, 0).to(tl.float32)
@@ -158,7 +160,7 @@ def _norm_modulate_quantize(
 
 
 def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, out: Tensor, first: int, eps: float) -> None:
-    """`solrl_core.kernels.rope` into `out`; all contiguous, the size of a head a power of two."""
+    """Launch `rms_norm_rope`, writing to `out`; all tensors are contiguous, the head size is a power of two."""
     count, tokens, heads, size = x.shape
     grid = (count * tokens, triton.cdiv(heads, _HEADS))
     wrap_triton(_rms_norm_rope)[grid](
@@ -192,12 +194,12 @@ def _rms_norm_rope(
     angle = (first + row % tokens) * SIZE + 2 * tl.arange(0, PAIRS)
     c = tl.load(cos + angle).to(tl.float32)[None, :]
     s = tl.load(sin + angle).to(tl.float32)[None, :]
-    turned = tl.reshape(tl.join(even * c - odd * s, odd * c + even * s), (HEADS, SIZE))
-    tl.store(out + at, turned.to(out.dtype.element_ty), here)
+    rotated = tl.reshape(tl.join(even * c - odd * s, odd * c + even * s), (HEADS, SIZE))
+    tl.store(out + at, rotated.to(out.dtype.element_ty), here)
 
 
 def silu_depthwise_glu(x: Tensor, taps: Tensor, bias: Tensor, out: Tensor) -> None:
-    """`solrl_core.kernels.depthwise` into `out`; taps [9, 2·C]; all contiguous."""
+    """Launch `silu_depthwise_glu`, writing to `out`. `taps` is the weight as [9, 2·C]; all tensors are contiguous."""
     count, height, width, channels = out.shape
     grid = (triton.cdiv(channels, _CHANNELS), triton.cdiv(height, 2), count)
     wrap_triton(_silu_depthwise_glu)[grid](x, taps, bias, out, height, width, channels, BLOCK=_CHANNELS, num_warps=2)
@@ -205,10 +207,10 @@ def silu_depthwise_glu(x: Tensor, taps: Tensor, bias: Tensor, out: Tensor) -> No
 
 @triton.jit
 def _silu_depthwise_glu(x, taps, bias, out, height, width, channels, BLOCK: tl.constexpr):
-    """Two rows of the output, all columns from left to right, BLOCK channels of it.
+    """Compute BLOCK channels of two output rows, sweeping the columns from left to right.
 
-    A column of the input goes to the output columns on its right, at its place and on its left, so that each is read
-    once: `_mid` and `_left` hold what is summed so far for the output columns at the place and to the left.
+    Each input column contributes to three output columns (left, middle, right), so it is read only once.
+    `_left` and `_mid` hold the partial sums of the output columns to the left of and at the current column.
     """
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(1) * 2
@@ -220,8 +222,8 @@ def _silu_depthwise_glu(x, taps, bias, out, height, width, channels, BLOCK: tl.c
     ga = tl.load(bias + channels + c, inside, 0).to(tl.float32)
     v0_left, v0_mid, v1_left, v1_mid = va, va, va, va
     g0_left, g0_mid, g1_left, g1_mid = ga, ga, ga, ga
-    v00, v01, v02, v10, v11, v12, v20, v21, v22 = _nine(taps + c, both, inside)
-    g00, g01, g02, g10, g11, g12, g20, g21, g22 = _nine(taps + channels + c, both, inside)
+    v00, v01, v02, v10, v11, v12, v20, v21, v22 = _load_3x3(taps + c, both, inside)
+    g00, g01, g02, g10, g11, g12, g20, g21, g22 = _load_3x3(taps + channels + c, both, inside)
 
     for column in range(width + 1):
         here = inside & (column < width)
@@ -258,7 +260,7 @@ def _silu_depthwise_glu(x, taps, bias, out, height, width, channels, BLOCK: tl.c
 
 
 @triton.jit
-def _nine(at, stride, inside):
+def _load_3x3(at, stride, inside):
     a = tl.load(at, inside, 0).to(tl.float32)
     b = tl.load(at + stride, inside, 0).to(tl.float32)
     c = tl.load(at + 2 * stride, inside, 0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Before the layers of a transformer block: layer norm, modulation, and rows in FP8; the gated residual before them."""
+"""Adaptive layer norm fused with FP8 quantisation, with or without the gated residual before it."""
 
 from typing import Any
 
@@ -21,25 +21,25 @@ def _sum_and_codes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @operation("norm_modulate_quantize", outputs=_codes)
 def norm_modulate_quantize(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """E4M3 codes and float32 scales, whose product is norm(x) · (1 + scale) + shift.
+    """Compute norm(x) · (1 + scale) + shift and quantise it to E4M3 codes with one float32 scale per row.
 
-    All between `x` and the codes stays in float32: nothing is rounded to `x`'s dtype on the way, where torch's own
-    operations would, for E4M3 rounds many times coarser. The kernel reads `x` and writes codes, nothing in between.
+    The arithmetic stays in float32 throughout. Torch's separate operations would round to `x`'s dtype in between;
+    skipping that is safe because E4M3 rounds far more coarsely. The kernel stores no intermediate.
 
     Args:
         x: [B, S, C], float.
         scale, shift: [B, C], float; may be slices of a larger tensor.
-        eps: of the layer norm, which is over C and has no weights.
+        eps: epsilon of the layer norm, which is over C and has no weights.
 
     Returns:
-        codes [B, S, C] and scales [B, S, 1].
+        codes [B, S, C] and scales [B, S, 1], whose product is the result.
     """
     if x.device.type != "cuda":
         return _quantized(x, scale, shift, eps)
     from solrl_core.kernels import gpu
 
     codes, scales = _codes(x)
-    gpu.norm_modulate_quantize(_even(x), _even(scale), _even(shift), codes, scales, eps)
+    gpu.norm_modulate_quantize(_dense(x), _dense(scale), _dense(shift), codes, scales, eps)
     return codes, scales
 
 
@@ -47,14 +47,14 @@ def norm_modulate_quantize(x: Tensor, scale: Tensor, shift: Tensor, eps: float) 
 def add_norm_modulate_quantize(
     x: Tensor, out: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + gate · out, and `norm_modulate_quantize` of it in the same pass.
+    """Add the gated residual, x + gate · out, and apply `norm_modulate_quantize` to the sum in the same pass.
 
-    The sum is rounded to `x`'s dtype once, before the norm, so that the norm is of what the block goes on with.
+    The sum is rounded to `x`'s dtype before the norm, so the norm sees the same values as the rest of the block.
 
     Args:
         x, out: [B, S, C], float.
         gate, scale, shift: [B, C], float; may be slices of a larger tensor.
-        eps: of the layer norm.
+        eps: epsilon of the layer norm.
 
     Returns:
         the sum [B, S, C] in `x`'s dtype, codes [B, S, C] and scales [B, S, 1].
@@ -65,8 +65,8 @@ def add_norm_modulate_quantize(
     from solrl_core.kernels import gpu
 
     total, codes, scales = _sum_and_codes(x)
-    gated = (_even(out), _even(gate), total)
-    gpu.norm_modulate_quantize(_even(x), _even(scale), _even(shift), codes, scales, eps, gated)
+    gated = (_dense(out), _dense(gate), total)
+    gpu.norm_modulate_quantize(_dense(x), _dense(scale), _dense(shift), codes, scales, eps, gated)
     return total, codes, scales
 
 
@@ -76,5 +76,5 @@ def _quantized(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> tuple[Ten
     return scaled_rows(modulated, modulated.abs().amax(-1, keepdim=True))
 
 
-def _even(x: Tensor) -> Tensor:
+def _dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()

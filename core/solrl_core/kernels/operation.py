@@ -1,4 +1,4 @@
-"""How an operation with a kernel of its own is registered with torch."""
+"""Registration of fused operations with torch."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -11,21 +11,23 @@ R = TypeVar("R")
 
 
 def operation(name: str, outputs: Callable[..., Any] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Register a function that calls Triton kernels on a GPU, and torch's operations elsewhere, as `solrl::{name}`.
+    """Register a function that runs Triton kernels on a GPU and torch operations elsewhere, as `solrl::{name}`.
 
-    torch then sees the kernels when it compiles. Where there is no Triton it would warn of that at every start.
+    A `triton_op` lets torch.compile see the kernels. Without Triton installed it would warn at every start, so a
+    `custom_op` takes its place there.
 
     Args:
-        name: the operation's.
-        outputs: makes the outputs without computing them; then torch does not look into the function. What it saw
-            into, of `modulate`'s, computed other numbers once it was compiled (torch 2.11); why was not found.
+        name: name of the operation.
+        outputs: allocates the outputs without computing them. If given, torch.compile treats the function as
+            opaque. The operations of `modulate` need this: compiled as a `triton_op` they returned different
+            numbers (torch 2.11), for a reason that was not found.
     """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         if outputs is None and find_spec("triton"):
             return torch.library.triton_op(f"solrl::{name}", function, mutates_args=())
         defined = torch.library.custom_op(f"solrl::{name}", function, mutates_args=())
-        # Without `outputs` it is its torch operations on the meta device, too.
+        # Without `outputs` the function itself runs on the meta device, through its torch operations.
         defined.register_fake(outputs or function)
         return defined
 

@@ -1,4 +1,4 @@
-"""Queries and keys before attention: RMS norm of each head, then rotary position embedding."""
+"""RMS norm of each attention head followed by rotary position embedding, for queries and keys."""
 
 import torch
 from torch import Tensor
@@ -8,19 +8,20 @@ from solrl_core.kernels.operation import operation
 
 @operation("rms_norm_rope")
 def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, first: int, eps: float) -> Tensor:
-    """Normalise and rotate, in float32.
+    """Normalise each head, then rotate pairs of neighbouring components; all in float32.
 
     Args:
         x: [B, S, H, D].
-        weight: of the norm, [D].
-        cos, sin: of the angles, float32 [N, D], each pair of neighbours alike.
-        first: position of the first of the S tokens; the last is below N.
-        eps: of the norm.
+        weight: [D], of the norm.
+        cos, sin: float32 [N, D], cosine and sine of the angle at each position; both components of a pair hold the
+            same value.
+        first: position of the first of the S tokens; first + S is at most N.
+        eps: epsilon of the norm.
 
     Returns:
         [B, S, H, D] in `x`'s dtype.
 
-    Source: Su et al., arXiv 2104.09864, with neighbours as pairs.
+    Source: Su et al., arXiv 2104.09864, with neighbouring components as pairs.
     """
     if x.device.type != "cuda":
         normed = torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps)

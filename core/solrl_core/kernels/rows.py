@@ -1,4 +1,4 @@
-"""Rows of activations to FP8: one scale a row, and the activation function before it in the same pass."""
+"""FP8 quantisation of activations with one scale per row, fused with the activation function before it."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,22 +17,23 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 _GELU_LEAST = 0.1701
-"""Below zero no GELU is larger in magnitude, and above it grows with its input: so the kernel finds the scale of a
-row from the row's largest input, before it computes any GELU."""
+"""Upper bound on |GELU(x)| for x < 0. For x > 0 GELU is increasing, so the kernel can compute a row's scale from the
+row's largest input, before it evaluates any GELU."""
 
 
 @operation("quantize_rows")
 def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """E4M3 codes and float32 scales, whose product is the activation of `x`.
+    """Apply an activation function and quantise the result to E4M3 codes with one float32 scale per row.
 
-    The kernel reads each row from memory once; torch's own operations read it for its largest, then for its codes.
+    The kernel reads each row from memory once. Torch's separate operations read it twice: for the scale, then for
+    the codes.
 
     Args:
         x: [..., K], float.
-        activation: one of `ACTIVATIONS`; "" is none.
+        activation: one of `ACTIVATIONS`; "" applies none.
 
     Returns:
-        codes [M, K] and scales [M, 1], where M is the product of the leading axes.
+        codes [M, K] and scales [M, 1], whose product is the result; M is the product of the leading axes.
     """
     if x.device.type != "cuda":
         rows = ACTIVATIONS[activation](x.reshape(-1, x.shape[-1]).float())
@@ -42,7 +43,7 @@ def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
         return scaled_rows(rows, largest)
     from solrl_core.kernels import gpu
 
-    # [outer, inner, K] with strides of its own, so that a slice of a sequence need not be copied first.
+    # The kernel takes the strides of [outer, inner, K], so a slice of a sequence needs no copy.
     x = x if x.ndim == 3 and x.stride(-1) == 1 else x.reshape(1, -1, x.shape[-1]).contiguous()
     count = x.shape[0] * x.shape[1]
     codes = torch.empty(count, x.shape[-1], dtype=torch.float8_e4m3fn, device=x.device)
@@ -52,6 +53,6 @@ def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
 
 
 def scaled_rows(rows: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """E4M3 codes [..., K] and scales [..., 1] of float32 rows [..., K] with magnitudes up to `largest` [..., 1]."""
+    """Quantise float32 rows [..., K] with magnitudes up to `largest` [..., 1] to codes [..., K], scales [..., 1]."""
     scale = (largest * (1 / E4M3_MAX)).clamp(min=TINY)
     return (rows * scale.reciprocal()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale

@@ -1,15 +1,15 @@
-"""Low-precision layers: NVFP4 native and in emulation, FP8, the policy that places them, what a device runs."""
+"""Low-precision layers (NVFP4 native and emulated, FP8), the policy that selects them, and device support."""
 
 from solrl_core.precision.fp8 import fp8_scaling
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, refresh_weight_
 from solrl_core.precision.nvfp4 import quantize_dequantize, quantize_dequantize_per_candidate
 from solrl_core.precision.policy import LayerPolicy, apply_policy, linear_flops, share_of_flops
 from solrl_core.precision.te import engine_version, nvfp4_obstacle
-from solrl_core.precision.tiers import Probed, probe
+from solrl_core.precision.tiers import PrecisionSupport, probe
 
 __all__ = [
     "LayerPolicy",
-    "Probed",
+    "PrecisionSupport",
     "QuantLinear",
     "QuantPointwiseConv",
     "apply_policy",

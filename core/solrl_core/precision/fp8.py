@@ -1,7 +1,7 @@
-"""Linear layers in FP8 (E4M3) on the GPU's own units, through torch's scaled matrix product.
+"""Linear layers in FP8 (E4M3) on the GPU's FP8 units, through torch's scaled matrix product.
 
-Weights and activations are scaled by row where the GPU's library can (Hopper, Blackwell), else by tensor (Ada).
-A row is one token or one output channel, so by row a candidate does not depend on its batch-mates.
+Weights and activations have one scale per row where cuBLAS supports it (Hopper, Blackwell), else one per tensor (Ada).
+A row is one token or one output channel. With scales per row, a candidate does not depend on the rest of its batch.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ Scaling = Literal["row", "tensor"]
 
 
 class Quantized(NamedTuple):
-    """What layers scaled by row would make of their input first, made once or by what wrote the input.
+    """Input of FP8 layers, already quantised by row: once for several layers, or by the kernel that computed it.
 
     Attributes:
         codes: E4M3 [..., K].
         scales: float32 [..., 1].
-        dtype: of the layers' output.
+        dtype: dtype of the layers' output.
     """
 
     codes: Tensor
@@ -36,7 +36,7 @@ class Quantized(NamedTuple):
 
 @cache
 def fp8_scaling(device: torch.device) -> Scaling | None:
-    """How `device` multiplies in FP8, found out by a small product of each kind; None where it does not."""
+    """FP8 scaling that `device` supports, tested with a small product of each kind; None if it supports neither."""
     if device.type != "cuda":
         return None
     if torch.cuda.get_device_capability(device) < (8, 9):
@@ -58,24 +58,25 @@ def fp8_scaling(device: torch.device) -> Scaling | None:
 
 
 def require_fp8(device: torch.device) -> Scaling:
-    """`fp8_scaling`, or a ValueError that names the tier that would work."""
+    """`fp8_scaling` of a device; ValueError that names the precisions that work if it has no FP8 units."""
     if device.type == "meta":
         return "row"
     scaling = fp8_scaling(device)
     if scaling is None:
         what = torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type.upper()}"
         raise ValueError(
-            f"precision fp8: {what} has no FP8 matrix units (Ada, Hopper and Blackwell GPUs have); "
+            f"precision fp8: {what} has no FP8 matrix units (Ada, Hopper and Blackwell GPUs do); "
             "use bf16, or nvfp4, which is emulated where it is not native"
         )
     return scaling
 
 
 class _Fp8:
-    """FP8 in place of the emulated arithmetic of a quantised layer.
+    """Mixin that replaces the emulated arithmetic of a quantised layer with FP8.
 
     Attributes:
-        activation: of the input, which the module before has left to this layer; see `solrl_core.kernels.rows`.
+        activation: activation function to apply to the input, taken over from the module before; a key of
+            `solrl_core.kernels.ACTIVATIONS`.
     """
 
     weight: Tensor
@@ -104,15 +105,15 @@ class _Fp8:
         return self.of_parts([(x, self.activation)])
 
     def of_parts(self, parts: Sequence[tuple[Tensor, str]]) -> Tensor:
-        """The layer's output [..., out] for an input whose parts along the last axis are given apart.
+        """Output [..., out] for an input given in parts along its last axis, without concatenating them.
 
         Args:
-            parts: each [..., part of in], with its activation. Each is quantised by itself.
+            parts: (tensor [..., part of in], activation); each part is quantised on its own.
         """
         widths = [x.shape[-1] for x, _ in parts]
         products: list[Tensor] = []
         for (x, activation), weight in zip(parts, torch.split(self.weight, widths, 1), strict=True):
-            x = x if x.stride(-1) == 1 else x.contiguous()  # compiled into what wrote it
+            x = x if x.stride(-1) == 1 else x.contiguous()  # torch.compile fuses the copy into the producer
             codes, scale = _quantize(x, self.scaling, activation)
             bias = None if products else self.bias
             products.append(_product(codes, scale, weight, self.scale, bias).view(*x.shape[:-1], -1))
@@ -120,12 +121,12 @@ class _Fp8:
 
 
 class Fp8Linear(_Fp8, QuantLinear):
-    """``nn.Linear`` in FP8; ValueError where the device has no FP8 units or the sizes are no multiples of 16."""
+    """``nn.Linear`` in FP8; ValueError if the device has no FP8 units or a size is not a multiple of 16."""
 
     arithmetic = "fp8"
 
     def forward(self, x: Tensor | Quantized) -> Tensor:
-        """`x` [..., in], for a layer scaled by row also quantised, after any activation → [..., out] in its dtype."""
+        """`x` [..., in] → [..., out] in `x.dtype`. A layer scaled by row also takes an input that is `Quantized`."""
         if not isinstance(x, Quantized):
             return super().forward(x)
         product = _product(x.codes.flatten(0, -2), x.scales.flatten(0, -2), self.weight, self.scale, self.bias)
@@ -133,12 +134,12 @@ class Fp8Linear(_Fp8, QuantLinear):
 
 
 def by_row(layers: Sequence[nn.Module]) -> TypeGuard[Sequence[Fp8Linear]]:
-    """Whether all `layers` are in FP8 by row, and so take what is `Quantized`."""
+    """Whether all `layers` are FP8 with scales per row, and so accept a `Quantized` input."""
     return all(isinstance(layer, Fp8Linear) and layer.scaling == "row" for layer in layers)
 
 
 def project(layers: Sequence[nn.Module], x: Tensor | Quantized) -> list[Tensor]:
-    """What each layer makes of `x` [..., in]; where all are in FP8 by row, it is quantised once."""
+    """Apply each layer to `x` [..., in]; if all are FP8 with scales per row, quantise `x` only once."""
     if by_row(layers) and not isinstance(x, Quantized):
         layers[0].require_no_gradient(x)
         codes, scales = quantize_rows(x, "")
@@ -153,7 +154,7 @@ class Fp8PointwiseConv(_Fp8, QuantPointwiseConv):
 
 
 def _quantize(x: Tensor, scaling: Scaling, activation: str = "") -> tuple[Tensor, Tensor]:
-    """x [..., K] → E4M3 codes [M, K] of its activation and float32 scales, [M, 1] by row or [] by tensor."""
+    """Apply `activation` to x [..., K]; return E4M3 codes [M, K], float32 scales [M, 1] (row) or [] (tensor)."""
     if scaling == "row":
         codes, scale = quantize_rows(x, activation)
         return codes, scale

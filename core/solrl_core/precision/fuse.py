@@ -1,6 +1,6 @@
-"""What lies between FP8 layers, left to the pass that quantises their input.
+"""Fusion of the operations between FP8 layers into the pass that quantises the next layer's input.
 
-That is the activation function of a feed-forward, and norm, modulation and residual of a transformer block.
+Covers the activation function of a feed-forward, and the norm, modulation and residual of a transformer block.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Projection(nn.Module):
 
 
 def fuse_feed_forwards(transformer: nn.Module) -> None:
-    """In every diffusers `FeedForward` with a tanh-GELU and an FP8 layer after it, leave the GELU to that layer."""
+    """Move the tanh-GELU of every diffusers `FeedForward` into its second layer, if that layer is FP8."""
     from diffusers.models.activations import GELU
     from diffusers.models.attention import FeedForward
 
@@ -39,29 +39,29 @@ def fuse_feed_forwards(transformer: nn.Module) -> None:
 
 
 def image_layers(attn: Any) -> list[nn.Module]:
-    """What a diffusers attention gives image tokens to."""
+    """Query, key and value projections of a diffusers attention, for image tokens."""
     return [attn.to_q, attn.to_k, attn.to_v]
 
 
 def text_layers(attn: Any) -> list[nn.Module]:
-    """What a diffusers joint attention gives text tokens to."""
+    """Query, key and value projections of a diffusers joint attention, for text tokens."""
     return [attn.add_q_proj, attn.add_k_proj, attn.add_v_proj]
 
 
 def modulations(norm: Any, emb: Tensor, count: int) -> tuple[Tensor, ...]:
-    """The `count` slices [B, C] that a diffusers adaptive norm makes of `emb` [B, C]."""
+    """The `count` modulation vectors [B, C] (shifts, scales, gates) of a diffusers adaptive norm for `emb` [B, C]."""
     slices: tuple[Tensor, ...] = norm.linear(norm.silu(emb)).chunk(count, 1)
     return slices
 
 
 def modulate(x: Tensor, norm: Any, scale: Tensor, shift: Tensor, layers: Sequence[nn.Module]) -> Tensor | Quantized:
-    """norm(x) · (1 + scale) + shift [B, S, C], quantised where all `layers`, to which it goes, take it so.
+    """norm(x) · (1 + scale) + shift, [B, S, C]; quantised if all `layers` accept a `Quantized` input.
 
     Args:
         x: [B, S, C].
         norm: a layer norm without weights.
         scale, shift: [B, C].
-        layers: all that is given the result.
+        layers: every layer that takes the result as input.
     """
     if by_row(layers):
         layers[0].require_no_gradient(x)
@@ -74,25 +74,28 @@ def modulate(x: Tensor, norm: Any, scale: Tensor, shift: Tensor, layers: Sequenc
 def add_and_feed_forward(
     x: Tensor, out: Tensor, gate: Tensor, norm: Any, modulation: Sequence[Tensor], feed_forward: Any
 ) -> Tensor:
-    """The second half of a transformer block: [B, S, C] as it leaves the block.
+    """Second half of a transformer block: gated residual, norm, modulation and feed-forward.
 
     Args:
-        x: [B, S, C], to which gate · out is added first.
-        out: of the block's attention, [B, S, C].
+        x: [B, S, C], input of the block.
+        out: [B, S, C], output of the block's attention; gate · out is added to `x` first.
         gate: [B, C].
         norm: a layer norm without weights.
         modulation: shift, scale and gate of the feed-forward, each [B, C].
         feed_forward: diffusers' `FeedForward`.
+
+    Returns:
+        [B, S, C], output of the block.
     """
     shift, scale, last_gate = modulation
     layers: list[nn.Module] = [feed_forward.net[0].proj]
-    given: Tensor | Quantized
+    modulated: Tensor | Quantized
     if by_row(layers):
         layers[0].require_no_gradient(x)
         x, codes, scales = add_norm_modulate_quantize(x, out, gate, scale, shift, norm.eps)
-        given = Quantized(codes, scales, x.dtype)
+        modulated = Quantized(codes, scales, x.dtype)
     else:
         x = x + gate[:, None] * out
-        given = modulate(x, norm, scale, shift, layers)
-    fed: Tensor = feed_forward(given)
-    return x + last_gate[:, None] * fed
+        modulated = modulate(x, norm, scale, shift, layers)
+    residual: Tensor = feed_forward(modulated)
+    return x + last_gate[:, None] * residual

@@ -1,7 +1,7 @@
-"""Linear layers that compute with NVFP4 weights and activations, in emulation.
+"""Linear layers with emulated NVFP4 weights and activations.
 
-A layer keeps only the quantised weight: the clean float32 weight belongs to whoever merges adapters, and
-reaches the layer through ``refresh_``, which writes in place so that captured graphs and views stay valid.
+A layer holds only its quantised weight. The generator keeps the clean float32 weight, merges adapters into it and
+passes it to ``refresh_``, which writes in place so that captured graphs and views stay valid.
 """
 
 from typing import Self
@@ -49,14 +49,15 @@ class _QuantLayer(nn.Module):
         values = rounded(x)
         if x.is_meta:
             return F.linear(values, self.weight.flatten(1), self.bias)
-        # Autocast would round the quantised values once more.
+        # Autocast would round the quantised values again.
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(values, self.weight.flatten(1), self.bias)
 
     def require_no_gradient(self, x: Tensor) -> None:
+        """Raise RuntimeError if autograd would record a gradient for ``x``."""
         if torch.is_grad_enabled() and x.requires_grad:
             raise RuntimeError(
-                f"{type(self).__name__} is for inference and passes no gradient: "
+                f"{type(self).__name__} is for inference only and passes no gradient: "
                 "run it under torch.no_grad() or torch.inference_mode()"
             )
 
@@ -71,10 +72,10 @@ class _QuantLayer(nn.Module):
 class QuantLinear(_QuantLayer):
     """``nn.Linear`` with NVFP4 weight and activations.
 
-    ``weight`` [out, in] holds the quantised values in float32 (1×16 blocks along in, one tensor scale); the
-    activation's float32 scale is per index of axis 0, so a candidate never sees its batch-mates. The matrix
-    product is in float32 and the result in the input's dtype. Inference only: RuntimeError where a gradient
-    is wanted, TypeError where the module was cast away from float32.
+    ``weight`` [out, in] holds the quantised values in float32 (1×16 blocks along in, one tensor scale).
+    Activations have one float32 scale per index of axis 0, so a candidate does not depend on the rest of its
+    batch. The matrix product is in float32 and the result in the input's dtype. Inference only: RuntimeError if a
+    gradient is required, TypeError if the module was cast away from float32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -83,7 +84,7 @@ class QuantLinear(_QuantLayer):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Self:
-        """Quantise ``linear``'s weight; ValueError where in_features is not a multiple of 16."""
+        """Quantise ``linear``'s weight; ValueError if in_features is not a multiple of 16."""
         return cls(linear.weight, linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ class QuantLinear(_QuantLayer):
         return self._linear(x).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """What ``print(model)`` shows of this layer."""
+        """Text that ``print(model)`` shows for this layer."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.arithmetic}"
 
 
@@ -120,12 +121,12 @@ class QuantPointwiseConv(_QuantLayer):
         return self._linear(x.movedim(1, -1).contiguous()).movedim(-1, 1).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """What ``print(model)`` shows of this layer."""
+        """Text that ``print(model)`` shows for this layer."""
         return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}, {self.arithmetic}"
 
 
 def is_pointwise(module: nn.Module) -> bool:
-    """Whether ``module`` is an ``nn.Conv2d`` that is a linear layer over the channels."""
+    """Whether ``module`` is a 1×1 ``nn.Conv2d``, which is a linear layer over the channels."""
     return (
         isinstance(module, nn.Conv2d)
         and tuple(module.kernel_size) == (1, 1)
@@ -138,8 +139,8 @@ def is_pointwise(module: nn.Module) -> bool:
 def refresh_weight_(module: nn.Module, weight: Tensor) -> None:
     """Write a clean (merged) float32 ``weight`` into ``module`` in place, at the precision it serves.
 
-    A quantised layer requantises; ``nn.Linear`` and ``nn.Conv2d`` take the weight rounded to BF16, in
-    whatever dtype they hold. TypeError for any other module, ValueError for another shape.
+    A quantised layer requantises. ``nn.Linear`` and ``nn.Conv2d`` round the weight to BF16 and store it in their
+    own dtype. TypeError for any other module, ValueError for a different shape.
     """
     if isinstance(module, QuantLinear | QuantPointwiseConv):
         module.refresh_(weight)
@@ -154,12 +155,12 @@ def refresh_weight_(module: nn.Module, weight: Tensor) -> None:
 
 def _quantized_weight(weight: Tensor) -> Tensor:
     if weight.ndim < 2 or weight.shape[1] % BLOCK:
-        raise ValueError(f"NVFP4 weights need an in axis that is a multiple of {BLOCK}: got {tuple(weight.shape)}")
+        raise ValueError(f"NVFP4 weights need in-features that are a multiple of {BLOCK}: got {tuple(weight.shape)}")
     return quantize_dequantize(weight.detach().flatten(1)).view(weight.shape)
 
 
 def _check_shape(module: nn.Module, weight: Tensor, expected: torch.Size) -> None:
-    # copy_ would broadcast a wrong shape without a word.
+    # copy_ would silently broadcast a wrong shape.
     if weight.shape != expected:
         raise ValueError(
             f"weight for {type(module).__name__}: got shape {tuple(weight.shape)}, expected {tuple(expected)}"

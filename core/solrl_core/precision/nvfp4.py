@@ -1,8 +1,8 @@
-"""NVFP4 in emulation: exactly the values that the 4-bit format can hold, computed in float32.
+"""NVFP4 emulation: float32 tensors rounded to exactly the values that the 4-bit format can represent.
 
-Blocks of 16 along the last axis share one E4M3 scale, and one float32 scale spans the tensor (or, where the
-caller gives ``amax``, each part of it). The order of the float32 operations is Transformer Engine's, because
-another order of the same arithmetic flips up to 0.1 % of the codes. Nothing here knows about layers.
+Blocks of 16 along the last axis share one E4M3 scale. One float32 scale covers the whole tensor or, if the caller
+passes ``amax``, each part of it. The float32 operations run in Transformer Engine's order: another order of the same
+arithmetic flips up to 0.1 % of the codes.
 """
 
 import torch
@@ -17,7 +17,7 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 _EXPONENT_MASK = 0x7F800000
 _BITS_OF_ONE = 0x3F800000
 _BITS_OF_FOUR = 0x40800000
-# Added to the bits of 2**e this gives 1.5 * 2**(e + 22): a float32 whose spacing is 2**(e - 1), E2M1's own.
+# Added to the bits of 2**e, this gives 1.5 * 2**(e + 22): a float32 whose spacing is 2**(e - 1), as in E2M1.
 _TO_ROUNDING_CONSTANT = (22 << 23) | 0x400000
 
 
@@ -25,12 +25,12 @@ def quantize_dequantize(x: Tensor, *, amax: Tensor | None = None) -> Tensor:
     """Round ``x`` to the nearest NVFP4 values (ties to even) and return them in float32, in ``x``'s shape.
 
     x: any floating-point dtype, ``[..., length]`` with length a multiple of 16 (else ValueError).
-    amax: the largest magnitude that each float32 scale must hold, broadcastable to ``x`` with a last axis of
-    1, such as ``[B, 1, 1]`` for a scale a candidate; None takes one scale over the whole tensor.
+    amax: the largest magnitude that each float32 scale must hold, broadcastable to ``x`` with a last axis of 1,
+    such as ``[B, 1, 1]`` for one scale per candidate. None: one scale for the whole tensor.
 
-    Every zero comes back as +0. Blocks below the scale's range, and whatever lies under ``amax`` = 0, become
-    zeros. NaN makes its block NaN, and everything that shares a scale whose amax is NaN or infinite. Under a
-    finite ``amax`` given by the caller, values beyond it saturate, and so does Inf. There is no gradient.
+    Every zero comes back as +0. Blocks below the scale's range become zeros, and so does everything whose ``amax``
+    is 0. A NaN makes its block NaN; an amax that is NaN or infinite makes everything that shares its scale NaN.
+    With a finite ``amax`` from the caller, larger values saturate, Inf included. There is no gradient.
     Source: Transformer Engine's NVFP4BlockScaling, 1×16 blocks, no Hadamard transform or stochastic rounding.
     """
     if amax is not None and amax.ndim and amax.shape[-1] != 1:
@@ -44,9 +44,9 @@ def quantize_dequantize(x: Tensor, *, amax: Tensor | None = None) -> Tensor:
 
 
 def quantize_dequantize_per_candidate(x: Tensor) -> Tensor:
-    """``quantize_dequantize`` with a float32 scale for each index of axis 0 (``x`` [B, ..., length]).
+    """``quantize_dequantize`` with one float32 scale per index of axis 0 (``x`` [B, ..., length]).
 
-    A candidate's values then do not depend on its batch-mates. A 1-D ``x`` is one candidate.
+    A candidate's values then do not depend on the rest of its batch. A 1-D ``x`` is one candidate.
     """
     with torch.no_grad():
         blocks = _blocks(x)
@@ -58,7 +58,7 @@ def quantize_dequantize_per_candidate(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("solrl::nvfp4_per_candidate", mutates_args=())
 def opaque_per_candidate(x: Tensor) -> Tensor:
-    """``quantize_dequantize_per_candidate`` as a compiler must leave it: fused, its additions would round otherwise."""
+    """``quantize_dequantize_per_candidate``, opaque to torch.compile: fusion would change how its additions round."""
     return quantize_dequantize_per_candidate(x).contiguous()
 
 
@@ -78,7 +78,7 @@ def _blocks(x: Tensor) -> Tensor:
 
 
 def _block_amax_(magnitudes: Tensor) -> Tensor:
-    """Largest of each block, ``[..., 1]``, in ``magnitudes``' storage. Halving beats amax(-1) on a CPU."""
+    """Maximum of each block, ``[..., 1]``, in ``magnitudes``' storage. Halving is faster than amax(-1) on a CPU."""
     width = BLOCK
     while width > 1:
         width //= 2
@@ -88,12 +88,12 @@ def _block_amax_(magnitudes: Tensor) -> Tensor:
 
 
 def _round_blocks(blocks: Tensor, block_amax: Tensor, tensor_amax: Tensor, scratch: Tensor) -> Tensor:
-    """Quantise and dequantise ``blocks`` [..., 16]; overwrites ``scratch``, which may hold ``block_amax``."""
-    # A Python number over a tensor is computed as reciprocal times number, which rounds twice.
+    """Quantise and dequantise ``blocks`` [..., 16]; overwrites ``scratch``, which may alias ``block_amax``."""
+    # Torch computes number / tensor as number · reciprocal, which rounds twice.
     encode = (torch.full_like(tensor_amax, E2M1_MAX * E4M3_MAX) / tensor_amax).clamp_(max=_FLOAT32_MAX)
     decode = encode.reciprocal().masked_fill_(tensor_amax == 0, 0)
 
-    # Clipped first because torch's cast has overflowed to NaN in some versions and saturated in others.
+    # Clip before the cast: on overflow it gives NaN in some versions of torch and saturates in others.
     block_scale = (block_amax * (encode * (1 / 6))).clamp_(max=E4M3_MAX)
     block_scale = block_scale.to(torch.float8_e4m3fn).to(torch.float32)
     step = block_scale * decode
@@ -104,8 +104,8 @@ def _round_blocks(blocks: Tensor, block_amax: Tensor, tensor_amax: Tensor, scrat
 def _round_to_e2m1_(y: Tensor, scratch: Tensor) -> Tensor:
     """Round ``y`` in place to E2M1, nearest with ties to even, saturating at ±6; NaN stays NaN.
 
-    Adding and subtracting a constant whose float32 spacing equals E2M1's at that magnitude leaves the
-    rounding to the processor's adder: about 9 times as fast as a chain of ``torch.where``.
+    Adds and subtracts a constant whose float32 spacing equals E2M1's at that magnitude, so that the processor's
+    adder does the rounding. About 9 times as fast as a chain of ``torch.where``.
     """
     bits = scratch.view(torch.int32)
     torch.bitwise_and(y.view(torch.int32), _EXPONENT_MASK, out=bits)

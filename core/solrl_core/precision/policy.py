@@ -1,4 +1,4 @@
-"""Which layers of a backbone are quantised, and how much of its linear work that is."""
+"""Layer policy: selects and swaps the layers to quantise, and measures their share of a backbone's linear FLOPs."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,10 +22,10 @@ _LAYERS: dict[str, tuple[type[QuantLinear], type[QuantPointwiseConv]]] = {
 
 @dataclass(frozen=True)
 class LayerPolicy:
-    """Regular expressions, searched in dotted module names, that pick the layers to quantise.
+    """Regular expressions, searched in dotted module names, that select the layers to quantise.
 
-    ``keep`` wins over ``quantize``; layers whose larger dimension is at most ``keep_max_dim`` are kept too.
-    ValueError where a pattern is not a regular expression.
+    ``keep`` wins over ``quantize``. Layers whose larger dimension is at most ``keep_max_dim`` are kept, too.
+    ValueError if a pattern is not a regular expression.
     """
 
     quantize: tuple[str, ...]
@@ -40,10 +40,10 @@ class LayerPolicy:
                 raise ValueError(f"layer pattern {pattern!r} is not a regular expression: {error}") from error
 
     def select(self, model: nn.Module) -> list[str]:
-        """Names of the ``nn.Linear`` and 1×1 ``nn.Conv2d`` in ``model`` to be quantised, in module order.
+        """Names of the ``nn.Linear`` and 1×1 ``nn.Conv2d`` in ``model`` to quantise, in module order.
 
-        ValueError where a pattern matches no such layer, where nothing is left to quantise, or where a
-        selected layer's input is not a multiple of 16.
+        ValueError if a pattern matches no such layer, if nothing is left to quantise, or if the in-features of a
+        selected layer are not a multiple of 16.
         """
         dims = {
             name: _linear_dims(module)
@@ -71,10 +71,10 @@ class LayerPolicy:
 
 
 def apply_policy(model: nn.Module, policy: LayerPolicy, precision: str = "nvfp4") -> list[str]:
-    """Swap the layers that ``policy`` selects for quantised ones, in ``model`` itself; return their names.
+    """Replace the layers that ``policy`` selects with quantised ones, in place; return their names.
 
-    precision: "nvfp4" (native where the model's device has it), "fp8"; for tests and benchmarks also "nvfp4
-    emulated" and "fp8 by transformer engine". ValueError where the device or a layer's size does not take it.
+    precision: "nvfp4" (native if the model's device supports it) or "fp8"; for tests and benchmarks also "nvfp4
+    emulated" and "fp8 by transformer engine". ValueError if the device or a layer's size does not support it.
     """
     names = policy.select(model)
     if precision == "nvfp4" and names and nvfp4_obstacle(next(model.parameters()).device) is not None:
@@ -93,10 +93,10 @@ def apply_policy(model: nn.Module, policy: LayerPolicy, precision: str = "nvfp4"
 
 
 def linear_flops(model: nn.Module, run: Callable[[], object]) -> dict[str, int]:
-    """FLOPs (2 · rows · in · out) that each linear-like layer of ``model`` spends during ``run()``.
+    """FLOPs (2 · rows · in · out) of each linear layer of ``model`` during ``run()``, by name.
 
-    Covers ``nn.Linear``, 1×1 ``nn.Conv2d`` and the quantised layers; one that does not run counts 0. ``run``
-    is called once, without gradients.
+    Covers ``nn.Linear``, 1×1 ``nn.Conv2d`` and the quantised layers; a layer that does not run counts 0. Calls
+    ``run`` once, without gradients.
     """
     flops: dict[str, int] = {}
     handles = []
@@ -122,9 +122,9 @@ def linear_flops(model: nn.Module, run: Callable[[], object]) -> dict[str, int]:
 
 
 def share_of_flops(flops: Mapping[str, int], names: Collection[str], blocks: Sequence[str]) -> float:
-    """Share (0 to 1) of the ``flops`` (layer → FLOPs) under the modules named ``blocks`` that the layers ``names`` do.
+    """Share (0 to 1) of the ``flops`` (layer → FLOPs) under the modules ``blocks`` that the layers ``names`` spend.
 
-    ValueError where no linear layer under ``blocks`` ran.
+    ValueError if no linear layer under ``blocks`` ran.
     """
     prefixes = tuple(f"{prefix}." for prefix in blocks)
     inside = {name: count for name, count in flops.items() if name.startswith(prefixes)}
@@ -135,7 +135,7 @@ def share_of_flops(flops: Mapping[str, int], names: Collection[str], blocks: Seq
 
 
 def _linear_dims(module: nn.Module) -> tuple[int, int]:
-    """(in, out) of a linear-like layer."""
+    """(in, out) of a linear layer or 1×1 convolution."""
     if isinstance(module, nn.Linear | QuantLinear):
         return module.in_features, module.out_features
     assert isinstance(module, nn.Conv2d | QuantPointwiseConv)

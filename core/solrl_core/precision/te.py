@@ -1,9 +1,9 @@
-"""Linear layers in NVFP4 on Blackwell's own units, through Transformer Engine's recipe, quantisers and product.
+"""Linear layers in NVFP4 on Blackwell's NVFP4 units, through Transformer Engine's recipe, quantisers and product.
 
-Not through ``te.Linear``: with a cached weight it breaks the graph of a compiled block. So the product is one custom
-operator over plain tensors, and a layer's weight is the buffers that Transformer Engine's quantiser filled.
+``te.Linear`` with a cached weight breaks the graph of a compiled block. These layers do not use it: their product is
+one custom operator over plain tensors, and their weight is the buffers that Transformer Engine's quantiser fills.
 
-The float32 scale of an activation spans the tensor, so a candidate's last digits depend on its batch-mates.
+An activation has one float32 scale for the whole tensor, so a candidate's last digits depend on the rest of its batch.
 """
 
 from functools import cache
@@ -19,30 +19,31 @@ from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 from solrl_core.precision.nvfp4 import quantize_dequantize
 
 Recipe = Literal["nvfp4", "fp8"]
-"""NVFP4BlockScaling, or Float8CurrentScaling: the same code where there is no Blackwell, for tests and benchmarks."""
+"""NVFP4BlockScaling or Float8CurrentScaling. The latter runs the same code without Blackwell, for tests and
+benchmarks."""
 
 MULTIPLE = 32
-"""Both sides of a weight must be multiples of this, and tokens are padded to it: 16 bytes of 4-bit values."""
+"""16 bytes of 4-bit values. Both sides of a weight must be multiples of this; tokens are padded to it."""
 NVFP4_CAPABILITY = (10, 0)
 _TOLERANCE = 0.01
-"""Relative error of the probe's product: rounding it to BF16 makes 0.002, another precision than NVFP4 0.14."""
+"""Largest relative error of the test product. Rounding to BF16 gives 0.002, a precision other than NVFP4 0.14."""
 
 
 def engine_version() -> str | None:
-    """The version of Transformer Engine here, None where it is not installed; ValueError where it is broken."""
+    """Installed version of Transformer Engine; None if it is not installed, ValueError if it cannot be imported."""
     if find_spec("transformer_engine") is None:
         return None
     try:
         import transformer_engine
         import transformer_engine.pytorch
-    except Exception as error:  # built for another CUDA or torch it fails in many ways
+    except Exception as error:  # a build for another CUDA or torch fails in many ways
         raise ValueError(f"Transformer Engine is broken: {type(error).__name__}: {error}") from error
     return str(transformer_engine.__version__)
 
 
 @cache
 def nvfp4_obstacle(device: torch.device) -> str | None:
-    """Why `device` does not multiply in NVFP4 itself; None where a small product came out as it should."""
+    """Reason why `device` does not support native NVFP4; None if a small test product comes out right."""
     if device.type != "cuda":
         return f"only a Blackwell GPU has NVFP4 units, this is {device.type.upper()}"
     capability = torch.cuda.get_device_capability(device)
@@ -54,12 +55,12 @@ def nvfp4_obstacle(device: torch.device) -> str | None:
         return _wrong_product(device)
     except ValueError as error:
         return str(error)
-    except Exception as error:  # whatever it is, serving goes on in emulation and says why
+    except Exception as error:  # of any kind: the service emulates NVFP4 instead and reports the reason
         return f"Transformer Engine failed at a small product: {type(error).__name__}: {error}"
 
 
 def require_engine(recipe: Recipe, device: torch.device) -> None:
-    """ValueError that names what would work, where Transformer Engine does not run `recipe` on `device`."""
+    """Raise ValueError, naming precisions that work, if Transformer Engine cannot run `recipe` on `device`."""
     if recipe == "nvfp4":
         obstacle = nvfp4_obstacle(device)
     elif device.type != "cuda":
@@ -68,11 +69,11 @@ def require_engine(recipe: Recipe, device: torch.device) -> None:
         obstacle = "Transformer Engine is not installed" if engine_version() is None else None
     if obstacle is not None:
         others = "fp8 or bf16" if fp8_scaling(device) else "bf16"
-        raise ValueError(f"native {recipe} by Transformer Engine: {obstacle}; use {others}, or nvfp4 in emulation")
+        raise ValueError(f"native {recipe} by Transformer Engine: {obstacle}; use {others}, or emulated nvfp4")
 
 
 class _Te:
-    """Transformer Engine in place of the emulated arithmetic of a quantised layer."""
+    """Mixin that replaces the emulated arithmetic of a quantised layer with Transformer Engine's."""
 
     weight: Tensor
     bias: Tensor | None
@@ -105,7 +106,7 @@ class _Te:
 
 
 class TeLinear(_Te, QuantLinear):
-    """``nn.Linear`` in native NVFP4; ValueError where the device has none or the sizes are no multiples of 32."""
+    """``nn.Linear`` in native NVFP4; ValueError if the device has none or a size is not a multiple of 32."""
 
     arithmetic = "nvfp4 native"
 
@@ -117,14 +118,14 @@ class TePointwiseConv(_Te, QuantPointwiseConv):
 
 
 class TeFp8Linear(TeLinear):
-    """``TeLinear`` under Transformer Engine's FP8 recipe: never served, it stands in where there is no Blackwell."""
+    """``TeLinear`` with Transformer Engine's FP8 recipe, a stand-in for tests without Blackwell; never served."""
 
     arithmetic = "fp8 by Transformer Engine"
     recipe: Recipe = "fp8"
 
 
 class TeFp8PointwiseConv(TePointwiseConv):
-    """``TePointwiseConv`` under Transformer Engine's FP8 recipe."""
+    """``TePointwiseConv`` with Transformer Engine's FP8 recipe."""
 
     arithmetic = "fp8 by Transformer Engine"
     recipe: Recipe = "fp8"
@@ -132,7 +133,7 @@ class TeFp8PointwiseConv(TePointwiseConv):
 
 @torch.library.custom_op("solrl::te_linear", mutates_args=())
 def product(x: Tensor, weight: list[Tensor], bias: Tensor | None, out_features: int, recipe: str) -> Tensor:
-    """x [M, K] in any float dtype × a weight that ``recipe`` quantised, [N, K]ᵀ → bfloat16 [M, N]."""
+    """x [M, K] in any float dtype × weight [N, K]ᵀ, quantised by ``recipe`` → bfloat16 [M, N]."""
     rows = x.to(torch.bfloat16)
     if len(x) % MULTIPLE:
         rows = F.pad(rows, (0, 0, 0, -len(x) % MULTIPLE))
@@ -145,7 +146,7 @@ def _(x: Tensor, weight: list[Tensor], bias: Tensor | None, out_features: int, r
 
 
 class _Engine:
-    """Transformer Engine's quantisers of one recipe on one device, and its product of what they made."""
+    """Quantisers and matrix product of one Transformer Engine recipe on one device."""
 
     def __init__(self, recipe: Any, device: torch.device) -> None:
         from transformer_engine.pytorch.quantization import RecipeState
@@ -155,9 +156,9 @@ class _Engine:
             state = RecipeState.create(recipe, mode="forward", num_quantizers=2, device=device)
             self._activation, self._weight = state.make_quantizers()
         for quantizer in (self._activation, self._weight):
-            quantizer.set_usage(rowwise=True, columnwise=False)  # by column only training needs
-            quantizer.internal = True  # a bare storage: no tensor subclass, less time on the CPU
-        # As te.Linear asks for it.
+            quantizer.set_usage(rowwise=True, columnwise=False)  # only training needs the columns
+            quantizer.internal = True  # bare storage instead of a tensor subclass: less CPU overhead
+        # The same choice as te.Linear makes.
         self._split = getattr(getattr(recipe, "fp8_gemm_fprop", None), "use_split_accumulator", False)
         self._storage = self._quantize(self._weight, torch.zeros(MULTIPLE, MULTIPLE, device=device))
         self._keys = [key for key, value in self._storage.get_metadata().items() if isinstance(value, Tensor)]
@@ -168,7 +169,7 @@ class _Engine:
         return [metadata[key] for key in self._keys]
 
     def product(self, x: Tensor, weight: list[Tensor], bias: Tensor | None) -> Tensor:
-        """x bfloat16 [k · 32, K] × what `quantize_weight` made of [N, K] → bfloat16 [k · 32, N]."""
+        """x bfloat16 [k · 32, K] × weight [N, K]ᵀ from `quantize_weight` → bfloat16 [k · 32, N]."""
         from transformer_engine.pytorch.cpp_extensions import general_gemm
 
         metadata = self._storage.get_metadata() | dict(zip(self._keys, weight, strict=True))
@@ -193,13 +194,13 @@ def _engine(recipe: str, device: torch.device) -> _Engine:
 
     if recipe == "fp8":
         return _Engine(Float8CurrentScaling(), device)
-    # The three serve training: they cost accuracy or make the result random.
+    # These three options help training only: they reduce accuracy or make the result random.
     settings = {"disable_rht": True, "disable_stochastic_rounding": True, "disable_2d_quantization": True}
     return _Engine(NVFP4BlockScaling(**settings), device)
 
 
 def _wrong_product(device: torch.device) -> str | None:
-    """What is wrong with a small NVFP4 product on `device`, beside the emulation; None: nothing."""
+    """Error message if a small NVFP4 product on `device` differs from the emulation; None if they agree."""
     noise = torch.Generator(device).manual_seed(0)
     shape = (2, 2 * MULTIPLE, 4 * MULTIPLE)
     x, weight = torch.randn(shape, generator=noise, device=device, dtype=torch.bfloat16)

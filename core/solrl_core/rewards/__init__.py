@@ -1,4 +1,4 @@
-"""Rewards: (images, prompts, metadata) → scores, found by name, by `package.module:attribute`, or by entry point."""
+"""Rewards: (images, prompts, metadata) → scores. Loaded by name, entry point or `package.module:attribute`."""
 
 from solrl_core.rewards.base import Reward, RewardSet, load_reward
 

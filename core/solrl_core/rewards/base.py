@@ -1,4 +1,4 @@
-"""The one shape of a reward, its registry, and a set of rewards summed by weight."""
+"""The reward interface, the registry of rewards, and sets of rewards combined by a weighted sum."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from solrl_core.registry import Registry
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
 
-One may carry a `digest` attribute ("sha256:…") over its weights; without it, its source code is digested.
+A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, its source code is digested.
 """
 
 
@@ -29,18 +29,18 @@ REWARDS: Registry[Any] = Registry(
     },
     wrong=lambda found: None if callable(found) else "a function of images, prompts and metadata, or a class of such",
 )
-"""Rewards, or classes of them."""
+"""Reward functions, and classes that construct them."""
 
 
 def load_reward(name: str, backbone: Backbone, options: Mapping[str, Any] | None = None) -> Reward:
     """Load a reward on the backbone's device.
 
-    A class is called with `device` and its options; for a built-in reward these are weights (`model`, `checkpoint`,
-    `processor`), `dtype`, `batch_size`. Options given here win over those of the model's `solrl.json`. Without any,
-    a built-in reward loads its usual hub id.
+    A class is constructed with `device` and its options. Those of a built-in reward are its weights (`model`,
+    `checkpoint`, `processor`), `dtype` and `batch_size`. Options given here override those in the model's
+    `solrl.json`. Without options for its weights, a built-in reward loads its default hub id.
 
     Raises:
-        ValueError: no such reward, or its options, weights or tokenizer are wrong.
+        ValueError: no such reward, or its options, weights or tokenizer are invalid.
         OSError: files are missing.
     """
     given = _options(name, backbone, options)
@@ -55,7 +55,7 @@ def _options(name: str, backbone: Backbone, options: Mapping[str, Any] | None) -
 
 
 class RewardSet:
-    """Loaded rewards by name; scores images with each and checks what comes back."""
+    """Loaded rewards by name. Scores images with several rewards and validates the scores."""
 
     def __init__(self, rewards: Mapping[str, Reward]) -> None:
         self._rewards = dict(rewards)
@@ -69,13 +69,16 @@ class RewardSet:
         *,
         loaded: dict[str, Reward] | None = None,
     ) -> "RewardSet":
-        """Load each name once; `options` are by name, see `load_reward`.
+        """Load each named reward once.
 
-        `loaded` holds what other models have loaded. What this one needs likewise is taken from there, what it
-        loads itself is added.
+        Args:
+            names: rewards to load; repeated names load once.
+            backbone: the model whose device and `solrl.json` apply.
+            options: reward name → options, see `load_reward`.
+            loaded: cache shared between models. Rewards with the same options are taken from it, new ones added.
 
         Raises:
-            ValueError, OSError: as `load_reward`; also options for a reward that is not named.
+            ValueError, OSError: as `load_reward`; ValueError also for options of a reward that is not named.
         """
         wanted, given = list(dict.fromkeys(names)), dict(options or {})
         if not given.keys() <= set(wanted):
@@ -92,11 +95,11 @@ class RewardSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The rewards' names."""
+        """Names of the rewards, in loading order."""
         return tuple(self._rewards)
 
     def digests(self) -> dict[str, str]:
-        """`reward:<name>` → digest of each."""
+        """Digest of each reward, by `reward:<name>`."""
         return {
             f"reward:{name}": getattr(reward, "digest", None) or source_digest(reward)
             for name, reward in self._rewards.items()
@@ -113,8 +116,8 @@ class RewardSet:
 
         Raises:
             KeyError: a name that was not loaded.
-            RewardError: a reward failed, or gave a wrong shape or a non-finite score; names reward and image.
-            torch.OutOfMemoryError: the device's memory ran out.
+            RewardError: a reward failed, or returned a wrong shape or a non-finite score; names reward and image.
+            torch.OutOfMemoryError: the device is out of memory.
         """
         scores = {}
         for name in names:
@@ -122,7 +125,7 @@ class RewardSet:
             try:
                 values = reward(images, prompts, metadata).float().cpu()
             except torch.OutOfMemoryError:
-                raise  # fewer images at a time may do
+                raise  # the caller may retry with fewer images
             except Exception as error:
                 at = _first_failing(reward, images, prompts, metadata)
                 which = f"{len(images)} images" if at is None else f"image {at} of prompt {prompts[at]!r}"
@@ -140,7 +143,7 @@ class RewardSet:
 def _first_failing(
     reward: Reward, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> int | None:
-    """Index of the first image that fails alone as well; None if only the whole does (too many, say)."""
+    """Index of the first image that also fails by itself; None if only the whole batch fails."""
     for at in range(len(images)):
         one = slice(at, at + 1)
         try:
@@ -151,5 +154,5 @@ def _first_failing(
 
 
 def weighted_sum(scores: Mapping[str, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:
-    """Sum of raw scores times weights, over the names in `weights`."""
+    """Weighted sum of raw scores, over the names in `weights`."""
     return torch.stack([scores[name] * weight for name, weight in weights.items()]).sum(0)

@@ -1,4 +1,4 @@
-"""ImageReward's network in transformers classes: BLIP's image encoder, its text encoder looking at it, and an MLP."""
+"""ImageReward's network in transformers: BLIP's image encoder, text encoder with cross-attention, and an MLP."""
 
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ MEAN, STD = 0.16717362830052426, 1.0333394966054072
 
 
 def mlp(width: int, hidden: tuple[int, ...]) -> nn.Sequential:
-    """Linear layers `width` → each of `hidden` → 1, with nothing between them: that is how ImageReward was trained."""
+    """Linear layers `width` → each of `hidden` → 1, without activations between them, as ImageReward was trained."""
     widths = (width, *hidden, 1)
     return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
 
@@ -22,9 +22,9 @@ class ImageRewardModel(BlipPreTrainedModel):  # type: ignore[misc]  # transforme
     """(pixels, tokens) → reward. `save_pretrained` and `from_pretrained` write and read config.json and weights.
 
     Args:
-        config: BlipConfig with `mlp_widths` (hidden widths), `reward_mean` and `reward_std` besides; those of the
-            published model by default. Its `text_config.is_decoder` must be true, which makes the cross-attention,
-            and its `vision_config.layer_norm_eps` 1e-6 for weights that came from BLIP.
+        config: BlipConfig with the extra fields `mlp_widths` (hidden widths), `reward_mean` and `reward_std`, which
+            default to those of the published model. `text_config.is_decoder` must be true to create the
+            cross-attention. `vision_config.layer_norm_eps` must be 1e-6 for weights from BLIP.
     """
 
     def __init__(self, config: BlipConfig) -> None:
@@ -37,8 +37,8 @@ class ImageRewardModel(BlipPreTrainedModel):  # type: ignore[misc]  # transforme
         self.post_init()
 
     def forward(self, pixel_values: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        """Rewards float32 [N] of N pairs: pixels [N, 3, S, S], tokens and mask [N, L]."""
-        seen = self.vision(pixel_values=pixel_values).last_hidden_state
-        said = self.text(input_ids=input_ids, attention_mask=attention_mask, encoder_hidden_states=seen)
-        reward = self.mlp(said.last_hidden_state[:, 0])[:, 0].float()
+        """Rewards [N] float32 of N pairs of pixels [N, 3, S, S] and tokens with mask, each [N, L]."""
+        image = self.vision(pixel_values=pixel_values).last_hidden_state
+        text = self.text(input_ids=input_ids, attention_mask=attention_mask, encoder_hidden_states=image)
+        reward = self.mlp(text.last_hidden_state[:, 0])[:, 0].float()
         return (reward - self.mean) / self.std

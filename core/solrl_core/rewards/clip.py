@@ -1,4 +1,4 @@
-"""What the rewards on a CLIP share: loading, cosines of images and texts in batches, and a bounded cache of texts."""
+"""Base class of the CLIP rewards: batched cosine similarity of images and prompts, with a bounded text cache."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,26 +19,26 @@ class ClipReward(ABC):
 
     Args:
         model: a transformers CLIPModel.
-        tokenizer: its fast tokenizer; prompts are cut to the model's positions, the end of text kept.
-        preprocessing: describes what is done to images and texts, for the digest.
-        device: where the model runs.
-        batch_size: images at a time.
+        tokenizer: its fast tokenizer; prompts are truncated to the model's positions, keeping the end-of-text token.
+        preprocessing: description of image and text preprocessing, part of the digest.
+        device: device of the model.
+        batch_size: images per batch.
 
     Attributes:
-        digest: of weights, tokenizer and preprocessing.
+        digest: digest of weights, tokenizer and preprocessing.
 
     Raises:
-        ValueError: the tokenizer is not the model's.
+        ValueError: the tokenizer does not belong to the model.
     """
 
     def __init__(self, model: Any, tokenizer: Any, preprocessing: str, *, device: str, batch_size: int) -> None:
         texts = model.config.text_config
-        # The features of a text are taken at its end; with another token there they would be of no text at all.
+        # CLIP reads text features at the end-of-text token; with a different token there they would be meaningless.
         if texts.eos_token_id not in (tokenizer.eos_token_id, 2) or len(tokenizer) > texts.vocab_size:
             raise ValueError(
-                f"got a tokenizer of {len(tokenizer)} tokens that ends a text with {tokenizer.eos_token_id}; the model "
-                f"expects at most {texts.vocab_size}, ended with {texts.eos_token_id}: name the tokenizer that the "
-                "model was trained with by the option `processor`"
+                f"got a tokenizer of {len(tokenizer)} tokens with end-of-text token {tokenizer.eos_token_id}; "
+                f"the model expects at most {texts.vocab_size} tokens and end-of-text token {texts.eos_token_id}: pass "
+                "the tokenizer that the model was trained with as option `processor`"
             )
         batches(0, batch_size)
         self._model = model.to(device).eval().requires_grad_(False)
@@ -59,7 +59,7 @@ class ClipReward(ABC):
             ValueError: the numbers of images and prompts differ.
         """
         if len(images) != len(prompts):
-            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected a prompt an image")
+            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
         cosines = [
             F.cosine_similarity(
                 self._image_features(images[rows]), torch.stack([self._text_features(text) for text in prompts[rows]])
@@ -70,11 +70,11 @@ class ClipReward(ABC):
 
     @abstractmethod
     def _pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """Images [N, 3, H, W] in [0, 1], float32 on the reward's device → what the model sees, [N, 3, S, S]."""
+        """Preprocess images [N, 3, H, W] in [0, 1], float32 on the reward's device, to [N, 3, S, S]."""
 
     @abstractmethod
     def _score(self, cosines: torch.Tensor) -> torch.Tensor:
-        """Cosines [N] → scores [N]."""
+        """Convert cosines [N] to scores [N]."""
 
     def _clean(self, prompt: str) -> str:
         return prompt
@@ -90,7 +90,7 @@ class ClipReward(ABC):
         return features.float()
 
     def _encode(self, prompt: str) -> torch.Tensor:
-        """Features [D] of one prompt: alone, so that they do not depend on which others come with it."""
+        """Text features [D] of one prompt, encoded alone so that they do not depend on a batch."""
         tokens = self._tokenizer(
             [self._clean(prompt)],
             padding="max_length",

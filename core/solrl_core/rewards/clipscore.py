@@ -14,12 +14,12 @@ class ClipScore(ClipReward):
 
     Args:
         model: folder or hub id.
-        processor: folder or hub id of tokenizer and image mean and standard deviation; the model's by default.
-        device, dtype, batch_size: where it runs, in what, and how many images at a time.
+        processor: folder or hub id of tokenizer and image normalisation; by default that of the model.
+        device, dtype, batch_size: device, dtype of the weights, and images per batch.
 
     Raises:
         OSError: files are missing.
-        ValueError: model, tokenizer or an option do not fit.
+        ValueError: the model, the tokenizer or an option is invalid.
     """
 
     def __init__(

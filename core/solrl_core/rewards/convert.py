@@ -1,7 +1,7 @@
-"""Published checkpoints of HPSv2 (open_clip's names) and ImageReward (BLIP's names) into transformers classes.
+"""Conversion of published HPSv2 (open_clip) and ImageReward (BLIP) checkpoints to transformers classes.
 
-Each weight of the transformers class is looked up under its name in the checkpoint, so that what is missing, left
-over, or of another shape is told in the checkpoint's own names. Sizes are read off the shapes; heads cannot be.
+Each weight of the transformers class is looked up under its name in the checkpoint, so errors about missing,
+unexpected or misshapen weights use the checkpoint's names. Sizes follow from the shapes; numbers of heads do not.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 from solrl_core.rewards.loading import listed, read_checkpoint
 
 Take = Literal["whole", "transposed", 0, 1, 2]
-"""How a weight is cut out of its source: whole, transposed, or the first, second or third of three equal parts."""
+"""Part of the source tensor that a weight is: whole, transposed, or the first, second or third of three equal parts."""
 
 _OPEN_CLIP = (
     ("vision_model.", "visual."),
@@ -49,21 +49,21 @@ _BLIP = (
     (".layer_norm2.", ".norm2."),
     ("visual_encoder.post_layernorm.", "visual_encoder.norm."),
 )
-# BLIP's contrastive projections, which the reward does not use, and constants that are not weights.
+# BLIP's contrastive projections, unused by the reward, and constants that are not weights.
 _UNUSED = re.compile(r"(vision_proj|text_proj)\.|(^|\.)(position_ids|attn_mask)$")
 
 
 def open_clip_model(path: str, vision_heads: int, text_heads: int, dtype: torch.dtype) -> Any:
-    """CLIPModel of an open_clip checkpoint with exact GELU, such as HPSv2's.
+    """Load an open_clip checkpoint with exact GELU, such as HPSv2's, as a CLIPModel.
 
     Args:
-        path: .pt (tensors bare or under "state_dict") or .safetensors file.
+        path: .pt file (tensors at the top level or under "state_dict") or .safetensors file.
         vision_heads, text_heads: attention heads; ViT-H-14 has 16 and 16.
-        dtype: what the weights are held and computed in.
+        dtype: dtype of weights and arithmetic.
 
     Raises:
         OSError: no such file.
-        ValueError: not such a checkpoint; says what is missing, left over or of another shape.
+        ValueError: not such a checkpoint; lists missing, unexpected and misshapen weights.
     """
     from transformers import CLIPConfig, CLIPModel
 
@@ -93,7 +93,7 @@ def open_clip_model(path: str, vision_heads: int, text_heads: int, dtype: torch.
             "num_attention_heads": text_heads,
             "max_position_embeddings": length,
             "hidden_act": "gelu",
-            # open_clip's vocabulary ends with the start and the end of a text.
+            # The last two tokens of open_clip's vocabulary are start of text and end of text.
             "bos_token_id": vocabulary - 2,
             "eos_token_id": vocabulary - 1,
             "pad_token_id": 0,
@@ -103,17 +103,17 @@ def open_clip_model(path: str, vision_heads: int, text_heads: int, dtype: torch.
 
 
 def image_reward_model(path: str, med_config: str, vision_heads: int, dtype: torch.dtype) -> Any:
-    """ImageRewardModel of a checkpoint in ImageReward's own format.
+    """Load a checkpoint in ImageReward's format as an ImageRewardModel.
 
     Args:
         path: .pt or .safetensors file; names with or without the prefix "blip.".
-        med_config: BLIP's med_config.json, read for heads, activation and epsilon of the text encoder.
+        med_config: BLIP's med_config.json, which gives heads, activation and epsilon of the text encoder.
         vision_heads: attention heads of the image encoder; BLIP's large one has 16.
-        dtype: what the weights are held and computed in.
+        dtype: dtype of weights and arithmetic.
 
     Raises:
         OSError: no such file.
-        ValueError: not such a checkpoint; says what is missing, left over or of another shape.
+        ValueError: not such a checkpoint; lists missing, unexpected and misshapen weights.
     """
     from transformers import BlipConfig
 
@@ -164,7 +164,7 @@ def image_reward_model(path: str, med_config: str, vision_heads: int, dtype: tor
 
 
 class _Source:
-    """A checkpoint's tensors, and complaints in its own names."""
+    """Tensors of a checkpoint; errors use the checkpoint's names."""
 
     def __init__(self, path: str, kind: str, prefix: str = "") -> None:
         self._path, self._kind = path, kind
@@ -203,17 +203,17 @@ class _Source:
             if source not in missing
             and tuple(self._tensors[source].shape) != (wanted := _source_shape(expected[name], take))
         }
-        told = {"missing": missing, "unexpected": unexpected, "wrong shapes": shapes}
-        if any(told.values()):
-            raise self._error(*(f"{what}: {listed(names)}" for what, names in told.items() if names))
-        config.architectures = [kind.__name__]  # as save_pretrained writes it, so that digests agree
+        problems = {"missing": missing, "unexpected": unexpected, "wrong shapes": shapes}
+        if any(problems.values()):
+            raise self._error(*(f"{problem}: {listed(names)}" for problem, names in problems.items() if names))
+        config.architectures = [kind.__name__]  # save_pretrained writes it too: digests must agree
         weights = {name: _taken(self._tensors[source], take) for name, (source, take) in found.items()}
         return kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype).eval().requires_grad_(False)
 
 
 def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
     for ours, theirs in rules:
-        # Only at the start of a name or of a part of it, so that "text." does not also find "context.".
+        # Match only at the start of a dotted component, so that "text." does not match in "context.".
         name = re.sub(rf"(^|(?<=\.)){re.escape(ours)}" if ours[0] != "." else re.escape(ours), theirs, name)
     return name
 
@@ -247,7 +247,7 @@ def _check_heads(width: int, heads: int, option: str) -> None:
 def _read_med_config(path: str) -> Mapping[str, Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(
-            f"got no file {path!r}; expected BLIP's med_config.json beside the checkpoint, or named by `med_config`"
+            f"got no file {path!r}; expected BLIP's med_config.json next to the checkpoint, or its path as `med_config`"
         )
     try:
         settings = json.loads(Path(path).read_text())

@@ -16,27 +16,28 @@ DEFAULT_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
 def clean_text(text: str) -> str:
-    """What open_clip does to a text before it is tokenised: mend it, resolve HTML entities twice, one space, lower."""
+    """Clean a text as open_clip does: fix its encoding, unescape HTML twice, collapse whitespace, lower-case."""
     import ftfy
 
-    mended = html.unescape(html.unescape(ftfy.fix_text(text)))
-    return re.sub(r"\s+", " ", mended).strip().lower()
+    unescaped = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return re.sub(r"\s+", " ", unescaped).strip().lower()
 
 
 class HpsV2(ClipReward):
-    """Scores with HPS v2.1's CLIP. Text is cleaned as open_clip does; images are padded, not cut.
+    """Scores with HPS v2.1's CLIP. Text is cleaned as in open_clip; images are padded, not cropped.
 
     Args:
         model: folder or hub id of a transformers CLIP; excludes `checkpoint`.
         processor: folder or hub id of the CLIP tokenizer; by default `model` if that is a folder, else the published
             one.
-        checkpoint: file in open_clip's format, as HPSv2 publishes it, and the default from the hub.
-        vision_heads, text_heads: attention heads of a checkpoint, which its shapes do not tell; those of ViT-H-14.
-        device, dtype, batch_size: where it runs, in what, and how many images at a time.
+        checkpoint: file in open_clip's format, as published by HPSv2. The default downloads it from the hub.
+        vision_heads, text_heads: attention heads of a checkpoint, which its shapes do not reveal; by default those
+            of ViT-H-14.
+        device, dtype, batch_size: device, dtype of the weights, and images per batch.
 
     Raises:
         OSError: files are missing.
-        ValueError: model, checkpoint, tokenizer or an option do not fit.
+        ValueError: the model, the checkpoint, the tokenizer or an option is invalid.
     """
 
     def __init__(

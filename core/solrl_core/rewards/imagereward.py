@@ -17,22 +17,22 @@ TOKENS = 35
 
 
 class ImageReward:
-    """Scores N pairs for N images; images go as 8 bits through PIL, as in the published package.
+    """Scores each (image, prompt) pair with a BLIP; 8-bit images go through PIL, as in the published package.
 
     Args:
         model: folder or hub id written by `ImageRewardModel.save_pretrained`; excludes `checkpoint`.
         processor: folder or hub id of the BERT tokenizer; by default `model` if that is a folder, else BERT's.
-        checkpoint: file in ImageReward's own format, and the default from the hub.
-        med_config: BLIP's text settings for a checkpoint; by default med_config.json beside it.
-        vision_heads: attention heads of a checkpoint's image encoder, which its shapes do not tell.
-        device, dtype, batch_size: where it runs, in what, and how many images at a time.
+        checkpoint: file in ImageReward's format. The default downloads it from the hub.
+        med_config: BLIP's text settings for a checkpoint; by default the med_config.json next to it.
+        vision_heads: attention heads of a checkpoint's image encoder, which its shapes do not reveal.
+        device, dtype, batch_size: device, dtype of the weights, and images per batch.
 
     Attributes:
-        digest: of weights, tokenizer and preprocessing.
+        digest: digest of weights, tokenizer and preprocessing.
 
     Raises:
         OSError: files are missing.
-        ValueError: model, checkpoint, tokenizer or an option do not fit.
+        ValueError: the model, the checkpoint, the tokenizer or an option is invalid.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ImageReward:
         if len(self._tokenizer) > network.config.text_config.vocab_size:
             raise ValueError(
                 f"got a tokenizer of {len(self._tokenizer)} tokens; the model expects at most "
-                f"{network.config.text_config.vocab_size}: name its own by the option `processor`"
+                f"{network.config.text_config.vocab_size}: pass the model's tokenizer as option `processor`"
             )
         self._model = network.to(device)
         self._device = torch.device(device)
@@ -89,7 +89,7 @@ class ImageReward:
             ValueError: the numbers of images and prompts differ.
         """
         if len(images) != len(prompts):
-            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected a prompt an image")
+            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
         scores = [self._pairs(images[rows], prompts[rows]) for rows in batches(len(images), self._batch_size)]
         return torch.cat(scores) if scores else torch.zeros(0, device=self._device)
 
@@ -106,7 +106,7 @@ class ImageReward:
 
 
 def _with_blip_tokens(tokenizer: Any) -> Any:
-    """BERT's tokenizer with the two tokens that BLIP adds: a prompt may spell one, and then it is read as one."""
+    """Add BLIP's two special tokens to BERT's tokenizer. A prompt that spells one is tokenised as it."""
     if tokenizer.bos_token != "[DEC]":
         tokenizer.add_special_tokens({"bos_token": "[DEC]"})
     if "[ENC]" not in tokenizer.get_vocab():

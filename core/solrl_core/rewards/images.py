@@ -1,4 +1,7 @@
-"""Preprocessing with torchvision's rounding, but without torchvision. Letters: N images, H height, W width, S side."""
+"""Image preprocessing with torchvision's rounding, without torchvision.
+
+Shapes: N images, H height, W width, S side of the square that a model takes.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -9,18 +12,18 @@ OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def shape_with_short_side(height: int, width: int, side: int) -> tuple[int, int]:
-    """(height, width) once the shorter is `side`, the longer cut to a whole number as torchvision's Resize does."""
+    """(height, width) scaled so that the shorter is `side`; the longer is truncated, as in torchvision's Resize."""
     long = int(side * max(height, width) / min(height, width))
     return (side, long) if height <= width else (long, side)
 
 
 def centre(height: int, width: int, side: int) -> tuple[int, int]:
-    """(top, left) of the middle square, rounded as torchvision's CenterCrop does: half to even."""
+    """(top, left) of the centre square, rounded half to even, as in torchvision's CenterCrop."""
     return round((height - side) / 2), round((width - side) / 2)
 
 
 def short_side_then_centre(images: torch.Tensor, side: int) -> torch.Tensor:
-    """Images [N, 3, H, W] → [N, 3, S, S]: shorter side to S (bilinear, antialiased), then the middle square."""
+    """Images [N, 3, H, W] → [N, 3, S, S]: resize the shorter side to S (bilinear, antialiased), crop the centre."""
     height, width = images.shape[-2:]
     size = shape_with_short_side(height, width, side)
     if size != (height, width):
@@ -30,7 +33,7 @@ def short_side_then_centre(images: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def long_side_then_pad(images: torch.Tensor, side: int) -> torch.Tensor:
-    """Images [N, 3, H, W] → [N, 3, S, S]: longer side to S (bicubic, antialiased, not clamped), black around it."""
+    """Images [N, 3, H, W] → [N, 3, S, S]: resize the longer side to S (bicubic, antialiased, unclamped), pad black."""
     height, width = images.shape[-2:]
     scale = side / max(height, width)
     size = (round(height * scale), round(width * scale))
@@ -41,7 +44,7 @@ def long_side_then_pad(images: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def as_bytes(images: torch.Tensor) -> torch.Tensor:
-    """Images [N, 3, H, W] in [0, 1] → uint8 [N, H, W, 3] on the CPU, rounded to nearest; all on their own device."""
+    """Images [N, 3, H, W] in [0, 1] → uint8 [N, H, W, 3] on the CPU, rounded to nearest on the images' device."""
     return (images * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu()
 
 
@@ -51,7 +54,7 @@ def as_pil(images: torch.Tensor) -> list[Image.Image]:
 
 
 def pil_short_side_then_centre(image: Image.Image, side: int) -> Image.Image:
-    """One 8-bit image: shorter side to S (PIL's bicubic, clamped to 8 bits), then the middle square."""
+    """Resize one 8-bit image's shorter side to S (PIL's bicubic, clamped to 8 bits), then crop the centre."""
     height, width = shape_with_short_side(image.height, image.width, side)
     top, left = centre(height, width, side)
     resized = image.resize((width, height), Image.Resampling.BICUBIC)
@@ -59,7 +62,7 @@ def pil_short_side_then_centre(image: Image.Image, side: int) -> Image.Image:
 
 
 class Normalize:
-    """(x − mean) / std for each channel of images [N, 3, H, W], in float32 on the images' device."""
+    """(x − mean) / std per channel of images [N, 3, H, W], in float32 on the images' device."""
 
     def __init__(self, mean: tuple[float, ...] = OPENAI_MEAN, std: tuple[float, ...] = OPENAI_STD) -> None:
         self._mean, self._std = (torch.tensor(values)[:, None, None] for values in (mean, std))

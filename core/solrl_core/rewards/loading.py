@@ -1,4 +1,4 @@
-"""Reading what rewards need: models and tokenizers through transformers, checkpoint files without running code."""
+"""Loaders for rewards: models and tokenizers through transformers, checkpoint files without running pickled code."""
 
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -11,10 +11,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The dtype behind an option.
+    """Torch dtype with the given name.
 
     Raises:
-        ValueError: not one of `DTYPES`.
+        ValueError: the name is not in `DTYPES`.
     """
     if name not in DTYPES:
         raise ValueError(f"got dtype {name!r}; expected one of {sorted(DTYPES)}")
@@ -22,7 +22,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def batches(count: int, size: int) -> Iterator[slice]:
-    """Slices of at most `size` that cover `count` rows.
+    """Slices of at most `size` rows that cover `count` rows.
 
     Raises:
         ValueError: `size` is below one.
@@ -33,11 +33,11 @@ def batches(count: int, size: int) -> Iterator[slice]:
 
 
 def pretrained(kind: Any, where: str, dtype: torch.dtype) -> Any:
-    """A transformers model from a folder or hub id, for inference.
+    """Load a transformers model from a folder or hub id, for inference.
 
     Raises:
-        OSError: no such folder, or the hub does not answer.
-        ValueError: weights are missing or have other shapes, which transformers would fill at random.
+        OSError: no such folder, or the hub cannot be reached.
+        ValueError: weights are missing or of the wrong shape; transformers would initialise them at random.
     """
     try:
         model, info = kind.from_pretrained(where, dtype=dtype, output_loading_info=True)
@@ -52,7 +52,7 @@ def pretrained(kind: Any, where: str, dtype: torch.dtype) -> Any:
 
 
 def tokenizer_at(where: str) -> Any:
-    """The fast tokenizer of a folder or hub id.
+    """Load the fast tokenizer of a folder or hub id.
 
     Raises:
         OSError: there is none.
@@ -60,14 +60,14 @@ def tokenizer_at(where: str) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = _processing(AutoTokenizer, where, "a tokenizer")
-    # Each call sets these again; what the last call before saving left must not be part of the digest.
+    # Every call sets these. A saved tokenizer keeps those of its last call, which must not be part of the digest.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
 def image_processor_at(where: str) -> Any:
-    """The CLIP image processor of a folder or hub id, in PIL whether or not torchvision is installed.
+    """Load the CLIP image processor of a folder or hub id: the PIL one, whether or not torchvision is installed.
 
     Raises:
         OSError: there is none.
@@ -82,16 +82,16 @@ def _processing(kind: Any, where: str, what: str) -> Any:
         return kind.from_pretrained(where)
     except (OSError, ValueError) as error:
         raise OSError(
-            f"cannot read {what} from {where!r} ({error}); expected a folder that save_pretrained wrote or a hub id "
-            "that this machine can reach: name one with the option `processor`"
+            f"cannot read {what} from {where!r} ({error}); expected a folder written by save_pretrained or a hub id "
+            "that this machine can reach: pass one as option `processor`"
         ) from error
 
 
 def hub_file(repository: str, name: str, option: str) -> str:
-    """Path of a hub file, downloaded if need be.
+    """Path of a hub file, downloaded if necessary.
 
     Raises:
-        OSError: the hub does not answer or does not have it; names the option that takes a local path.
+        OSError: the hub cannot be reached or lacks the file; names the option that takes a local path.
     """
     from huggingface_hub import hf_hub_download
 
@@ -104,15 +104,17 @@ def hub_file(repository: str, name: str, option: str) -> str:
 
 
 def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
-    """Tensors by name of a .safetensors or torch file, bare or under "state_dict" or "model"; no pickled code is run.
+    """Read tensors by name from a .safetensors or torch file, without running pickled code.
+
+    A torch file holds them at the top level, or under "state_dict" or "model".
 
     Raises:
         OSError: no such file.
-        ValueError: it is something else.
+        ValueError: the file is not such a checkpoint.
     """
     file = Path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"got checkpoint {path!r}, which is no file; expected a .pt or .safetensors file")
+        raise FileNotFoundError(f"got checkpoint {path!r}, which is not a file; expected a .pt or .safetensors file")
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -121,7 +123,7 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
         found = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except OSError:
         raise
-    except Exception as error:  # torch and safetensors have errors of many kinds for files that are something else
+    except Exception as error:  # torch and safetensors raise many kinds of errors for invalid files
         why = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{path!r} is not a checkpoint of plain tensors: {why}") from error
     for key in ("state_dict", "model"):
@@ -129,13 +131,14 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
             found = found[key]
     if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise ValueError(
-            f"{path!r} holds {type(found).__name__}; expected tensors by name, alone or under 'state_dict' or 'model'"
+            f"{path!r} holds {type(found).__name__}; expected tensors by name, at the top level or under "
+            "'state_dict' or 'model'"
         )
     return dict(found)
 
 
 def listed(names: Any, most: int = 5) -> str:
-    """The first few of some names, and how many more."""
+    """The first `most` of some names in alphabetical order, and the number of remaining ones."""
     names = sorted(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -14,17 +14,17 @@ DIVISOR = 26
 
 
 class PickScore(ClipReward):
-    """Scores with a CLIP tuned on human choices; images go as 8 bits through transformers' own processor.
+    """Scores with a CLIP tuned on human preferences; 8-bit images go through transformers' image processor.
 
     Args:
         model: folder or hub id of a transformers CLIP.
-        processor: folder or hub id of tokenizer and image processor; by default the model's folder if it is one,
-            else the published one.
-        device, dtype, batch_size: where it runs, in what, and how many images at a time.
+        processor: folder or hub id of tokenizer and image processor; by default `model` if that is a folder, else
+            the published one.
+        device, dtype, batch_size: device, dtype of the weights, and images per batch.
 
     Raises:
         OSError: files are missing.
-        ValueError: model, tokenizer or an option do not fit.
+        ValueError: the model, the tokenizer or an option is invalid.
     """
 
     def __init__(

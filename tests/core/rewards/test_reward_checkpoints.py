@@ -122,9 +122,9 @@ def test_a_torch_file_of_something_else_is_refused(tmp_path: Path, content: Any)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"no file; expected a \.pt or"):
+    with pytest.raises(OSError, match=r"not a file; expected a \.pt or"):
         HpsV2(**{**HPSV2, "checkpoint": str(tmp_path / "none.pt")})
-    with pytest.raises(OSError, match=r"med_config\.json beside the checkpoint"):
+    with pytest.raises(OSError, match=r"med_config\.json next to the checkpoint"):
         ImageReward(**{**IMAGEREWARD, "med_config": str(tmp_path / "none.json")})
     with pytest.raises(OSError, match="option `processor`"):
         HpsV2(**{**HPSV2, "processor": str(tmp_path)})
