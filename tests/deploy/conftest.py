@@ -1,12 +1,6 @@
-"""The proof's modules are scripts, and read docker-compose.yml for these tests as well."""
-
-import sys
-from pathlib import Path
+"""docker-compose.yml is read without settings of this environment."""
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
 
 
 @pytest.fixture(autouse=True)
