@@ -18,7 +18,7 @@ from torch import nn
 from solrl_core.adapter import Adapter
 from solrl_core.batches import Batch, batches
 from solrl_core.families.base import Backbone, Conditioning, stack
-from solrl_core.lanes import side_by_side, split
+from solrl_core.lanes import side_by_side
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise
 from solrl_core.precision import apply_policy, probe
@@ -171,8 +171,9 @@ class Generator:
         at_once = min(at_once, max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width)))
         decode = torch.inference_mode()(self.backbone.decode)
         if latents.device.type == "cpu":
-            parts = [latents[rows] for rows in split(len(latents), at_once, latents.device)]
-            return torch.cat(side_by_side(decode, parts, latents.device))
+            cut = batches(len(latents), at_once, latents.device)
+            parts = side_by_side(decode, [latents[list(batch.places)] for batch in cut], latents.device)
+            return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
         at_once = next(number for number in _DECODED_ON_GPU if number <= at_once)
         # Filled up, because the decoder is compiled for each shape that it meets.
         filled = torch.cat([latents, *[latents[-1:]] * (-len(latents) % at_once)])

@@ -40,7 +40,8 @@ def side_by_side(work: Callable[[Part], Done], parts: Sequence[Part], device: to
 
     Grad mode is a thread's own: `work` must set the one it needs.
     """
-    if device.type != "cpu" or lane_count() == 1 or len(parts) == 1:
+    # A single part takes a lane as well: on all threads its products would be cut, and so rounded, otherwise.
+    if device.type != "cpu" or lane_count() == 1:
         return [work(part) for part in parts]
     futures = [_pool().submit(work, part) for part in parts]
     errors = [error for future in futures if (error := future.exception()) is not None]

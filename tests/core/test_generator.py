@@ -191,6 +191,17 @@ def test_a_candidate_hardly_depends_on_the_size_of_its_batch(generator: Generato
         check_close(generator, part, Generated(whole.trajectory.rows(slice(start, stop)), whole.images[start:stop]))
 
 
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="other processors' matrix products round otherwise"
+)
+def test_latents_do_not_depend_on_what_a_candidate_is_batched_with(generator: Generator) -> None:
+    seeds = [3, 14, 15, 92, 65, 35, 89]
+    together = generator.generate(PROMPTS[0], seeds, steps=STEPS).latents
+    for part in ([0], [4], [6, 1], [5, 0, 2], [1, 2, 3, 4, 5]):
+        alone = generator.generate(PROMPTS[0], [seeds[i] for i in part], steps=STEPS).latents
+        assert torch.equal(alone, together[part])
+
+
 def test_prompts_as_a_list_equal_prompts_one_by_one(generator: Generator) -> None:
     together = generator.generate(PROMPTS, SEEDS, steps=STEPS)
     singly = [generator.generate(prompt, [seed], steps=STEPS) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]

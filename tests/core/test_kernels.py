@@ -288,6 +288,14 @@ def test_layers_that_share_an_input_are_given_the_same_codes(
     assert torch.linalg.norm(got - exact) < 1.2 * torch.linalg.norm(expected - exact)
 
 
+@pytest.mark.parametrize(("count", "limit"), [(1, 24), (3, 24), (5, 24), (24, 24), (25, 24), (7, 2), (1, 1)])
+def test_a_cpu_s_batches_hold_each_row_once_and_four_at_least(count: int, limit: int) -> None:
+    cut = batches(count, limit, torch.device("cpu"))
+    assert [place for batch in cut for place in batch.places[: batch.count]] == list(range(count))
+    assert all(min(4, limit) <= len(batch.places) <= limit for batch in cut)
+    assert all(set(batch.places[batch.count :]) <= {batch.places[batch.count - 1]} for batch in cut)
+
+
 @pytest.mark.parametrize("limit", [24, 12, 6, 3, 2, 1])
 @pytest.mark.parametrize("count", [1, 5, 6, 7, 18, 19, 24, 25, 30, 48, 97])
 def test_a_gpu_s_batches_hold_each_row_once_and_are_of_two_sizes(count: int, limit: int) -> None:
