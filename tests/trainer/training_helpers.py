@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from solrl_core.families import Backbone
-from solrl_trainer.algorithms.registry import find_algorithm
+from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import Policy
@@ -49,7 +49,7 @@ def updater(
         backbone=backbone,
         policy=policy,
         optimizer=optimizer,
-        algorithm=find_algorithm(config.algorithm.name)(config.algorithm),
+        algorithm=ALGORITHMS.find(config.algorithm.name)(config.algorithm),
         settings=config.optimizer,
         sigmas=backbone.sigmas(config.regenerate.steps),
         guidance=config.guidance,

@@ -10,7 +10,7 @@ from solrl_proto.rollouts import FittedSolver, Precision, Prune, RewardSpec, Sol
 
 from solrl_trainer.algorithms.base import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
-from solrl_trainer.algorithms.registry import find_algorithm
+from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.section import Positive, Section
 
 
@@ -166,7 +166,7 @@ class RunConfig(Section):
     def _validate_as_its_algorithms(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        return find_algorithm(str(value.get("name", AlgorithmSettings().name))).Settings.model_validate(value)
+        return ALGORITHMS.find(str(value.get("name", AlgorithmSettings().name))).Settings.model_validate(value)
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:

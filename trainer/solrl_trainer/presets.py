@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from solrl_trainer.algorithms.base import AlgorithmSettings
-from solrl_trainer.algorithms.registry import find_algorithm
+from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.config import RunConfig
 
 _MINIATURE = {
@@ -185,7 +185,7 @@ def _algorithm_fields(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[s
     named = [(source, layer["algorithm.name"]) for source, layer in layers if "algorithm.name" in layer]
     source, name = named[-1] if named else ("default", AlgorithmSettings().name)
     try:
-        return [f"algorithm.{key}" for key in find_algorithm(str(name)).Settings.model_fields]
+        return [f"algorithm.{key}" for key in ALGORITHMS.find(str(name)).Settings.model_fields]
     except ValueError as error:
         raise ConfigError(f"setting algorithm.name (from {source}): {error}") from error
 

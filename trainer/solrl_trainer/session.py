@@ -12,7 +12,7 @@ from solrl_core.rewards import RewardSet
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.algorithms.registry import find_algorithm
+from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.explore import Explorer
@@ -84,7 +84,7 @@ class Session:
             backbone=backbone,
             policy=policy,
             optimizer=optimizer,
-            algorithm=find_algorithm(config.algorithm.name)(config.algorithm),
+            algorithm=ALGORITHMS.find(config.algorithm.name)(config.algorithm),
             settings=settings,
             sigmas=backbone.sigmas(config.regenerate.steps),
             guidance=config.guidance,

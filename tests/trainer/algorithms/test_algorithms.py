@@ -14,7 +14,7 @@ from solrl_core.families import Backbone
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings, nft_loss
-from solrl_trainer.algorithms.registry import find_algorithm, known_algorithms
+from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess, TrainingSamples
 from solrl_trainer.config import PolicySettings, RunConfig
 from solrl_trainer.older_settings import read_settings
@@ -91,9 +91,9 @@ def configured(name: str, *overrides: str) -> RunConfig:
 
 
 def test_an_algorithm_is_found_by_name_and_by_module_and_attribute() -> None:
-    assert find_algorithm("diffusionnft") is DiffusionNft
-    assert find_algorithm(f"{HERE}:Weighted") is Weighted
-    assert known_algorithms() == ["diffusionnft"]
+    assert ALGORITHMS.find("diffusionnft") is DiffusionNft
+    assert ALGORITHMS.find(f"{HERE}:Weighted") is Weighted
+    assert ALGORITHMS.names() == ["diffusionnft"]
 
 
 def test_an_algorithm_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +103,8 @@ def test_an_algorithm_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeyp
     (info / "entry_points.txt").write_text(f"[solrl.algorithms]\nweighted = {HERE}:Weighted\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    assert find_algorithm("weighted") is Weighted
-    assert known_algorithms() == ["diffusionnft", "weighted"]
+    assert ALGORITHMS.find("weighted") is Weighted
+    assert ALGORITHMS.names() == ["diffusionnft", "weighted"]
     assert tiny_config("algorithm.name=weighted", "algorithm.temperature=2").algorithm.temperature == 2  # type: ignore[attr-defined]
 
 
@@ -120,7 +120,7 @@ def test_an_algorithm_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeyp
         (f"{HERE}:NoSuch", "NoSuch"),
         (f"{HERE}:HERE", "expected a subclass of .*Algorithm"),
         (f"{HERE}:WeightedSettings", "expected a subclass of .*Algorithm"),
-        (f"{HERE}:Untyped", "expected a subclass of .*AlgorithmSettings"),
+        (f"{HERE}:Untyped", "expected `Settings` to be a subclass of .*AlgorithmSettings"),
         (":Weighted", "cannot load"),
     ],
 )
