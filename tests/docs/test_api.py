@@ -123,6 +123,16 @@ def test_noise_is_drawn_as_the_page_says(count: int) -> None:
         assert noise(seed, count) == pytest.approx(initial_noise([seed], (count,))[0].numpy(), abs=2e-6)
 
 
+@pytest.mark.parametrize("steps", [1, 4, 10])
+@pytest.mark.parametrize("model", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_noise_levels_are_as_the_page_says(model: str, steps: int) -> None:
+    backbone = load_backbone(model)
+    scheduler = backbone._pipeline.scheduler.config  # type: ignore[attr-defined]
+    settings = {"shift": scheduler.shift, "low": scheduler.base_shift, "high": scheduler.max_shift, "tokens": 64}
+    found = code("sigmas.py")["sigmas"](backbone.family, steps, **settings)
+    assert found == pytest.approx(backbone.sigmas(steps), abs=1e-6)
+
+
 def test_the_probe_is_as_the_page_says(service: httpx.Client) -> None:
     probe = service.get("/v1/models").json()["noise"]["probe"]
     assert code("noise.py")["noise"](PROBE_SEED, PROBE_LENGTH) == pytest.approx(probe, abs=1e-5)
