@@ -12,8 +12,8 @@ import torch
 from solrl_proto.rollouts import FittedSolver
 
 from solrl_core.generator import Generator
-from solrl_core.noise import initial_noise
-from solrl_core.sampler import Trajectory, weigh
+from solrl_core.sampler import Trajectory
+from solrl_core.solvers import Fitted, make_solver, weigh
 
 SCHEDULES = ((1.0, 0.85, 0.65, 0.3), (1.0, 0.85, 0.7, 0.4), (1.0, 0.87, 0.7, 0.45), (1.0, 0.87, 0.75, 0.5))
 """Noise levels worth a try: what is made is decided in the first steps, and the last prediction is a fine one."""
@@ -50,15 +50,11 @@ def make_examples(
     generator: Generator, texts: Sequence[str], seeds: Sequence[int], *, steps: int, solver: str, guidance: float
 ) -> Examples:
     """Trajectories from a prompt and a seed each, by `steps` steps of a named solver."""
-    sigmas = generator.backbone.sigmas(steps)
-    at = Trajectory(initial_noise(seeds, generator.backbone.latent_shape).to(generator.backbone.device))
-    latents = [at.x]
-    for until in range(1, steps + 1):
-        at = generator.generate(
-            texts, seeds, steps=steps, solver=solver, guidance=guidance, begin=at, until=until, decode=False
-        ).trajectory
-        latents.append(at.x)
-    return Examples(list(texts), list(seeds), guidance, sigmas, latents)
+    recording = generator.generate(
+        texts, seeds, steps=steps, solver=solver, guidance=guidance, decode=False, record=True
+    ).recording
+    assert recording is not None
+    return Examples(list(texts), list(seeds), guidance, list(recording.sigmas), list(recording.states))
 
 
 @torch.inference_mode()
@@ -73,24 +69,23 @@ def fit(generator: Generator, examples: Examples, sigmas: Sequence[float]) -> Fi
     """
     moves: list[tuple[float, ...]] = []
     ends: list[tuple[float, ...]] = []
-    standing = standing_still(sigmas)
-    at = Trajectory(examples.latents[0])
+    at = Trajectory(examples.latents[0], make_solver(standing_still(sigmas)))
     for step in range(len(sigmas)):
         asked = generator.generate(
             examples.texts,
             examples.seeds,
             steps=len(sigmas),
-            solver=standing,
             guidance=examples.guidance,
             begin=at,
             until=step + 1,
             decode=False,
         ).trajectory
-        parts = (at.x, *asked.predictions)
+        assert isinstance(asked.solver, Fitted)
+        parts = (at.x, *asked.solver.predictions)
         ends.append(_least_squares(parts, examples.latents[-1]))
         if step + 1 < len(sigmas):
             moves.append(_least_squares(parts, examples.at(sigmas[step + 1])))
-            at = Trajectory(weigh(moves[-1], parts), step + 1, asked.predictions)
+            at = Trajectory(weigh(moves[-1], parts), asked.solver, step + 1)
     return FittedSolver(sigmas=tuple(sigmas), moves=tuple(moves), ends=tuple(ends))
 
 

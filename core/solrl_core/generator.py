@@ -12,7 +12,6 @@ from typing import Literal, get_args
 
 import torch
 from solrl_proto.identifiers import Tier
-from solrl_proto.rollouts import FittedSolver
 from torch import nn
 
 from solrl_core.adapter import Adapter
@@ -20,9 +19,11 @@ from solrl_core.batches import Batch, batches
 from solrl_core.families.base import Backbone, Conditioning, stack
 from solrl_core.lanes import side_by_side
 from solrl_core.lora import Merger, target_modules
-from solrl_core.noise import initial_noise
+from solrl_core.noise import initial_noise, step_noise
+from solrl_core.pace import upload
 from solrl_core.precision import apply_policy, probe
-from solrl_core.sampler import Trajectory, advance, schedule
+from solrl_core.sampler import Recorder, Recording, Trajectory, advance
+from solrl_core.solvers import SolverSpec, make_solver
 
 PRECISIONS: tuple[Tier, ...] = get_args(Tier)
 CHUNK = 24
@@ -42,10 +43,12 @@ class Generated:
         trajectory: where they stand; at its end, or before it.
         images: their clean latents (before the end: as predicted) decoded, float32 [N, 3, H, W] in [0, 1]; none
             where they were not asked for.
+        recording: all steps taken, on the generator's device, if they were asked for.
     """
 
     trajectory: Trajectory
     images: torch.Tensor
+    recording: Recording | None = None
 
     @property
     def latents(self) -> torch.Tensor:
@@ -114,13 +117,14 @@ class Generator:
         seeds: Sequence[int],
         *,
         steps: int,
-        solver: str | FittedSolver = "euler",
+        solver: SolverSpec = "euler",
         guidance: float = 1.0,
         begin: Trajectory | None = None,
         until: int | None = None,
         between: Callable[[], None] | None = None,
         at_once: int = CHUNK,
         decode: bool = True,
+        record: bool = False,
     ) -> Generated:
         """Make candidates, wholly or a part of the way.
 
@@ -128,18 +132,22 @@ class Generator:
             prompt: the text of all candidates, or one for each.
             seeds: one for each candidate.
             steps: solver steps.
-            solver: see `solrl_core.sampler`.
+            solver: see `solrl_core.solvers`; a trajectory to begin from has its own.
             guidance: 1.0 is none.
             begin: go on from here, a row for each seed, instead of from the seeds' noise.
             until: stop after so many steps; None for all.
             between: called before each step; raise from it to stop.
             at_once: candidates in one batch at most.
             decode: whether images are wanted.
+            record: whether all steps are kept.
+
+        A stochastic solver's noise is `step_noise` of each candidate's seed, so that it does not depend on the batch.
         """
         texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
         rows = [self.encode(text, guidance) for text in texts]
-        sigmas = schedule(solver, steps, self.backbone.sigmas)
-        device = self.backbone.device
+        fresh = make_solver(solver) if begin is None else begin.solver
+        sigmas = fresh.schedule(steps, self.backbone.sigmas)
+        device, shape = self.backbone.device, self.backbone.latent_shape
         turn = threading.Lock()
 
         def between_steps() -> None:
@@ -148,23 +156,35 @@ class Generator:
                     between()
 
         @torch.inference_mode()
-        def make(batch: Batch) -> Trajectory:
+        def make(batch: Batch) -> tuple[Trajectory, Recording | None]:
+            own_seeds = [seeds[place] for place in batch.places]
             conditioning = stack([rows[place] for place in batch.places])
 
             def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
                 at = torch.full((len(x),), sigma, device=device)
                 return self.backbone.velocity(self.transformer, x, at, conditioning, guidance)
 
-            if begin is None:
-                start = Trajectory(initial_noise([seeds[p] for p in batch.places], self.backbone.latent_shape))
-            else:
-                start = begin.rows(batch.places)
-            end = advance(velocity, start.to(device), sigmas, solver, until=until, between=between_steps)
-            return end.rows(slice(batch.count))
+            start = Trajectory(initial_noise(own_seeds, shape), fresh) if begin is None else begin.rows(batch.places)
+            start = start.to(device)
+            recorder = Recorder(start) if record else None
+            end = advance(
+                velocity,
+                start,
+                sigmas,
+                until=until,
+                between=between_steps,
+                noise=lambda step: upload(step_noise(own_seeds, step, shape), device),
+                recorder=recorder,
+            )
+            asked_for = slice(batch.count)
+            return end.rows(asked_for), None if recorder is None else recorder.recording(sigmas, asked_for)
 
-        end = Trajectory.join(side_by_side(make, batches(len(seeds), at_once, device), device))
+        made = side_by_side(make, batches(len(seeds), at_once, device), device)
+        end = Trajectory.join([trajectory for trajectory, _ in made])
         assert end.clean is not None
-        return Generated(end, self.decode(end.clean, at_once) if decode else torch.empty(0))
+        recordings = [recording for _, recording in made if recording is not None]
+        images = self.decode(end.clean, at_once) if decode else torch.empty(0)
+        return Generated(end, images, Recording.join(recordings) if record else None)
 
     def decode(self, latents: torch.Tensor, at_once: int = CHUNK) -> torch.Tensor:
         """Images [N, 3, H, W] of latents that were made `at_once`, decoded fewer at a time where they are large."""

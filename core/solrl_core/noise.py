@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 import torch
 from solrl_proto.models import NoiseContract
-from solrl_proto.noise import NOISE_CONTRACT_VERSION, PROBE_LENGTH, PROBE_SEED, PROBE_TOLERANCE, SEED_LIMIT
+from solrl_proto.noise import (
+    NOISE_CONTRACT_VERSION,
+    PROBE_LENGTH,
+    PROBE_SEED,
+    PROBE_TOLERANCE,
+    SEED_LIMIT,
+    expand_seeds,
+)
 
 from solrl_core.errors import MismatchError
 
@@ -31,6 +38,18 @@ def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(seed)
         rows.append(torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu"))
     return torch.stack(rows) if rows else torch.empty(0, *shape, dtype=torch.float32, device="cpu")
+
+
+def step_noise(seeds: Sequence[int], step: int, shape: Sequence[int]) -> torch.Tensor:
+    """Draw the noise of one stochastic solver step: row i depends on seed i and the step alone, not on the batch.
+
+    Row i is the initial noise of the seed `expand_seeds(seeds[i], f"step/{step}", 1)[0]`, so it shares nothing with the
+    candidate's own initial noise.
+
+    Returns:
+        float32 CPU tensor [len(seeds), *shape].
+    """
+    return initial_noise([expand_seeds(seed, f"step/{step}", 1)[0] for seed in seeds], shape)
 
 
 def noise_contract() -> NoiseContract:

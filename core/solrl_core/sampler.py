@@ -1,13 +1,12 @@
-"""Deterministic flow-matching ODE solvers. They know velocities and sigmas, and nothing of models."""
+"""Trajectories from noise to clean latents, all or part of the way."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from solrl_proto.rollouts import FittedSolver
 
 from solrl_core.pace import upload
+from solrl_core.solvers import Solver, SolverSpec, StochasticSolver, make_solver
 
 Velocity = Callable[[torch.Tensor, float], torch.Tensor]
 """(latents [B, ...] at sigma, sigma) → velocity [B, ...] float32."""
@@ -18,155 +17,127 @@ class Trajectory:
     """Candidates on their way from noise to clean latents.
 
     Attributes:
-        x: latents at sigmas[index], float32 [B, ...].
-        index: steps taken.
-        predictions: clean latents as the model predicted them in the steps taken, as far as the next ones need them.
-        foreseen: clean latents as a fitted solver weighs them from those; None where the last prediction is all.
+        x: latents after `index` steps, float32 [B, ...].
+        solver: takes the next steps.
+        index: number of steps taken.
     """
 
     x: torch.Tensor
+    solver: Solver
     index: int = 0
-    predictions: tuple[torch.Tensor, ...] = ()
-    foreseen: torch.Tensor | None = None
 
     @property
     def clean(self) -> torch.Tensor | None:
-        """Clean latents as predicted by now; those themselves after the last step of all. None before any."""
-        if self.foreseen is not None:
-            return self.foreseen
-        return self.predictions[-1] if self.predictions else None
+        """Clean latents as predicted now; after the last step the candidates themselves. None before any step."""
+        return self.solver.clean
 
     def rows(self, which: slice | Sequence[int]) -> "Trajectory":
         """Some of the candidates."""
-        return self._each(lambda tensor: tensor[which])
+        return Trajectory(self.x[which], self.solver.rows(which), self.index)
 
     def to(self, device: torch.device) -> "Trajectory":
         """The same on another device."""
-        return self._each(lambda tensor: upload(tensor, device))
-
-    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Trajectory":
-        foreseen = None if self.foreseen is None else change(self.foreseen)
-        return replace(self, x=change(self.x), predictions=tuple(map(change, self.predictions)), foreseen=foreseen)
+        return Trajectory(upload(self.x, device), self.solver.to(device), self.index)
 
     @staticmethod
     def join(parts: Sequence["Trajectory"]) -> "Trajectory":
-        """Candidates of several, which have taken equally many steps of one solver."""
-        foreseen = [part.foreseen for part in parts if part.foreseen is not None]
-        return replace(
-            parts[0],
-            x=torch.cat([part.x for part in parts]),
-            predictions=tuple(map(torch.cat, zip(*(part.predictions for part in parts), strict=True))),
-            foreseen=torch.cat(foreseen) if foreseen else None,
-        )
+        """The candidates of several trajectories that took the same steps with one kind of solver."""
+        solver = parts[0].solver.join([part.solver for part in parts[1:]])
+        return Trajectory(torch.cat([part.x for part in parts]), solver, parts[0].index)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """All steps of some candidates.
+
+    Attributes:
+        sigmas: noise levels of the states, steps + 1 values.
+        states: latents at each level, float32 [steps + 1, N, ...].
+        log_probs: log-probability of each step [steps, N]; None for an ODE.
+    """
+
+    sigmas: tuple[float, ...]
+    states: torch.Tensor
+    log_probs: torch.Tensor | None
+
+    @staticmethod
+    def join(parts: Sequence["Recording"]) -> "Recording":
+        """The candidates of several recordings of the same steps."""
+        log_probs = [part.log_probs for part in parts if part.log_probs is not None]
+        states = torch.cat([part.states for part in parts], 1)
+        return Recording(parts[0].sigmas, states, torch.cat(log_probs, 1) if log_probs else None)
+
+
+class Recorder:
+    """Collects the steps of one trajectory."""
+
+    def __init__(self, start: Trajectory) -> None:
+        self._begin = start.index
+        self._states = [start.x]
+        self._log_probs: list[torch.Tensor] = []
+
+    def add(self, x: torch.Tensor, log_prob: torch.Tensor | None) -> None:
+        """Note the outcome of a step."""
+        self._states.append(x)
+        if log_prob is not None:
+            self._log_probs.append(log_prob)
+
+    def recording(self, sigmas: Sequence[float], rows: slice) -> Recording:
+        """What was noted of some candidates; `sigmas` is the whole schedule."""
+        levels = tuple(sigmas[self._begin : self._begin + len(self._states)])
+        log_probs = torch.stack(self._log_probs)[:, rows] if self._log_probs else None
+        return Recording(levels, torch.stack(self._states)[:, rows], log_probs)
 
 
 def solve(
     velocity: Velocity,
     noise: torch.Tensor,
     sigmas: Sequence[float],
-    solver: str | FittedSolver = "euler",
+    solver: SolverSpec = "euler",
     between: Callable[[], None] | None = None,
 ) -> torch.Tensor:
-    """Integrate from noise at sigmas[0] to clean latents; see `advance`."""
-    return advance(velocity, Trajectory(noise), sigmas, solver, between=between).x
+    """Integrate an ODE from noise at sigmas[0] to clean latents; see `advance`."""
+    return advance(velocity, Trajectory(noise, make_solver(solver)), sigmas, between=between).x
 
 
 def advance(
     velocity: Velocity,
     trajectory: Trajectory,
     sigmas: Sequence[float],
-    solver: str | FittedSolver = "euler",
     *,
     until: int | None = None,
     between: Callable[[], None] | None = None,
+    noise: Callable[[int], torch.Tensor] | None = None,
+    recorder: Recorder | None = None,
 ) -> Trajectory:
     """Take a trajectory's next steps.
 
     Args:
         velocity: the model's dx/dσ.
-        trajectory: where to go on; not changed.
-        sigmas: descending, from 1 to 0; one step between each two. A fitted solver's are its own: see `schedule`.
-        solver: one of `SOLVERS`, or one that was fitted.
-        until: how many steps are to be behind it in the end; None for all.
+        trajectory: where to continue; not changed.
+        sigmas: the whole schedule, descending from 1 to 0, with one step between each two (`Solver.schedule`).
+        until: number of steps taken at the end; None for all.
         between: called before each step; raise from it to stop.
+        noise: index of a step → its standard normal noise [B, ...]; a stochastic solver needs it.
+        recorder: is told each step.
 
     Raises:
-        ValueError: unknown solver, fewer than two sigmas, or steps that are not there.
+        ValueError: fewer than two sigmas, or steps that the schedule does not have.
     """
-    if isinstance(solver, str) and solver not in SOLVERS:
-        raise ValueError(f"got solver {solver!r}; expected one of {sorted(SOLVERS)}")
     if len(sigmas) < 2:
         raise ValueError(f"got {len(sigmas)} sigmas; expected at least 2, from 1 down to 0")
     until = len(sigmas) - 1 if until is None else until
     if not trajectory.index <= until < len(sigmas):
         raise ValueError(f"got until={until}; expected {trajectory.index} to {len(sigmas) - 1} steps")
-    x, predictions, foreseen = trajectory.x, trajectory.predictions, trajectory.foreseen
+    x, solver = trajectory.x, trajectory.solver.copy()
     for index in range(trajectory.index, until):
         if between is not None:
             between()
-        v = velocity(x, sigmas[index])
-        predictions = (*predictions, x - sigmas[index] * v)
-        if isinstance(solver, str):
-            x, predictions = SOLVERS[solver](sigmas, index, x, v, predictions), predictions[-1:]
-        else:
-            parts = (x, *predictions)
-            foreseen = weigh(solver.ends[index], parts)
-            x = weigh(solver.moves[index], parts) if index < len(solver.moves) else foreseen
-    return Trajectory(x, until, predictions, foreseen)
-
-
-def schedule(solver: str | FittedSolver, steps: int, of_model: Callable[[int], list[float]]) -> list[float]:
-    """The `steps + 1` sigmas that a solver goes along: the model's, or those that it was fitted for."""
-    return of_model(steps) if isinstance(solver, str) else [*solver.sigmas, 0.0]
-
-
-def weigh(weights: Sequence[float], parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The weighted sum of equally shaped tensors."""
-    total = weights[0] * parts[0]
-    for weight, part in zip(weights[1:], parts[1:], strict=True):
-        total = total.add(part, alpha=weight)
-    return total
-
-
-Step = Callable[[Sequence[float], int, torch.Tensor, torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]
-"""(sigmas, index, latents at sigmas[index], their velocity, predictions of the clean latents, this step's last) →
-latents at the next sigma."""
-
-
-def euler(
-    sigmas: Sequence[float], index: int, x: torch.Tensor, v: torch.Tensor, predictions: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """Euler's method on dx/dσ."""
-    return x + (sigmas[index + 1] - sigmas[index]) * v
-
-
-def dpm2(
-    sigmas: Sequence[float], index: int, x: torch.Tensor, v: torch.Tensor, predictions: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """DPM-Solver++(2M), which extrapolates the predictions of clean latents over λ = log((1 − σ)/σ).
-
-    Where x = (1 − σ)·x0 + σ·ε, the exact solution for a constant prediction x̂0 is
-    x' = (σ'/σ)·x + (1 − σ'/σ)·x̂0, and the second order replaces x̂0 by its extrapolation to the middle of the step
-    in λ from this prediction and the one before. The first step has none before it, and the last has no finite
-    λ: they are of first order, as Euler's. Nor does a step after σ = 1 gain from the one before, infinitely far.
-
-    Source: Lu et al., arXiv 2211.01095, algorithm 2.
-    """
-    now, then = sigmas[index], sigmas[index + 1]
-    clean = towards = predictions[-1]
-    if len(predictions) > 1 and index < len(sigmas) - 2:
-        here = log_snr(now)
-        weight = (log_snr(then) - here) / (2 * (here - log_snr(sigmas[index - 1])))
-        towards = clean + weight * (clean - predictions[-2])
-    return then / now * x + (1 - then / now) * towards
-
-
-def log_snr(sigma: float) -> float:
-    """λ = log((1 − σ)/σ) for σ in (0, 1], half the logarithm of the signal-to-noise ratio; −∞ for 1."""
-    return math.log((1 - sigma) / sigma) if sigma < 1 else -math.inf
-
-
-SOLVERS: Mapping[str, Step] = {"euler": euler, "dpm2": dpm2}
+        fresh = noise(index) if noise is not None and isinstance(solver, StochasticSolver) else None
+        x, log_prob = solver.step(x, sigmas[index], sigmas[index + 1], velocity(x, sigmas[index]), fresh)
+        if recorder is not None:
+            recorder.add(x, log_prob)
+    return Trajectory(x, solver, until)
 
 
 def unshifted_sigmas(steps: int) -> list[float]:

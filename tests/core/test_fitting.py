@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from solrl_core.families import Backbone
 from solrl_core.fitting import SCHEDULES, Examples, fit, make_examples, standing_still
 from solrl_core.generator import Generator
-from solrl_core.sampler import SOLVERS, Trajectory, advance, schedule, solve, unshifted_sigmas
+from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
+from solrl_core.solvers import SOLVERS, Fitted, make_solver
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan
 
@@ -34,9 +35,9 @@ def test_with_eulers_weights_it_is_euler() -> None:
     sigmas = unshifted_sigmas(5)
     noise = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     fitted = euler_as_fitted(sigmas)
-    assert schedule(fitted, 5, lambda steps: []) == sigmas
+    assert Fitted(fitted).schedule(5, lambda steps: []) == sigmas
     assert torch.allclose(solve(curved, noise, sigmas, fitted), solve(curved, noise, sigmas), atol=1e-12)
-    halfway, known = (advance(curved, Trajectory(noise), sigmas, by, until=3) for by in (fitted, "euler"))
+    halfway, known = (advance(curved, Trajectory(noise, make_solver(by)), sigmas, until=3) for by in (fitted, "euler"))
     assert halfway.clean is not None
     assert known.clean is not None
     assert torch.allclose(halfway.clean, known.clean, atol=1e-12)
@@ -46,12 +47,13 @@ def test_a_trajectory_in_parts_is_the_whole_one() -> None:
     weights = torch.Generator().manual_seed(1)
     rows = [tuple(torch.randn(step + 2, generator=weights).tolist()) for step in range(FEW)]
     fitted = FittedSolver(sigmas=SCHEDULES[0], moves=tuple(rows[:-1]), ends=tuple(rows))
-    sigmas = schedule(fitted, FEW, unshifted_sigmas)
+    sigmas = Fitted(fitted).schedule(FEW, unshifted_sigmas)
     noise = torch.randn(5, 3, generator=weights)
-    whole = advance(curved, Trajectory(noise), sigmas, fitted)
-    halfway = advance(curved, Trajectory(noise), sigmas, fitted, until=2)
-    assert len(halfway.predictions) == 2
-    parts = [advance(curved, halfway.rows(rows), sigmas, fitted) for rows in ([3, 1], slice(4, 5))]
+    start = Trajectory(noise, Fitted(fitted))
+    whole = advance(curved, start, sigmas)
+    halfway = advance(curved, start, sigmas, until=2)
+    assert start.clean is None
+    parts = [advance(curved, halfway.rows(rows), sigmas) for rows in ([3, 1], slice(4, 5))]
     joined = Trajectory.join(parts).to(torch.device("cpu"))
     assert torch.equal(joined.x, whole.x[[3, 1, 4]])
     assert whole.clean is not None
@@ -112,11 +114,11 @@ def test_standing_still_only_asks() -> None:
         asked.append(sigma)
         return x + sigma
 
-    still = standing_still(SCHEDULES[0])
-    end = advance(velocity, Trajectory(noise), schedule(still, FEW, unshifted_sigmas), still)
+    still = Fitted(standing_still(SCHEDULES[0]))
+    end = advance(velocity, Trajectory(noise, still), still.schedule(FEW, unshifted_sigmas))
     assert asked == list(SCHEDULES[0])
     assert torch.equal(end.x, noise)
-    assert [float(p[0, 0]) for p in end.predictions] == pytest.approx([1 - s * (1 + s) for s in SCHEDULES[0]])
+    assert [float(p[0, 0]) for p in end.solver.predictions] == pytest.approx([1 - s * (1 + s) for s in SCHEDULES[0]])
 
 
 @pytest.mark.parametrize(

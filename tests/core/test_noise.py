@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from solrl_core.errors import MismatchError
-from solrl_core.noise import check_noise_contract, initial_noise, noise_contract
+from solrl_core.noise import check_noise_contract, initial_noise, noise_contract, step_noise
 from solrl_proto.models import NoiseContract
 from solrl_proto.noise import NOISE_CONTRACT_VERSION, PROBE_LENGTH, PROBE_SEED, SEED_LIMIT, expand_seeds
 
@@ -96,6 +96,14 @@ def test_the_probe_is_the_probe_seeds_row() -> None:
     ours = noise_contract()
     assert ours.version == NOISE_CONTRACT_VERSION == 1
     assert torch.tensor(ours.probe).equal(initial_noise([PROBE_SEED], (PROBE_LENGTH,))[0])
+
+
+def test_the_noise_of_a_step_depends_on_seed_and_step_alone() -> None:
+    rows = step_noise([3, 4], 0, (2, 5))
+    assert torch.equal(step_noise([4], 0, (2, 5))[0], rows[1])
+    assert torch.equal(rows[0], initial_noise(expand_seeds(3, "step/0", 1), (2, 5))[0])
+    distinct = torch.cat([initial_noise([3, 4], (2, 5)), rows, step_noise([3, 4], 1, (2, 5))]).flatten(1)
+    assert float(torch.cdist(distinct, distinct).fill_diagonal_(9).min()) > 1
 
 
 def changed(version: int | None = None, **at: float) -> NoiseContract:

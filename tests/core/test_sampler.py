@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
+from solrl_core.solvers import make_solver
 
 
 def test_sigmas_are_evenly_spaced_from_one_to_zero() -> None:
@@ -92,15 +93,16 @@ def test_a_trajectory_in_parts_is_the_whole_one(solver: str) -> None:
     def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
         return torch.sin(3 * x) * (1 + sigma)
 
-    whole = advance(velocity, Trajectory(noise), sigmas, solver)
-    halfway = advance(velocity, Trajectory(noise), sigmas, solver, until=3)
+    start = Trajectory(noise, make_solver(solver))
+    whole = advance(velocity, start, sigmas)
+    halfway = advance(velocity, start, sigmas, until=3)
     assert (halfway.index, whole.index) == (3, 6)
     assert halfway.clean is not None
     assert whole.clean is not None
     # The predicted clean latents lie on the straight line that the last velocity points along.
     assert not torch.allclose(halfway.clean, halfway.x)
     assert torch.allclose(whole.clean, whole.x)
-    parts = [advance(velocity, halfway.rows(rows), sigmas, solver) for rows in ([3, 1], slice(4, 5))]
+    parts = [advance(velocity, halfway.rows(rows), sigmas) for rows in ([3, 1], slice(4, 5))]
     assert torch.equal(Trajectory.join(parts).x, whole.x[[3, 1, 4]])
     with pytest.raises(ValueError, match="got until=2; expected 3 to 6 steps"):
-        advance(velocity, halfway, sigmas, solver, until=2)
+        advance(velocity, halfway, sigmas, until=2)
