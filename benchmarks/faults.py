@@ -136,7 +136,7 @@ def _write(folder: Path, results: dict[str, dict[str, Any]]) -> None:
         "# What holds when things die",
         "",
         "By `make faults` (one row: `python benchmarks/faults.py --only ROW`), with real processes on loopback,",
-        "killed by SIGKILL. A row with fewer trials than its full count says so. Short forms run as tests/faults.",
+        "killed by SIGKILL. A row with fewer trials than its full count says so. Short forms run as tests/benchmarks.",
         "",
         "| row | what must hold | trials | found | passed |",
         "|---|---|---|---|---|",

@@ -9,32 +9,26 @@ updated. The first round meets a service that has read none of the runs yet. Nee
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from browser_helpers import Browser, running_browser
-from redis_helpers import running_redis
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.status import IterationReport, SamplePair, Samples, Spread
 from solrl_rollout.store import open_store
+from solrl_trainer.demo import rollout_service
 from solrl_trainer.telling import thumbnail
+from support.browser import Browser, running_browser
+from support.redis_server import running_redis
 
+MODEL = "mini-sana"
 VERSIONS = 8
 
 # Notes when the first curve was painted (of the run that is told of in full), and when all were.
@@ -118,7 +112,7 @@ def described(run: str, version: int, body: bytes) -> tuple[AdapterInfo, bytes]:
         run=run,
         version=version,
         parent=version - 1 if version else None,
-        model="mini-sana",
+        model=MODEL,
         digest=f"sha256:{hashlib.sha256(body).hexdigest()}",
         size=len(body),
         modules=40,
@@ -126,26 +120,6 @@ def described(run: str, version: int, body: bytes) -> tuple[AdapterInfo, bytes]:
         alpha=64,
     )
     return info, body
-
-
-@contextlib.contextmanager
-def service(redis_url: str) -> Iterator[str]:
-    """URL of a service over that Redis."""
-    port = 8000 + os.getpid() % 1000
-    command = [str(Path(sys.executable).with_name("solrl-rollout")), "serve", "--port", str(port)]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen([*command, "--redis-url", redis_url], stdout=log, stderr=log)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            while process.poll() is None:
-                with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(f"{url}/health/ready").status_code == 200:
-                        break
-                time.sleep(0.2)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(60)
 
 
 def look(browser: Browser, url: str) -> dict[str, Any]:
@@ -186,9 +160,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    with running_redis() as redis:
+    with tempfile.TemporaryDirectory() as folder, running_redis("never") as redis:
         asyncio.run(fill(redis.url, asked.runs, asked.points))
-        with service(redis.url) as url, running_browser() as browser:
+        with (
+            rollout_service(MODEL, Path(folder, "log"), flags=("--redis-url", redis.url)) as url,
+            running_browser() as browser,
+        ):
             rounds = [look(browser, url) for _ in range(asked.rounds)]
             polled = len(httpx.get(f"{url}/v1/status?since={2**53 - 1}").content)
     for one in rounds:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from redis_helpers import RedisServer, running_redis
+from support.redis_server import RedisServer, running_redis
 
 # Before torch is imported: tests and the services they start share few cores; idle threads must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """URL of a Redis that all tests of this process share; use `empty_redis_url` for one without keys."""
-    with running_redis() as server:
+    with running_redis("never") as server:
         yield server.url
 
 
@@ -29,7 +29,7 @@ def empty_redis_url(redis_url: str) -> str:
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
     """A Redis for one test that means to stop it."""
-    with running_redis() as server:
+    with running_redis("never") as server:
         yield server
 
 

@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
+from support.ports import free_port
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-rollout")
 MODEL = "mini-sana"
@@ -108,13 +109,6 @@ def read_response(sock: socket.socket, has_body: bool = True) -> tuple[int, dict
             name, _, value = line.decode().partition(":")
             headers[name.lower()] = value.strip()
         return status, headers, stream.read(int(headers.get("content-length", -1))) if has_body else b""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -10,12 +10,12 @@ from solrl_core.adapter import encode_adapter
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError
 from solrl_rollout.store.redis import RedisAdapterStore
+from support.redis_server import running_redis
 
 from fault_trials.adapters import content_digest, kind, make_adapter, put, rollout_body
 from fault_trials.damage import Damaged, at_the_sender, flipped, header_length, on_the_way, sampled
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.processes import RolloutService, rollout_service
-from fault_trials.redis_server import redis_server
 
 RUN = "whole"
 FULL = 10_000
@@ -71,7 +71,7 @@ async def _in_redis(body: bytes, share: float, findings: Findings, tell: Tell) -
         run=RUN, version=0, parent=None, model="mini", digest=digest, size=len(body), modules=1, rank=2, alpha=2
     )
     chance = random.Random(2)
-    with redis_server() as server, redis.Redis.from_url(server.url) as client:
+    with running_redis() as server, redis.Redis.from_url(server.url) as client:
         store = RedisAdapterStore(server.url)
         await store.put("tenant", info, body)
         (chunk,) = client.keys("*:blob:*")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from support.ports import free_port
 
-from fault_trials.redis_server import free_port
 from fault_trials.witness import Witness
 
 _CONTEXT = multiprocessing.get_context("forkserver")

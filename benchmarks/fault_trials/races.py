@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
+from support.redis_server import dump, running_redis
 
 from fault_trials.adapters import adapter_file, kind, put
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.processes import rollout_service
-from fault_trials.redis_server import dump, redis_server
 
 _RACERS = 4
 RUN = "race"
@@ -21,7 +21,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
     """`trials` races, each on the head that the one before left."""
     bodies = [adapter_file(seed) for seed in range(_RACERS + 1)]
     with ExitStack() as stack:
-        server = stack.enter_context(redis_server("everysec"))
+        server = stack.enter_context(running_redis("everysec"))
         services = [stack.enter_context(rollout_service("--redis-url", server.url)) for _ in range(2)]
         clients = [stack.enter_context(httpx.Client(base_url=services[i % 2].url, timeout=300)) for i in range(_RACERS)]
         pool = stack.enter_context(ThreadPoolExecutor(_RACERS))

@@ -12,10 +12,10 @@ from typing import Any
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError
 from solrl_rollout.store.redis import CHUNK_BYTES, RedisAdapterStore
+from support.redis_server import RedisServer, dump, running_redis
 
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.redis_proxy import PLACES, RedisProxy
-from fault_trials.redis_server import RedisServer, dump, redis_server
 
 TENANT, RUN = "tenant", "run"
 _LANES = 3
@@ -60,7 +60,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
 
 
 async def _run(trials: int, tell: Tell, findings: Findings) -> None:
-    with redis_server() as server:
+    with running_redis() as server:
         findings.counted["Redis"] = server.version()
     commands = await _commands()
     findings.counted["commands of a push"] = " ".join(commands)

@@ -19,12 +19,12 @@ from solrl_proto.rollouts import PromptItem
 from solrl_rollout.store.redis import RedisAdapterStore
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.explore import Explorer
+from support.redis_server import Keys, RedisServer, dump, running_redis
 
 from fault_trials.adapters import adapter_file, small_config
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.processes import RolloutService, rollout_service
 from fault_trials.redis_killed import RUN, TENANT, version
-from fault_trials.redis_server import Keys, RedisServer, dump, redis_server
 
 _VERSIONS = 6
 _RETAIN = 4
@@ -129,7 +129,7 @@ def _lose_end(folder: Path, chance: random.Random) -> None:
 def _with_trainer(trials: int, findings: Findings, tell: Tell) -> None:
     """A trainer's client explores under its newest version, whatever Redis came back with."""
     with ExitStack() as stack:
-        server = stack.enter_context(redis_server("everysec"))
+        server = stack.enter_context(running_redis("everysec"))
         service = stack.enter_context(rollout_service("--redis-url", server.url))
         for number in range(trials):
             _explore(number, LOSSES[number % len(LOSSES)], server, service, findings)

@@ -21,11 +21,11 @@ from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
 from solrl_trainer import client
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.explore import Explorer
+from support.redis_server import running_redis
 
 from fault_trials.adapters import adapter_file, layout, small_config
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.processes import RolloutService
-from fault_trials.redis_server import redis_server
 
 _ROOT = 11
 _CHUNK = 24
@@ -105,7 +105,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         # Lest the trials wait for a client that has grown patient.
         stack.enter_context(patch.object(client, "_LONGEST_PAUSE", 0.3))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="solrl-service-")))
-        server = stack.enter_context(redis_server("everysec"))
+        server = stack.enter_context(running_redis("everysec"))
         lanes = (("memory", (), trials // 2), ("Redis", ("--redis-url", server.url), trials - trials // 2))
         pool = stack.enter_context(ThreadPoolExecutor(len(lanes)))
         running, stop = [], threading.Event()

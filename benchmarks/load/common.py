@@ -1,8 +1,5 @@
 """What the rows share: a service, runs with adapters of their own, requests, and counters read from it."""
 
-import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,28 +37,6 @@ def service(*flags: str) -> Iterator[str]:
     """A real service of the miniature on loopback."""
     with rollout_service(MODEL, Path("runs/load/service.log"), flags=flags) as url:
         yield url
-
-
-@contextmanager
-def redis_server() -> Iterator[int]:
-    """A redis-server with an append-only file; yields its port."""
-    with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        options = ["--save", "", "--appendonly", "yes", "--dir", folder, "--port", str(port)]
-        server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
-        try:
-            yield port
-        finally:
-            server.terminate()
-            server.wait()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def client_of(url: str) -> RolloutClient:

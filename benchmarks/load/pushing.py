@@ -9,10 +9,12 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import httpx
-from common import MODEL, Layout, Row, client_of, free_port, random_adapter, redis_server, seconds_of
+from common import MODEL, Layout, Row, client_of, random_adapter, seconds_of
 from solrl_core.families.load import locate
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.lora import adapter_layout
+from support.ports import free_port
+from support.redis_server import running_redis
 from true_shapes import write_skeleton
 
 PUSHES = 5
@@ -23,8 +25,8 @@ def pushing() -> Row:
     with tempfile.TemporaryDirectory() as folder:
         layout = flux_layout(Path(folder))
     port, stop = free_port(), multiprocessing.Event()
-    with redis_server() as redis_port:
-        serving = multiprocessing.Process(target=_serve, args=(port, redis_port, layout, stop))
+    with running_redis("everysec") as redis:
+        serving = multiprocessing.Process(target=_serve, args=(port, redis.url, layout, stop))
         serving.start()
         try:
             _wait(f"http://127.0.0.1:{port}")
@@ -54,7 +56,7 @@ def flux_layout(folder: Path) -> Layout:
     return adapter_layout(skeleton.transformer, skeleton.lora_targets)
 
 
-def _serve(port: int, redis_port: int, layout: Layout, stop: Event) -> None:
+def _serve(port: int, redis_url: str, layout: Layout, stop: Event) -> None:
     """The real application, told that its model takes FLUX.1's adapters: nothing else of the model is touched."""
     import asyncio
 
@@ -64,7 +66,7 @@ def _serve(port: int, redis_port: int, layout: Layout, stop: Event) -> None:
     from solrl_rollout.settings import Settings
 
     async def run() -> None:
-        app = create_app(Settings(redis_url=f"redis://127.0.0.1:{redis_port}/0"))
+        app = create_app(Settings(redis_url=redis_url))
         async with app.router.lifespan_context(app):
             hosted = app.state.service.hosted
             hosted[MODEL] = dataclasses.replace(hosted[MODEL], layout=layout)

@@ -10,11 +10,12 @@ from typing import Self
 
 import httpx
 import redis
-from common import MODEL, Row, client_of, counters, random_adapter, redis_server, request, service
+from common import MODEL, Row, client_of, counters, random_adapter, request, service
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.rollouts import AdapterRef
 from solrl_trainer.client import RolloutClient
+from support.redis_server import running_redis
 
 CLIENTS = 4
 RETAIN = 3
@@ -35,8 +36,8 @@ return count
 
 def soak(seconds: float) -> Row:
     """Growth of the service's memory from the end of warm-up to the end, and the number of keys in Redis."""
-    with redis_server() as port, service("--redis-url", f"redis://127.0.0.1:{port}/0", "--retain", str(RETAIN)) as url:
-        return _soak(url, redis.Redis(port=port), seconds)
+    with running_redis("everysec") as server, service("--redis-url", server.url, "--retain", str(RETAIN)) as url:
+        return _soak(url, redis.Redis.from_url(server.url), seconds)
 
 
 def _soak(url: str, keys: redis.Redis, seconds: float) -> Row:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fences import blocks, commands, example
-from service_helpers import free_port
+from support.ports import free_port
 
 PAGES = ("docs/extending/reward.md", "docs/extending/algorithm.md", "docs/extending/family.md")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_helpers import Browser, Page, running_browser
 from iteration_helpers import report, samples
 from service_helpers import Layout, RunningService, adapter_file, running_service
 from solrl_rollout.http.tokens import create_token
+from support.browser import Browser, Page, running_browser
 
 LONG = "a" * 31 + "-" + "b" * 32
 HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>"'`${hacked}\u202e""" + "x" * 300

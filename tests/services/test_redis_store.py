@@ -291,7 +291,7 @@ async def test_damage_in_redis_is_found_at_get(
 
 async def test_a_killed_redis_is_503_and_the_password_stays_secret(own_redis) -> None:  # type: ignore[no-untyped-def]
     address = own_redis.url.removeprefix("redis://").removesuffix("/0")
-    own_redis.stop()
+    own_redis.kill()
     store = RedisAdapterStore(f"redis://user:hunter2@{address}/0")
     doings = [
         store.ping(),

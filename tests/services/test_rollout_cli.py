@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from redis_helpers import RedisServer
-from service_helpers import PROGRAM, free_port
+from service_helpers import PROGRAM
 from solrl_core.families.load import locate
 from solrl_rollout.cli import main
 from solrl_rollout.doctor import Finding, _redis
+from support.ports import free_port
+from support.redis_server import RedisServer
 from typed import typed
 
 HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "redis"}

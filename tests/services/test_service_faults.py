@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from redis_helpers import RedisServer, running_redis
 from service_helpers import (
     Layout,
     RunningService,
@@ -26,11 +25,12 @@ from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.serve import DrainingServer, bind
 from solrl_rollout.store.redis import RedisAdapterStore
 from store_helpers import adapter
+from support.redis_server import RedisServer, running_redis
 
 
 @pytest.fixture(scope="module")
 def redis_server() -> Iterator[RedisServer]:
-    with running_redis() as server:
+    with running_redis("never") as server:
         yield server
 
 
@@ -95,7 +95,7 @@ def test_without_redis_the_base_is_served_and_readiness_is_withdrawn(
     frail: RunningService, redis_server: RedisServer
 ) -> None:
     assert frail.client.get("/health/ready").status_code == 200
-    redis_server.stop()
+    redis_server.kill()
     response = frail.client.get("/health/ready")
     assert (response.status_code, problem(response)["kind"]) == (503, "store-unavailable")
     assert frail.client.get("/health/live").status_code == 200

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from service_helpers import RunningService, free_port, running_service
+from service_helpers import RunningService, running_service
 from solrl_core.adapter import adapter_digest
 from solrl_core.errors import MismatchError
 from solrl_minis import catalog
@@ -30,6 +30,7 @@ from solrl_trainer.prompts import prompts_of_iteration, read_prompts
 from solrl_trainer.rollouts import Gathered, seed_root
 from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst
+from support.ports import free_port
 from training_helpers import tiny_config
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-train")

@@ -8,10 +8,10 @@ import subprocess
 
 import numpy as np
 import pytest
-from browser_helpers import FLAGS
 from PIL import Image
 from run_folders import PROMPTS, finished_run
 from solrl_trainer.report.page import write_report
+from support.browser import FLAGS
 
 LIGHT, DARK = 1, 0
 

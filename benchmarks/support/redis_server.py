@@ -1,8 +1,7 @@
-"""A real redis-server with an append-only file, to be killed and started again on the same port and folder."""
+"""A real redis-server, to be killed and started again on the same port and folder."""
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
+
+from support.ports import free_port
 
 Keys = dict[bytes, tuple[bool, Any]]
 """What a server holds, by key: whether it expires, and its value."""
@@ -23,14 +24,6 @@ def redis_program() -> str:
     if program is None:
         raise FileNotFoundError("redis-server is not installed (apt-get install redis-server, or set REDIS_SERVER)")
     return program
-
-
-def free_port() -> int:
-    """A loopback port that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RedisServer:
@@ -93,8 +86,8 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(appendfsync: str = "always") -> Iterator[RedisServer]:
-    """A running server of our own."""
+def running_redis(appendfsync: str = "always") -> Iterator[RedisServer]:
+    """A server that ends with the block."""
     with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
         server = RedisServer(Path(folder), appendfsync)
         try:

@@ -7,15 +7,15 @@ import redis
 from fault_trials.findings import Findings
 from fault_trials.redis_killed import RUN, TENANT, version
 from fault_trials.redis_restarted import CASES, Case, judge_older
-from fault_trials.redis_server import Keys, RedisServer, dump, redis_server
 from solrl_rollout.store.redis import RedisAdapterStore
+from support.redis_server import Keys, RedisServer, dump, running_redis
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    with redis_server("everysec") as running:
+    with running_redis("everysec") as running:
         yield running
 
 

@@ -89,6 +89,13 @@ def test_the_miniatures_are_reached_by_entry_points_alone(package: str) -> None:
     ), declared
 
 
+@pytest.mark.parametrize("folder", ["benchmarks", "scripts"])
+def test_benchmarks_and_scripts_import_nothing_from_tests(folder: str) -> None:
+    tests = {path.stem for path in (ROOT / "tests").rglob("*.py")} | {"pytest", "tests"}
+    for path in (ROOT / folder).rglob("*.py"):
+        assert not imported(path) & tests, path
+
+
 def test_the_contract_knows_neither_torch_nor_the_web() -> None:
     for path in sources("solrl_proto"):
         outside = imported(path) - set(sys.stdlib_module_names) - {"solrl_proto"}

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from select import select
 from typing import Any
 
-import pytest
-
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -47,9 +45,10 @@ class Browser:
         while True:
             answer = self._read(60)
             if answer is None:
-                pytest.fail(f"the browser did not answer {method}")
+                raise TimeoutError(f"the browser did not answer {method}")
             if answer.get("id") == self._number:
-                assert "error" not in answer, (method, answer["error"])
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
                 result: dict[str, Any] = answer["result"]
                 return result
             self.events.append(answer)
@@ -104,7 +103,8 @@ class Page:
 
     def open(self, url: str) -> None:
         """Go to an address."""
-        assert "errorText" not in self.call("Page.navigate", url=url)
+        if "errorText" in (answer := self.call("Page.navigate", url=url)):
+            raise RuntimeError(f"{url}: {answer['errorText']}")
         self.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
 
     def reload(self) -> None:
@@ -116,15 +116,16 @@ class Page:
     def see(self, script: str) -> Any:
         """The value of an expression in the page."""
         answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        if "exceptionDetails" in answer:
+            raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
-    def wait(self, script: str, seconds: float = 30) -> Any:
+    def wait(self, script: str, seconds: float = 120) -> Any:
         """The value of an expression once it is true."""
         deadline = time.monotonic() + seconds
         while not (value := self.see(script)):
             if time.monotonic() > deadline:
-                pytest.fail(f"{script} did not come true; the page says: {self.text()[:2000]}")
+                raise TimeoutError(f"{script} did not come true; the page says: {self.text()[:2000]}")
             self._browser.listen(0.05)
         return value
 
@@ -160,7 +161,7 @@ def running_browser() -> Iterator[Browser]:
     """A Chromium with a profile of its own."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
-        pytest.fail("chromium is not installed; pages are tested in a real one (apt-get install chromium)")
+        raise FileNotFoundError("chromium is not installed (apt-get install chromium)")
     ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for pipe in (os.pipe(), os.pipe()) for end in pipe]
     theirs_in, ours_out, ours_in, theirs_out = ends
     with tempfile.TemporaryDirectory(prefix="solrl-browser-", ignore_cleanup_errors=True) as profile:
