@@ -2,8 +2,8 @@
 
 NVFP4 against BF16 at 10 steps, over held-out prompts × 96 candidates, with all rewards scored on the same images: six
 of Euler's steps, and four that are fitted to the model, each whole and pruned. The fitted ones' schedule is chosen on
-training prompts. One pass over all candidates, scored after some of its steps too, stands in for every plan. In
-emulated NVFP4 that is an approximation, since a value near a rounding boundary may round otherwise in another batch;
+training prompts. One pass over all candidates, scored after some of its steps too, stands in for every plan. On
+a GPU that is an approximation, since a value near a rounding boundary may round otherwise in a batch of another size;
 so a few groups are really pruned, and the largest difference is printed. Scores lie in runs/plan_fidelity, and the
 command resumes from them. Writes docs/results/plan_fidelity.{json,md,png}.
 """
