@@ -1,4 +1,4 @@
-"""Where the shipped miniatures lie. Reached by name through the `solrl.models` entry points."""
+"""Paths of the shipped miniatures. Users reach the models by name, through the `solrl.models` entry points."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Scenes of the shapes world: where the objects of a combination stand, and how they are drawn."""
+"""Scenes of the shapes world: placement and rendering of the objects of a combination."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from solrl_minis.world import COLOURS, SHAPES, Combination
 SIDE = 64
 MAX_OBJECTS = 4
 MARGIN = 3.0
-"""Pixels between objects, and between an object and the border."""
+"""Minimum distance in pixels between two objects, and between an object and the border."""
 
 PALETTE = torch.tensor(
     [
@@ -44,7 +44,7 @@ class Scenes:
         shape: [N, 4] index into `world.SHAPES`.
         colour: [N, 4] index into `world.COLOURS`.
         place: [N, 4, 3] centre x, centre y and radius, in pixels.
-        present: [N, 4] whether the object exists.
+        present: [N, 4] whether the slot holds an object.
     """
 
     shape: npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ class Scenes:
 
 
 def sample_scenes(combinations: Sequence[Combination], rng: np.random.Generator) -> Scenes:
-    """Place the objects of each combination at random, without touching and as the relation says."""
+    """Place the objects of each combination at random, so that none touch and their relation holds."""
     n = len(combinations)
     shape = np.zeros((n, MAX_OBJECTS), np.int64)
     colour = np.zeros((n, MAX_OBJECTS), np.int64)
@@ -75,13 +75,13 @@ def sample_scenes(combinations: Sequence[Combination], rng: np.random.Generator)
         radius = rng.uniform(low[todo, None], high[todo, None], (len(todo), MAX_OBJECTS))
         reach = (radius + MARGIN)[..., None]
         centre = rng.uniform(reach, SIDE - reach, (len(todo), MAX_OBJECTS, 2))
-        good = _apart(centre, radius, present[todo]) & _related(centre, axis[todo], sign[todo])
+        good = _separated(centre, radius, present[todo]) & _relation_holds(centre, axis[todo], sign[todo])
         place[todo[good], :, :2], place[todo[good], :, 2] = centre[good], radius[good]
         todo = todo[~good]
     return Scenes(shape, colour, place, present)
 
 
-def _apart(
+def _separated(
     centre: npt.NDArray[np.float64], radius: npt.NDArray[np.float64], present: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
     gap = np.abs(centre[:, :, None] - centre[:, None]).max(-1) - radius[:, :, None] - radius[:, None]
@@ -90,14 +90,14 @@ def _apart(
     return clear
 
 
-def _related(
+def _relation_holds(
     centre: npt.NDArray[np.float64], axis: npt.NDArray[np.int64], sign: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
     offset = centre[:, 1] - centre[:, 0]
     rows = np.arange(len(axis))
     along, across = offset[rows, axis] * sign, np.abs(offset[rows, 1 - axis])
-    right: npt.NDArray[np.bool_] = (sign == 0) | (along > across + 5)
-    return right
+    holds: npt.NDArray[np.bool_] = (sign == 0) | (along > across + 5)
+    return holds
 
 
 def render(scenes: Scenes, seed: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -129,7 +129,7 @@ def render(scenes: Scenes, seed: int, device: torch.device | str = "cpu") -> tor
 
 
 def signed_distance(dx: torch.Tensor, dy: torch.Tensor, radius: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
-    """Signed distance in pixels to each shape's outline; every shape fills the box of side 2·radius."""
+    """Signed distance in pixels to a shape's outline; every shape spans a box of side 2·radius."""
     ax, ay = dx.abs(), dy.abs()
     circle = (dx**2 + dy**2).sqrt() - radius
     square = torch.maximum(ax, ay) - radius

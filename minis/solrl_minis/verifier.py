@@ -1,7 +1,7 @@
-"""The verifier: looks at an image and says whether it shows what its prompt's metadata asks for.
+"""Verifier of the shapes world: grades how well an image matches its prompt's metadata.
 
-It segments by colour, names each connected region's shape by overlap with ideal outlines, and compares the objects
-found with the objects asked for. It never sees the prompt's text or a learned model.
+It segments the image by colour, classifies the shape of each connected region by its overlap with ideal outlines, and
+compares the detected objects with the requested ones. It uses neither the prompt's text nor a learned model.
 """
 
 from collections import Counter
@@ -18,11 +18,11 @@ from solrl_minis.scenes import PALETTE, signed_distance
 from solrl_minis.world import COLOURS, SHAPES
 
 MIN_AREA = 14
-"""Pixels below which a region counts as a speck, not as an object."""
+"""Smallest region in pixels that counts as an object."""
 MIN_OVERLAP = 0.74
-"""Intersection over union with the best outline below which a region has no shape."""
+"""Smallest intersection over union with the best outline at which a region has that shape."""
 SMALL_BELOW = 18.0
-"""Side in pixels that separates small from large."""
+"""Objects with a side below this many pixels are small, others large."""
 
 _GRID = 24
 _PALETTE = PALETTE.numpy()
@@ -37,8 +37,8 @@ def _outlines() -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class Found:
-    """An object seen in an image: names, centre and side in pixels. `shape` is None when no outline fits."""
+class DetectedObject:
+    """An object in an image: colour, shape, centre and side in pixels. `shape` is None if no outline fits."""
 
     colour: str
     shape: str | None
@@ -47,13 +47,13 @@ class Found:
     side: float
 
 
-def find_objects(image: npt.NDArray[np.float32]) -> list[Found]:
-    """Return the objects of one image, [3, H, W] in [0, 1]."""
+def find_objects(image: npt.NDArray[np.float32]) -> list[DetectedObject]:
+    """Detect the objects in one image, [3, H, W] in [0, 1]."""
     pixels = image.transpose(1, 2, 0)
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     background = np.median(border, axis=0)
     ink = _PALETTE - background
-    # How far each pixel has gone from the background towards each colour, and how far it is off that line.
+    # Project each pixel on the line from the background to each colour: position along it, and distance from it.
     offset = pixels - background
     along = np.einsum("hwc,kc->hwk", offset, ink) / np.maximum((ink**2).sum(-1), 1e-9)
     off = np.linalg.norm(offset[:, :, None] - along[..., None] * ink, axis=-1)
@@ -69,9 +69,9 @@ def find_objects(image: npt.NDArray[np.float32]) -> list[Found]:
                 continue
             rows, columns = box
             found.append(
-                Found(
+                DetectedObject(
                     colour=name,
-                    shape=_name_shape(mask),
+                    shape=_classify_shape(mask),
                     x=(columns.start + columns.stop) / 2,
                     y=(rows.start + rows.stop) / 2,
                     side=float(np.mean(mask.shape)),
@@ -80,7 +80,7 @@ def find_objects(image: npt.NDArray[np.float32]) -> list[Found]:
     return found
 
 
-def _name_shape(mask: npt.NDArray[np.bool_]) -> str | None:
+def _classify_shape(mask: npt.NDArray[np.bool_]) -> str | None:
     if max(mask.shape) > 1.5 * min(mask.shape):
         return None
     rows = ((np.arange(_GRID) + 0.5) * mask.shape[0] / _GRID).astype(int)
@@ -96,7 +96,7 @@ _OUTLINES = _outlines()
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the verifier says of an image. `graded` is the mean of the parts that the metadata asks about."""
+    """Grades of one image, each 0 to 1; `position` and `size` are None if the metadata does not specify them."""
 
     shape: float
     colour: float
@@ -106,18 +106,18 @@ class Verdict:
 
     @property
     def strict(self) -> float:
-        """1.0 if everything asked for is there and nothing else, else 0.0."""
+        """1.0 if the image shows exactly the requested objects, else 0.0."""
         return float(self.graded == 1.0)
 
     @property
     def graded(self) -> float:
-        """Share of what was asked for, 0 to 1."""
+        """Mean of the grades that are not None, 0 to 1."""
         parts = [p for p in (self.shape, self.colour, self.count, self.position, self.size) if p is not None]
         return sum(parts) / len(parts)
 
 
 def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdict:
-    """Judge one image, [3, H, W] in [0, 1], against GenEval-style metadata.
+    """Grade one image, [3, H, W] in [0, 1], against GenEval-style metadata.
 
     Raises:
         ValueError: metadata without an `include` list.
@@ -127,10 +127,10 @@ def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdi
         raise ValueError(f"the verifier needs metadata with an 'include' list, got {dict(metadata)!r}")
     wanted = [(item["color"], item["class"]) for item in include for _ in range(item["count"])]
     found = find_objects(image)
-    shapes = _shared([o.shape for o in found], [s for _, s in wanted])
-    colours = _shared([o.colour for o in found], [c for c, _ in wanted])
-    both = _shared([(o.colour, o.shape) for o in found], wanted)
-    # Right shapes and right colours on the wrong objects are not a right picture.
+    shapes = _agreement([o.shape for o in found], [s for _, s in wanted])
+    colours = _agreement([o.colour for o in found], [c for c, _ in wanted])
+    both = _agreement([(o.colour, o.shape) for o in found], wanted)
+    # If all shapes and all colours match, but in the wrong pairs, the image is still wrong.
     colours = min(colours, both) if shapes == colours == 1.0 else colours
     return Verdict(
         shape=shapes,
@@ -141,25 +141,25 @@ def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdi
     )
 
 
-def _shared(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+def _agreement(found: Sequence[Any], wanted: Sequence[Any]) -> float:
     overlap = sum((Counter(found) & Counter(wanted)).values())
     return overlap / max(len(found), len(wanted))
 
 
-def _position(found: Sequence[Found], include: Sequence[Mapping[str, Any]]) -> float | None:
+def _position(found: Sequence[DetectedObject], include: Sequence[Mapping[str, Any]]) -> float | None:
     related = [item for item in include if "position" in item]
     if not related:
         return None
-    return float(all(_stands(found, item, include[item["position"][1]]) for item in related))
+    return float(all(_relation_holds(found, item, include[item["position"][1]]) for item in related))
 
 
-def _stands(found: Sequence[Found], item: Mapping[str, Any], anchor: Mapping[str, Any]) -> bool:
-    def of(thing: Mapping[str, Any]) -> list[Found]:
+def _relation_holds(found: Sequence[DetectedObject], item: Mapping[str, Any], anchor: Mapping[str, Any]) -> bool:
+    def matching(thing: Mapping[str, Any]) -> list[DetectedObject]:
         return [o for o in found if (o.colour, o.shape) == (thing["color"], thing["class"])]
 
     relation = item["position"][0]
-    for a in of(item):
-        for b in of(anchor):
+    for a in matching(item):
+        for b in matching(anchor):
             dx, dy = a.x - b.x, a.y - b.y
             along, across = (dx, dy) if relation in ("left of", "right of") else (dy, dx)
             along = -along if relation in ("left of", "above") else along
@@ -168,7 +168,7 @@ def _stands(found: Sequence[Found], item: Mapping[str, Any], anchor: Mapping[str
     return False
 
 
-def _size(found: Sequence[Found], include: Sequence[Mapping[str, Any]]) -> float | None:
+def _size(found: Sequence[DetectedObject], include: Sequence[Mapping[str, Any]]) -> float | None:
     sized = [item for item in include if "size" in item]
     if not sized:
         return None
@@ -184,7 +184,7 @@ def _size(found: Sequence[Found], include: Sequence[Mapping[str, Any]]) -> float
 
 
 def verify_batch(images: torch.Tensor, metadata: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Judge images [N, 3, H, W] in [0, 1], each against its own metadata."""
+    """Grade images [N, 3, H, W] in [0, 1], each against its own metadata."""
     pixels = images.detach().float().cpu().numpy()
     return [verify(image, item) for image, item in zip(pixels, metadata, strict=True)]
 
@@ -192,12 +192,12 @@ def verify_batch(images: torch.Tensor, metadata: Sequence[Mapping[str, Any]]) ->
 def verifier_reward(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> torch.Tensor:
-    """Reward "verifier": 1 where the image shows exactly what its metadata asks for, else 0."""
+    """Reward "verifier": 1 if the image shows exactly the objects in its metadata, else 0."""
     return torch.tensor([verdict.strict for verdict in verify_batch(images, metadata)])
 
 
 def verifier_graded_reward(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> torch.Tensor:
-    """Reward "verifier_graded": share of what the metadata asks for that the image shows."""
+    """Reward "verifier_graded": mean grade of an image against its metadata, 0 to 1."""
     return torch.tensor([verdict.graded for verdict in verify_batch(images, metadata)])

@@ -1,7 +1,7 @@
-"""The shapes world: every combination that can be asked for, its phrasings, and which are held out.
+"""The shapes world: all combinations of objects, their phrasings, and the split into training and held-out ones.
 
-A prompt carries GenEval-style metadata (`tag`, `include` with `class`, `count`, `color`, `position`, and `size`,
-which is ours). A scene shows exactly the included objects and no others.
+Each prompt comes with GenEval-style metadata: `tag`, and `include` with `class`, `count`, `color`, `position`, plus
+`size`, which GenEval does not have. A scene shows exactly the included objects and no others.
 """
 
 import hashlib
@@ -38,9 +38,9 @@ def _rank(thing: tuple[str, str]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Combination:
-    """What a prompt asks for, without its wording.
+    """Content of a prompt, independent of its wording.
 
-    `things` holds one (colour, shape) or two; `relation` says where the second stands to the first.
+    `things` holds one or two (colour, shape); `relation` is the position of the second relative to the first.
     """
 
     kind: str
@@ -51,23 +51,23 @@ class Combination:
 
     @property
     def key(self) -> str:
-        """Equal for combinations that mean the same picture (A left of B, B right of A; one A, a single A)."""
+        """Key equal for combinations that describe the same picture (A left of B, B right of A; one A, a single A)."""
         if self.kind == "position":
             assert self.relation is not None
-            turned = (self.things[::-1], OPPOSITE[self.relation])
-            return f"position {min((self.things, self.relation), turned)}"
+            swapped = (self.things[::-1], OPPOSITE[self.relation])
+            return f"position {min((self.things, self.relation), swapped)}"
         if self.kind in ("single_object", "counting"):
             return f"count {self.count} {self.things}"
         return f"{self.kind} {sorted(self.things)} {self.size}"
 
     @property
     def held_out(self) -> bool:
-        """Whether nothing in this project may be trained on it."""
+        """Whether the combination is held out: nothing in this project trains on it."""
         digest = hashlib.sha256(self.key.encode()).digest()
         return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PERCENT
 
     def ordered(self) -> "Combination":
-        """The same picture with its two things in the world's order, as `all_combinations` names it."""
+        """Same picture with its two things in canonical order, as in `all_combinations`."""
         if list(self.things) == sorted(self.things, key=_rank):
             return self
         relation = OPPOSITE[self.relation] if self.relation else None
@@ -80,7 +80,7 @@ class Combination:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The combination as GenEval writes it."""
+        """GenEval-style metadata of the combination."""
         include: list[dict[str, Any]] = [
             {"class": shape, "count": self.count, "color": colour} for colour, shape in self.things
         ]
@@ -91,7 +91,7 @@ class Combination:
         return {"tag": self.kind, "include": include}
 
     def phrasings(self) -> list[str]:
-        """Every wording of this combination."""
+        """All wordings of this combination."""
         names = [f"{colour} {shape}" for colour, shape in self.things]
         colour, shape = self.things[0]
         many = f"{colour} {_PLURALS[shape] if self.count > 1 else shape}"
@@ -103,7 +103,7 @@ class Combination:
 
 
 def all_combinations() -> Iterator[Combination]:
-    """Every combination of the world, each meaning once a kind."""
+    """All combinations of the world; within a kind, each picture occurs once."""
     things = list(itertools.product(COLOURS, SHAPES))
     for thing in things:
         yield Combination("single_object", (thing,))
@@ -118,7 +118,7 @@ def all_combinations() -> Iterator[Combination]:
 
 
 def split(held_out: bool) -> dict[str, list[Combination]]:
-    """The held-out or the training combinations, by kind."""
+    """Held-out or training combinations, by kind."""
     groups: dict[str, list[Combination]] = {kind: [] for kind in KINDS}
     for combination in all_combinations():
         if combination.held_out == held_out:
@@ -127,7 +127,7 @@ def split(held_out: bool) -> dict[str, list[Combination]]:
 
 
 def differing_in_one(combination: Combination) -> list[Combination]:
-    """Combinations whose picture differs from this one's in one attribute: colour, shape, count, relation or size."""
+    """Combinations that differ from this one in a single attribute: colour, shape, count, relation or size."""
     kind, things = combination.kind, combination.things
     others: list[Combination] = []
 
@@ -154,10 +154,10 @@ def differing_in_one(combination: Combination) -> list[Combination]:
 
 
 def sample_prompts(held_out: bool, count: int, seed: int) -> list[dict[str, Any]]:
-    """Return `count` prompts of one split as `{"prompt", "tag", "include"}`, kinds in turn, no text twice.
+    """Sample `count` distinct prompts of one split as `{"prompt", "tag", "include"}`, cycling through the kinds.
 
     Raises:
-        ValueError: fewer than `count` different texts exist.
+        ValueError: fewer than `count` distinct texts exist.
     """
     rng = np.random.default_rng(seed)
     queues = {}
@@ -167,7 +167,7 @@ def sample_prompts(held_out: bool, count: int, seed: int) -> list[dict[str, Any]
     prompts: dict[str, dict[str, Any]] = {}
     while len(prompts) < count:
         if not any(queues.values()):
-            raise ValueError(f"asked for {count} prompts, but only {len(prompts)} different ones exist")
+            raise ValueError(f"got a count of {count}; expected at most {len(prompts)}, the number of distinct prompts")
         for kind in KINDS:
             if queues[kind] and len(prompts) < count:
                 text, combination = queues[kind].pop()

@@ -1,4 +1,4 @@
-"""Write the shapes world's prompt files: `python -m solrl_minis.write_prompts FOLDER`."""
+"""Writes the prompt files of the shapes world: `python -m solrl_minis.write_prompts FOLDER`."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ TRAIN, TEST = 1024, 128
 
 
 def write(folder: Path) -> None:
-    """Write train and test as GenEval metadata and as plain text; test combinations are held out."""
+    """Write the train and test prompts, as GenEval metadata and as plain text; test combinations are held out."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", TRAIN), ("test", TEST)):
         prompts = sample_prompts(split == "test", count, seed=0)

@@ -17,7 +17,7 @@ from solrl_core.precision import apply_policy, quantize_dequantize
 from solrl_core.rewards import load_reward
 from solrl_minis.recipe import clip, loop, measure, preference
 from solrl_minis.recipe.__main__ import main
-from solrl_minis.recipe.data import Source, meaning_of_found, meaning_of_scenes, meaning_of_texts
+from solrl_minis.recipe.data import Source, meaning_of_detections, meaning_of_scenes, meaning_of_texts
 from solrl_minis.recipe.family import TEXT_TOKENS, Family
 from solrl_minis.recipe.files import load_pipeline
 from solrl_minis.recipe.flux import FLUX
@@ -30,7 +30,7 @@ from solrl_minis.recipe.sd3 import SD3
 from solrl_minis.recipe.tokenizers import CLIP_TOKENS, bert_tokenizer, clip_tokenizer, gemma_tokenizer, t5_tokenizer
 from solrl_minis.recipe.tokenizers import corpus as all_texts
 from solrl_minis.scenes import render
-from solrl_minis.verifier import Found, find_objects
+from solrl_minis.verifier import DetectedObject, find_objects
 from solrl_minis.world import KINDS, Combination, all_combinations
 
 FAMILIES = {"mini-sana": SANA, "mini-sd3": SD3, "mini-flux": FLUX}
@@ -54,8 +54,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def log(folder: Path, name: str, stage: str) -> list[dict[str, Any]]:
-    goes: list[dict[str, Any]] = json.loads((folder / "training" / name / f"{stage}.json").read_text())["goes"]
-    return goes
+    runs: list[dict[str, Any]] = json.loads((folder / "training" / name / f"{stage}.json").read_text())["runs"]
+    return runs
 
 
 @pytest.mark.parametrize(("name", "stage"), STAGES)
@@ -173,7 +173,7 @@ def test_groups_of_training_prompts_hold_what_they_say() -> None:
     assert groups.images.shape == (30, preference.SIZE, 3, 64, 64)
     assert (groups.grades[:, 0] == 1).float().mean() > 0.9
     assert (groups.grades[:, 1] < groups.grades[:, 0]).float().mean() > 0.9
-    assert groups.worn.sum(1).tolist() == [1] * 30
+    assert groups.degraded.sum(1).tolist() == [1] * 30
     held = {text for c in all_combinations() if c.held_out for text in c.phrasings()}
     assert not held & set(groups.prompts)
 
@@ -284,15 +284,15 @@ def test_what_the_verifier_finds_in_a_scene_means_what_the_scene_shows() -> None
     source = Source(7)
     scenes = source.scenes(source.draw(200))
     shown = meaning_of_scenes(scenes)
-    found = meaning_of_found([find_objects(image.numpy()) for image in render(scenes, 0, "cpu")])
+    found = meaning_of_detections([find_objects(image.numpy()) for image in render(scenes, 0, "cpu")])
     for mine, theirs in ((found.objects, shown.objects), (found.relation, shown.relation), (found.size, shown.size)):
         assert float((mine == theirs).float().mean()) > 0.97
 
 
 def test_no_caption_is_true_of_a_shape_without_a_name() -> None:
     red = Combination("colours", (("red", "circle"),))
-    whole, broken = (Found("red", shape, 20.0, 20.0, 20.0) for shape in ("circle", None))
-    true = meaning_of_texts([red]).true_of(meaning_of_found([[whole], [broken], [whole, broken]]))
+    whole, broken = (DetectedObject("red", shape, 20.0, 20.0, 20.0) for shape in ("circle", None))
+    true = meaning_of_texts([red]).true_of(meaning_of_detections([[whole], [broken], [whole, broken]]))
     assert true.flatten().tolist() == [True, False, False]
 
 

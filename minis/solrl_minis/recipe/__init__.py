@@ -1,1 +1,1 @@
-"""The recipe that made the shipped miniatures. Run it with `python -m solrl_minis.recipe`."""
+"""Training recipe of the shipped miniatures. Run it with `python -m solrl_minis.recipe`."""

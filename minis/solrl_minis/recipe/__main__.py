@@ -1,7 +1,8 @@
-"""Train the miniatures: `python -m solrl_minis.recipe --out FOLDER [--only mini-sd3] [--stage backbone]`.
+"""Trains the miniatures: `python -m solrl_minis.recipe --out FOLDER [--only mini-sd3] [--stage backbone]`.
 
-They are made in the table's order (`miniatures.py`), each stage by stage: a reward reads an autoencoder, and one of
-human preference the images of the pipelines that lie in FOLDER. Figures go to FOLDER/training/<miniature>/<stage>.json.
+The miniatures train stage by stage, in the order of the table in `miniatures.py`: mini-clip needs an autoencoder, and
+the rewards train on images that the pipelines in FOLDER generate. Figures go to
+FOLDER/training/<miniature>/<stage>.json.
 """
 
 import argparse
@@ -17,26 +18,26 @@ from solrl_minis.recipe.stages import Setup
 
 
 def thin(losses: list[float], points: int = 200) -> list[float]:
-    """Means over equal stretches, for the loss curve of the card."""
-    stretch = max(1, len(losses) // points)
-    parts = [losses[i : i + stretch] for i in range(0, len(losses), stretch)]
+    """Downsample losses to about `points` means, for the loss curve of the card."""
+    size = max(1, len(losses) // points)
+    parts = [losses[i : i + size] for i in range(0, len(losses), size)]
     return [round(sum(part) / len(part), 5) for part in parts]
 
 
 def main() -> None:
-    """Run the stages asked for."""
+    """Run the selected stages."""
     stages = sorted({stage for miniature in MINIATURES.values() for stage in miniature.stages})
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=MINIATURES, default=list(MINIATURES))
     parser.add_argument("--stage", nargs="+", choices=stages, default=stages)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies steps and pools; below 1 for a trial")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="ends each training early")
-    parser.add_argument("--resume", action="store_true", help="train on from the backbone in FOLDER")
-    parser.add_argument("--wrong-captions", type=float, help="share of wrong captions, in place of the table's")
-    parser.add_argument("--eager", action="store_true", help="neither compiled nor recorded")
-    parser.add_argument("--float32", action="store_true", help="backbones train without bfloat16")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on steps and pool sizes; below 1 for a trial")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="time limit of each stage")
+    parser.add_argument("--resume", action="store_true", help="continue training the backbone in FOLDER")
+    parser.add_argument("--wrong-captions", type=float, help="share of wrong captions, overriding the table's")
+    parser.add_argument("--eager", action="store_true", help="train without torch.compile and CUDA graphs")
+    parser.add_argument("--float32", action="store_true", help="train backbones in float32 instead of bfloat16")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     fast = args.device == "cuda" and not args.eager
@@ -55,9 +56,9 @@ def main() -> None:
             folder = args.out / "training" / name
             folder.mkdir(parents=True, exist_ok=True)
             log = folder / f"{stage}.json"
-            goes = json.loads(log.read_text())["goes"] if args.resume and log.is_file() else []
-            goes.append({**figures, "losses": thin(losses)})
-            log.write_text(json.dumps({"goes": goes}, indent=1) + "\n")
+            runs = json.loads(log.read_text())["runs"] if args.resume and log.is_file() else []
+            runs.append({**figures, "losses": thin(losses)})
+            log.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

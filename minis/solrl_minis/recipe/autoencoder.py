@@ -1,4 +1,4 @@
-"""The miniature autoencoders: SANA's (64 px to 8×8×8) and the KL one of SD3 and FLUX.1 (64 px to 16×16×4)."""
+"""Miniature autoencoders: SANA's DC-AE (64 px to 8×8×8) and the KL autoencoder of SD3 and FLUX.1 (to 16×16×4)."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ KL_WEIGHT = 1e-4
 
 
 def build_dc() -> AutoencoderDC:
-    """An untrained AutoencoderDC of the shipped shape."""
+    """Build an untrained AutoencoderDC of the shipped size."""
     return AutoencoderDC(
         latent_channels=8,
         encoder_block_out_channels=(40, 40, 80, 80),
@@ -31,7 +31,7 @@ def build_dc() -> AutoencoderDC:
 
 
 def build_kl() -> AutoencoderKL:
-    """An untrained AutoencoderKL of the shipped shape: 2×2 patches of its latents make 64 image tokens."""
+    """Build an untrained AutoencoderKL of the shipped size; 2×2 patches of its latents give 64 image tokens."""
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
@@ -45,7 +45,7 @@ def build_kl() -> AutoencoderKL:
 
 
 def to_latents(autoencoder: Any, images: torch.Tensor) -> torch.Tensor:
-    """Scaled latents of images in [0, 1]: what the transformer learns to make."""
+    """Encode images in [0, 1] to scaled latents, on which the transformer trains."""
     encoded = autoencoder.encode(images * 2 - 1)
     raw = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
     latents: torch.Tensor = (raw.float() - _shift(autoencoder)) * autoencoder.config.scaling_factor
@@ -53,7 +53,7 @@ def to_latents(autoencoder: Any, images: torch.Tensor) -> torch.Tensor:
 
 
 def from_latents(autoencoder: Any, latents: torch.Tensor) -> torch.Tensor:
-    """Images, not clamped, of scaled latents."""
+    """Decode scaled latents to images, not clamped."""
     raw = latents / autoencoder.config.scaling_factor + _shift(autoencoder)
     images: torch.Tensor = autoencoder.decode(raw).sample.float() / 2 + 0.5
     return images
@@ -64,7 +64,7 @@ def _shift(autoencoder: Any) -> float:
 
 
 def train(model: Any, budget: Budget, device: str, seed: int = 0) -> list[float]:
-    """Train on rendered scenes, in place, and set scale and shift so that latents have unit variance.
+    """Train on rendered scenes, in place, then set scale and shift so that latents have unit variance.
 
     Returns:
         The loss at each step.
@@ -95,7 +95,7 @@ def train(model: Any, budget: Budget, device: str, seed: int = 0) -> list[float]
 
 
 def _noisy_latents(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latents with the noise that makes the decoder forgive a sampler's small errors, and the loss of their prior."""
+    """Noisy latents, which make the decoder robust to a sampler's small errors, and the loss of their prior."""
     encoded = model.encode(images)
     if hasattr(encoded, "latent_dist"):
         posterior = encoded.latent_dist
@@ -107,7 +107,7 @@ def _noisy_latents(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torc
 
 @torch.no_grad()
 def psnr(model: Any, device: str, count: int = 512, seed: int = 1) -> float:
-    """Peak signal-to-noise ratio of reconstructed held-out scenes, in dB."""
+    """Peak signal-to-noise ratio of the reconstruction of held-out scenes, in dB."""
     source = Source(seed, held_out=True)
     images = source.images(source.draw(count), device)
     parts = [from_latents(model, to_latents(model, part)).clamp(0, 1) for part in torch.split(images, 64)]

@@ -1,4 +1,4 @@
-"""Training a miniature backbone of any family: text encoders and transformer together, then NVFP4."""
+"""Training of a miniature backbone of any family: flow matching, then preparation for NVFP4."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ AWARE_RATES = Rates(3e-4, average=0.998)
 
 
 class _Pool:
-    """Latents with their captions, a share of which has one attribute wrong; drawn once.
+    """Training set of latents and captions, drawn once; in a share of the captions one attribute is wrong.
 
-    With `frozen` text encoders the captions are encoded once, too.
+    With `frozen` text encoders the captions are also encoded only once.
     """
 
     def __init__(
@@ -59,21 +59,21 @@ class _Pool:
         self._captions = stack(parts)
 
     def draw(self, count: int) -> tuple[torch.Tensor, Conditioning]:
-        """Clean latents and their encoded captions."""
+        """Draw a batch of clean latents and their encoded captions."""
         pick = torch.randint(len(self._latents), (count,), device=self._latents.device)
         captions = {name: rows[pick] for name, rows in self._captions.items()}
         return self._latents[pick], captions if self._frozen else self._family.encode(self._pipeline, captions)
 
 
 def _float32_norms(transformer: torch.nn.Module) -> None:
-    """Under autocast torch's RMSNorm would get float32 weights with bfloat16 inputs: NaN gradients on CUDA."""
+    """Cast inputs of RMSNorm to float32. Under autocast, bfloat16 inputs with float32 weights give NaN gradients."""
     for module in transformer.modules():
         if isinstance(module, torch.nn.RMSNorm):
             module.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
 
 
 def _times(family: Family, count: int, device: str) -> torch.Tensor:
-    """Logit-normal times; the second half of them shifted."""
+    """Sample logit-normal times and shift the second half of them."""
     t = torch.sigmoid(torch.randn(count, device=device))
     late = t[count // 2 :]
     t[count // 2 :] = family.time_shift * late / (1 + (family.time_shift - 1) * late)
@@ -93,17 +93,17 @@ def train(
     """Train the text encoders and the transformer in place, by flow matching.
 
     Args:
-        family: of the pipeline.
-        pipeline: around a trained autoencoder.
-        budget: steps, batch, images.
-        wrong_captions: share of captions with one attribute wrong: what reinforcement learning is later to unlearn.
-        device: where to train.
-        fast: on a GPU, compile the transformer, or record the step where nothing else is trained.
-        mixed: whether to compute in bfloat16 on a GPU.
-        seed: of everything random.
+        family: family of the pipeline.
+        pipeline: pipeline around a trained autoencoder.
+        budget: steps, batch size and size of the training set.
+        wrong_captions: share of captions with one attribute wrong, left for reinforcement learning to correct.
+        device: device to train on.
+        fast: compile the transformer; if only the transformer trains, record the step as a CUDA graph instead.
+        mixed: compute in bfloat16 on a GPU.
+        seed: random seed.
 
     Returns:
-        The loss at each step; the weights are averaged ones.
+        The loss at each step. The final weights are averaged over the training.
     """
     torch.manual_seed(seed)
     pipeline.to(device)
@@ -143,10 +143,10 @@ def train_aware(
     mixed: bool = True,
     seed: int = 1,
 ) -> list[float]:
-    """Fine-tune the transformer in place so that NVFP4 follows full precision (see `quantization`).
+    """Fine-tune the transformer in place for NVFP4 (see `quantization`).
 
     Returns:
-        Mean squared distance of the two velocities, relative to the velocity's mean square, at each step.
+        Mean squared error of the quantised velocity, relative to the velocity's mean square, at each step.
     """
     torch.manual_seed(seed)
     pipeline.to(device)
@@ -160,7 +160,7 @@ def train_aware(
         def loss() -> tuple[torch.Tensor, torch.Tensor]:
             clean, conditioning = pool.draw(budget.batch)
             noise = torch.randn_like(clean)
-            # Half of the times evenly, because a sampler begins at t = 1, which the other half hardly sees.
+            # Half of the times are uniform: a sampler starts at t = 1, which logit-normal times rarely reach.
             t = _times(family, len(clean), device)
             t[::2] = 1 - torch.rand_like(t[::2])
             noisy = torch.lerp(clean, noise, t[:, None, None, None])
@@ -181,7 +181,7 @@ def train_aware(
 
 @torch.no_grad()
 def round_weights(family: Family, pipeline: Any, images: int, seed: int = 3) -> None:
-    """Put the weights that NVFP4 will round on its grid, in place, on the CPU (see `rounding`)."""
+    """Round the weights of the layers quantised at NVFP4 to its grid, in place, on the CPU (see `rounding`)."""
     torch.manual_seed(seed)
     pipeline.to("cpu")
     backbone = wrap(family, pipeline)

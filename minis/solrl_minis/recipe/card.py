@@ -1,6 +1,6 @@
-"""Measure the shipped miniatures and write their model cards: `python -m solrl_minis.recipe.card [--only mini-sd3]`.
+"""Measures the shipped miniatures and writes their model cards: `python -m solrl_minis.recipe.card [--only mini-sd3]`.
 
-Writes README.md beside the weights, and loss curves and sample grids into docs/minis/. Prints every figure.
+Writes README.md next to the weights, and loss curves and sample grids to docs/minis/. Prints all figures.
 """
 
 import argparse
@@ -25,37 +25,37 @@ from solrl_minis.recipe.stages import MiniBackbone, MiniJudge, Setup, held_out_a
 _CURVES = {
     "autoencoder": "reconstruction",
     "backbone": "flow matching",
-    "aware": "NVFP4 distance, relative",
+    "aware": "relative NVFP4 error",
     "contrastive": "contrastive",
     "preference": "preference",
 }
 
 
 def log_of(name: str, stage: str) -> list[dict[str, Any]]:
-    """The goes of a stage: what was trained, one after the other."""
-    goes: list[dict[str, Any]] = json.loads((WEIGHTS / "training" / name / f"{stage}.json").read_text())["goes"]
-    return goes
+    """Logged training runs of a stage, in order; a resumed stage has several."""
+    runs: list[dict[str, Any]] = json.loads((WEIGHTS / "training" / name / f"{stage}.json").read_text())["runs"]
+    return runs
 
 
 def draw_curves(name: str, out: Path) -> None:
-    """One panel a training stage; goes follow one another."""
+    """Draw the loss curves, one panel per stage; several runs of a stage follow one another."""
     mpl.use("svg")
     from matplotlib import pyplot
 
-    losses = {stage: [x for go in log_of(name, stage) for x in go["losses"]] for stage in MINIATURES[name].stages}
+    losses = {stage: [x for run in log_of(name, stage) for x in run["losses"]] for stage in MINIATURES[name].stages}
     shown = {stage: values for stage, values in losses.items() if values}
     figure, axes = pyplot.subplots(1, len(shown), figsize=(3.4 * len(shown), 2.8), layout="constrained", squeeze=False)
     for axis, (stage, values) in zip(axes[0], shown.items(), strict=True):
         axis.semilogy(values, linewidth=1.2)
         axis.set_title(f"{stage}: {_CURVES[stage]}", fontsize=9)
-        axis.set_xlabel("two-hundredths of a go", fontsize=8)
+        axis.set_xlabel("progress, 1/200 of a run", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.grid(alpha=0.3)
     figure.savefig(out / f"{name}-losses.png", dpi=110)
 
 
 def draw_grid(images: torch.Tensor, file: Path, columns: int = 12, rows: int = 6) -> None:
-    """The first images, one a prompt, enlarged."""
+    """Draw a grid of the first images, one per prompt, enlarged."""
     chosen = images[:: measure.SEEDS][: columns * rows]
     cell = images.shape[-1] + 4
     grid = torch.nn.functional.pad(chosen, (2, 2, 2, 2), value=1.0)
@@ -66,25 +66,25 @@ def draw_grid(images: torch.Tensor, file: Path, columns: int = 12, rows: int = 6
 
 
 def millions(folder: Path) -> float:
-    """Parameters in all files of weights, two bytes each."""
+    """Millions of parameters in a folder's weight files, at two bytes each."""
     files = [*folder.rglob("*.safetensors"), *folder.rglob("*.pt")]
     return sum(file.stat().st_size for file in files) / 2e6
 
 
 def backbone_card(name: str, pictures: Path, device: str) -> tuple[str, dict[str, Any]]:
-    """The card of a pipeline, and what was measured for it."""
+    """Card and figures of a pipeline."""
     folder = WEIGHTS / name
     figures, images = measure.accuracy(measure.load(folder, device))
     figures["psnr_db"] = autoencoder.psnr(load_autoencoder(folder, device), device)
     draw_curves(name, pictures)
     draw_grid(images, pictures / f"{name}-samples.png")
-    goes = [go for stage in ("backbone", "aware") if stage in MINIATURES[name].stages for go in log_of(name, stage)]
-    figures["fidelity"] = found = measure.fidelity(measure.load(folder, device), count=8)
-    what = f"{found['prompts']} prompts × {found['candidates']} candidates, {found['reward']}"
+    runs = [run for stage in ("backbone", "aware") if stage in MINIATURES[name].stages for run in log_of(name, stage)]
+    figures["fidelity"] = fidelity = measure.fidelity(measure.load(folder, device), count=8)
+    sample = f"{fidelity['prompts']} prompts × {fidelity['candidates']} candidates, {fidelity['reward']}"
     rows = [
         *(f"| — {kind.replace('_', ' ')} | {value:.1%} |" for kind, value in figures["kinds"].items()),
-        f"| Spearman with BF16 at 10 steps, of BF16 at 6 steps ({what}) | {found['spearman_bf16']:.3f} |",
-        f"| Spearman with BF16 at 10 steps, of NVFP4 at 6 steps | {found['spearman_nvfp4']:.3f} |",
+        f"| Spearman of BF16 at 6 steps with BF16 at 10 steps ({sample}) | {fidelity['spearman_bf16']:.3f} |",
+        f"| Spearman of NVFP4 at 6 steps with BF16 at 10 steps | {fidelity['spearman_nvfp4']:.3f} |",
     ]
     text = BACKBONE.format(
         name=name,
@@ -92,14 +92,16 @@ def backbone_card(name: str, pictures: Path, device: str) -> tuple[str, dict[str
         parameters=millions(folder),
         steps=measure.STEPS,
         rows="\n".join(rows),
-        goes="; ".join(f"{go['steps']:,} steps with {go['wrong_captions']:.0%} wrong" for go in goes if "steps" in go),
+        wrong="; ".join(
+            f"{run['wrong_captions']:.0%} of them for {run['steps']:,} steps" for run in runs if "steps" in run
+        ),
         **{key: figures[key] for key in ("images", "strict", "graded", "psnr_db")},
     )
     return text, figures
 
 
 def clip_card(name: str, pictures: Path, device: str) -> tuple[str, dict[str, Any]]:
-    """The card of mini-clip, and what was measured for it."""
+    """Card and figures of mini-clip."""
     from transformers import AutoTokenizer, CLIPModel
 
     model = CLIPModel.from_pretrained(WEIGHTS / name, dtype=torch.float32).eval()
@@ -110,7 +112,7 @@ def clip_card(name: str, pictures: Path, device: str) -> tuple[str, dict[str, An
 
 
 def clip_text(name: str, right: float, figures: dict[str, float]) -> str:
-    """The card with these figures: how often the right image wins, and the agreement with the verifier by kind."""
+    """Card of mini-clip, from its accuracy on altered images and its agreement with the verifier by kind of pairs."""
     return CLIP.format(
         name=name,
         parameters=millions(WEIGHTS / name),
@@ -120,12 +122,12 @@ def clip_text(name: str, right: float, figures: dict[str, float]) -> str:
 
 
 def agreement_rows(figures: dict[str, float]) -> str:
-    """A line of the card's table for each kind of pairs."""
+    """Rows of the card's table, one per kind of pairs."""
     return "\n".join(f"| held-out pairs, {where} | {value:.1%} |" for where, value in figures.items())
 
 
 def judge_card(name: str, pictures: Path, device: str, judge: MiniJudge) -> tuple[str, dict[str, Any]]:
-    """The card of a preference reward, and what was measured for it."""
+    """Card and figures of a preference reward."""
     figures = judge.agreement(Setup(WEIGHTS, device))
     draw_curves(name, pictures)
     text = JUDGE.format(
@@ -134,13 +136,13 @@ def judge_card(name: str, pictures: Path, device: str, judge: MiniJudge) -> tupl
         reward=judge.judge.reward,
         parameters=millions(WEIGHTS / name),
         rows=agreement_rows(figures),
-        seconds=sum(go["seconds"] for go in log_of(name, "preference")),
+        seconds=sum(run["seconds"] for run in log_of(name, "preference")),
     )
     return text, figures
 
 
 def main() -> None:
-    """Measure, draw, write."""
+    """Measure the selected miniatures, draw their figures and write their cards."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=MINIATURES, default=list(MINIATURES))
     parser.add_argument("--pictures", type=Path, default=Path("docs/minis"))

@@ -1,4 +1,4 @@
-"""Training data: rendered scenes with captions, some of them wrong on purpose."""
+"""Training data: rendered scenes with captions, and codes to test whether a caption is true of a scene."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import numpy.typing as npt
 import torch
 
 from solrl_minis.scenes import Scenes, render, sample_scenes
-from solrl_minis.verifier import SMALL_BELOW, Found
+from solrl_minis.verifier import SMALL_BELOW, DetectedObject
 from solrl_minis.world import COLOURS, KINDS, RELATIONS, SHAPES, SIZES, Combination, differing_in_one, split
 
 
 class Source:
-    """Draws training combinations, kinds equally often, and the one-attribute changes of each.
+    """Draws combinations, all kinds equally often, and variants of them with one attribute changed.
 
-    Changes that are held out are never drawn either.
+    A source of training combinations never draws a held-out variant either.
     """
 
     def __init__(self, seed: int, held_out: bool = False) -> None:
@@ -26,21 +26,21 @@ class Source:
         self._held_out = held_out
 
     def draw(self, count: int) -> list[Combination]:
-        """Return `count` combinations."""
+        """Draw `count` combinations."""
         kinds = self.rng.integers(len(KINDS), size=count)
         picks = self.rng.random(count)
         groups = [self._kinds[kind] for kind in KINDS]
         return [groups[k][int(p * len(groups[k]))] for k, p in zip(kinds, picks, strict=True)]
 
     def change(self, combination: Combination) -> Combination:
-        """Return one that differs in one attribute."""
+        """Draw a combination that differs in one attribute."""
         if combination not in self._changes:
             self._changes[combination] = [c for c in differing_in_one(combination) if self._held_out or not c.held_out]
         options = self._changes[combination]
         return options[int(self.rng.random() * len(options))]
 
     def caption(self, combination: Combination) -> str:
-        """Return one of its wordings."""
+        """Draw one of the combination's wordings."""
         texts = combination.phrasings()
         return texts[int(self.rng.random() * len(texts))]
 
@@ -49,13 +49,13 @@ class Source:
         return sample_scenes(combinations, self.rng)
 
     def images(self, combinations: Sequence[Combination], device: str) -> torch.Tensor:
-        """Render one image a combination, [N, 3, 64, 64] in [0, 1]."""
+        """Render one image per combination, [N, 3, 64, 64] in [0, 1]."""
         return render(self.scenes(combinations), int(self.rng.integers(2**31)), device)
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What texts claim or scenes show, as codes that can be compared: objects, relation and size; -1 is unsaid."""
+    """Content of texts or scenes as comparable codes for objects, relation and size; -1 means unspecified."""
 
     objects: torch.Tensor
     relation: torch.Tensor
@@ -69,16 +69,16 @@ class Meaning:
         return same & relation & size
 
     def rows(self, index: npt.NDArray[np.int64]) -> "Meaning":
-        """The codes of some rows."""
+        """Select rows."""
         return Meaning(self.objects[index], self.relation[index], self.size[index])
 
     def join(self, other: "Meaning") -> "Meaning":
-        """These codes and then others."""
+        """Concatenate with the codes of another."""
         pairs = ((self.objects, other.objects), (self.relation, other.relation), (self.size, other.size))
         return Meaning(*(torch.cat(pair) for pair in pairs))
 
     def to(self, device: str) -> "Meaning":
-        """The same codes on another device."""
+        """Copy to another device."""
         return Meaning(self.objects.to(device), self.relation.to(device), self.size.to(device))
 
 
@@ -87,7 +87,7 @@ def _thing(colour: str, shape: str) -> int:
 
 
 def _relation_code(relation: str, swapped: bool) -> int:
-    """Code of how the object of higher thing index stands to the lower one."""
+    """Code of the position of the object with the higher thing index relative to the other."""
     index = RELATIONS.index(relation)
     return index ^ 1 if swapped else index
 
@@ -103,13 +103,13 @@ def _claim(combination: Combination) -> tuple[int, int, int]:
 
 
 def meaning_of_texts(combinations: Sequence[Combination]) -> Meaning:
-    """Codes of what each combination's caption claims."""
+    """Codes of the content that each combination's caption states."""
     codes = torch.tensor([_claim(combination) for combination in combinations])
     return Meaning(*codes.unbind(1))
 
 
 def meaning_of_scenes(scenes: Scenes) -> Meaning:
-    """Codes of what each scene shows, whatever its combination said."""
+    """Codes of the content of each scene, including relation and size that its combination leaves open."""
     codes = []
     for i in range(len(scenes.shape)):
         there = np.flatnonzero(scenes.present[i])
@@ -119,8 +119,8 @@ def meaning_of_scenes(scenes: Scenes) -> Meaning:
     return Meaning(*torch.tensor(codes).unbind(1))
 
 
-def meaning_of_found(images: Sequence[Sequence[Found]]) -> Meaning:
-    """Codes of what the verifier found in each image; where a shape has no name, of nothing that a text claims."""
+def meaning_of_detections(images: Sequence[Sequence[DetectedObject]]) -> Meaning:
+    """Codes of the objects detected in each image; an object without a known shape matches no text."""
     codes = []
     for found in images:
         things = [_thing(one.colour, one.shape) for one in found if one.shape is not None]
@@ -130,7 +130,7 @@ def meaning_of_found(images: Sequence[Sequence[Found]]) -> Meaning:
 
 
 def _shown(things: Sequence[int], places: Sequence[tuple[float, float, float]]) -> tuple[int, int, int]:
-    """Codes of things that stand at (x, y) with a side, in pixels."""
+    """Codes of things at places (x, y, side), in pixels."""
     relation = size = -2
     if len(things) == 2 and things[0] != things[1]:
         low, high = np.argsort(things)

@@ -1,4 +1,4 @@
-"""What the recipe must know of a backbone family; one module a family fills it in."""
+"""Description of a miniature backbone family. Each family fills it in, in a module of its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from solrl_core.families import Backbone, Conditioning, ModelOptions
 from solrl_core.families.load import FAMILIES
 
 TEXT_TOKENS = 16
-"""The longest caption, in tokens of any of the text encoders."""
+"""Length of the longest caption, in tokens of any text encoder."""
 
 REWARDS: Mapping[str, Mapping[str, Any]] = {
     "clipscore": {"model": "../mini-clip"},
@@ -22,7 +22,7 @@ REWARDS: Mapping[str, Mapping[str, Any]] = {
     },
     "imagereward": {"model": "../mini-imagereward"},
 }
-"""What each pipeline's `solrl.json` says of the rewards, relative to its own folder."""
+"""Reward options in each pipeline's `solrl.json`; paths are relative to the pipeline's folder."""
 
 Tokens = dict[str, torch.Tensor]
 """Token ids and masks of captions by name; the first axis is the caption."""
@@ -33,13 +33,13 @@ class Family:
     """A miniature backbone's architecture.
 
     Attributes:
-        build_autoencoder: makes an untrained autoencoder.
-        build: makes an untrained pipeline around a trained autoencoder.
+        build_autoencoder: builds an untrained autoencoder.
+        build: builds an untrained pipeline around a trained autoencoder.
         tokenize: (pipeline, captions) → tokens.
-        encode: (pipeline, tokens) → what the backbone's `velocity` takes, with gradients.
-        settings: what `solrl.json` says beside size and rewards.
-        time_shift: of half of the times that are trained on, towards the noisy end where the layout is decided.
-        adopt: gives the pipeline another's trained text encoders and tokenizers, which then are not trained.
+        encode: (pipeline, tokens) → conditioning of the backbone's `velocity`, differentiable.
+        settings: `solrl.json` without size and rewards.
+        time_shift: shift of half of the training times towards the noisy end, where the layout is decided.
+        adopt: copies the trained text encoders and tokenizers of another pipeline, which then stay frozen.
     """
 
     build_autoencoder: Callable[[], Any]
@@ -52,17 +52,17 @@ class Family:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The whole of `solrl.json`."""
+        """Complete content of `solrl.json`."""
         return {"height": 64, "width": 64, "max_sequence_length": TEXT_TOKENS, **self.settings, "rewards": REWARDS}
 
 
 def text_encoders(pipeline: Any) -> list[torch.nn.Module]:
-    """The pipeline's text encoders."""
+    """Text encoders of a pipeline."""
     return [part for name, part in pipeline.components.items() if name.startswith("text_encoder")]
 
 
 def wrap(family: Family, pipeline: Any) -> Backbone:
-    """The pipeline as the service and the trainer see it; the parts are shared, not copied."""
+    """Wrap a pipeline as the backbone that service and trainer use; parts are shared, not copied."""
     options = dict(family.options)
     for name in ("quantize", "keep"):
         options[name] = tuple(options[name])
@@ -70,7 +70,7 @@ def wrap(family: Family, pipeline: Any) -> Backbone:
 
 
 def padded(tokenizer: Any, texts: list[str]) -> Any:
-    """Token ids and mask, each caption padded on the right to `TEXT_TOKENS`."""
+    """Tokenize captions to ids and mask, padded on the right to `TEXT_TOKENS`."""
     return tokenizer(
         texts,
         padding="max_length",

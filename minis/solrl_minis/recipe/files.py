@@ -1,4 +1,4 @@
-"""Reading and writing what lies in the folder of a recipe's run."""
+"""Loading and saving of pipelines and parts in a recipe's output folder."""
 
 import json
 from pathlib import Path
@@ -11,25 +11,25 @@ from solrl_minis.recipe.family import Family
 
 
 def load_pipeline(folder: Path) -> Any:
-    """A trained pipeline in float32."""
+    """Load a trained pipeline in float32."""
     return diffusers.DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
 
 
 def load_autoencoder(folder: Path, device: str) -> Any:
-    """The trained autoencoder of a miniature pipeline, in float32."""
+    """Load the trained autoencoder of a miniature pipeline in float32."""
     kind = json.loads((folder / "vae" / "config.json").read_text())["_class_name"]
     model = getattr(diffusers, kind).from_pretrained(folder / "vae", torch_dtype=torch.float32)
     return model.to(device).eval()
 
 
 def save_part(model: Any, folder: Path) -> None:
-    """A model in BF16, without what its configuration says of where it came from."""
+    """Save a model in BF16, without `_name_or_path` in its configuration."""
     model.to(torch.bfloat16).save_pretrained(folder)
     forget_origin(folder)
 
 
 def save_pipeline(pipeline: Any, family: Family, folder: Path) -> None:
-    """A pipeline in BF16 with its `solrl.json`."""
+    """Save a pipeline in BF16, with its `solrl.json`."""
     for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):
             part._compiled_call_impl = None
@@ -40,7 +40,7 @@ def save_pipeline(pipeline: Any, family: Family, folder: Path) -> None:
 
 
 def forget_origin(folder: Path) -> None:
-    """Drop `_name_or_path`, a path of the machine that trained."""
+    """Remove `_name_or_path`, a path on the training machine, from all configurations in a folder."""
     for file in folder.rglob("*.json"):
         content = json.loads(file.read_text())
         if isinstance(content, dict) and content.pop("_name_or_path", None) is not None:

@@ -1,4 +1,4 @@
-"""The miniature FLUX.1-dev: pooled CLIP and T5, double- and single-stream blocks, told a guidance, 64 image tokens."""
+"""The miniature FLUX.1-dev: pooled CLIP and T5, double- and single-stream blocks, guidance embedding, 64 tokens."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ CLIP_WIDTH = T5_WIDTH // 2
 
 
 def build(autoencoder: AutoencoderKL) -> FluxPipeline:
-    """An untrained pipeline of the shipped shape around a trained autoencoder."""
+    """Build an untrained pipeline of the shipped size around a trained autoencoder."""
     clip, t5 = clip_tokenizer(TEXT_TOKENS), t5_tokenizer(TEXT_TOKENS)
     transformer = FluxTransformer2DModel(
         in_channels=16,
@@ -30,7 +30,7 @@ def build(autoencoder: AutoencoderKL) -> FluxPipeline:
     )
     return FluxPipeline(
         transformer=transformer,
-        # Dynamic as FLUX.1-dev's; 64 tokens make it a shift of 2.6.
+        # Dynamic as in FLUX.1-dev; at 64 tokens the shift is 2.6.
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True, base_shift=1.0, max_shift=1.65),
         vae=autoencoder,
         text_encoder=CLIPTextModel(clip_config(clip, CLIP_WIDTH)),
@@ -53,7 +53,7 @@ def _encode(pipeline: Any, tokens: Tokens) -> Conditioning:
 
 
 def _adopt(pipeline: Any, sd3: Any) -> None:
-    """Take CLIP-L and T5 from Stable Diffusion 3, as FLUX.1 has them in common with it."""
+    """Copy CLIP-L and T5 from Stable Diffusion 3, with which FLUX.1 shares them."""
     pipeline.tokenizer, pipeline.tokenizer_2 = sd3.tokenizer, sd3.tokenizer_3
     pipeline.text_encoder_2.load_state_dict(sd3.text_encoder_3.state_dict())
     theirs = sd3.text_encoder.state_dict()
@@ -69,7 +69,7 @@ FLUX = Family(
     encode=_encode,
     settings={
         "quantize": [r"^(single_)?transformer_blocks\."],
-        # The layers whose rounding costs most for their work: 9 % of the blocks' linear FLOPs, a third of the error.
+        # Layers with the largest rounding error per FLOP: 9 % of the blocks' linear FLOPs, a third of the error.
         "keep": [
             r"\.norm1\.",
             r"\.norm\.",

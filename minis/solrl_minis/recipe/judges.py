@@ -1,4 +1,4 @@
-"""The rewards of human preference in miniature, each of its own class and in the layout that its loader reads."""
+"""Miniature preference rewards, each in the class of the real one and the file layout that its loader reads."""
 
 import json
 from collections.abc import Callable
@@ -24,12 +24,12 @@ class Judge:
     """A preference reward's architecture.
 
     Attributes:
-        reward: the name that loads it.
-        build: folder of mini-clip, from which it starts → (model, tokenizer).
+        reward: registered name of the reward.
+        build: folder of mini-clip, the initialisation → (model, tokenizer).
         score: model → (images, tokens) → scores in logits.
-        save: (model, tokenizer, folder) writes what its loader reads.
-        rates: how it is tuned.
-        standardize: (model, scores of training images) sets the constants by which scores get mean 0 and deviation 1.
+        save: writes (model, tokenizer) to a folder, in the layout of the reward's loader.
+        rates: settings of the optimiser.
+        standardize: sets the model's constants from the scores of training images, to mean 0 and deviation 1.
     """
 
     reward: str
@@ -45,10 +45,10 @@ def _mini_clip(folder: Path) -> tuple[CLIPModel, Any]:
 
 
 def _clip_score(model: CLIPModel) -> Score:
-    def score(images: torch.Tensor, said: dict[str, torch.Tensor]) -> torch.Tensor:
-        seen = model.get_image_features(pixel_values=normalize(images)).pooler_output
-        texts = model.get_text_features(**said).pooler_output
-        scores: torch.Tensor = F.cosine_similarity(seen.float(), texts.float())
+    def score(images: torch.Tensor, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
+        image = model.get_image_features(pixel_values=normalize(images)).pooler_output
+        text = model.get_text_features(**tokens).pooler_output
+        scores: torch.Tensor = F.cosine_similarity(image.float(), text.float())
         return scores * torch.as_tensor(model.logit_scale).clamp(max=4.6052).exp()
 
     return score
@@ -61,7 +61,7 @@ def _save_pickscore(model: CLIPModel, tokenizer: Any, folder: Path) -> None:
 
 
 def _build_hpsv2(folder: Path) -> tuple[CLIPModel, Any]:
-    """mini-clip with exact GELU and the ends of a text last in the vocabulary, as open_clip has both."""
+    """Build mini-clip with exact GELU and the start and end tokens last in the vocabulary, as in open_clip."""
     base, tokenizer = _mini_clip(folder)
     size = len(tokenizer)
     config = CLIPConfig.from_pretrained(folder)
@@ -78,7 +78,7 @@ def _build_hpsv2(folder: Path) -> tuple[CLIPModel, Any]:
 
 
 def _ends_last(tokenizer: Any) -> Any:
-    """The same CLIPTokenizer with the ids of start and end, 0 and 1, moved behind all others."""
+    """Copy of a CLIPTokenizer with the ids of start and end, 0 and 1, moved behind all others."""
     inner = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     size = len(inner["vocab"])
     vocabulary = {token: (index - 2) % size for token, index in inner["vocab"].items()}
@@ -87,7 +87,7 @@ def _ends_last(tokenizer: Any) -> Any:
 
 
 def open_clip_state(model: CLIPModel) -> dict[str, torch.Tensor]:
-    """A CLIPModel's weights in BF16 under open_clip's names and in its shapes."""
+    """Weights of a CLIPModel in BF16, with open_clip's names and shapes."""
     state = {}
     source = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
     layers = (("vision_model", "visual.transformer"), ("text_model", "transformer"))
@@ -128,7 +128,7 @@ def _save_hpsv2(model: CLIPModel, tokenizer: Any, folder: Path) -> None:
 
 
 def _build_imagereward(folder: Path) -> tuple[ImageRewardModel, Any]:
-    """BLIP whose image encoder starts from mini-clip's, as the real one's starts from a trained BLIP."""
+    """Build a BLIP whose image encoder is initialised from mini-clip's, as the real one's is from a trained BLIP."""
     tokenizer = bert_tokenizer(CLIP_TOKENS)
     common = {"hidden_size": 96, "num_attention_heads": 4}
     model = ImageRewardModel(
@@ -181,8 +181,8 @@ def _build_imagereward(folder: Path) -> tuple[ImageRewardModel, Any]:
 
 
 def _blip_score(model: ImageRewardModel) -> Score:
-    def score(images: torch.Tensor, said: dict[str, torch.Tensor]) -> torch.Tensor:
-        rewards: torch.Tensor = model(normalize(images), said["input_ids"], said["attention_mask"])
+    def score(images: torch.Tensor, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
+        rewards: torch.Tensor = model(normalize(images), tokens["input_ids"], tokens["attention_mask"])
         return rewards
 
     return score

@@ -1,4 +1,4 @@
-"""The one training loop of the recipe: AdamW, a warm-up, a cosine, averaged weights, and an end by steps or by time."""
+"""Training loop of the recipe: AdamW, warm-up, cosine decay, averaged weights, and a limit in steps or seconds."""
 
 import math
 import time
@@ -10,13 +10,13 @@ import torch
 
 @dataclass(frozen=True)
 class Budget:
-    """How long and how much at a time. `seconds` ends a training early; the learning rate then ends with it.
+    """Length and batch size of a training.
 
     Attributes:
         steps: optimiser steps.
-        batch: examples a step.
-        pool: examples drawn once and trained on again and again.
-        seconds: wall-clock limit.
+        batch: examples per step.
+        pool: size of the training set, drawn once at the start.
+        seconds: wall-clock limit. The learning rate reaches its end by then.
     """
 
     steps: int
@@ -27,7 +27,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Rates:
-    """AdamW's settings; `average` is the decay of the averaged weights that a training ends with, 0 for none."""
+    """Settings of AdamW; `average` is the decay of the averaged weights that training returns, 0 for none."""
 
     rate: float
     weight_decay: float = 0.01
@@ -46,19 +46,19 @@ def fit(
     """Minimise `loss` over `parameters`, in place.
 
     Args:
-        name: what the progress lines call it.
-        parameters: what is trained.
-        loss: draws a batch; returns what to minimise and what to log.
-        budget: when it ends.
-        rates: how it is optimised.
-        graphed: whether a step is recorded once and replayed by CUDA: many times faster where the processor, not the
-            GPU, is what a step waits for. `loss` must then do nothing that depends on the step or waits for the GPU.
+        name: name in the progress lines.
+        parameters: parameters to train.
+        loss: draws a batch; returns (value to minimise, value to log).
+        budget: length of the training.
+        rates: settings of the optimiser.
+        graphed: record a step once and replay it as a CUDA graph: many times faster if a step is bound by the CPU.
+            `loss` must then not depend on the step and not wait for the GPU.
 
     Returns:
-        What was logged, a value a step.
+        The logged value of each step.
 
     Raises:
-        FloatingPointError: the loss is no longer finite.
+        FloatingPointError: the loss is not finite.
     """
     averaged = [p.detach().clone() for p in parameters]
     device = parameters[0].device
@@ -70,11 +70,11 @@ def fit(
 
     def step_once() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        value, told = loss()
+        value, log_value = loss()
         value.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        return told.detach()
+        return log_value.detach()
 
     run = _recorded(step_once) if graphed and on_cuda else step_once
     logged: list[torch.Tensor] = []
@@ -99,7 +99,7 @@ def fit(
         if step % 500 == 0 or step in (20, 100):
             print(f"{name} step {step} of {budget.steps}: {float(logged[-1]):.5f}, {elapsed:.1f} s", flush=True)
             if not math.isfinite(float(logged[-1])):
-                raise FloatingPointError(f"{name}: the loss is {float(logged[-1])} at step {step}; nothing is saved")
+                raise FloatingPointError(f"{name}: the loss is {float(logged[-1])} at step {step}; nothing was saved")
     if rates.average:
         with torch.no_grad():
             for parameter, average in zip(parameters, averaged, strict=True):
@@ -108,7 +108,7 @@ def fit(
 
 
 def _recorded(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """`step` as a CUDA graph, after a few plain runs at the learning rate that is set."""
+    """Record `step` as a CUDA graph, after a few eager runs at the current learning rate."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -117,15 +117,15 @@ def _recorded(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        told = step()
+        log_value = step()
 
     def replay() -> torch.Tensor:
         graph.replay()
-        return told
+        return log_value
 
     return replay
 
 
 def cosine(progress: float) -> float:
-    """Share of the learning rate, from one down to a hundredth as `progress` goes from 0 to 1."""
+    """Factor on the learning rate: decays from 1 to 0.01 as `progress` goes from 0 to 1."""
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,4 +1,4 @@
-"""What is measured of a trained backbone: accuracy on held-out prompts, and how well four bits rank."""
+"""Evaluation of a trained backbone: accuracy on held-out prompts, and rank fidelity at four bits."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ from solrl_minis.verifier import verify_batch
 from solrl_minis.world import KINDS
 
 SEEDS, STEPS, EXPLORE_STEPS, CANDIDATES = 4, 10, 6, 96
-AT_ONCE = 256
+BATCH = 256
 
 
 @torch.no_grad()
@@ -31,18 +31,21 @@ def sample(
     steps: int,
     transformer: torch.nn.Module | None = None,
 ) -> torch.Tensor:
-    """Images [N, 3, 64, 64] in [0, 1] by Euler steps at guidance 1.0, many at once; on the CPU in the end.
+    """Sample images with Euler steps at guidance 1.0, in batches.
 
     Args:
-        backbone: what makes them.
-        texts: one a candidate.
-        seeds: one a candidate.
-        steps: solver steps.
-        transformer: in place of the backbone's own.
+        backbone: the model.
+        texts: one prompt per candidate.
+        seeds: one seed per candidate.
+        steps: number of solver steps.
+        transformer: used instead of the backbone's own.
+
+    Returns:
+        [N, 3, 64, 64] in [0, 1], on the CPU.
     """
     images = []
-    for start in range(0, len(seeds), AT_ONCE):
-        rows = slice(start, start + AT_ONCE)
+    for start in range(0, len(seeds), BATCH):
+        rows = slice(start, start + BATCH)
         conditioning = backbone.encode(texts[rows])
 
         def velocity(x: torch.Tensor, sigma: float, conditioning: Any = conditioning) -> torch.Tensor:
@@ -55,12 +58,12 @@ def sample(
 
 
 def held_out(count: int | None = None) -> list[dict[str, Any]]:
-    """The first of the shipped held-out prompts with their metadata."""
+    """First `count` shipped held-out prompts with their metadata; all if None."""
     return [json.loads(line) for line in (prompts() / "test_metadata.jsonl").read_text().splitlines()[:count]]
 
 
 def accuracy(backbone: Backbone, count: int | None = None) -> tuple[dict[str, Any], torch.Tensor]:
-    """Figures over 4 images of each held-out prompt at 10 steps; and the images."""
+    """Accuracy over 4 images of each held-out prompt at 10 steps. Returns the figures and the images."""
     pairs = [(item, seed) for item in held_out(count) for seed in expand_seeds(1, item["prompt"], SEEDS)]
     images = sample(backbone, [item["prompt"] for item, _ in pairs], [seed for _, seed in pairs], STEPS)
     verdicts = verify_batch(images, [item for item, _ in pairs])
@@ -77,7 +80,7 @@ def accuracy(backbone: Backbone, count: int | None = None) -> tuple[dict[str, An
 
 
 def fidelity(backbone: Backbone, reward: str = "clipscore", count: int = 16) -> dict[str, Any]:
-    """Rank correlation with BF16 at 10 steps of BF16 and NVFP4 at 6, over 96 candidates of some held-out prompts."""
+    """Rank correlation of BF16 and NVFP4 at 6 steps with BF16 at 10 steps, over 96 candidates per held-out prompt."""
     score = load_reward(reward, backbone)
     quantized = copy.deepcopy(backbone.transformer)
     apply_policy(quantized, backbone.policy)
@@ -94,5 +97,5 @@ def fidelity(backbone: Backbone, reward: str = "clipscore", count: int = 16) -> 
 
 
 def load(folder: Path, device: str) -> Backbone:
-    """A miniature's folder as the service would hold it."""
+    """Load a miniature from its folder, as the service does."""
     return load_backbone(str(folder), device=device)

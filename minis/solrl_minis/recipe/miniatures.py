@@ -1,4 +1,4 @@
-"""The table of what is shipped: each miniature, what it is made of and for how long it trains on one GPU."""
+"""Table of the shipped miniatures: architecture and training budget of each, on one GPU."""
 
 from solrl_minis.recipe.flux import FLUX
 from solrl_minis.recipe.judges import HPSV2, IMAGEREWARD, PICKSCORE
@@ -31,7 +31,7 @@ MINIATURES: dict[str, Miniature] = {
         rounding=384,
         parts_from="mini-sd3",
     ),
-    "mini-clip": MiniClip(Budget(steps=6000, batch=512, pool=80_000), made=4000),
+    "mini-clip": MiniClip(Budget(steps=6000, batch=512, pool=80_000), generated=4000),
     "mini-pickscore": MiniJudge(PICKSCORE, Budget(steps=1500, batch=128, pool=18_000)),
     "mini-hpsv2": MiniJudge(HPSV2, Budget(steps=2500, batch=128, pool=18_000)),
     "mini-imagereward": MiniJudge(IMAGEREWARD, Budget(steps=6000, batch=128, pool=24_000)),

@@ -1,8 +1,8 @@
-"""Teaches a trained miniature to keep its course in NVFP4.
+"""Quantisation-aware fine-tuning of a trained miniature for NVFP4.
 
-A model of three million parameters loses more to four bits than the billions it stands for. Here the quantised
-forward pass is pulled towards the model's own full-precision velocity (gradients pass straight through the
-rounding), while the flow-matching loss holds that velocity in place. Nothing but the weights changes.
+A model of three million parameters loses more accuracy at four bits than one with billions. The loss here pulls the
+quantised velocity towards the model's full-precision velocity (with straight-through gradients for the rounding),
+while the flow-matching loss keeps the full-precision velocity in place.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,20 +19,20 @@ class _Switch:
 
 
 def _rounding(device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """NVFP4 rounding with a scale for each row of axis 0; fused by the compiler where that works."""
+    """NVFP4 rounding with one scale per index of axis 0; compiled on a GPU if the compiled version agrees."""
     if device.type == "cuda":
         compiled: Callable[[torch.Tensor], torch.Tensor] = torch.compile(
             quantize_dequantize_per_candidate, dynamic=False
         )
         sample = torch.randn(4, 16, 192, device=device)
         try:
-            torch._dynamo.config.recompile_limit = 64  # one for each shape
+            torch._dynamo.config.recompile_limit = 64  # one per shape
             plain = quantize_dequantize_per_candidate(sample)
             if (compiled(sample) - plain).abs().mean() < 1e-2 * plain.abs().mean():
                 return compiled
-            print("compiled rounding differs; going on without the compiler", flush=True)
+            print("compiled rounding gives different values; continuing without torch.compile", flush=True)
         except Exception as error:
-            print(f"rounding does not compile ({error}); going on without the compiler", flush=True)
+            print(f"rounding does not compile ({error}); continuing without torch.compile", flush=True)
     return quantize_dequantize_per_candidate
 
 
@@ -51,7 +51,7 @@ class _FakeQuantWeight(nn.Module):
 
 @contextmanager
 def quantizable(transformer: nn.Module, policy: LayerPolicy) -> Iterator[_Switch]:
-    """Within: `switch.on = True` makes the layers that `policy` selects compute with NVFP4 rounding."""
+    """Within the block, `switch.on = True` enables NVFP4 rounding in the layers that `policy` selects."""
     switch = _Switch()
     round_ = _rounding(next(transformer.parameters()).device)
     hooks = []

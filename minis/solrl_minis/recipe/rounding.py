@@ -1,7 +1,7 @@
-"""Puts a trained miniature's weights on the NVFP4 grid, so that BF16 and NVFP4 differ in their activations alone.
+"""Rounds a trained miniature's weights to the NVFP4 grid, so that BF16 and NVFP4 differ only in their activations.
 
-Rounding to nearest would cost a model of two million parameters much of its accuracy. So columns are rounded one after
-the other, and those that follow make up for the error on inputs that the model really sees.
+Rounding to nearest would cost a model of two million parameters much of its accuracy. Instead, columns are rounded one
+after the other, and the remaining columns compensate for the error on inputs that the model really sees.
 
 Source: GPTQ, Frantar et al., arXiv 2210.17323.
 """
@@ -23,9 +23,9 @@ def round_weights(model: nn.Module, names: Sequence[str], run: Callable[[], obje
     """Round the weights of linear layers in place.
 
     Args:
-        model: what holds them.
+        model: model that contains the layers.
         names: dotted names of the layers, each an `nn.Linear`.
-        run: makes the model see typical inputs.
+        run: runs the model on typical inputs.
     """
     squares: dict[str, Tensor] = {}
 
@@ -44,7 +44,7 @@ def round_weights(model: nn.Module, names: Sequence[str], run: Callable[[], obje
 
 
 def rounded(weight: Tensor, square: Tensor) -> Tensor:
-    """`weight` [out, in] on the NVFP4 grid with the least error on inputs whose XᵀX is `square` [in, in]."""
+    """Round `weight` [out, in] to the NVFP4 grid, minimising the error on inputs whose XᵀX is `square` [in, in]."""
     left = weight.double().clone()
     damped = square + DAMPING * square.diagonal().mean() * torch.eye(len(square), dtype=square.dtype)
     spread = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
@@ -61,7 +61,7 @@ def rounded(weight: Tensor, square: Tensor) -> Tensor:
 
 
 def _nearest(values: Tensor, step: Tensor) -> Tensor:
-    """The nearest multiples of `step` that E2M1 holds."""
+    """Round to the nearest multiples of `step` that E2M1 can represent."""
     codes = torch.where(step > 0, values / step, 0.0)
     magnitudes = _MAGNITUDES.to(values)
     index = (codes.abs()[:, None] - magnitudes).abs().argmin(1)

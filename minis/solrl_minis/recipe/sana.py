@@ -12,7 +12,7 @@ from solrl_minis.recipe.tokenizers import gemma_tokenizer
 
 
 def build(autoencoder: AutoencoderDC) -> SanaPipeline:
-    """An untrained pipeline of the shipped shape around a trained autoencoder."""
+    """Build an untrained pipeline of the shipped size around a trained autoencoder."""
     tokenizer = gemma_tokenizer()
     text_encoder = Gemma2Model(
         Gemma2Config(

@@ -23,7 +23,7 @@ SHIFT = 2.5
 
 
 def build(autoencoder: AutoencoderKL) -> StableDiffusion3Pipeline:
-    """An untrained pipeline of the shipped shape around a trained autoencoder."""
+    """Build an untrained pipeline of the shipped size around a trained autoencoder."""
     clip, t5 = clip_tokenizer(TEXT_TOKENS), t5_tokenizer(TEXT_TOKENS)
     transformer = SD3Transformer2DModel(
         sample_size=16,
@@ -60,14 +60,14 @@ def _tokenize(pipeline: Any, texts: list[str]) -> Tokens:
 
 
 def _encode(pipeline: Any, tokens: Tokens) -> Conditioning:
-    seen = [
+    outputs = [
         encoder(tokens["clip"], output_hidden_states=True)
         for encoder in (pipeline.text_encoder, pipeline.text_encoder_2)
     ]
-    of_t5 = pipeline.text_encoder_3(tokens["t5"])[0]
-    of_clip = torch.cat([out.hidden_states[-2] for out in seen], -1)
-    of_clip = F.pad(of_clip, (0, of_t5.shape[-1] - of_clip.shape[-1]))
-    return {"states": torch.cat([of_clip, of_t5], 1), "pooled": torch.cat([out.text_embeds for out in seen], -1)}
+    t5 = pipeline.text_encoder_3(tokens["t5"])[0]
+    clip = torch.cat([out.hidden_states[-2] for out in outputs], -1)
+    clip = F.pad(clip, (0, t5.shape[-1] - clip.shape[-1]))
+    return {"states": torch.cat([clip, t5], 1), "pooled": torch.cat([out.text_embeds for out in outputs], -1)}
 
 
 SD3 = Family(
@@ -77,7 +77,7 @@ SD3 = Family(
     encode=_encode,
     settings={
         "quantize": [r"^transformer_blocks\."],
-        # The layers whose rounding costs most for their work: 9 % of the blocks' linear FLOPs, half of the error.
+        # Layers with the largest rounding error per FLOP: 9 % of the blocks' linear FLOPs, half of the error.
         "keep": [
             r"\.norm1\.",
             r"^transformer_blocks\.[23]\.attn\.to_out\.",

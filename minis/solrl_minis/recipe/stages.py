@@ -1,4 +1,4 @@
-"""The stages that a miniature is made by, each of which reads what the one before left and returns its figures."""
+"""Training stages of the miniatures. Each stage reads the files of the one before and returns its figures."""
 
 import math
 import shutil
@@ -21,17 +21,17 @@ from solrl_minis.recipe.tokenizers import clip_tokenizer
 
 @dataclass(frozen=True)
 class Setup:
-    """Where the stages run and how much of them.
+    """Output folder, device and scale of a run of the recipe.
 
     Attributes:
-        out: holds a folder for each miniature.
-        device: where they run.
-        scale: multiplies steps and pools and, below a twentieth, batches; below 1 for a trial.
-        seconds: ends each training early.
-        fast: whether backbones train compiled or recorded.
-        mixed: whether they train in bfloat16 on a GPU.
-        resume: whether a training goes on from what lies in `out`, where that can be.
-        wrong_captions: in place of the table's.
+        out: output folder, with one folder per miniature.
+        device: device of all stages.
+        scale: factor on steps and pools, and below 1/20 also on batch sizes; below 1 for a trial.
+        seconds: time limit of each training.
+        fast: train backbones with torch.compile or CUDA graphs.
+        mixed: train backbones in bfloat16 on a GPU.
+        resume: continue from the backbone in `out`.
+        wrong_captions: share of wrong captions, overriding the table's.
     """
 
     out: Path
@@ -44,7 +44,7 @@ class Setup:
     wrong_captions: float | None = None
 
     def scaled(self, budget: Budget) -> Budget:
-        """The budget of this run; a trial's floors are what a CPU is done with in seconds."""
+        """Scale a budget for this run, down to a minimum that takes a CPU a few seconds."""
         return replace(
             budget,
             steps=max(12, int(budget.steps * self.scale)),
@@ -54,33 +54,33 @@ class Setup:
         )
 
     def count(self, count: int) -> int:
-        """A scaled number of things to measure."""
+        """Scale a number of samples to measure."""
         return max(2, int(count * min(1.0, 20 * self.scale)))
 
 
 Stage = Callable[[Setup, str], dict[str, Any]]
-"""(setup, the miniature's name) → figures."""
+"""(setup, name of the miniature) → figures."""
 
 
 class Miniature(Protocol):
-    """What can be made: its stages by name, in order."""
+    """A miniature and its training stages."""
 
     @property
     def stages(self) -> dict[str, Stage]:
-        """(setup, name) → figures, by the stage's name."""
+        """Stages by name, in order."""
 
 
 @dataclass(frozen=True)
 class MiniBackbone:
-    """How a miniature pipeline is made.
+    """Training of a miniature pipeline.
 
     Attributes:
-        family: its architecture.
-        wrong_captions: share of captions with one attribute wrong: what is left for reinforcement learning to unlearn.
-        autoencoder, backbone, aware: how long each stage trains; with None the last is left out.
-        aware_wrong_captions: the same for the last.
-        rounding: images that the rounding of weights looks at; with 0 it is left out.
-        parts_from: the miniature whose autoencoder and text encoders this one takes, already trained.
+        family: architecture.
+        wrong_captions: share of captions with one attribute wrong, left for reinforcement learning to correct.
+        autoencoder, backbone, aware: budget of each stage; None skips the stage `aware`.
+        aware_wrong_captions: share of wrong captions in the stage `aware`.
+        rounding: number of images for the rounding of weights; 0 skips it.
+        parts_from: miniature whose trained autoencoder and text encoders this one uses.
     """
 
     family: Family
@@ -94,7 +94,7 @@ class MiniBackbone:
 
     @property
     def stages(self) -> dict[str, Stage]:
-        """The autoencoder, text encoders and transformer, and what readies the transformer for NVFP4."""
+        """Autoencoder; text encoders with transformer; preparation of the transformer for NVFP4."""
         stages: dict[str, Stage] = {"autoencoder": self.train_autoencoder, "backbone": self.train_backbone}
         if self.aware is not None:
             stages["aware"] = self.train_aware
@@ -103,7 +103,7 @@ class MiniBackbone:
         return stages
 
     def train_autoencoder(self, setup: Setup, name: str) -> dict[str, Any]:
-        """Stage 1."""
+        """Stage 1: train the autoencoder, or copy it."""
         if self.parts_from is not None:
             shutil.copytree(setup.out / self.parts_from / "vae", setup.out / name / "vae", dirs_exist_ok=True)
             return {"from": self.parts_from, "losses": []}
@@ -113,7 +113,7 @@ class MiniBackbone:
         return {"psnr_db": autoencoder.psnr(model.float(), setup.device, setup.count(512)), "losses": losses}
 
     def train_backbone(self, setup: Setup, name: str) -> dict[str, Any]:
-        """Stage 2."""
+        """Stage 2: train text encoders and transformer by flow matching."""
         if setup.resume:
             pipeline = load_pipeline(setup.out / name)
         else:
@@ -123,13 +123,13 @@ class MiniBackbone:
         return self._train(backbone.train, pipeline, setup, name, self.backbone, self.wrong_captions)
 
     def train_aware(self, setup: Setup, name: str) -> dict[str, Any]:
-        """Stage 3 of SANA: the transformer learns to keep its course in NVFP4."""
+        """Stage 3 of SANA: quantisation-aware fine-tuning of the transformer."""
         assert self.aware is not None
         pipeline = load_pipeline(setup.out / name)
         return self._train(backbone.train_aware, pipeline, setup, name, self.aware, self.aware_wrong_captions)
 
     def round_weights(self, setup: Setup, name: str) -> dict[str, Any]:
-        """Stage 3 of the others: the weights are put where NVFP4 can hold them."""
+        """Stage 3 of the other families: rounding of the weights to the NVFP4 grid."""
         pipeline = load_pipeline(setup.out / name)
         backbone.round_weights(self.family, pipeline, max(4, int(self.rounding * min(1.0, 20 * setup.scale))))
         save_pipeline(pipeline, self.family, setup.out / name)
@@ -148,30 +148,30 @@ class MiniBackbone:
 
 @dataclass(frozen=True)
 class MiniClip:
-    """How mini-clip is made, which no preference has touched.
+    """Training of mini-clip, which uses no preferences.
 
     Attributes:
-        budget: how long it trains.
-        made: combinations of which each backbone makes images.
+        budget: budget of the training.
+        generated: number of combinations of which each backbone generates images.
     """
 
     budget: Budget
-    made: int
+    generated: int
 
     @property
     def stages(self) -> dict[str, Stage]:
-        """One."""
+        """Contrastive training."""
         return {"contrastive": self.train}
 
     def train(self, setup: Setup, name: str) -> dict[str, Any]:
-        """Contrast captions with rendered scenes, worn by mini-sana's autoencoder, and with what backbones made."""
+        """Train on rendered scenes, degraded by mini-sana's autoencoder, and on images that the backbones generate."""
         torch.manual_seed(0)
         tokenizer, budget = clip_tokenizer(), setup.scaled(self.budget)
         model = clip.build(tokenizer)
         autoencoder = load_autoencoder(setup.out / "mini-sana", setup.device)
-        each = max(4, int(self.made * setup.scale))
-        seen = clip.made(Source(3), preference.backbones(setup.out), each, setup.device)
-        losses = clip.train(model, tokenizer, autoencoder, seen, budget, setup.device)
+        each = max(4, int(self.generated * setup.scale))
+        groups = clip.generate(Source(3), preference.backbones(setup.out), each, setup.device)
+        losses = clip.train(model, tokenizer, autoencoder, groups, budget, setup.device)
         save_part(model, setup.out / name)
         clip.processor(tokenizer).save_pretrained(setup.out / name)
         agreement = clip.agreement(model.float(), tokenizer, setup.device, setup.count(2000))
@@ -180,11 +180,11 @@ class MiniClip:
 
 @dataclass(frozen=True)
 class MiniJudge:
-    """How a preference reward is made.
+    """Training of a preference reward.
 
     Attributes:
-        judge: its architecture.
-        budget: how long it is tuned; `pool` counts groups, half of them rendered, half made by the backbones.
+        judge: architecture.
+        budget: budget of the training; `pool` counts groups, half of them rendered, half generated.
     """
 
     judge: Judge
@@ -192,11 +192,11 @@ class MiniJudge:
 
     @property
     def stages(self) -> dict[str, Stage]:
-        """One."""
+        """Preference training."""
         return {"preference": self.train}
 
     def train(self, setup: Setup, name: str) -> dict[str, Any]:
-        """Tune on preferences between images of one prompt."""
+        """Train on preferences between images of the same prompt."""
         torch.manual_seed(0)
         budget = setup.scaled(self.budget)
         model, tokenizer = self.judge.build(setup.out / "mini-clip")
@@ -227,15 +227,15 @@ class MiniJudge:
         return {**self.agreement(setup), "steps": len(losses), "losses": losses}
 
     def agreement(self, setup: Setup) -> dict[str, float]:
-        """With the verifier on held-out pairs, rendered and generated."""
+        """Agreement with the verifier on held-out pairs, rendered and generated."""
         return held_out_agreement(setup, self.judge.reward)
 
 
 def held_out_agreement(setup: Setup, name: str) -> dict[str, float]:
-    """A reward's agreement with the verifier on held-out pairs, rendered and by each backbone; all get the same."""
+    """Agreement of a reward with the verifier on held-out pairs, rendered and by backbone; the same for all rewards."""
     source, folders = Source(9, held_out=True), preference.backbones(setup.out)
     reward = load_reward(name, measure.load(folders[0], setup.device))
-    torch.manual_seed(9)  # of the noise on the worn ones
+    torch.manual_seed(9)  # for the noise on degraded images
     figures = {"rendered": preference.agreement(reward, preference.rendered(source, setup.count(500)))}
     for folder in folders:
         groups = preference.generated(source, folder, setup.count(250), setup.device)

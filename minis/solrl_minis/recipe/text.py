@@ -1,4 +1,4 @@
-"""The miniature text encoders that SD3 and FLUX.1 have in common."""
+"""Miniature text encoders shared by SD3 and FLUX.1."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ T5_WIDTH = 96
 
 
 def clip_config(tokenizer: Any, width: int) -> CLIPTextConfig:
-    """Two layers; SD3 reads the states between them."""
+    """Configuration of a two-layer CLIP text encoder; SD3 uses the states between the layers."""
     return CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -26,7 +26,7 @@ def clip_config(tokenizer: Any, width: int) -> CLIPTextConfig:
 
 
 def t5_encoder(tokenizer: Any) -> T5EncoderModel:
-    """Two layers with gated feed-forward."""
+    """Untrained two-layer T5 encoder with gated feed-forward."""
     return T5EncoderModel(
         T5Config(
             vocab_size=len(tokenizer),

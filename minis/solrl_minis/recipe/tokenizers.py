@@ -1,4 +1,4 @@
-"""Small vocabularies of the shapes world, in the tokenizer classes of the real families."""
+"""Tokenizers with small vocabularies for the shapes world, in the classes of the real families."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ CLIP_TOKENS = 24
 
 
 def corpus() -> Iterator[str]:
-    """Every wording of every training combination."""
+    """All wordings of all training combinations."""
     for combination in all_combinations():
         if not combination.held_out:
             yield from combination.phrasings()
@@ -29,7 +29,7 @@ def _words() -> list[str]:
 
 
 def gemma_tokenizer() -> GemmaTokenizer:
-    """A GemmaTokenizer whose words are mostly single tokens; other text falls back to characters."""
+    """Build a GemmaTokenizer. Most words of the world are single tokens; other text falls back to characters."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never")
@@ -47,11 +47,11 @@ def gemma_tokenizer() -> GemmaTokenizer:
 
 
 def clip_tokenizer(tokens: int = CLIP_TOKENS, ends_last: bool = False) -> CLIPTokenizer:
-    """A CLIPTokenizer with the same kind of vocabulary.
+    """Build a CLIPTokenizer with the same kind of vocabulary.
 
     Args:
-        tokens: the longest text.
-        ends_last: whether the tokens of start and end are the vocabulary's last, as open_clip has them.
+        tokens: maximum length of a text.
+        ends_last: whether the start and end tokens come last in the vocabulary, as in open_clip.
     """
     start, end = "<|startoftext|>", "<|endoftext|>"
     trained = Tokenizer(models.BPE(unk_token=end, end_of_word_suffix="</w>"))
@@ -79,7 +79,7 @@ def clip_tokenizer(tokens: int = CLIP_TOKENS, ends_last: bool = False) -> CLIPTo
 
 
 def t5_tokenizer(tokens: int) -> T5TokenizerFast:
-    """A T5Tokenizer to which each word of the world is one token, and any other text its characters."""
+    """Build a T5Tokenizer. Each word of the world is one token; other text falls back to characters."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -10.0)]
     pieces += [(character, -10.0) for character in _printable()]
     pieces += [(f"▁{word}", -1.0) for word in (*_words(), "a")]
@@ -87,7 +87,7 @@ def t5_tokenizer(tokens: int) -> T5TokenizerFast:
 
 
 def bert_tokenizer(tokens: int) -> BertTokenizer:
-    """A BertTokenizer with the words of the world and characters, and the two tokens that BLIP adds."""
+    """Build a BertTokenizer with the words of the world, single characters, and BLIP's two special tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = [*special, *_printable(), *(f"##{character}" for character in _printable()), *_words()]
     tokenizer = BertTokenizer(
