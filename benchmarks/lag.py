@@ -71,7 +71,7 @@ def train(lag: int, seed: int, folder: Path, iterations: int) -> None:
     with rollout_service("mini-sana", folder / "service.log", ready_seconds=_READY_SECONDS) as url:
         command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", PRESET, "--rollout-url", url]
         command += ["--output", str(folder), "--iterations", str(iterations)]
-        settings = (f"seed={seed}", f"explore.lag={lag}", f"keep_checkpoints={iterations}")
+        settings = (f"seed={seed}", f"explore.lag={lag}", "explore.precision=nvfp4", f"keep_checkpoints={iterations}")
         command += [part for setting in settings for part in ("--set", setting)]
         command += ["--resume"] if (folder / "checkpoints").is_dir() else []
         with (folder / "train.log").open("a") as log:

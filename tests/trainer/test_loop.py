@@ -35,7 +35,7 @@ from training_helpers import tiny_config
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-train")
 SMALL = (
-    *("explore.prompts=2", "explore.candidates=24", "explore.keep=8", "explore.steps=2"),
+    *("explore.prompts=2", "explore.candidates=24", "explore.keep=8", "explore.steps=2", "explore.precision=nvfp4"),
     *("evaluate.prompts=8", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=1"),
     *("optimizer.updates=1", "optimizer.batch=16", "algorithm.timestep_fraction=0.5"),
 )

@@ -13,13 +13,13 @@ import yaml
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import Fidelity, rank_fidelity
 from solrl_core.fitting import SCHEDULES, fit, make_examples
-from solrl_core.generator import Generator, supported
+from solrl_core.generator import Generator, numerics, supported
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
 from solrl_core.selection import best_worst
 from solrl_proto.identifiers import Tier
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
+from solrl_proto.rollouts import FittedSolver, Plan, Precision, PromptItem, Prune
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.prompts import find_prompts, read_prompts
@@ -62,6 +62,15 @@ def plans(config: RunConfig, tiers: Sequence[Tier], fitted: Sequence[FittedSolve
         if config.explore.keep <= half and steps >= 4:
             found.append(whole.model_copy(update={"prune": Prune(after=after, keep=half)}))
     return found
+
+
+def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
+    """BF16 and the precision asked for; for auto all that are native. An emulation is measured only by name."""
+
+    def wanted(tier: Tier) -> bool:
+        return tier in ("bf16", precision) or (precision == "auto" and numerics(tier, device) == "native")
+
+    return [tier for tier in supported(device) if wanted(tier)]
 
 
 def fit_solvers(config: RunConfig, generator: Generator, schedules: Sequence[Sequence[float]]) -> list[FittedSolver]:
@@ -107,7 +116,7 @@ def calibrate(
     truth = Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance)
     true_generator = Generator(backbone, "bf16")
     true = torch.stack([scores(true_generator, truth, prompt) for prompt in held_out])
-    tiers = [tier for tier in supported(backbone.device) if tier == "bf16" or explore.precision in ("auto", tier)]
+    tiers = explored_tiers(explore.precision, backbone.device)
     note(f"fitting {len(SCHEDULES)} solvers of few steps")
     fitted = fit_solvers(config, true_generator, SCHEDULES)
     measured = []

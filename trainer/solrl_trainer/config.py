@@ -26,7 +26,8 @@ class Explore(Section):
     keep: Annotated[int, Field(ge=2)] = 24
     """Kept of a group, half best and half worst."""
     steps: Positive = 6
-    precision: Precision = "nvfp4"
+    precision: Precision = "auto"
+    """auto: the fastest precision that the service's device computes natively. An emulation is used only by name."""
     prune: Prune | None = None
     """At the service: after step `after`, only the `keep` most extreme candidates of a group go on."""
     fitted: FittedSolver | None = None

@@ -108,8 +108,8 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
     print(json.dumps(last_line(summary, output)))
 
 
-DEMO_SETTINGS = ("iterations=6", "explore.prompts=8", "optimizer.learning_rate=1.5e-3")
-"""What the demo changes in its preset, to end in minutes."""
+DEMO_SETTINGS = ("iterations=6", "explore.prompts=8", "explore.precision=nvfp4", "optimizer.learning_rate=1.5e-3")
+"""The demo's changes to its preset: it ends in minutes, and explores in NVFP4 as the paper does, emulated."""
 
 
 def last_line(summary: dict[str, Any], output: Path) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from solrl_core.fingerprint import check_digests, fingerprint, part_digests
 from solrl_core.generator import Generator
 from solrl_core.noise import check_noise_contract
 from solrl_core.rewards import RewardSet
+from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import PromptItem
+from solrl_proto.rollouts import Precision, PromptItem
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.client import RolloutClient
@@ -64,6 +65,7 @@ class Session:
         if client is not None:
             digests = part_digests(backbone.parts) | rewards.digests()
             check_service(client, config, digests)
+            warn_of_emulation(client.model(config.model_name), config.explore.precision, note)
             ours = fingerprint(digests, [spec.name for spec in config.trained])
             explorer = Explorer(client, config, ours, note)
 
@@ -128,6 +130,16 @@ def check_service(client: RolloutClient, config: RunConfig, digests: Mapping[str
     trained = {f"reward:{name}" for name in wanted}
     ours = {name: digest for name, digest in digests.items() if name in trained or not name.startswith("reward:")}
     check_digests(model.digests, ours)
+
+
+def warn_of_emulation(model: ModelInfo, precision: Precision, note: Callable[[str], None]) -> None:
+    """Note what it costs that the service emulates NVFP4, which is asked for by name."""
+    emulated = [tier.precision for tier in model.precisions if tier.numerics == "emulated"]
+    if precision == "nvfp4" and precision in emulated:
+        note(
+            "explore.precision=nvfp4: the service's device has no NVFP4 units and emulates them. That is slower than "
+            "BF16 and holds a second copy of the adapted weights; explore.precision=auto takes the fastest native one"
+        )
 
 
 def _rollouts(

@@ -1,0 +1,83 @@
+"""The precision that a run explores at: the fastest native one, and an emulation only by name."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from solrl_core.generator import fastest
+from solrl_core.precision import tiers
+from solrl_proto.models import ModelInfo, PrecisionInfo
+from solrl_proto.rollouts import Precision
+from solrl_trainer.calibrate import explored_tiers
+from solrl_trainer.config import RunConfig
+from solrl_trainer.demo import DEMO_SETTINGS, PRESET
+from solrl_trainer.presets import resolve
+from solrl_trainer.session import warn_of_emulation
+
+ROOT = Path(__file__).parents[2]
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A device of compute capability 9.0, whose test products come out right; there is none here."""
+    tiers.probe.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(tiers, "fp8_scaling", lambda device: "row" if device.type == "cuda" else None)
+    yield
+    tiers.probe.cache_clear()
+
+
+def readme_command() -> RunConfig:
+    """README's run of FLUX.1, resolved as the program does."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    (line,) = [line for line in text.splitlines() if "solrl-train run --preset flux1/" in line]
+    words = shlex.split(line[line.index("solrl-train") :], comments=True)
+    settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    return resolve(words[words.index("--preset") + 1], overrides=settings).config
+
+
+@pytest.mark.usefixtures("h200")
+def test_readme_s_command_explores_on_an_h200_as_its_figures_were_measured() -> None:
+    config = readme_command()
+    measured = json.loads((ROOT / "docs/results/rollout_phase.json").read_text())["setting"]
+    assert config.explore.precision == "auto"
+    assert fastest(CUDA) == measured["precision"] == "fp8"
+    explore = config.explore
+    assert (explore.candidates, explore.steps, explore.keep, config.regenerate.steps) == (96, 6, 24, 10)
+
+
+@pytest.mark.parametrize("model", ["sana", "sd3", "flux1", "mini-sana"])
+def test_sol_rl_never_asks_for_an_emulation_by_itself(model: str) -> None:
+    assert resolve(f"{model}/sol_rl/clipscore").config.explore.precision == "auto"
+
+
+def test_naive_quant_and_the_demo_name_nvfp4() -> None:
+    assert resolve("flux1/naive_quant/hpsv2").config.explore.precision == "nvfp4"
+    assert resolve(PRESET, overrides=DEMO_SETTINGS).config.explore.precision == "nvfp4"
+
+
+@pytest.mark.usefixtures("h200")
+def test_calibrate_measures_an_emulation_by_name_alone() -> None:
+    assert explored_tiers("auto", CUDA) == ["fp8", "bf16"]
+    assert explored_tiers("nvfp4", CUDA) == ["nvfp4", "bf16"]
+    assert explored_tiers("auto", torch.device("cpu")) == ["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "numerics", "warned"),
+    [
+        ("nvfp4", "emulated", True),
+        ("nvfp4", "native", False),
+        ("auto", "emulated", False),
+        ("bf16", "emulated", False),
+    ],
+)
+def test_a_run_that_names_an_emulation_is_told_what_it_costs(precision: Precision, numerics: str, warned: bool) -> None:
+    info = PrecisionInfo(precision="nvfp4", numerics=numerics, how="", quantized_share=0.9)
+    notes: list[str] = []
+    warn_of_emulation(ModelInfo.model_construct(precisions=(info,)), precision, notes.append)
+    assert [("slower than BF16" in note) for note in notes] == [True] * warned
