@@ -5,7 +5,6 @@ Service and trainer both generate through this, so a seed means the same image o
 
 import copy
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,7 +15,7 @@ from torch import nn
 
 from solrl_core.adapter import Adapter
 from solrl_core.batches import Batch, batches
-from solrl_core.families.base import Backbone, Conditioning, stack
+from solrl_core.families.base import Backbone, stack
 from solrl_core.lanes import side_by_side
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise, step_noise
@@ -28,7 +27,6 @@ from solrl_core.solvers import SolverSpec, make_solver
 PRECISIONS: tuple[Tier, ...] = get_args(Tier)
 CHUNK = 24
 """Candidates generated in one batch, on both sides."""
-_CACHED_PROMPTS = 1024
 _DECODED_PIXELS = 4 * 1024 * 1024
 """At once: an autoencoder's activations are many times its images."""
 _DECODED_ON_GPU = (12, 6, 3, 2, 1)
@@ -90,7 +88,6 @@ class Generator:
         self.numerics = numerics(precision, backbone.device)
         clean = target_modules(backbone.transformer, backbone.lora_targets)
         self.transformer = _copy(backbone.transformer, {id(module.weight) for module in clean.values()})
-        self._prompts: OrderedDict[tuple[str, float], Conditioning] = OrderedDict()
         if precision != "bf16":
             apply_policy(self.transformer, backbone.policy_at(precision), precision)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
@@ -101,15 +98,6 @@ class Generator:
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Merge an adapter (None: the base) in place; on an error the one before goes on serving."""
         self._merger.merge(adapter)
-
-    def encode(self, prompt: str, guidance: float = 1.0) -> Conditioning:
-        """The prompt's conditioning, encoded once and kept."""
-        key = (prompt, guidance if guidance > 1 else 1.0)
-        if key not in self._prompts:
-            self._prompts[key] = self.backbone.encode([prompt], guidance)
-            if len(self._prompts) > _CACHED_PROMPTS:
-                self._prompts.popitem(last=False)
-        return self._prompts[key]
 
     def generate(
         self,
@@ -144,7 +132,7 @@ class Generator:
         A stochastic solver's noise is `step_noise` of each candidate's seed, so that it does not depend on the batch.
         """
         texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
-        rows = [self.encode(text, guidance) for text in texts]
+        rows = [self.backbone.conditioning(text, guidance) for text in texts]
         fresh = make_solver(solver) if begin is None else begin.solver
         sigmas = fresh.schedule(steps, self.backbone.sigmas)
         device, shape = self.backbone.device, self.backbone.latent_shape

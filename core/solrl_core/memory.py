@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from solrl_core.families.pipeline import PipelineBackbone, listed_blocks
 from solrl_core.families.skeleton import Meta
 from solrl_core.generator import Generator
+from solrl_core.prompt_cache import PROMPT_CACHE_BYTES
 
 _GRANULE = 512
 """CUDA's allocator rounds up to this many bytes."""
@@ -26,26 +27,32 @@ class MemoryPlan:
 
     Attributes:
         weights: part → bytes; "transformer" is the clean base, "served" what its generator holds besides.
+        prompts: the most that the cache of encoded prompts takes.
         activations: phase → peak bytes beyond the weights, at `batch` candidates.
         batch: candidates in one batch.
         per_candidate: phase → its growth with one candidate more.
     """
 
     weights: dict[str, int]
+    prompts: int
     activations: dict[str, int]
     batch: int
     per_candidate: dict[str, int]
 
     @property
     def total(self) -> int:
-        """Weights and the largest phase."""
-        return sum(self.weights.values()) + max(self.activations.values())
+        """Weights, encoded prompts and the largest phase."""
+        return self._held + max(self.activations.values())
+
+    @property
+    def _held(self) -> int:
+        return sum(self.weights.values()) + self.prompts
 
     def largest_batch(self, limit: int) -> int:
         """The most candidates of one batch within `limit` bytes; 0 where not even the weights fit."""
-        room = limit - sum(self.weights.values())
+        free = limit - self._held
         most = [
-            self.batch + (room - self.activations[phase]) // max(1, growth)
+            self.batch + (free - self.activations[phase]) // max(1, growth)
             for phase, growth in self.per_candidate.items()
         ]
         return max(0, min(most))
@@ -64,13 +71,13 @@ def plan_memory(backbone: PipelineBackbone, precision: str, batch: int) -> Memor
     weights["served"] = _new_bytes(_tensors(generator.transformer), seen)
     phases = {size: _phases(generator, size) for size in (batch, 2 * batch)}
     growth = {phase: (peak - phases[batch][phase]) // batch for phase, peak in phases[2 * batch].items()}
-    return MemoryPlan(weights, phases[batch], batch, growth)
+    return MemoryPlan(weights, PROMPT_CACHE_BYTES, phases[batch], batch, growth)
 
 
 def _phases(generator: Generator, batch: int) -> dict[str, int]:
     backbone = generator.backbone
     with Meta(), _Attention(), torch.inference_mode():
-        row = generator.encode("a")
+        row = backbone.encode(["a"])
         with PeakBytes() as encode:
             backbone.encode(["a"])
         latents = torch.empty(batch, *backbone.latent_shape, device="meta")

@@ -48,10 +48,11 @@ def _table(planned: MemoryPlan, title: str) -> Table:
     table.columns[1].justify = "right"
     for name, size in planned.weights.items():
         table.add_row(f"weights: {name}", _gib(size))
+    table.add_row("encoded prompts, at most", _gib(planned.prompts))
     for name, size in planned.activations.items():
         table.add_row(f"activations: {name}", _gib(size))
     table.add_section()
-    table.add_row("in all (weights and the largest phase)", _gib(planned.total))
+    table.add_row("in all (weights, prompts and the largest phase)", _gib(planned.total))
     return table
 
 

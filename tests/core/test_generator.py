@@ -245,29 +245,6 @@ def test_images_are_the_decoded_latents(backbone: Backbone, bf16: Generator) -> 
     assert torch.allclose(made.images, backbone.decode(made.latents), atol=1e-6)
 
 
-def test_a_prompt_is_encoded_once_for_each_guidance(backbone: Backbone) -> None:
-    generator = Generator(backbone, "bf16")
-    first = generator.encode("a red circle")
-    assert generator.encode("a red circle") is first
-    assert generator.encode("a red circle", 0.5) is first
-    assert generator.encode("a blue circle") is not first
-    guided = generator.encode("a red circle", 2.5)
-    assert guided.keys() == {"states", "mask", "negative_states", "negative_mask"}
-    assert generator.encode("a red circle") is first
-    assert torch.equal(first["states"], backbone.encode(["a red circle"])["states"])
-    assert not torch.equal(first["states"], generator.encode("a blue circle")["states"])
-
-
-def test_the_cache_of_prompts_is_bounded(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solrl_core.generator._CACHED_PROMPTS", 2)
-    generator = Generator(backbone, "bf16")
-    first = generator.encode("a")
-    kept = generator.encode("b")
-    generator.encode("c")
-    assert generator.encode("b") is kept
-    assert generator.encode("a") is not first
-
-
 def test_between_is_called_before_every_step_of_every_chunk(bf16: Generator) -> None:
     calls: list[None] = []
     bf16.generate("a", list(range(CHUNK + 1)), steps=3, between=lambda: calls.append(None))

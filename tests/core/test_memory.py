@@ -66,7 +66,7 @@ def test_a_batch_within_the_limit_fits_and_one_more_does_not(bare: Path) -> None
     assert most > 12
     assert plan_memory(backbone, "bf16", most).total <= limit * 1.01
     assert plan_memory(backbone, "bf16", most + 2).total > limit * 0.99
-    assert plan.largest_batch(sum(plan.weights.values()) - 1) == 0
+    assert plan.largest_batch(sum(plan.weights.values()) + plan.prompts - 1) == 0
 
 
 def test_fp8_is_planned_without_units_for_it(bare: Path) -> None:

@@ -113,7 +113,7 @@ def test_recorded_steps_can_be_evaluated_again(generator: Generator) -> None:
     assert recording.log_probs.shape == (3, 3)
     assert torch.equal(recording.states[0], initial_noise(SEEDS, backbone.latent_shape))
     assert torch.equal(recording.states[-1], made.latents)
-    rows = stack([generator.encode(text) for text in TEXTS])
+    rows = stack([backbone.conditioning(text) for text in TEXTS])
     for step, (now, then) in enumerate(pairwise(recording.sigmas)):
         x, x_next = recording.states[step], recording.states[step + 1]
         with torch.no_grad():

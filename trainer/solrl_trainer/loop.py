@@ -169,7 +169,7 @@ def _samples(session: Session, gathered: Gathered) -> TrainingSamples:
     made = gathered.made
     advantages = session.updater.algorithm.advantages(made.scores)
     guidance = session.config.guidance
-    rows = [session.generator.encode(kept.prompt.text, guidance) for kept in gathered.kept]
+    rows = [session.backbone.conditioning(kept.prompt.text, guidance) for kept in gathered.kept]
     prompts = torch.arange(len(rows)).repeat_interleave(made.scores.shape[1])
     return TrainingSamples(made.latents.flatten(0, 1), advantages.flatten(), stack(rows), prompts)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
+from solrl_core.prompt_cache import PromptCache
 
 Conditioning = dict[str, torch.Tensor]
 """Prompt embeddings: named tensors whose first axis is the prompt."""
@@ -103,6 +104,18 @@ class Backbone(ABC):
     @abstractmethod
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
         """Encode prompts; for guidance above 1, include the embeddings that it needs."""
+
+    def conditioning(self, prompt: str, guidance: float = 1.0) -> Conditioning:
+        """One prompt as `encode` gives it, from the cache that everything made of this backbone shares.
+
+        The encoding depends on neither precision nor adapter. Threads may share the backbone.
+        """
+        key = (prompt, max(guidance, 1.0))
+        return self._prompts.get(key, lambda: self.encode([prompt], guidance))
+
+    @cached_property
+    def _prompts(self) -> PromptCache:
+        return PromptCache()
 
     @abstractmethod
     def velocity(

@@ -1,0 +1,38 @@
+"""The cache of encoded prompts, bounded by bytes."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+import torch
+
+PROMPT_CACHE_BYTES = 256 * 2**20
+"""150 to 250 prompts of the large models, several iterations' worth."""
+
+
+class PromptCache:
+    """Least recently used encodings go first. Threads may share it; each prompt is encoded once."""
+
+    def __init__(self, limit: int = PROMPT_CACHE_BYTES) -> None:
+        self._limit = limit
+        self._size = 0
+        self._entries: OrderedDict[Hashable, dict[str, torch.Tensor]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, encode: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """The encoding under `key`, made by `encode` if it is not there. One larger than the limit is not kept."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                return self._entries[key]
+            # Of ordinary tensors wherever it is called from: training needs them too.
+            with torch.inference_mode(False), torch.no_grad():
+                entry = self._entries[key] = encode()
+            self._size += _bytes(entry)
+            while self._size > self._limit:
+                self._size -= _bytes(self._entries.popitem(last=False)[1])
+            return entry
+
+
+def _bytes(entry: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in entry.values())
