@@ -105,6 +105,7 @@ def test_the_contract_knows_neither_torch_nor_the_web() -> None:
 def test_the_core_knows_no_web_either() -> None:
     for path in sources("solrl_core"):
         assert not imported(path) & {"fastapi", "starlette", "uvicorn", "redis", "httpx", "tyro", "rich"}, path
+        assert "solrl_proto.problems" not in path.read_text(encoding="utf-8"), f"{path}: HTTP statuses are the edges'"
 
 
 def test_every_package_is_in_the_distribution() -> None:
@@ -145,6 +146,11 @@ def test_the_contract_imports_alone() -> None:
     _, modules = modules_after("import solrl_proto, solrl_proto.noise, solrl_proto.problems, solrl_proto.adapters")
     assert "pydantic" in modules
     assert not modules & (HEAVY | set(PACKAGES) - {"solrl_proto"} | {"numpy"})
+
+
+def test_names_are_checked_without_torch() -> None:
+    _, modules = modules_after("import solrl_core.registry, solrl_core.errors, solrl_trainer.prompts")
+    assert not modules & HEAVY
 
 
 def parameters(function: object) -> list[str]:

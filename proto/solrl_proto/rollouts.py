@@ -57,12 +57,9 @@ class PromptItem(Message):
 def _depth(value: Any) -> int:
     """Levels of objects and lists, counted no further than `MAX_METADATA_DEPTH` + 1."""
     depth, level = 0, [value]
-    while level and depth <= MAX_METADATA_DEPTH:
-        nested = [one for one in level if isinstance(one, dict | list)]
+    while depth <= MAX_METADATA_DEPTH and (nested := [one for one in level if isinstance(one, dict | list)]):
+        depth += 1
         level = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
-        depth += bool(nested)
-        if not nested:
-            break
     return depth
 
 

@@ -4,14 +4,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from pydantic import ValidationError
 from solrl_core.families import Backbone
 from solrl_core.fitting import SCHEDULES, Examples, fit, make_examples, standing_still
 from solrl_core.generator import Generator
 from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
 from solrl_core.solvers import SOLVERS, Fitted, make_solver
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import FittedSolver, Plan
+from solrl_proto.rollouts import FittedSolver
 
 TEXTS = ("a red circle", "two blue squares", "a green cross to the left of a yellow triangle", "a large purple square")
 FEW = 4
@@ -119,28 +118,3 @@ def test_standing_still_only_asks() -> None:
     assert asked == list(SCHEDULES[0])
     assert torch.equal(end.x, noise)
     assert [float(p[0, 0]) for p in end.solver.predictions] == pytest.approx([1 - s * (1 + s) for s in SCHEDULES[0]])
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"sigmas": (0.9, 0.5)}, "expected 1.0 first"),
-        ({"sigmas": (1.0, 1.0)}, "ever smaller"),
-        ({"sigmas": (1.0, 0.0)}, "above 0"),
-        ({"moves": ()}, r"moves has rows of \[\] weights; expected \[2\]"),
-        ({"ends": ((0.0, 1.0), (0.0, 1.0))}, r"ends has rows of \[2, 2\] weights; expected \[2, 3\]"),
-        ({"ends": ((0.0, 1.0), (0.0, float("nan"), 1.0))}, "finite"),
-    ],
-)
-def test_a_solver_that_does_not_fit_together_is_refused(change: dict[str, object], said: str) -> None:
-    whole = standing_still((1.0, 0.5)).model_dump()
-    FittedSolver.model_validate(whole)
-    with pytest.raises(ValidationError, match=said):
-        FittedSolver.model_validate(whole | change)
-
-
-def test_a_plan_has_as_many_steps_as_its_solver_was_fitted_for() -> None:
-    solver = standing_still(SCHEDULES[0])
-    assert Plan(steps=FEW, fitted=solver).fitted == solver
-    with pytest.raises(ValidationError, match="steps is 6; expected 4, as the solver was fitted for"):
-        Plan(steps=6, fitted=solver)

@@ -1,0 +1,156 @@
+"""Rollout requests: their limits, and combinations that are refused."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import (
+    MAX_CANDIDATES,
+    MAX_METADATA_BYTES,
+    MAX_METADATA_DEPTH,
+    Candidates,
+    FittedSolver,
+    Plan,
+    PromptItem,
+    Prune,
+    RolloutRequest,
+)
+
+FITTED = FittedSolver(sigmas=(1.0, 0.5), moves=((0.5, 0.5),), ends=((0.0, 1.0), (0.0, 0.0, 1.0)))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """An object that holds `depth` levels, itself counted."""
+    value: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        value = {"a": [value]} if depth % 2 else {"a": value}
+    return value
+
+
+def test_metadata_may_be_as_large_as_the_limit() -> None:
+    frame = len('{"a": ""}')
+    PromptItem(id="p", text="a", metadata={"a": "x" * (MAX_METADATA_BYTES - frame)})
+    with pytest.raises(ValidationError, match=f"{MAX_METADATA_BYTES + 1} bytes as JSON; expected at most"):
+        PromptItem(id="p", text="a", metadata={"a": "x" * (MAX_METADATA_BYTES - frame + 1)})
+
+
+def test_metadata_is_counted_as_bytes_on_the_wire() -> None:
+    with pytest.raises(ValidationError, match="bytes as JSON"):
+        PromptItem(id="p", text="a", metadata={"a": "é" * (MAX_METADATA_BYTES // 2)})
+
+
+def test_metadata_may_be_nested_as_deep_as_the_limit() -> None:
+    PromptItem(id="p", text="a", metadata=nested(MAX_METADATA_DEPTH))
+    with pytest.raises(ValidationError, match="nested more than"):
+        PromptItem(id="p", text="a", metadata=nested(MAX_METADATA_DEPTH + 2))
+
+
+def test_deep_metadata_is_refused_without_recursion() -> None:
+    with pytest.raises(ValidationError, match="nested more than"):
+        PromptItem(id="p", text="a", metadata=nested(100_000))
+
+
+@pytest.mark.parametrize("offset", [2**32, 2**40, 2**52])
+def test_seeds_that_draw_the_same_noise_are_refused_within_a_group(offset: int) -> None:
+    with pytest.raises(ValidationError, match=r"equal modulo 2\*\*32"):
+        Candidates(seeds=((5, 5 + offset),))
+
+
+def test_groups_may_share_noise() -> None:
+    assert Candidates(seeds=((5, 6), (5 + 2**32, 7))).seeds is not None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"count": 4},
+        {"seed_root": 7},
+        {"count": 4, "seed_root": 7, "seeds": ((1,),)},
+        {"count": 4, "seeds": ((1,),)},
+        {"seed_root": 7, "seeds": ((1,),)},
+    ],
+)
+def test_seeds_are_given_in_one_way(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="give either count and seed_root, or seeds"):
+        Candidates(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"seeds": ((1, 2), (3, 3))}, "a seed stands twice in one prompt's list"),
+        ({"seeds": (tuple(range(MAX_CANDIDATES + 1)),)}, f"at most {MAX_CANDIDATES} seeds a prompt"),
+        ({"seeds": ((),)}, "at least 1 item"),
+        ({"seeds": ((2**53,),)}, "less than"),
+        ({"count": 0, "seed_root": 1}, "greater than or equal to 1"),
+        ({"count": MAX_CANDIDATES + 1, "seed_root": 1}, f"less than or equal to {MAX_CANDIDATES}"),
+    ],
+)
+def test_seeds_out_of_bounds_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Candidates(**fields)
+
+
+@pytest.mark.parametrize("after", [6, 7])
+def test_pruning_comes_before_the_last_step(after: int) -> None:
+    assert Plan(steps=6, prune=Prune(after=5, keep=2)).prune is not None
+    with pytest.raises(ValidationError, match=f"prune.after is {after}; expected 1 to 5"):
+        Plan(steps=6, prune=Prune(after=after, keep=2))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sigmas": (0.9, 0.5)}, "expected 1.0 first"),
+        ({"sigmas": (1.0, 1.0)}, "ever smaller"),
+        ({"sigmas": (1.0, 0.0)}, "above 0"),
+        ({"moves": ()}, r"moves has rows of \[\] weights; expected \[2\]"),
+        ({"ends": ((0.0, 1.0), (0.0, 1.0))}, r"ends has rows of \[2, 2\] weights; expected \[2, 3\]"),
+        ({"ends": ((0.0, 1.0), (0.0, float("nan"), 1.0))}, "finite"),
+    ],
+)
+def test_a_solver_that_does_not_fit_together_is_refused(change: dict[str, object], said: str) -> None:
+    whole = FITTED.model_dump()
+    assert FittedSolver.model_validate(whole) == FITTED
+    with pytest.raises(ValidationError, match=said):
+        FittedSolver.model_validate(whole | change)
+
+
+def test_a_plan_has_as_many_steps_as_its_solver_was_fitted_for() -> None:
+    assert Plan(steps=2, fitted=FITTED).fitted == FITTED
+    with pytest.raises(ValidationError, match="steps is 6; expected 2, as the solver was fitted for"):
+        Plan(steps=6, fitted=FITTED)
+
+
+def request(**changes: Any) -> RolloutRequest:
+    prompts = [{"id": "a", "text": "a red circle"}, {"id": "b", "text": "two blue squares"}]
+    body = {"model": "mini", "prompts": prompts, "candidates": {"count": 3, "seed_root": 7}, "rewards": [{"name": "r"}]}
+    return RolloutRequest.model_validate(body | changes)
+
+
+def test_groups_are_expanded_by_prompt_id_or_taken_as_given() -> None:
+    assert [(prompt.id, seeds) for prompt, seeds in request().groups()] == [
+        ("a", expand_seeds(7, "a", 3)),
+        ("b", expand_seeds(7, "b", 3)),
+    ]
+    explicit = request(candidates={"seeds": [[1, 2], [3]]})
+    assert [(prompt.id, seeds) for prompt, seeds in explicit.groups()] == [("a", [1, 2]), ("b", [3])]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"prompts": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]}, "two prompts share an id"),
+        ({"rewards": [{"name": "r"}, {"name": "r", "weight": 2}]}, "a reward is named twice"),
+        ({"candidates": {"seeds": [[1]]}}, "seeds holds 1 lists for 2 prompts"),
+        ({"rewards": []}, "at least 1 item"),
+        ({"prompts": [{"id": "a", "text": "   "}]}, "at least 1 character"),
+        ({"images": "jpeg"}, "'none' or 'png'"),
+        ({"more": 1}, "Extra inputs"),
+    ],
+)
+def test_requests_that_contradict_themselves_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        request(**changes)
