@@ -1,4 +1,4 @@
-"""The settings of a run, validated when read. Defaults are the paper's; presets set what a model needs."""
+"""The settings of a run, validated when read. Defaults are Sol-RL's released ones; presets set what a model needs."""
 
 from collections.abc import Mapping
 from pathlib import Path
