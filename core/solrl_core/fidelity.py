@@ -61,6 +61,17 @@ def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fi
     )
 
 
+def separations(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
+    """Distance of the true ranks of the proxy's best and worst half, per group: 1 is perfect, 0 is chance.
+
+    Arguments are those of `rank_fidelity`.
+    """
+    fidelities = [rank_fidelity(p[None], t[None], keep) for p, t in zip(proxy, true, strict=True)]
+    # Perfect halves are half of `keep` from either end, so their mean ranks are this far apart.
+    apart = proxy.shape[1] - keep // 2
+    return np.array([(one.bottom_rank - one.top_rank) / apart for one in fidelities])
+
+
 def _one_group(proxy: Group, true: Group, half: int, sizes: list[int]) -> list[float]:
     made = np.flatnonzero(~np.isnan(proxy))
     by_proxy, by_true = made[np.argsort(-proxy[made], kind="stable")], np.argsort(-true, kind="stable")

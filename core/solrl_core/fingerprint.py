@@ -101,6 +101,11 @@ def _part_digest(part: Any) -> str:
     return combined_digest(type(part).__name__, _settings(part.config))
 
 
+def model_digest(digests: Mapping[str, str]) -> str:
+    """One digest of all parts that make an image, without rewards."""
+    return fingerprint(digests, ())
+
+
 def fingerprint(digests: Mapping[str, str], rewards: Iterable[str]) -> str:
     """One digest of all parts that make an image, and of the named rewards' that score it."""
     wanted = {f"reward:{name}" for name in rewards}

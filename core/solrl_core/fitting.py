@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from solrl_proto.rollouts import FittedSolver
+from solrl_proto.rollouts import FittedSolver, ModelBinding
+from solrl_proto.rollouts import Solver as SolverName
 
+from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.generator import Generator
 from solrl_core.sampler import Trajectory
 from solrl_core.solvers import Fitted, make_solver, weigh
@@ -26,14 +28,14 @@ class Examples:
     Attributes:
         texts: a prompt for each.
         seeds: one for each.
-        guidance: they were made with.
+        made_by: the model, solver and guidance of the trajectories.
         sigmas: where their latents are known, from 1 to 0.
         latents: float32 [N, ...] at each of them.
     """
 
     texts: list[str]
     seeds: list[int]
-    guidance: float
+    made_by: ModelBinding
     sigmas: list[float]
     latents: list[torch.Tensor]
 
@@ -47,14 +49,16 @@ class Examples:
 
 
 def make_examples(
-    generator: Generator, texts: Sequence[str], seeds: Sequence[int], *, steps: int, solver: str, guidance: float
+    generator: Generator, texts: Sequence[str], seeds: Sequence[int], *, steps: int, solver: SolverName, guidance: float
 ) -> Examples:
     """Trajectories from a prompt and a seed each, by `steps` steps of a named solver."""
     recording = generator.generate(
         texts, seeds, steps=steps, solver=solver, guidance=guidance, decode=False, record=True
     ).recording
     assert recording is not None
-    return Examples(list(texts), list(seeds), guidance, list(recording.sigmas), list(recording.states))
+    digest = model_digest(part_digests(generator.backbone.parts))
+    made_by = ModelBinding(model=digest, solver=solver, guidance=guidance)
+    return Examples(list(texts), list(seeds), made_by, list(recording.sigmas), list(recording.states))
 
 
 @torch.inference_mode()
@@ -75,7 +79,7 @@ def fit(generator: Generator, examples: Examples, sigmas: Sequence[float]) -> Fi
             examples.texts,
             examples.seeds,
             steps=len(sigmas),
-            guidance=examples.guidance,
+            guidance=examples.made_by.guidance,
             begin=at,
             until=step + 1,
             decode=False,
@@ -86,7 +90,7 @@ def fit(generator: Generator, examples: Examples, sigmas: Sequence[float]) -> Fi
         if step + 1 < len(sigmas):
             moves.append(_least_squares(parts, examples.at(sigmas[step + 1])))
             at = Trajectory(weigh(moves[-1], parts), asked.solver, step + 1)
-    return FittedSolver(sigmas=tuple(sigmas), moves=tuple(moves), ends=tuple(ends))
+    return FittedSolver(sigmas=tuple(sigmas), moves=tuple(moves), ends=tuple(ends), fitted_for=examples.made_by)
 
 
 def standing_still(sigmas: Sequence[float]) -> FittedSolver:

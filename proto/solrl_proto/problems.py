@@ -72,6 +72,7 @@ class ProblemKind(StrEnum):
     DRAINING = "draining", 503, "Service is stopping"
     ENGINE_DEAD = "engine-dead", 503, "Engine is dead"
     ENGINE_STALLED = "engine-stalled", 503, "Engine does not answer"
+    FITTED_MISMATCH = "fitted-mismatch", 422, "Solver was fitted to another model"
     FORBIDDEN = "forbidden", 403, "Token does not allow this"
     GENERATION_FAILED = "generation-failed", 500, "Generation failed"
     HEAD_CONFLICT = "head-conflict", 409, "Run has another head"

@@ -17,6 +17,8 @@ MAX_PROMPTS = 256
 MAX_CANDIDATES = 4096
 MAX_STEPS = 200
 MAX_FITTED = 16
+MAX_WEIGHT = 1e3
+"""Of a fitted solver; larger ones overflow within a few steps."""
 MAX_METADATA_BYTES = 16 * 1024
 """Of one prompt's metadata, as JSON."""
 MAX_METADATA_DEPTH = 16
@@ -101,6 +103,16 @@ class Prune(Message):
 Weights = tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
 
 
+class ModelBinding(Message):
+    """The model and settings that a solver was fitted or a plan was calibrated for; it means nothing elsewhere."""
+
+    model: Digest
+    """Over the digests of all parts of the model, as `GET /v1/models` has them, without rewards."""
+    solver: Solver
+    """The solver whose trajectories were matched."""
+    guidance: float
+
+
 class FittedSolver(Message):
     """A solver fitted to one model, whose few steps end about where many of another solver do.
 
@@ -112,11 +124,15 @@ class FittedSolver(Message):
     sigmas: Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_FITTED)]
     moves: tuple[Weights, ...]
     ends: tuple[Weights, ...]
+    fitted_for: ModelBinding | None = None
+    """Requests for another model, solver or guidance are refused. Null is unchecked."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.sigmas[0] != 1 or any(not 0 < later < earlier for earlier, later in pairwise(self.sigmas)):
             raise ValueError(f"sigmas are {list(self.sigmas)}; expected 1.0 first, then ever smaller ones above 0")
+        if any(abs(weight) > MAX_WEIGHT for row in (*self.moves, *self.ends) for weight in row):
+            raise ValueError(f"a weight is beyond ±{MAX_WEIGHT:g}; weights that were fitted are a few units at most")
         for name, rows, count in (("moves", self.moves, len(self.sigmas) - 1), ("ends", self.ends, len(self.sigmas))):
             found = [len(row) for row in rows]
             if found != list(range(2, count + 2)):
@@ -142,6 +158,12 @@ class Plan(Message):
     def _steps_are_there(self) -> Self:
         if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
             raise ValueError(f"steps is {self.steps}; expected {len(self.fitted.sigmas)}, as the solver was fitted for")
+        bound = self.fitted.fitted_for if self.fitted is not None else None
+        if bound is not None and (bound.solver, bound.guidance) != (self.solver, self.guidance):
+            raise ValueError(
+                f"the solver was fitted for {bound.solver} at guidance {bound.guidance:g}; "
+                f"got {self.solver} at guidance {self.guidance:g}"
+            )
         if self.prune is not None and self.prune.after >= self.steps:
             raise ValueError(f"prune.after is {self.prune.after}; expected 1 to {self.steps - 1}, less than steps")
         return self

@@ -13,7 +13,7 @@ from solrl_proto.problems import ProblemKind
 from solrl_proto.rollouts import RolloutRequest, Served
 
 from solrl_rollout.engine.adapters import Adapters
-from solrl_rollout.engine.admission import check_model, check_precision, check_rewards, check_size
+from solrl_rollout.engine.admission import check_fitted, check_model, check_precision, check_rewards, check_size
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.rollout import Rollout
 from solrl_rollout.engine.work import Hosted, Job
@@ -87,6 +87,7 @@ class Service:
         wanted = request.plan.precision
         precision = hosted.default_precision if wanted == "auto" else wanted
         check_precision(precision, hosted.info)
+        check_fitted(request.plan.fitted, hosted.info)
         ref = request.adapter
         job = Job(
             tenant=caller.tenant,

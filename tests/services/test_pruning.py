@@ -7,6 +7,7 @@ import pytest
 import torch
 from service_helpers import RunningService, problem, rollout_request
 from solrl_core.families import load_backbone
+from solrl_core.fingerprint import model_digest
 from solrl_core.fitting import SCHEDULES, fit, make_examples
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
@@ -71,6 +72,32 @@ def test_fitted_steps_that_do_not_fit_the_plan_are_refused(service: RunningServi
     response = service.client.post("/v1/rollouts", json=body)
     assert response.status_code == 422
     assert "expected 4, as the solver was fitted for" in str(problem(response))
+
+
+def test_a_solver_fitted_to_another_model_or_setting_is_refused(service: RunningService) -> None:
+    body = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS)
+    digests = service.client.get("/v1/models").json()["models"][0]["digests"]
+    parts = {part: digest for part, digest in digests.items() if not part.startswith("reward:")}
+    bound = {"model": model_digest(parts), "solver": "euler", "guidance": 1.0}
+    body["plan"]["fitted"] = {**fitted(), "fitted_for": bound}
+    assert service.client.post("/v1/rollouts", json=body).status_code == 200
+    body["plan"]["fitted"] = {**fitted(), "fitted_for": {**bound, "model": "sha256:" + "0" * 64}}
+    response = service.client.post("/v1/rollouts", json=body)
+    assert (response.status_code, problem(response)["kind"]) == (422, "fitted-mismatch")
+    body["plan"]["fitted"] = {**fitted(), "fitted_for": {**bound, "guidance": 2.0}}
+    response = service.client.post("/v1/rollouts", json=body)
+    assert (response.status_code, problem(response)["kind"]) == (422, "invalid-request")
+    assert "fitted for euler at guidance 2; got euler at guidance 1" in str(problem(response))
+
+
+def test_a_fitted_weight_that_would_overflow_is_refused(service: RunningService) -> None:
+    body = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS)
+    solver = fitted()
+    solver["ends"][-1] = [1e308, *solver["ends"][-1][1:]]
+    body["plan"]["fitted"] = solver
+    response = service.client.post("/v1/rollouts", json=body)
+    assert response.status_code == 422
+    assert "a weight is beyond ±1000" in str(problem(response))
 
 
 def test_those_go_on_whose_predicted_images_are_extreme(service: RunningService) -> None:

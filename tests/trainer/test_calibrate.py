@@ -6,7 +6,9 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from solrl_core.errors import MismatchError
 from solrl_core.families import load_backbone
+from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.fitting import SCHEDULES, standing_still
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
@@ -17,6 +19,7 @@ from solrl_trainer.explore import plan
 from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.frontier import frontier
+from solrl_trainer.session import check_bindings
 
 PRESET = "mini-sana/sol_rl/clipscore"
 SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4")
@@ -72,7 +75,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     # The same steps in the same precision as the truth: nothing is lost.
     assert by_name["bf16 4 steps"]["spearman"] == pytest.approx(1.0, abs=1e-3)
     assert by_name["bf16 4 steps"]["separation"] == pytest.approx(1.0, abs=1e-3)
-    good = [row for row in summary["plans"] if row["separation"] >= 0.3]
+    good = [row for row in summary["plans"] if row["interval"][0] >= 0.3]
     chosen = min(good, key=lambda row: row["seconds"])
     assert summary["chosen"] == chosen["name"]
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
@@ -100,6 +103,46 @@ def test_a_fitted_plan_is_written_so_that_a_run_takes_it(tmp_path: Path, monkeyp
         resolve(PRESET, overrides=["explore.steps=6"], file=written)
     with pytest.raises(ConfigError, match="for candidates of the service"):
         resolve(PRESET, overrides=["explore.source=local", "explore.prune=null"], file=written)
+
+
+def test_a_plan_is_bound_to_the_model_and_settings_it_was_measured_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STEPS", (1,))
+    monkeypatch.setattr(module, "SCHEDULES", ())
+    monkeypatch.setattr(module, "FITTED_PROMPTS", 1)
+    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
+    calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=-1.0)
+    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    bindings = resolve(PRESET, overrides=SMALL[:2], file=written).config.bindings
+    check_bindings(bindings, model_digest(part_digests(load_backbone("mini-sana").parts)), "mini-sana")
+    with pytest.raises(MismatchError, match="another model than mini-sd3"):
+        check_bindings(bindings, model_digest(part_digests(load_backbone("mini-sd3").parts)), "mini-sd3")
+    for other in ("solver=dpm2", "guidance=2"):
+        with pytest.raises(ConfigError, match="calibrated for solver euler at guidance 1"):
+            resolve(PRESET, overrides=[*SMALL[:2], other], file=written)
+
+
+def test_it_measures_on_training_prompts_that_no_solver_was_fitted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STEPS", (1,))
+    monkeypatch.setattr(module, "SCHEDULES", ())
+    monkeypatch.setattr(module, "FITTED_PROMPTS", 2)
+    prompts = tmp_path / "prompts"
+    prompts.mkdir()
+    (prompts / "train.txt").write_text("a red circle\na blue square\na green triangle\n")
+    (prompts / "test.txt").write_text("a white star\n")
+    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16", f"prompts={prompts}"]).config
+    scored: list[str] = []
+    whole = module.score_group
+    monkeypatch.setattr(module, "score_group", lambda *given: (scored.append(given[4].text), whole(*given))[1])
+    notes: list[str] = []
+    calibrate(config, tmp_path, notes.append, prompts=1, wanted=0.0)
+    assert set(scored) == {"a green triangle"}
+    assert any("1 prompts are few" in note for note in notes)
+    with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4"):
+        calibrate(config, tmp_path, notes.append, prompts=2, wanted=0.0)
 
 
 def test_no_plan_is_chosen_where_none_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import yaml
 from solrl_core.families import load_backbone
-from solrl_core.fidelity import Fidelity, rank_fidelity
+from solrl_core.fidelity import Fidelity, rank_fidelity, separations
+from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.fitting import SCHEDULES, fit, make_examples
 from solrl_core.generator import Generator, numerics, supported
 from solrl_core.rewards import RewardSet
@@ -19,14 +20,17 @@ from solrl_core.rewards.base import weighted_sum
 from solrl_core.selection import best_worst
 from solrl_proto.identifiers import Tier
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import FittedSolver, Plan, Precision, PromptItem, Prune
+from solrl_proto.rollouts import FittedSolver, ModelBinding, Plan, Precision, PromptItem, Prune
 
 from solrl_trainer.config import RunConfig
+from solrl_trainer.evaluation import mean_interval
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.frontier import write_frontier
 from solrl_trainer.session import pick_device
 
 STEPS = (2, 3, 4, 6, 8)
+FEW_PROMPTS = 8
+"""Below this a bootstrap interval over prompts is too narrow."""
 FITTED_PROMPTS, FITTED_SEEDS = 24, 4
 """Training prompts, and candidates of each, whose trajectories the fitted solvers are to match."""
 
@@ -38,13 +42,16 @@ class Measured:
     Attributes:
         seconds: mean of a whole group, rewards included.
         fidelity: against the recipe's BF16 candidates of the same seeds.
-        separation: how far apart the best and the worst that it selects truly lie: 1 perfect, 0 chance.
+        separation: true distance of the best and worst that it selects, mean over prompts: 1 perfect, 0 chance.
+        low, high: the separation's 95 % bootstrap interval over prompts.
     """
 
     plan: Plan
     seconds: float
     fidelity: Fidelity
     separation: float
+    low: float
+    high: float
 
 
 def plans(config: RunConfig, tiers: Sequence[Tier], fitted: Sequence[FittedSolver]) -> list[Plan]:
@@ -96,8 +103,8 @@ def calibrate(
         config: model, rewards, prompts, candidates and kept of a run.
         folder: where to write; plan.yaml is for `solrl-train run --config`.
         note: told what is worth a line.
-        prompts: held-out prompts to measure on.
-        wanted: least separation; the cheapest plan above it is chosen.
+        prompts: training prompts to measure on: a run is judged by the held-out ones.
+        wanted: least separation. The cheapest plan whose interval lies above it is chosen.
 
     Returns:
         What calibration.json holds; `chosen` is null where no plan separates that well.
@@ -106,16 +113,20 @@ def calibrate(
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=device, revision=config.revision)
     rewards = RewardSet.load(list(config.rewards), backbone, config.reward_options)
-    held_out = read_prompts(find_prompts(config.prompts), "test")[:prompts]
+    measured_on = _prompts(config, prompts)
+    if prompts < FEW_PROMPTS:
+        note(f"{prompts} prompts are few: the intervals may be too narrow (--prompts {FEW_PROMPTS} or more)")
     explore = config.explore
-    seeds = {prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in held_out}
+    seeds = {
+        prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in measured_on
+    }
 
     def scores(generator: Generator, plan: Plan, prompt: PromptItem) -> torch.Tensor:
         return score_group(generator, rewards, config, plan, prompt, seeds[prompt.id])
 
     truth = Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance)
     true_generator = Generator(backbone, "bf16")
-    true = torch.stack([scores(true_generator, truth, prompt) for prompt in held_out])
+    true = torch.stack([scores(true_generator, truth, prompt) for prompt in measured_on])
     tiers = explored_tiers(explore.precision, backbone.device)
     note(f"fitting {len(SCHEDULES)} solvers of few steps")
     fitted = fit_solvers(config, true_generator, SCHEDULES)
@@ -123,15 +134,32 @@ def calibrate(
     for tier, group in itertools.groupby(plans(config, tiers, fitted), key=lambda plan: plan.precision):
         generator = true_generator if tier == "bf16" else Generator(backbone, tier)
         for plan in group:
-            scores(generator, plan, held_out[0])  # not timed: the first of its shapes
+            scores(generator, plan, measured_on[0])  # not timed: the first of its shapes
             started = time.perf_counter()
-            proxy = torch.stack([scores(generator, plan, prompt) for prompt in held_out])
-            seconds = (time.perf_counter() - started) / len(held_out)
-            measured.append(_measured(plan, seconds, rank_fidelity(proxy, true, explore.keep), config))
-            note(f"{name(plan)}: {seconds:.2f} s a group, separation {measured[-1].separation:.3f}")
-    good = [one for one in measured if one.separation >= wanted]
+            proxy = torch.stack([scores(generator, plan, prompt) for prompt in measured_on])
+            seconds = (time.perf_counter() - started) / len(measured_on)
+            fidelity = rank_fidelity(proxy, true, explore.keep)
+            one = Measured(plan, seconds, fidelity, *mean_interval(separations(proxy, true, explore.keep)))
+            measured.append(one)
+            interval = f"[{one.low:.3f}, {one.high:.3f}]"
+            note(f"{name(plan)}: {seconds:.2f} s per group, separation {one.separation:.3f} {interval}")
+    good = [one for one in measured if one.low >= wanted]
     chosen = min(good, key=lambda one: one.seconds) if good else None
-    return _write(folder, config, held_out, measured, chosen, wanted)
+    binding = ModelBinding(
+        model=model_digest(part_digests(backbone.parts)), solver=config.solver, guidance=config.guidance
+    )
+    return _write(folder, config, measured_on, measured, chosen, wanted, binding)
+
+
+def _prompts(config: RunConfig, count: int) -> list[PromptItem]:
+    """Training prompts behind those that solvers are fitted on."""
+    train = read_prompts(find_prompts(config.prompts), "train")
+    if len(train) < FITTED_PROMPTS + count:
+        raise ValueError(
+            f"{config.prompts} has {len(train)} training prompts; expected at least {FITTED_PROMPTS + count}: "
+            f"{FITTED_PROMPTS} to fit solvers on and {count} others to measure on (--prompts)"
+        )
+    return train[FITTED_PROMPTS : FITTED_PROMPTS + count]
 
 
 def score_group(
@@ -169,12 +197,6 @@ def name(plan: Plan) -> str:
     return f"{plan.precision} {plan.steps} {steps}{pruned}"
 
 
-def _measured(plan: Plan, seconds: float, fidelity: Fidelity, config: RunConfig) -> Measured:
-    # Perfect ranks of the two halves are half the kept from either end, so they lie count - half apart.
-    apart = config.explore.candidates - config.explore.keep // 2
-    return Measured(plan, seconds, fidelity, (fidelity.bottom_rank - fidelity.top_rank) / apart)
-
-
 def _write(
     folder: Path,
     config: RunConfig,
@@ -182,6 +204,7 @@ def _write(
     measured: Sequence[Measured],
     chosen: Measured | None,
     wanted: float,
+    binding: ModelBinding,
 ) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
@@ -190,6 +213,7 @@ def _write(
             "plan": one.plan.model_dump(mode="json"),
             "seconds": one.seconds,
             "separation": one.separation,
+            "interval": [one.low, one.high],
             **vars(one.fidelity),
         }
         for one in measured
@@ -209,5 +233,6 @@ def _write(
     write_frontier([(name(one.plan), one.seconds, one.separation) for one in measured], wanted, chosen_name, folder)
     if chosen is not None:
         plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune", "fitted"})
+        plan["calibrated_for"] = binding.model_dump(mode="json")
         (folder / "plan.yaml").write_text(yaml.safe_dump({"explore": plan}, sort_keys=False))
     return summary

@@ -76,7 +76,7 @@ class Calibrate:
     output: Path = Path("runs/calibration")
     """Folder of calibration.json, frontier.png and plan.yaml, which `run --config` takes."""
     prompts: int = 16
-    """Held-out prompts to measure on."""
+    """Training prompts to measure on."""
     wanted: float = 0.8
     """Least separation of the selected best and worst: 1 perfect, 0 chance."""
 

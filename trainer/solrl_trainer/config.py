@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
-from solrl_proto.rollouts import FittedSolver, Precision, Prune, RewardSpec, Solver
+from solrl_proto.rollouts import FittedSolver, ModelBinding, Precision, Prune, RewardSpec, Solver
 
 from solrl_trainer.algorithms.base import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
@@ -33,6 +33,8 @@ class Explore(Section):
     fitted: FittedSolver | None = None
     """At the service: steps fitted to the model, as `solrl-train calibrate` writes them; null is the run's solver."""
 
+    calibrated_for: ModelBinding | None = None
+    """The model and settings that `solrl-train calibrate` chose this plan for; a run of others is refused."""
     lag: Annotated[int, Field(ge=0)] = 0
     """Iteration i is explored under version i − lag, while the iterations before it are trained; 0 is strictly current.
     The service must retain lag + 1 versions."""
@@ -168,6 +170,22 @@ class RunConfig(Section):
         if not isinstance(value, Mapping):
             return value
         return ALGORITHMS.find(str(value.get("name", AlgorithmSettings().name))).Settings.model_validate(value)
+
+    @property
+    def bindings(self) -> tuple[ModelBinding, ...]:
+        """The models and settings that the exploration plan and its fitted solver are bound to."""
+        fitted = self.explore.fitted.fitted_for if self.explore.fitted is not None else None
+        return tuple(bound for bound in (self.explore.calibrated_for, fitted) if bound is not None)
+
+    @model_validator(mode="after")
+    def _explores_as_calibrated(self) -> Self:
+        for bound in self.bindings:
+            if (bound.solver, bound.guidance) != (self.solver, self.guidance):
+                raise ValueError(
+                    f"the exploration plan was calibrated for solver {bound.solver} at guidance {bound.guidance:g}; "
+                    f"got {self.solver} at guidance {self.guidance:g}: calibrate again, or take those"
+                )
+        return self
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:

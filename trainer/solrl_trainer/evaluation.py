@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from solrl_core.generator import CHUNK, Generator
 from solrl_core.rewards import RewardSet
@@ -71,10 +72,14 @@ def paired_gain(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float
     Returns:
         (mean, low, high).
     """
-    gains = (after.double() - before.double()).mean(1).numpy()
-    picks = np.random.default_rng(0).integers(len(gains), size=(_RESAMPLES, len(gains)))
-    low, high = np.percentile(gains[picks].mean(1), [2.5, 97.5])
-    return float(gains.mean()), float(low), float(high)
+    return mean_interval((after.double() - before.double()).mean(1).numpy())
+
+
+def mean_interval(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+    """Mean of one value per prompt and its 95 % bootstrap interval: (mean, low, high)."""
+    picks = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
+    low, high = np.percentile(values[picks].mean(1), [2.5, 97.5])
+    return float(values.mean()), float(low), float(high)
 
 
 def within_prompt_std(scores: torch.Tensor) -> float:

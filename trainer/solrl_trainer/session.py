@@ -1,17 +1,18 @@
 """What a run holds: model, rewards, policies, client; loaded once, and checked against the service."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.fingerprint import check_digests, fingerprint, part_digests
+from solrl_core.fingerprint import check_digests, fingerprint, model_digest, part_digests
 from solrl_core.generator import Generator
 from solrl_core.noise import check_noise_contract
 from solrl_core.rewards import RewardSet
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import Precision, PromptItem
+from solrl_proto.rollouts import ModelBinding, Precision, PromptItem
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.client import RolloutClient
@@ -63,7 +64,9 @@ class Session:
         generator = Generator(backbone, "bf16")
         explorer = None
         if client is not None:
-            digests = part_digests(backbone.parts) | rewards.digests()
+            parts = part_digests(backbone.parts)
+            check_bindings(config.bindings, model_digest(parts), config.model)
+            digests = parts | rewards.digests()
             check_service(client, config, digests)
             warn_of_emulation(client.model(config.model_name), config.explore.precision, note)
             ours = fingerprint(digests, [spec.name for spec in config.trained])
@@ -130,6 +133,24 @@ def check_service(client: RolloutClient, config: RunConfig, digests: Mapping[str
     trained = {f"reward:{name}" for name in wanted}
     ours = {name: digest for name, digest in digests.items() if name in trained or not name.startswith("reward:")}
     check_digests(model.digests, ours)
+
+
+def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) -> None:
+    """Refuse a plan or a solver that was calibrated or fitted for another model.
+
+    Raises:
+        MismatchError: naming both digests.
+    """
+    for bound in bindings:
+        if bound.model != digest:
+            raise MismatchError(
+                "digests",
+                f"the exploration plan was calibrated for another model than {model}",
+                where="explore.calibrated_for.model",
+                got=digest,
+                expected=bound.model,
+                action="run `solrl-train calibrate` for this model, or leave the plan out",
+            )
 
 
 def warn_of_emulation(model: ModelInfo, precision: Precision, note: Callable[[str], None]) -> None:

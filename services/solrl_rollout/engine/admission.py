@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 
+from solrl_core.fingerprint import model_digest
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import RolloutRequest
+from solrl_proto.rollouts import FittedSolver, RolloutRequest
 
 MAX_ANSWER_PIXELS = 2**28
 """Pixel values (1 byte each, before compression) that one answer may carry as images."""
@@ -49,6 +50,21 @@ def check_precision(precision: Tier, hosted: ModelInfo) -> None:
             got=precision,
             expected=known,
             action="ask for one that it does, or for auto; FP8 needs an Ada, Hopper or Blackwell GPU",
+        )
+
+
+def check_fitted(fitted: FittedSolver | None, hosted: ModelInfo) -> None:
+    """Raises 422 `fitted-mismatch` for a solver that was fitted to another model."""
+    bound = fitted.fitted_for if fitted is not None else None
+    here = model_digest({part: digest for part, digest in hosted.digests.items() if not part.startswith("reward:")})
+    if bound is not None and bound.model != here:
+        raise ProblemError(
+            ProblemKind.FITTED_MISMATCH,
+            f"the plan's solver was not fitted to {hosted.name}, and would end elsewhere",
+            where="body.plan.fitted.fitted_for.model",
+            got=bound.model,
+            expected=here,
+            action="fit one for this model with `solrl-train calibrate`, or leave plan.fitted out",
         )
 
 
