@@ -1,8 +1,8 @@
-"""Every miniature with every reward: `python benchmarks/all_pairs.py --jobs 2`.
+"""Training of every miniature with every reward: `python benchmarks/all_pairs.py --jobs 2`.
 
-Each pair runs `sol_rl` for 15 iterations against a service of its own. The command can be stopped (`--minutes` does it
-by itself) and continued: a pair that is done is not run again, and one begun goes on from its last checkpoint.
-Writes docs/results/all_pairs.{json,md} and a grid a pair, of the pairs that are done.
+Each pair runs `sol_rl` for 15 iterations against its own service. The command can be stopped (`--minutes` stops it
+automatically) and run again: finished pairs are skipped, and an unfinished one resumes from its last checkpoint.
+Writes docs/results/all_pairs.{json,md} and a grid for each finished pair.
 """
 
 import argparse
@@ -26,44 +26,44 @@ from solrl_trainer.report.grid import write_grid
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 SETTINGS = ("optimizer.learning_rate=2e-3", "explore.precision=nvfp4")
-"""Beside the presets', which are made for 40 iterations."""
+"""Changes to the presets, which are tuned for 40 iterations."""
 NEEDED = 0.4
-"""Gain wanted, in standard deviations of the base within a prompt."""
+"""Required gain, in standard deviations of the base within a prompt."""
 GRID_ROWS = 8
 NOTE = "pair.json"
-"""In a pair's folder: its settings, and the names of what it ran on."""
+"""File in a pair's folder with its settings and the devices it ran on."""
 READY_SECONDS = 600.0
-"""On a GPU every pair's service compiles at its start, and several share the cores."""
+"""On a GPU every service compiles at its start, and several share the CPU cores."""
 
 Pair = tuple[str, str]
-"""Model and reward."""
+"""(model, reward)."""
 
 
 def main() -> None:
-    """Run what is missing, write the table."""
+    """Run the missing pairs and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=15)
-    parser.add_argument("--jobs", type=int, default=1, help="pairs at a time; they share the processor's cores")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; run again to continue")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel pairs; they share the CPU cores")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time limit; run again to continue")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--rewards", nargs="+", default=REWARDS)
     parser.add_argument("--runs", type=Path, default=Path("runs/pairs"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--set", nargs="*", default=[], help="more settings for all runs, key=value")
+    parser.add_argument("--set", nargs="*", default=[], help="further settings for all runs, key=value")
     args = parser.parse_args()
     until = time.monotonic() + 60 * args.minutes
     settings = [f"iterations={args.iterations}", *SETTINGS, *args.set]
     pairs = [(model, reward) for model in args.models for reward in args.rewards]
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # Rounded up: a pair's service and trainer seldom compute at the same time.
+    # Rounded up, because service and trainer of a pair rarely compute at the same time.
     os.environ["OMP_NUM_THREADS"] = str(math.ceil(len(os.sched_getaffinity(0)) / args.jobs))
 
     for pair in pairs:
         noted = note_of(folder_of(pair, args.runs))
         if noted["settings"] not in (None, settings):
             sys.exit(
-                f"{folder_of(pair, args.runs)} ran with {noted['settings']}, not {settings}: take another --runs, "
-                "or the same settings"
+                f"{folder_of(pair, args.runs)} has results with the settings {noted['settings']}; expected {settings}: "
+                "use another --runs, or the same settings"
             )
 
     def run(pair: Pair) -> None:
@@ -72,12 +72,12 @@ def main() -> None:
             return
         try:
             train(pair, folder, settings, until)
-            said = "done"
+            outcome = "done"
         except subprocess.TimeoutExpired:
-            said = "stopped"
+            outcome = "stopped"
         except (subprocess.CalledProcessError, RuntimeError) as error:
-            said = f"failed, see its logs ({str(error).splitlines()[0]})"  # the other pairs go on
-        print(f"{' '.join(pair)}: {said}", file=sys.stderr, flush=True)
+            outcome = f"failed, see its logs ({str(error).splitlines()[0]})"  # the other pairs continue
+        print(f"{' '.join(pair)}: {outcome}", file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(run, pairs[::-1]))  # the slowest first
@@ -85,25 +85,25 @@ def main() -> None:
     if done:
         write(done, [pair for pair in pairs if pair not in done], settings, args.runs, args.out)
     if done != pairs:
-        sys.exit(f"{len(done)} of {len(pairs)} pairs are done; run this again to continue")
+        sys.exit(f"{len(done)} of {len(pairs)} pairs are done; run the command again to continue")
 
 
 def folder_of(pair: Pair, runs: Path) -> Path:
-    """Where a pair's run lies."""
+    """Folder of a pair's run."""
     return runs / "-".join(pair)
 
 
 def note_of(folder: Path) -> dict[str, Any]:
-    """What stands in a pair's note; before there is one, no settings and no devices."""
+    """Read a pair's settings and devices; None and none if the pair has not started."""
     file = folder / NOTE
     return json.loads(file.read_text()) if file.is_file() else {"settings": None, "devices": []}  # type: ignore[no-any-return]
 
 
 def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> None:
-    """One pair: service, training, result in `folder`.
+    """Train one pair against its own service; the result goes to `folder`.
 
     Raises:
-        subprocess.TimeoutExpired: it was stopped at the monotonic time `until`.
+        subprocess.TimeoutExpired: the training was stopped at the monotonic time `until`.
         subprocess.CalledProcessError, RuntimeError: trainer or service failed.
     """
     model, reward = pair
@@ -122,7 +122,7 @@ def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> No
 
 
 def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str], runs: Path, out: Path) -> None:
-    """The table of all results, as JSON and Markdown, and the grids."""
+    """Write the table of all results, as JSON and Markdown, and the grids."""
     rows = [row(*pair, folder_of(pair, runs)) for pair in done]
     devices = ", ".join(sorted({name for row in rows for name in row["devices"]}))
     (out / "pairs").mkdir(parents=True, exist_ok=True)
@@ -130,11 +130,11 @@ def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str]
     lines = [
         f"# `sol_rl`, {rows[0]['iterations']} iterations, every miniature with every reward",
         "",
-        f"Written by `python benchmarks/all_pairs.py` on {devices}: the presets",
+        f"By `python benchmarks/all_pairs.py` on {devices}: the presets",
         f"with {', '.join(f'`{s}`' for s in settings)}.",
         f"{rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights.",
-        "The gain of the trained reward is given in standard deviations of the base within a prompt, with its 95 %",
-        "interval. One seed each.",
+        "The gain of the trained reward is in standard deviations of the base within a prompt, with its 95 % interval.",
+        "One training seed per pair.",
         "",
         *VERIFIER,
         "",
@@ -153,15 +153,15 @@ def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str]
         )
         write_grid(load_gallery(runs / name), out / "pairs" / f"{name}.png", rows=GRID_ROWS)
     met = sum(r["gain_sd"] >= NEEDED and r["low_sd"] > 0 and r["strict_after"] >= r["strict_before"] for r in rows)
-    lines += ["", f"{met} of {len(rows)} pairs gain at least {NEEDED} sd, with the accuracy not falling."]
+    lines += ["", f"{met} of {len(rows)} pairs gain at least {NEEDED} sd without losing accuracy."]
     if missing:
-        lines += ["", f"Not run to the end yet: {', '.join(map(' '.join, missing))}."]
+        lines += ["", f"Not finished: {', '.join(map(' '.join, missing))}."]
     (out / "all_pairs.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 
 def row(model: str, reward: str, folder: Path) -> dict[str, Any]:
-    """What the table says of one pair."""
+    """Table row of one pair."""
     result = json.loads((folder / "result.json").read_text())
     trained, strict = result["rewards"][reward], result["rewards"]["verifier"]
     return {

@@ -1,6 +1,7 @@
-"""Which of torch's attention kernels is fastest at the models' shapes: `python benchmarks/attention.py`.
+"""Speed of torch's attention kernels at the models' shapes: `python benchmarks/attention.py`.
 
-Served is what torch chooses; this shows whether another would be faster. Writes docs/results/attention.{json,md}.
+The service uses the kernel that torch chooses; this shows whether another would be faster. Writes
+docs/results/attention.{json,md}.
 """
 
 import argparse
@@ -17,10 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 SHAPES = {
     "FLUX.1, 512 px, batch 24": (24, 24, 1024 + 128, 1024 + 128, 128),
     "SD3.5-L, 1024 px, batch 8": (8, 38, 4096 + 333, 4096 + 333, 64),
-    "SD3.5-L, image alone": (8, 38, 4096, 4096, 64),
-    "SANA, text seen by image, batch 24": (24, 20, 1024, 300, 112),
+    "SD3.5-L, image tokens only": (8, 38, 4096, 4096, 64),
+    "SANA, cross-attention, batch 24": (24, 20, 1024, 300, 112),
 }
-"""Name → batch, heads, queries, keys, size of a head."""
+"""Name → (batch, heads, queries, keys, head size)."""
 BACKENDS = {
     "chosen by torch": None,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
@@ -40,8 +41,8 @@ def main() -> None:
     lines = [
         "# Attention",
         "",
-        f"By `python benchmarks/attention.py` on one {device}, torch {torch.__version__}, BF16, no mask: medians of",
-        f"{ROUNDS} rounds in turns, {CALLS} calls each.",
+        f"By `python benchmarks/attention.py` on one {device}, torch {torch.__version__}, BF16, no mask. Medians of",
+        f"{ROUNDS} interleaved rounds of {CALLS} calls.",
         "",
         "| shape | kernel | ms | TFLOP/s |",
         "|---|---|---|---|",
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def measure(name: str) -> list[dict[str, Any]]:
-    """A row for each kernel, all timed in turns."""
+    """Time all kernels at one shape, interleaved; a row per kernel."""
     batch, heads, queries, keys, size = SHAPES[name]
     # As the models have them: heads beside one another in memory.
     query = torch.randn(batch, queries, heads, size, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
@@ -74,7 +75,7 @@ def measure(name: str) -> list[dict[str, Any]]:
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:
-                rows[kernel]["failed"] = "does not take it"
+                rows[kernel]["failed"] = "not supported"
                 continue
             if turn:
                 times[kernel].append(seconds)
@@ -86,7 +87,7 @@ def measure(name: str) -> list[dict[str, Any]]:
 
 
 def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, backend: SDPBackend | None) -> float:
-    """Seconds of one call, by the GPU's clock."""
+    """Seconds per call, by CUDA events."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with nullcontext() if backend is None else sdpa_kernel(backend):
         start.record()

@@ -1,4 +1,4 @@
-"""Cautions that every results page about the miniatures carries, as lines of Markdown."""
+"""Cautions for every results page about the miniatures, as lines of Markdown."""
 
 PREPARED_FOR_NVFP4 = (
     "The miniatures were prepared for NVFP4: the quantised weights of mini-sd3 and mini-flux lie on its grid, so that",

@@ -1,7 +1,7 @@
-"""A service's start in this process, for `rollout_phase.py`: prints ["part", seconds] as each ends.
+"""Cold start of a service in this process, for `rollout_phase.py`: prints ["part", seconds] as each part ends.
 
-Arguments: the device; when the process was started, by `time.time`; "all" for what a service does besides between
-its first candidate and being ready.
+Arguments: the device; the start time of the process, by `time.time`; "all" to include the work that a service does
+between its first candidate and being ready.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Weights made at random where a service reads them; else what its start does, in its order."""
+    """Run the parts of a service's start in order. Weights are random instead of read from disk."""
     device, started = sys.argv[1], float(sys.argv[2])
     last = [started]
 
@@ -24,7 +24,7 @@ def main() -> None:
             yield
             if device != "cpu":
                 torch.cuda.synchronize()
-        except Exception as error:  # what is after the first candidate need not stop the rest
+        except Exception as error:  # parts after the first candidate may fail
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             if name not in LATER:
                 raise

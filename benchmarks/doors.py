@@ -1,6 +1,6 @@
-"""The table of what holds at the service's doors, to which fuzz_api.py, oversize.py and slow_clients.py add a row each.
+"""Results table for hostile clients, with one row each from fuzz_api.py, oversize.py and slow_clients.py.
 
-Rows that were not run this time keep their last result, in docs/results/doors.{json,md}.
+Rows that did not run this time keep their last result in docs/results/doors.{json,md}.
 """
 
 import json
@@ -21,7 +21,7 @@ SCRIPTS = ("fuzz_api.py", "oversize.py", "slow_clients.py")
 
 @dataclass(frozen=True)
 class Row:
-    """What a script was to find, and found, and all figures behind it."""
+    """Target and result of a script, whether the target was met, and all figures."""
 
     wanted: str
     found: str
@@ -31,42 +31,42 @@ class Row:
 
 @dataclass(frozen=True)
 class Service:
-    """A service process and where it listens."""
+    """A running service process and its URL."""
 
     pid: int
     url: str
 
     @property
     def port(self) -> int:
-        """Where it listens, on loopback."""
+        """Port on loopback."""
         return int(self.url.rpartition(":")[2])
 
 
 @contextmanager
 def service(*flags: str) -> Iterator[Service]:
-    """A ready service of a miniature on loopback; RuntimeError where it does not come up, or logs a traceback."""
+    """Run a service of a miniature on loopback; RuntimeError if it does not become ready or logs a traceback."""
     with tempfile.TemporaryDirectory(prefix="solrl-doors-") as folder:
         log = Path(folder, "log")
         with rollout_service(MODEL, log, flags=flags) as url:
-            # The one child of this process.
+            # The service is the only child of this process.
             yield Service(int(Path(f"/proc/self/task/{os.getpid()}/children").read_text()), url)
         if "Traceback" in log.read_text():
-            raise RuntimeError(f"the service logged a fault:\n{log.read_text()[-5000:]}")
+            raise RuntimeError(f"the service logged a traceback:\n{log.read_text()[-5000:]}")
 
 
 def keep(folder: Path, script: str, row: Row) -> int:
-    """Write a script's row into the table; its exit code."""
+    """Write a script's row to the table; return the script's exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "doors.json"
     found = json.loads(file.read_text()) if file.is_file() else {}
     found[script] = asdict(row) | {"cores": len(os.sched_getaffinity(0)), "date": time.strftime("%Y-%m-%d")}
     file.write_text(json.dumps(found, indent=1) + "\n")
     lines = [
-        "# At the service's doors",
+        "# Hostile clients",
         "",
-        "A real service of the miniature SANA on loopback, each row by the script in `benchmarks/` that it names.",
+        "A real service with the miniature SANA on loopback. Each row names its script in `benchmarks/`.",
         "",
-        "| by | wanted | found | met |",
+        "| script | target | result | met |",
         "|---|---|---|---|",
     ]
     for name in SCRIPTS:

@@ -1,8 +1,9 @@
-"""Seconds a group over HTTP, and what the service adds: `python benchmarks/explore_speed.py`.
+"""Seconds per group over HTTP, and the overhead of the service: `python benchmarks/explore_speed.py`.
 
-A real service is started on loopback. For each precision the same group of candidates is asked for over HTTP and
-made in this process in turn, so that both meet the same machine; medians are compared. With `--true-size FOLDER` it is
-FLUX.1 with random weights, which are written there, and a reward of HPSv2's size, on a GPU.
+Starts a real service on loopback. For each precision the same group of candidates is requested over HTTP and generated
+in this process, alternately so that both see the same load on the machine. Compares medians. With
+`--true-size FOLDER` the model is FLUX.1 with random weights, written to that folder, with a reward of HPSv2's size, on
+a GPU.
 """
 
 import argparse
@@ -31,14 +32,14 @@ STEPS = 6
 
 
 def main() -> None:
-    """Measure, print the table, write JSON."""
+    """Measure, print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="mini-sana")
     parser.add_argument("--reward", default="clipscore")
     parser.add_argument("--candidates", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=25)
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, help="nvfp4 and bf16; at true size fp8")
-    parser.add_argument("--true-size", type=Path, help="write FLUX.1's shapes with random weights here, and take them")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, help="default: nvfp4 and bf16; at true size fp8")
+    parser.add_argument("--true-size", type=Path, help="use FLUX.1 with random weights, written to this folder")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("docs/results/explore_speed.json"))
     args = parser.parse_args()
@@ -52,7 +53,7 @@ def main() -> None:
     backbone = load_backbone(args.model, device=args.device)
     rewards = RewardSet.load([args.reward], backbone, options)
     prompt = PromptItem(id="speed", text="a red circle and a blue square")
-    table = Table("precision", "HTTP, s a group", "in process, s", "service adds")
+    table = Table("precision", "HTTP, s per group", "in process, s per group", "overhead")
     results = {}
     log = Path("runs/benchmarks/service.log")
     with rollout_service(args.model, log, (args.reward,), flags, 600) as url, RolloutClient(url) as client:
@@ -71,7 +72,7 @@ def main() -> None:
                 )
 
             def in_process(root: int, way: ServedWay = way) -> None:
-                # As the engine does it, which scores beside making on a GPU alone.
+                # Like the engine, which overlaps scoring with generation only on a GPU.
                 seeds = expand_seeds(root, prompt.id, args.candidates)
                 way.score(prompt.text, seeds, STEPS, overlap=args.device != "cpu")
 

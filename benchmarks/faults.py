@@ -1,7 +1,6 @@
-"""What holds when things die: `python benchmarks/faults.py [--only ROW …] [--trials N] [--short]`.
+"""Fault injection with real processes: `python benchmarks/faults.py [--only ROW …] [--trials N] [--short]`.
 
-Runs the trials with real processes, prints a table, and writes docs/results/faults.{json,md}; rows that were not run
-this time keep their last result.
+Prints a table and writes docs/results/faults.{json,md}; rows that did not run this time keep their last result.
 """
 
 import argparse
@@ -26,15 +25,14 @@ from rich.table import Table
 _NOTES = """
 
 - Redis 7.0 has no WAITAOF; `--redis PATH` runs the rows of Redis with another server, here its development branch of
-  October 2024 (255.255.255), which has it. Under appendfsync always every server is held to what it acknowledged, under
-  everysec only one with WAITAOF: another keeps writes in memory while an fsync is under way, and a kill then leaves a
-  whole, older version.
-- A batch of the row service-killed is a prompt group, the unit in which answers stream. What was made of a group that
-  was not sent is made again: of a group of several chunks of 24, all of them.
-- The trainer of the row service-killed is its client and explorer; whole trainers are in the row trainer-killed.
-- Services and trainers are forked from a process that has imported them, and run the commands' own entry points.
-- The header bytes with the right digest leave out those whose change names another alpha: a whole file, not a damaged
-  one.
+  October 2024 (255.255.255), which has it. With appendfsync always, every server must keep what it acknowledged; with
+  everysec, only one with WAITAOF. Without it Redis buffers writes in memory during an fsync, and a kill then leaves a
+  complete older version.
+- In the row service-killed a batch is a prompt group, the unit in which answers stream. If a group was not sent, all
+  its chunks of 24 are generated again.
+- The trainer in the row service-killed is only the client and the explorer; complete trainers run in trainer-killed.
+- Services and trainers are forked from a process that has imported them, and run the entry points of the commands.
+- "Header byte, digest right" omits bytes whose change only gives another alpha, because that is a valid file.
 """
 
 
@@ -55,15 +53,17 @@ def rows() -> dict[str, Row]:
 
 
 def main() -> int:
-    """Run, print, write; 1 if any row broke a promise."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
+    """Run the rows, print and write the table; returns 1 if a guarantee was violated."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that all servers are stopped
     known = rows()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=known, metavar="ROW", help=", ".join(known))
-    parser.add_argument("--trials", type=int, help="trials of each row, instead of its full count")
-    parser.add_argument("--short", action="store_true", help="the counts that the tests run")
+    parser.add_argument("--trials", type=int, help="trials per row, instead of the full count")
+    parser.add_argument("--short", action="store_true", help="the short counts that the tests use")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--redis", help="another redis-server; its rows are kept beside those of the usual one")
+    parser.add_argument(
+        "--redis", help="path of another redis-server; its rows are kept in addition to those of the default one"
+    )
     args = parser.parse_args()
     if args.redis:
         os.environ["REDIS_SERVER"] = args.redis
@@ -93,7 +93,7 @@ def _order(place: str, known: dict[str, Row]) -> tuple[int, str]:
 
 
 def _measure(row: Row, trials: int, keep: Callable[[dict[str, Any]], None]) -> None:
-    """Run a row, and keep what it found, also while it goes on: a long one may be stopped."""
+    """Run a row, saving its findings also while it runs, since a long one may be interrupted."""
     findings, started, done = Findings(), time.monotonic(), 0
 
     def result() -> dict[str, Any]:
@@ -133,12 +133,13 @@ def _write(folder: Path, results: dict[str, dict[str, Any]]) -> None:
     document = {"command": "make faults", "rows": results}
     (folder / "faults.json").write_text(json.dumps(document, indent=1) + "\n")
     lines = [
-        "# What holds when things die",
+        "# Fault injection",
         "",
         "By `make faults` (one row: `python benchmarks/faults.py --only ROW`), with real processes on loopback,",
-        "killed by SIGKILL. A row with fewer trials than its full count says so. Short forms run as tests/benchmarks.",
+        "killed by SIGKILL. A row with fewer trials than its full count says so. The tests in tests/benchmarks",
+        "use short counts.",
         "",
-        "| row | what must hold | trials | found | passed |",
+        "| row | guarantee | trials | findings | passed |",
         "|---|---|---|---|---|",
     ]
     for place, one in results.items():
@@ -147,7 +148,7 @@ def _write(folder: Path, results: dict[str, dict[str, Any]]) -> None:
 
 
 def _table(results: dict[str, dict[str, Any]]) -> Table:
-    table = Table("row", "trials", "found", "passed", title="What holds when things die", show_lines=True)
+    table = Table("row", "trials", "findings", "passed", title="Fault injection", show_lines=True)
     for place, one in results.items():
         table.add_row(place, _count(one), one["found"], _verdict(one))
     return table

@@ -1,10 +1,10 @@
-"""Fuzz every route of a real service, with requests that fit the published contract and requests that do not.
+"""Fuzzing of every route of a real service, with valid and invalid requests generated from its OpenAPI document.
 
     python benchmarks/fuzz_api.py [--examples 1000] [--seed 1] [--only /v1/rollouts] [--out docs/results]
 
-Starts a service of a miniature behind a token file, asks it `examples` positive and `examples` negative requests a
-route, and exits with 1 if any answer is a 5xx or not as the contract says, or if fewer were asked. Where hypothesis
-knows of no more that differ, they are asked again; a route in which nothing can be wrong has no negative ones.
+Starts a service of a miniature with a token file and sends `examples` valid and `examples` invalid requests per route.
+Exits with 1 if an answer is a 5xx or violates the OpenAPI document, or if too few requests were sent. If hypothesis
+runs out of distinct requests, earlier ones are sent again. A route without parameters has no invalid requests.
 """
 
 import argparse
@@ -52,7 +52,7 @@ CHECKED = [
 
 @dataclass
 class Tally:
-    """What came of one route in one mode."""
+    """Answers and faults of one route in one mode."""
 
     answers: Counter[int] = field(default_factory=Counter)
     different: set[int] = field(default_factory=set)
@@ -60,14 +60,14 @@ class Tally:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """For the table."""
+        """Figures for the JSON."""
         answers = {str(status): count for status, count in sorted(self.answers.items())}
         return {"asked": self.answers.total(), "different": len(self.different), "answers": answers}
 
 
 @contextmanager
 def guarded() -> Iterator[tuple[str, str]]:
-    """URL of a service and a token that may do everything; small limits, so that little is computed."""
+    """Run a service with tokens and small limits; yields its URL and a token with all permissions."""
     with tempfile.TemporaryDirectory(prefix="solrl-fuzz-") as folder:
         tokens = Path(folder, "tokens.json")
         secret, _ = create_token(tokens, "fuzz", ("rollout", "push", "admin"), None)
@@ -82,7 +82,7 @@ def _bytes(_: Any, value: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Existing:
-    """A run that is there, by which requests that fit the contract get further than a 404."""
+    """An existing run, so that valid requests get further than a 404."""
 
     url: str
     headers: dict[str, str]
@@ -91,16 +91,16 @@ class Existing:
 
     @property
     def digest(self) -> str:
-        """The adapter's, as a header."""
+        """Content-Digest header of the adapter."""
         return f"sha-256=:{base64.b64encode(hashlib.sha256(self.body).digest()).decode()}:"
 
     def push(self) -> None:
-        """Store version 0 (again)."""
+        """Push version 0, again if necessary."""
         path = f"{self.url}/v1/runs/{self.run}/adapters/0?model={MODEL}"
         httpx.put(path, content=self.body, headers=self.headers | {"Content-Digest": self.digest}).raise_for_status()
 
     def enter(self, case: Case) -> None:
-        """Make a generated request one for the run that is there, or for the model, with little to compute."""
+        """Point a generated request at the existing run and model, and keep its work small."""
         if "run" in case.path_parameters:
             case.path_parameters["run"] = self.run
         if "version" in case.path_parameters:
@@ -114,7 +114,7 @@ class Existing:
         if case.path.endswith("/rollouts") and isinstance(case.body, dict):
             adapter = {"run": self.run, "version": 0}
             plan = {"steps": 1, "guidance": case.body.get("plan", {}).get("guidance", 1.0)}
-            prompts = {prompt["id"]: prompt for prompt in case.body["prompts"]}  # an id once
+            prompts = {prompt["id"]: prompt for prompt in case.body["prompts"]}  # unique ids
             case.body |= {
                 "model": MODEL,
                 "rewards": [{"name": "clipscore"}],
@@ -126,7 +126,7 @@ class Existing:
 
 
 def small_adapter() -> bytes:
-    """An adapter of rank 1 that changes nothing."""
+    """Encode an adapter of rank 1 whose weights are zero."""
     backbone = load_backbone(MODEL)
     tensors = {}
     for module, (outs, ins) in adapter_layout(backbone.transformer, backbone.lora_targets).items():
@@ -135,15 +135,15 @@ def small_adapter() -> bytes:
 
 
 def fuzz(operation: Any, mode: GenerationMode, examples: int, start: int, existing: Existing) -> Tally:
-    """Ask one route; faults are collected, not raised, so that one does not hide the next."""
+    """Send requests to one route. Faults are collected, not raised, so that one does not hide the next."""
     tally, chance = Tally(), random.Random(start)
     load_all_checks()
-    # Only of what was made to be wrong: what is exchanged by hand in the others is taken for wrong, too.
+    # Only for negative mode: schemathesis takes the fields replaced by `enter` for invalid data, too.
     positive = mode is GenerationMode.POSITIVE
     checks = CHECKS.get_by_names([name for name in CHECKED if not (positive and name == "negative_data_rejection")])
 
     def ask(case: Case) -> None:
-        # A token that was left out on purpose is not put back.
+        # Do not add a token to a request that omits it on purpose.
         headers = {} if not positive and "Authorization" not in case.headers else existing.headers
         response = case.call(headers=headers)
         tally.answers[response.status_code] += 1
@@ -174,18 +174,18 @@ def fuzz(operation: Any, mode: GenerationMode, examples: int, start: int, existi
         asked.append(case)
 
     generated()
-    # It ends early where there are no more that differ.
+    # hypothesis stops early when there are no more distinct requests.
     for i in range(examples - len(asked)):
         ask(asked[i % len(asked)])
     return tally
 
 
 def main() -> int:
-    """Run it, print and write."""
+    """Fuzz all routes, print and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", help="a path as the contract has it; the table is then left as it is")
+    parser.add_argument("--only", help="only this path of the OpenAPI document; does not update the table")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     asked = parser.parse_args()
     logging.getLogger("urllib3").setLevel(logging.ERROR)
@@ -205,7 +205,7 @@ def main() -> int:
                     tally = tallies[name] = fuzz(operation, mode, asked.examples, asked.seed, existing)
                 except Unsatisfiable:
                     nothing_wrong.append(name)
-                    print(f"{name:75}   none: nothing in it can be wrong")
+                    print(f"{name:75}   none: no request to it is invalid")
                     continue
                 print(f"{name:75} {tally.figures}", flush=True)
     faults = [f"{name}\n{fault}" for name, tally in tallies.items() for fault in tally.faults]
@@ -224,13 +224,13 @@ def _row(tallies: dict[str, Tally], nothing_wrong: list[str], examples: int) -> 
     broken = sum(count for tally in tallies.values() for status, count in tally.answers.items() if status >= 500)
     fewest = min((tally.answers.total() for tally in tallies.values()), default=0)
     different = sum(len(tally.different) for tally in tallies.values())
-    # What is right can be asked of every route.
+    # Every route has valid requests.
     whole = tallies and all(f"{route} positive" in tallies for route in routes)
     return Row(
-        f"≥ {examples:,} requests that fit the contract and as many that do not, a route; no 5xx; answers conform",
-        f"{sum(tally.answers.total() for tally in tallies.values()):,} requests ({different:,} different), "
-        f"≥ {fewest:,} for each of {len(routes)} routes and kinds, but for {len(nothing_wrong)} in which nothing "
-        f"can be wrong; {broken} 5xx, {faults} faults",
+        f"≥ {examples:,} valid and as many invalid requests per route; no 5xx; answers conform to the OpenAPI document",
+        f"{sum(tally.answers.total() for tally in tallies.values()):,} requests ({different:,} distinct) to "
+        f"{len(routes)} routes, ≥ {fewest:,} valid and invalid each; {len(nothing_wrong)} routes have no invalid "
+        f"requests; {broken} 5xx, {faults} faults",
         bool(whole) and not faults and not broken and fewest >= examples,
         {"kinds": {name: tally.figures for name, tally in tallies.items()}, "nothing_can_be_wrong": nothing_wrong},
     )

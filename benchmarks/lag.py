@@ -1,8 +1,8 @@
-"""What it costs to explore behind: `python benchmarks/lag.py [--jobs 2]`.
+"""Cost of exploring with an older policy (lag): `python benchmarks/lag.py [--jobs 2]`.
 
-A lag of L explores iteration i under version i − L. Learning: the preset is run at each lag and seed. Selection: along
-the run without lag, some iterations' candidates are explored anew under older versions, and ranked against the BF16
-rewards under the version that is trained. Writes docs/results/lag.{json,md}.
+At a lag of L, iteration i explores under version i − L. Measures learning by running the preset at each lag and seed.
+Measures selection on the run without lag: the candidates of some iterations are explored again under older versions,
+and ranked against the BF16 rewards under the version being trained. Writes docs/results/lag.{json,md}.
 """
 
 import argparse
@@ -35,15 +35,15 @@ LAGS = (0, 1, 2, 4)
 _PROMPTS = 8
 _CANDIDATES = 96
 _READY_SECONDS = 600.0
-"""On a GPU every run's service compiles at its start, and several share the cores."""
+"""On a GPU every service compiles at its start, and several share the CPU cores."""
 
 
 def main() -> None:
-    """Run what is missing, compare, write."""
+    """Run the missing trainings, compare all and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the processor's cores")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs; they share the CPU cores")
     parser.add_argument("--runs", type=Path, default=Path("runs/lag"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def train(lag: int, seed: int, folder: Path, iterations: int) -> None:
-    """One run, with the adapters of all its versions kept."""
+    """Train one run, keeping the adapters of all versions."""
     folder.mkdir(parents=True, exist_ok=True)
     with rollout_service("mini-sana", folder / "service.log", ready_seconds=_READY_SECONDS) as url:
         command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", PRESET, "--rollout-url", url]
@@ -80,7 +80,7 @@ def train(lag: int, seed: int, folder: Path, iterations: int) -> None:
 
 
 def selection(folder: Path, iterations: int, seed: int) -> dict[int, dict[str, Any]]:
-    """For each lag: how its proxy ranks, and the part of the seeds it keeps that are kept without lag, too."""
+    """Rank fidelity of exploration at each lag, and the share of its selected seeds also selected without lag."""
     backbone = load_backbone("mini-sana", device="cuda" if torch.cuda.is_available() else "cpu")
     rewards = RewardSet.load(["clipscore"], backbone)
     cheap, true = Generator(backbone, "nvfp4"), Generator(backbone, "bf16")
@@ -119,7 +119,7 @@ def _device_name() -> str:
 
 
 def _kept(scores: torch.Tensor) -> list[set[tuple[int, bool]]]:
-    """Of each group the best 12 and worst 12, as pairs of place and side."""
+    """Best 12 and worst 12 candidates of each group, as (index, is best) pairs."""
     order = scores.argsort(1, descending=True)
     return [{(int(i), True) for i in row[:12]} | {(int(i), False) for i in row[-12:]} for row in order]
 
@@ -127,20 +127,20 @@ def _kept(scores: torch.Tensor) -> list[set[tuple[int, bool]]]:
 def write(
     learned: dict[int, list[dict[str, Any]]], chosen: dict[int, dict[str, Any]], args: argparse.Namespace
 ) -> None:
-    """The table, as JSON and Markdown."""
+    """Write the table, as JSON and Markdown."""
     lines = [
-        "# What it costs to explore behind",
+        "# Cost of exploring with an older policy",
         "",
         f"By `python benchmarks/lag.py --iterations {args.iterations}` on {_device_name()}: `{PRESET}`,",
-        f"seeds {args.seeds}; gains of the averaged weights on held-out prompts. Kept alike: the part of the 12 best",
-        "and 12 worst that are kept without lag, too, along the run without lag. True ranks: as in rank_fidelity.md,",
-        "under the version that is trained.",
+        f"seeds {args.seeds}; gains of the averaged weights on held-out prompts. Same selection: share of the 12 best",
+        "and 12 worst that are also selected without lag, on the run without lag. True ranks are defined as in",
+        "rank_fidelity.md, under the version being trained.",
         "",
         *VERIFIER,
         "",
         *PREPARED_FOR_NVFP4,
         "",
-        "| lag | strict accuracy gained, points | clipscore gained | kept alike | Spearman | true ranks |",
+        "| lag | gain in strict accuracy, points | gain in clipscore | same selection | Spearman | true ranks |",
         "|---|---|---|---|---|---|",
     ]
     rows = []

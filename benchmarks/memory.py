@@ -1,7 +1,7 @@
-"""Planned against measured memory at the real models' shapes: `python benchmarks/memory.py`, on a CUDA GPU.
+"""Planned and measured memory at the real models' shapes: `python benchmarks/memory.py`, on a CUDA GPU.
 
-Each model is planned from its configurations, then built with random weights on the GPU, served once at each
-precision, and the peak of allocated memory compared. Writes docs/results/memory.{json,md}.
+Plans each model from its configurations, then builds it on the GPU with random weights, serves one batch at each
+precision, and compares the peak of allocated memory. Writes docs/results/memory.{json,md}.
 """
 
 import argparse
@@ -20,26 +20,27 @@ from solrl_core.memory import plan_memory
 from true_shapes import write_skeleton
 
 MODELS = {"flux": ("mini-flux", 24), "sd3": ("mini-sd3", 8), "sana": ("mini-sana", 24)}
-"""Family → miniature whose tokenizers are borrowed, and candidates in a batch."""
+"""Family → (miniature that provides the tokenizers, candidates per batch)."""
 
 
 def main() -> None:
-    """Measure, print the table, write it."""
+    """Measure all models, print the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("no CUDA GPU here: `solrl-rollout memory` plans without one")
+        sys.exit("found no CUDA GPU; expected one: `solrl-rollout memory` plans without a GPU")
     rows = [row for family in args.models for row in measure(family)]
     device = torch.cuda.get_device_name()
     lines = [
-        "# Memory, planned from configurations alone and measured",
+        "# Planned and measured memory",
         "",
-        f"By `python benchmarks/memory.py` on one {device}: random weights of the true shapes, one batch served.",
-        "Measured is the peak of allocated tensors; reserved is what CUDA's allocator then held.",
+        f"By `python benchmarks/memory.py` on one {device}: random weights at true size, one batch served. Planned is",
+        "computed from configurations alone; measured is the peak of allocated tensors; reserved is the memory that",
+        "CUDA's allocator held at that time.",
         "",
-        "| model | size | batch | precision | planned, GiB | measured | off | reserved |",
+        "| model | size | batch | precision | planned, GiB | measured, GiB | difference | reserved, GiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
@@ -54,7 +55,7 @@ def main() -> None:
 
 
 def measure(family: str) -> list[dict[str, Any]]:
-    """A row for each precision that this GPU runs."""
+    """Measure one model; a row per precision that this GPU supports."""
     miniature, batch = MODELS[family]
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""Bodies and heads larger than they may be: how they are refused, and the most memory that takes.
+"""Oversized request bodies and heads: whether the service refuses them, and how much memory that takes.
 
     python benchmarks/oversize.py [--limit 64] [--out docs/results]
 
-Exits with 1 where one is not refused, or takes more memory than the limit and 64 MiB.
+Exits with 1 if one is not refused, or takes more memory than the limit plus 64 MiB.
 """
 
 import argparse
@@ -18,16 +18,16 @@ from doors import MODEL, Row, Service, keep, service
 MIB = 2**20
 MARGIN = 64 * MIB
 TIMES = 4
-"""As large as the limit is what is sent."""
+"""Size of a body, in multiples of the limit."""
 BOMBS = (40_000, 200_000, 5_000_000)
-"""Bytes of heads that are too large."""
+"""Sizes of oversized heads in bytes."""
 AT_ONCE = 100
 _DIGEST = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:\r\n"
 _HUNG_UP = 0
 
 
 def send_body(port: int, target: str, size: int, chunked: bool) -> int:
-    """The status that answers a body of so many bytes."""
+    """Send a body of `size` bytes; return the status of the answer."""
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
     head = f"{target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{_DIGEST}{length}\r\n\r\n"
     part = b"x" * MIB
@@ -40,7 +40,7 @@ def send_body(port: int, target: str, size: int, chunked: bool) -> int:
 
 
 def send_head(port: int, where: str, size: int) -> int:
-    """The status that answers a head of so many bytes; 0 where it is hung up on while it is still being sent."""
+    """Send a head of `size` bytes; return the status of the answer, 0 if the service closes the connection first."""
     head = {
         "a header": "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Bomb: " + "x" * size,
         "headers": "GET /v1/models HTTP/1.1\r\nHost: localhost" + "\r\nX: y" * (size // 6),
@@ -62,22 +62,22 @@ def _status(sock: socket.socket) -> int:
 
 
 def peak(running: Service, work: Callable[[], list[int]]) -> tuple[list[int], int]:
-    """What `work` returns, and bytes by which the service's memory was at its most above where it began."""
+    """Run `work`; return its result and the peak increase of the service's memory in bytes."""
     status = Path(f"/proc/{running.pid}/status")
 
     def memory(kind: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith(kind))
 
-    # What is at its most is reset first, so that loading the model does not hide what follows.
+    # Reset the peak, so that loading the model does not hide what follows.
     Path(f"/proc/{running.pid}/clear_refs").write_text("5")
     before = memory("VmRSS")
     return work(), memory("VmHWM") - before
 
 
 def main() -> int:
-    """Send them, print and write."""
+    """Send oversized requests, print and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--limit", type=int, default=64, help="MiB that a body may have")
+    parser.add_argument("--limit", type=int, default=64, help="largest allowed body in MiB")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     asked = parser.parse_args()
     limit = asked.limit * MIB
@@ -106,7 +106,7 @@ def main() -> int:
         f"413 for bodies, 431 for heads; at most {asked.limit} MiB (the limit) + {MARGIN // MIB} MiB of memory",
         f"{len(bodies)} bodies of {TIMES * asked.limit} MiB, with and without a length: at most "
         f"{most['bodies'] / MIB:+.1f} MiB; {len(heads)} times {AT_ONCE} heads of 40 kB to 5 MB at once: at most "
-        f"{most['heads'] / MIB:+.1f} MiB; {len(wrong)} not refused so",
+        f"{most['heads'] / MIB:+.1f} MiB; {len(wrong)} wrong answers",
         not wrong and max(most.values()) <= limit + MARGIN,
         {
             "peak_mib": {name: round(size / MIB, 1) for name, (_, size) in (bodies | heads).items()},

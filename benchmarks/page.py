@@ -1,10 +1,10 @@
-"""How fast the page of a service with many long experiments shows up, and what it weighs.
+"""Load time and size of the status page of a service with many long experiments.
 
     python benchmarks/page.py [--runs 50] [--points 1000] [--rounds 5] [--out docs/results/page.json]
 
-Fills a Redis, starts a service of a miniature over it, and opens the page in a headless Chromium without a cache: to
-the first curve that is painted and to the last, bytes on the wire, and how long frames take while it is scrolled and
-updated. The first round meets a service that has read none of the runs yet. Needs redis-server and Chromium.
+Fills a Redis, starts a service of a miniature on it, and opens the page in a headless Chromium without a cache.
+Measures the time to the first and to the last painted curve, the bytes on the wire, and frame times while the page
+scrolls and updates. In the first round the service has read none of the runs yet. Needs redis-server and Chromium.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from support.redis_server import running_redis
 MODEL = "mini-sana"
 VERSIONS = 8
 
-# Notes when the first curve was painted (of the run that is told of in full), and when all were.
+# Records the time of the first painted curve (of the run shown in full) and of the last.
 WATCH = """addEventListener("DOMContentLoaded", () => {
   const painted = (name) => requestAnimationFrame(() => { window[name] ??= performance.now(); });
   const look = () => {
@@ -43,7 +43,7 @@ WATCH = """addEventListener("DOMContentLoaded", () => {
   look();
 });"""
 
-# Scrolls to the end and back over three seconds, and tells the longest frames.
+# Scrolls to the end and back over three seconds; returns the sorted frame times.
 SCROLL = """new Promise((done) => {
   const frames = [], begun = performance.now(), far = document.documentElement.scrollHeight - innerHeight;
   let last = begun;
@@ -59,7 +59,7 @@ SCROLL = """new Promise((done) => {
 
 
 async def fill(url: str, runs: int, points: int) -> None:
-    """Adapters, iterations and samples of `runs` runs."""
+    """Store adapters, iterations and samples of `runs` runs."""
     import torch
 
     store = open_store(url)
@@ -105,7 +105,7 @@ async def fill(url: str, runs: int, points: int) -> None:
 
 
 def described(run: str, version: int, body: bytes) -> tuple[AdapterInfo, bytes]:
-    """An adapter version of no weight."""
+    """Metadata and body of a dummy adapter version."""
     import hashlib
 
     info = AdapterInfo(
@@ -123,7 +123,7 @@ def described(run: str, version: int, body: bytes) -> tuple[AdapterInfo, bytes]:
 
 
 def look(browser: Browser, url: str) -> dict[str, Any]:
-    """One visit."""
+    """Visit the page once and measure it."""
     with browser.page(1280, 900) as page:
         page.call("Network.setCacheDisabled", cacheDisabled=True)
         page.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
@@ -153,7 +153,7 @@ def look(browser: Browser, url: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run it and print what came of it."""
+    """Measure all rounds, print and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--points", type=int, default=1000)

@@ -1,11 +1,11 @@
-"""What cheaper plans cost in fidelity: `python benchmarks/plan_fidelity.py [--device cuda] [--models mini-sana …]`.
+"""Fidelity of cheaper exploration plans: `python benchmarks/plan_fidelity.py [--device cuda] [--models mini-sana …]`.
 
-NVFP4 against BF16 at 10 steps, over held-out prompts × 96 candidates, with all rewards scored on the same images: six
-of Euler's steps, and four that are fitted to the model, each whole and pruned. The fitted ones' schedule is chosen on
-training prompts. One pass over all candidates, scored after some of its steps too, stands in for every plan. On
-a GPU that is an approximation, since a value near a rounding boundary may round otherwise in a batch of another size;
-so a few groups are really pruned, and the largest difference is printed. Scores lie in runs/plan_fidelity, and the
-command resumes from them. Writes docs/results/plan_fidelity.{json,md,png}.
+Compares NVFP4 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same images. The
+plans use six Euler steps or four steps fitted to the model, with and without pruning. The schedule of the fitted steps
+is chosen on training prompts. One pass over all candidates, also scored after some of its steps, evaluates every plan.
+On a GPU this is an approximation, because a value near a rounding boundary may round differently in a batch of another
+size. A few groups are therefore really pruned, and the largest difference is printed. Scores are kept in
+runs/plan_fidelity, from which the command resumes. Writes docs/results/plan_fidelity.{json,md,png}.
 """
 
 import argparse
@@ -45,24 +45,24 @@ REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 TRUE_STEPS, STEPS, FITTED = 10, 6, 4
 AFTER = {STEPS: (2, 3, 4), FITTED: (3,)}
 KEEP = {STEPS: (24, 32, 48, 64, 80), FITTED: (24, 32, 40, 48, 64)}
-"""By how many steps there are: after which candidates are pruned, and to how many."""
+"""By number of steps: the steps after which candidates are pruned, and the numbers of candidates kept."""
 CHOSEN_ON, CHOSEN_FOR = 16, 48
-"""Training prompts on which the fitted steps' schedule is chosen, and how many are then kept before the last step."""
+"""Training prompts for choosing the schedule of the fitted steps, and candidates kept before the last step there."""
 ALLOWED = 1.0
-"""By how much the mean true rank of the best and of the worst 12 may be worse than without pruning."""
+"""Largest allowed increase of the mean true rank of the best and of the worst 12 over six steps without pruning."""
 CHECKED = 2
-"""Prompts whose group is really pruned as well."""
+"""Prompts whose groups are also really pruned."""
 SAVED_EVERY = 16
 
 Scores = dict[str, torch.Tensor]
-"""float32 [prompts, rewards, candidates]: "true", and "6/2" … of what is foreseen after 2 of 6 steps, "6/6" at their
-end; "off" [prompts checked, plans]: see `really_pruned`."""
+"""float32 [prompts, rewards, candidates]: "true"; "6/2" for scores of the predicted images after 2 of 6 steps, "6/6" at
+the end. "off" [prompts checked, plans]: see `really_pruned`."""
 Way = tuple[int, int, int]
-"""A plan: its steps, after how many of them it prunes, how many it keeps. After all of them, it keeps all."""
+"""A plan: (steps, steps before pruning, candidates kept). Pruning after all steps means no pruning."""
 
 
 def main() -> None:
-    """Measure what is missing, print the table, write it."""
+    """Measure the missing scores, print the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--prompts", type=int, default=256)
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def held_out(count: int) -> list[PromptItem]:
-    """Held-out prompts of the shapes world: the shipped 128 first, then more that were held out with them."""
+    """Held-out prompts of the shapes world: the 128 shipped ones first, then further held-out ones."""
     with tempfile.TemporaryDirectory() as folder:
         lines = [json.dumps(prompt) for prompt in sample_prompts(held_out=True, count=count, seed=0)]
         (Path(folder) / "test_metadata.jsonl").write_text("\n".join(lines))
@@ -96,12 +96,12 @@ def held_out(count: int) -> list[PromptItem]:
 
 
 def solver_file(folder: Path, model: str) -> Path:
-    """Where the chosen fitted solver lies, beside the scores."""
+    """Path of the chosen fitted solver, next to the scores."""
     return folder / f"{model}.solver.json"
 
 
 def measure(model: str, prompts: Sequence[PromptItem], candidates: int, device: str, folder: Path) -> Scores:
-    """The scores of one model's groups; continues those in `folder`, and keeps them there."""
+    """Score the groups of one model, resuming from the scores in `folder` and saving them there."""
     file = folder / f"{model}.safetensors"
     scores: Scores = load_file(file) if file.is_file() else {}
     begun = len(scores["true"]) if scores else 0
@@ -123,7 +123,7 @@ def measure(model: str, prompts: Sequence[PromptItem], candidates: int, device: 
             new["off"] = torch.tensor(really_pruned(config, prompt, seeds, new, proxy, rewards, solver))
         scores |= {key: torch.cat([*([scores[key]] if key in scores else []), part[None]]) for key, part in new.items()}
         if index % SAVED_EVERY == 0 or index == len(prompts):
-            # Under another name first, so that what was saved before outlives a stop in between.
+            # Write to another name first, so that an interruption does not destroy the saved scores.
             partial = file.with_suffix(".partial")
             save_file(scores, partial)
             partial.replace(file)
@@ -133,7 +133,10 @@ def measure(model: str, prompts: Sequence[PromptItem], candidates: int, device: 
 def choose_solver(
     config: RunConfig, candidates: int, true: Generator, proxy: Generator, rewards: RewardSet
 ) -> FittedSolver:
-    """Of the solvers fitted along each schedule, the one by which even the worst reward parts best and worst widest."""
+    """Choose among the solvers fitted to each schedule: the one that best separates best from worst candidates.
+
+    The criterion is the difference of their true ranks, for the reward on which it is smallest.
+    """
     solvers = fit_solvers(config, true, SCHEDULES)
     parted = torch.zeros(len(solvers), len(REWARDS))
     for prompt in read_prompts(find_prompts(config.prompts), "train")[:CHOSEN_ON]:
@@ -155,7 +158,7 @@ def score(
     rewards: RewardSet,
     solvers: Mapping[int, str | FittedSolver],
 ) -> dict[str, torch.Tensor]:
-    """One group's [rewards, candidates] by each number of steps and its solver, under the keys of `Scores`."""
+    """Scores of one group [rewards, candidates] for each number of steps and its solver, by the keys of `Scores`."""
 
     def scored(images: torch.Tensor) -> torch.Tensor:
         each = rewards.score(REWARDS, images, [prompt.text] * len(seeds), [prompt.metadata] * len(seeds))
@@ -172,7 +175,7 @@ def score(
 
 
 def pruned(halfway: torch.Tensor, final: torch.Tensor, keep: int) -> torch.Tensor:
-    """Scores [candidates] as a plan gives them that keeps the `keep` most extreme halfway: NaN for the others."""
+    """Scores [candidates] of a plan that keeps the `keep` most extreme candidates halfway; NaN for the others."""
     scores = torch.full_like(final, torch.nan)
     places = best_worst(halfway, keep)
     scores[places] = final[places]
@@ -188,9 +191,9 @@ def really_pruned(
     rewards: RewardSet,
     solver: FittedSolver,
 ) -> list[float]:
-    """Prune as the product does: for each plan, how far a score is off at most, in standard deviations of the group.
+    """Prune as the service does; largest difference of a score per plan, in standard deviations of the group.
 
-    A candidate that only one of the two keeps counts as wholly off (inf).
+    A candidate that only one of the two keeps counts as infinitely different.
     """
     found = []
     for steps, after, keep in grid(len(seeds)):
@@ -205,7 +208,7 @@ def really_pruned(
 
 
 def grid(candidates: int) -> list[Way]:
-    """Every plan that prunes."""
+    """All plans with pruning."""
     return [
         (steps, after, keep)
         for steps in (STEPS, FITTED)
@@ -215,7 +218,7 @@ def grid(candidates: int) -> list[Way]:
 
 
 def judge(model: str, scores: Scores) -> list[dict[str, Any]]:
-    """A row for each reward and plan, the whole six steps first, then the whole fitted ones."""
+    """A row per reward and plan: six steps without pruning first, then the fitted steps without pruning."""
     candidates = scores["true"].shape[2]
     rows = []
     for at, reward in enumerate(REWARDS):
@@ -246,7 +249,7 @@ def judge(model: str, scores: Scores) -> list[dict[str, Any]]:
 
 
 def worse_than(whole: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> dict[str, tuple[float, float, float]]:
-    """By how many true ranks the best and the worst that are found are worse: mean and 95 % interval, paired."""
+    """Increase in true rank of the selected best and worst: mean and 95 % interval, paired over prompts."""
     return {
         half: paired_gain(sign * whole[half][:, None], sign * found[half][:, None])
         for half, sign in (("top", 1), ("bottom", -1))
@@ -254,7 +257,7 @@ def worse_than(whole: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -
 
 
 def ranks(proxy: torch.Tensor, true: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of each group: mean true rank of the proxy's best and worst 12, and Spearman over those not pruned."""
+    """Mean true rank of the proxy's best and worst 12 in each group, and Spearman over candidates not pruned."""
     each = [rank_fidelity(p[None], t[None]) for p, t in zip(proxy, true, strict=True)]
     return {
         "top": torch.tensor([one.top_rank for one in each]),
@@ -264,13 +267,13 @@ def ranks(proxy: torch.Tensor, true: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def name(steps: int, after: int, keep: int) -> str:
-    """A plan in short."""
+    """Short name of a plan."""
     long = "" if steps == STEPS else f"{steps} fitted steps"
     return ", ".join(filter(None, [long, f"after {after} keep {keep}" if after < steps else ""])) or "unpruned"
 
 
 def largest(row: dict[str, Any], which: str) -> float:
-    """The larger of the two halves' means."""
+    """Larger of the means for the best and the worst."""
     return max(mean for mean, _, _ in row[which].values())
 
 
@@ -281,22 +284,22 @@ def table(
     prompts: int,
     candidates: int,
 ) -> str:
-    """Every plan over all models and rewards, then every row."""
+    """Markdown tables: one row per plan over all models and rewards, then all rows."""
     count = len({(r["model"], r["reward"]) for r in rows})
     lines = [
-        "# What cheaper plans cost in fidelity",
+        "# Fidelity of cheaper exploration plans",
         "",
-        f"By `python benchmarks/plan_fidelity.py`: emulated NVFP4 against BF16 at {TRUE_STEPS} steps, {prompts}",
-        f"held-out prompts × {candidates} candidates. A plan makes {STEPS} of Euler's steps, or {FITTED} that are",
-        "fitted to the model, and keeps the most extreme by the reward of what is foreseen after some of them.",
-        "Worse: by how much the mean true rank of the 12 that it takes for the best (worst) is worse than with",
-        f"{STEPS} unpruned steps, paired over prompts, with its 95 % interval. Steps: candidate steps spent, where",
-        f"{STEPS} unpruned ones are 100 %; decoding and scoring halfway is not in it, and comes once per candidate.",
+        f"By `python benchmarks/plan_fidelity.py`: emulated NVFP4 compared with BF16 at {TRUE_STEPS} steps, {prompts}",
+        f"held-out prompts × {candidates} candidates. A plan takes {STEPS} Euler steps, or {FITTED} steps fitted to",
+        "the model. Pruning keeps the candidates with the most extreme rewards of the image predicted halfway.",
+        "Worse: increase of the mean true rank of the 12 candidates selected as best (worst) over",
+        f"{STEPS} unpruned steps, paired over prompts, with its 95 % interval. Steps: candidate steps spent, relative",
+        f"to {STEPS} unpruned ones; decoding and scoring halfway, once per candidate, is not included.",
         "",
         *PREPARED_FOR_NVFP4,
         "",
-        f"| plan | steps | worse, mean | worse, worst of {count} "
-        f"| at most {ALLOWED:g} worse | surely (whole interval) | worse than itself unpruned, worst |",
+        f"| plan | steps | worse, mean | worse, maximum of {count} "
+        f"| at most {ALLOWED:g} worse | with whole interval | worse than unpruned, maximum |",
         "|---|---|---|---|---|---|---|",
     ]
     for plan in sorted({(r["cost"], r["steps"], r["after"], r["keep"]) for r in rows if r["cost"] < 1}):
@@ -310,10 +313,10 @@ def table(
     along = "; ".join(f"{model} {', '.join(f'{s:g}' for s in levels)}" for model, levels in sigmas.items())
     lines += [
         "",
-        "The larger of the two halves' means is given above; both are below. The fitted steps' noise levels were",
-        f"chosen on {CHOSEN_ON} training prompts: {along}.",
+        "The table above gives the larger of the means for the best and the worst; the table below gives both. The",
+        f"noise levels of the fitted steps were chosen on {CHOSEN_ON} training prompts: {along}.",
         "",
-        "![worse over steps spent](plan_fidelity.png)",
+        "![increase in true rank over steps spent](plan_fidelity.png)",
         "",
         "| model | reward | plan | steps | true ranks | best 12 worse | worst 12 worse | Spearman | within |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -329,8 +332,8 @@ def table(
     told = ", ".join(f"{model} {value:.2g}" for model, value in off.items())
     lines += [
         "",
-        f"All plans are read off one pass. Where the groups of {CHECKED} prompts were really pruned, scores differ",
-        f"by up to this many standard deviations of their group: {told}.",
+        f"All plans are evaluated from one pass. The groups of {CHECKED} prompts were also really pruned; their scores",
+        f"differ by up to this many standard deviations of the group: {told}.",
         "Spearman is over the candidates that were not pruned, so it is not comparable between plans.",
     ]
     return "\n".join(lines) + "\n"

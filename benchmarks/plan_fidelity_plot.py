@@ -1,4 +1,4 @@
-"""The plot of `plan_fidelity.py`."""
+"""Plot of `plan_fidelity.py`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Any
 
 
 def write_plot(rows: Sequence[dict[str, Any]], allowed: float, path: Path) -> None:
-    """A panel a model: how much worse a plan selects, over the steps it spends; rewards faint, their mean a line."""
+    """Plot the loss of selection quality over the steps spent, one panel per model.
+
+    Dots are single rewards; lines are their means.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,7 +41,7 @@ def write_plot(rows: Sequence[dict[str, Any]], allowed: float, path: Path) -> No
         axes.set(title=model, xlabel=f"steps spent, of {most} unpruned")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0][0].set_ylabel("true rank of the best or worst 12, worse by")
+    panels[0][0].set_ylabel("increase in true rank of the best or worst 12")
     panels[0][-1].legend(frameon=False)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -1,7 +1,7 @@
-"""How well cheap exploration ranks candidates: `python benchmarks/rank_fidelity.py [--models mini-sana …]`.
+"""Rank fidelity of cheap exploration: `python benchmarks/rank_fidelity.py [--models mini-sana …]`.
 
-On held-out prompts, the rewards of NVFP4 at 6 steps and of BF16 at 6 steps (the ceiling that quantisation can reach)
-are each compared with those of BF16 at 10 steps, over 96 candidates a prompt from the same seeds.
+Compares the rewards of NVFP4 at 6 steps, and of BF16 at 6 steps (the upper bound for any quantisation), with those of
+BF16 at 10 steps, on held-out prompts with 96 candidates each from the same seeds.
 Writes docs/results/rank_fidelity.{json,md}.
 """
 
@@ -41,7 +41,7 @@ PAPER = {
 
 
 def main() -> None:
-    """Measure, print the table, write it."""
+    """Measure all models, print the table and write it."""
     args = _options().parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     settings = {key: value for key, value in vars(args).items() if key != "out"}
@@ -68,7 +68,7 @@ def _options() -> argparse.ArgumentParser:
 
 
 def command(settings: Mapping[str, Any]) -> str:
-    """The command line that these settings are of."""
+    """Command line that gives these settings."""
     words = ["python", "benchmarks/rank_fidelity.py"]
     for name, default in vars(_options().parse_args([])).items():
         value = settings.get(name, default)
@@ -78,7 +78,7 @@ def command(settings: Mapping[str, Any]) -> str:
 
 
 def measure(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each reward and proxy of one model."""
+    """Measure one model; a row per reward and proxy."""
     backbone = load_backbone(model, device=args.device)
     rewards = RewardSet.load(args.rewards, backbone)
     generators = {precision: Generator(backbone, precision) for precision in ("bf16", "nvfp4")}
@@ -107,16 +107,16 @@ def measure(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> str:
-    """All rows in Markdown, and the command and device that they are of."""
+    """Markdown table of all rows, with the command and device of the measurement."""
     solver, device = settings.get("solver", "euler"), settings["device"]
     lines = [
-        "# How well exploration ranks",
+        "# Rank fidelity of exploration",
         "",
-        f"By `{command(settings)}`, so on the device `{device}` and with the solver `{solver}`:",
-        f"{settings['prompts']} held-out prompts × {settings['candidates']} candidates, against the same seeds in",
-        f"{TRUE[0].upper()} at {TRUE[1]} steps. Overlaps are shares of the best (worst) 4/8/12.",
-        "True ranks are means over the 12 that the proxy takes for the best (worst): perfect 6.5 / 90.5, chance 48.5.",
-        "The paper's column gives its Kendall and Spearman, on its large models.",
+        f"By `{command(settings)}`, on the device `{device}` with the solver `{solver}`:",
+        f"{settings['prompts']} held-out prompts × {settings['candidates']} candidates, compared with the same seeds",
+        f"in {TRUE[0].upper()} at {TRUE[1]} steps. Overlaps are shares of the best (worst) 4/8/12.",
+        "True ranks are means over the 12 candidates ranked best (worst) by the proxy: perfect 6.5 / 90.5, chance",
+        "48.5. The last column gives Kendall and Spearman of the paper, on its large models.",
         "",
         *PREPARED_FOR_NVFP4,
         "",

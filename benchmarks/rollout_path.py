@@ -1,4 +1,4 @@
-"""The way that candidates take through the rollout service, without its queue and HTTP; and where their time goes."""
+"""Generation and scoring of candidates as in the rollout service, without its queue and HTTP; and timing by part."""
 
 import statistics
 import time
@@ -44,7 +44,7 @@ class ServedWay:
         until: int | None = None,
         overlap: bool = True,
     ) -> tuple[torch.Tensor, Trajectory]:
-        """Scores [N] of a prompt's candidates, and where they stand, on the CPU where they are to go on."""
+        """Generate and score candidates of a prompt; scores [N] and trajectories, on the CPU if they stop early."""
         scored: list[tuple[torch.Tensor, Trajectory]] = []
 
         def finish(generated: Generated, made: Mark) -> None:
@@ -77,7 +77,7 @@ class ServedWay:
         return torch.cat([scores for scores, _ in scored]), Trajectory.join([stands for _, stands in scored])
 
     def pruned(self, text: str, seeds: Sequence[int], plan: Plan) -> torch.Tensor:
-        """The same where only the most extreme go on after some steps, as the plan says; NaN for the others."""
+        """Scores [N] with pruning: only the most extreme candidates continue, as in the plan; NaN for the others."""
         assert plan.prune is not None
         by = plan.fitted or plan.solver
         halfway, stands = self.score(text, seeds, plan.steps, solver=by, until=plan.prune.after)
@@ -89,10 +89,9 @@ class ServedWay:
 
 
 def shares(path: ServedWay, candidates: int, steps: int) -> dict[str, Any]:
-    """Seconds of an exploration by what they go to, one thing after the other; and of one as the service does it.
+    """Seconds of an exploration by part, without overlap; and its total with overlap, as in the service.
 
-    The share outside the transformer is of the whole beyond the transformer's seconds, which are taken where nothing
-    ran beside them.
+    The share outside the transformer is 1 − (transformer's seconds without overlap) / total.
     """
     device = path.generator.backbone.device
     marks: dict[str, list[tuple[Mark, Mark]]] = {}
@@ -126,7 +125,7 @@ def shares(path: ServedWay, candidates: int, steps: int) -> dict[str, Any]:
 def watched(
     device: torch.device, marks: dict[str, list[tuple[Mark, Mark]]], name: str, owner: Any, method: str
 ) -> Iterator[None]:
-    """Within, marks before and after every call of a method."""
+    """Record marks before and after every call of a method within the block."""
     call: Callable[..., Any] = getattr(owner, method)
     marks[name] = []
 
@@ -141,9 +140,9 @@ def watched(
 
 
 def reward_precisions(path: ServedWay, count: int) -> dict[str, Any]:
-    """Seconds of scoring a chunk in float32, as is done, and with TF32 products; how far scores then are off.
+    """Seconds of scoring a chunk in float32 and with TF32 products, and the difference between their scores.
 
-    Off: the largest difference, and the standard deviation of the scores themselves.
+    "off" holds the largest difference, and for comparison the standard deviation of the scores.
     """
     size = path.generator.backbone.width
     images = torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(0))

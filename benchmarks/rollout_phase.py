@@ -1,8 +1,8 @@
-"""A rollout phase of FLUX.1 on a GPU, an adapter's arrival and a cold start: `python benchmarks/rollout_phase.py`.
+"""Rollout phase, adapter update and cold start of FLUX.1 on a GPU: `python benchmarks/rollout_phase.py`.
 
-Everything is of true size with random weights, on which time does not depend: transformer, T5-XXL and CLIP, VAE, and
-HPSv2 with its CLIP ViT-H/14. Candidates take the service's way: 24 at a time, scored while the next are made.
-Each part is written as soon as it is measured, beside what other runs have measured of the others.
+All parts have true size and random weights, on which time does not depend: transformer, T5-XXL and CLIP, VAE, and
+HPSv2 with its CLIP ViT-H/14. Candidates are generated as in the service: 24 at a time, scored while the next 24 are
+generated. Each part is written as soon as it is measured; parts that do not run keep their last result.
 Writes docs/results/rollout_phase.{json,md,png}.
 """
 
@@ -24,19 +24,21 @@ PARTS = ("cold", "adapter", "share", "phase")
 CANDIDATES, KEPT = 96, 24
 EXPLORE, REGENERATE = 6, 10
 PRUNED = ((6, 2, 48), (6, 3, 48), (6, 2, 32), (6, 4, 48), (4, 3, 48), (4, 3, 40), (4, 3, 32))
-"""(steps, after so many of them, how many are kept); less than `EXPLORE` steps are fitted ones."""
+"""(steps, steps before pruning, candidates kept); plans with fewer than `EXPLORE` steps use fitted steps."""
 RANK = 32
 
 
 def main() -> None:
-    """Measure the parts, write and print the tables."""
+    """Measure the selected parts, write and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
-    parser.add_argument("--rounds", type=int, default=2, help="of exploring and regenerating; the baseline has one")
-    parser.add_argument("--reward-dtype", default="float32", help="of the reward's weights and products")
-    parser.add_argument("--device", default="cuda", help="cpu tries it out on a miniature")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="rounds of exploring and regenerating; the baseline runs once"
+    )
+    parser.add_argument("--reward-dtype", default="float32", help="dtype of the reward's weights and products")
+    parser.add_argument("--device", default="cuda", help="cpu: try it out on a miniature")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--render", action="store_true", help="measure nothing: table and plot from the JSON alone")
+    parser.add_argument("--render", action="store_true", help="render table and plot from the JSON, without measuring")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "rollout_phase.json"
@@ -44,7 +46,7 @@ def main() -> None:
 
     def note(part: str, values: dict[str, Any]) -> None:
         if part == "setting" and result.get(part) != values:
-            # What was measured otherwise does not stand beside this.
+            # Drop results measured with another setting.
             for old in ("adapter", "share", "reward", "phase"):
                 result.pop(old, None)
         result[part] = values
@@ -54,7 +56,7 @@ def main() -> None:
     began = time.perf_counter()
     if not args.render:
         with tempfile.TemporaryDirectory() as caches:
-            # Empty at first; a second start and the other parts find what the first has compiled.
+            # Empty at first; the second start and the other parts reuse the caches of the first.
             os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
             if "cold" in args.parts:
                 for name in ("cold", "second start"):
@@ -65,10 +67,10 @@ def main() -> None:
 
 
 def cold_start(device: str, first: bool) -> dict[str, Any]:
-    """Seconds of each part of a service's start, in a process of its own; "failed" where it broke off."""
+    """Run a service's start in its own process; seconds of each part, and "failed" with the reason if it failed."""
     command = [sys.executable, str(Path(__file__).with_name("cold_start.py")), device, repr(time.time())]
     try:
-        # What comes after the first candidate is the same in both.
+        # The work after the first candidate is the same in both starts, so only the first measures it.
         done = subprocess.run([*command, *["all"] * first], stdout=subprocess.PIPE, text=True, timeout=150)
         lines, failed = done.stdout, f"ended with {done.returncode}" if done.returncode else ""
     except subprocess.TimeoutExpired as error:
@@ -79,7 +81,7 @@ def cold_start(device: str, first: bool) -> dict[str, Any]:
 
 
 def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], None]) -> None:
-    """The parts that share a loaded model."""
+    """Measure the parts that share a loaded model."""
     import torch
     from rollout_path import ServedWay
     from solrl_core.families.skeleton import materialize
@@ -97,7 +99,7 @@ def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], N
         "setting",
         {"device": device, "reward": args.reward_dtype, "size": backbone.width, "precision": cheap.generator.precision},
     )
-    # Both batch sizes are compiled, and every path walked once.
+    # Compile both batch sizes.
     cheap.score("warm-up", range(CHUNK + 1), 1)
     if "adapter" in args.parts:
         note("adapter", adapter(cheap))
@@ -115,12 +117,12 @@ def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], N
 
 
 def phase(cheap: Any, true: Any, rounds: int, note: Callable[[dict[str, Any]], None]) -> None:
-    """Seconds of exploring, pruned and not, of regenerating and of the baseline, in turns."""
+    """Time exploring with and without pruning, regenerating, and the baseline, interleaved."""
     times: dict[str, list[float]] = {}
 
     def take(name: str, work: Callable[[str, Sequence[int]], Any], seeds: Sequence[int]) -> None:
         began = time.perf_counter()
-        # Another text each time, so that it is encoded as a new prompt's is.
+        # A new text each time, so that the prompt is not cached.
         work(f"a red circle and {name}, {len(times.get(name, ()))}", seeds)
         times.setdefault(name, []).append(time.perf_counter() - began)
         note({key: {"s": statistics.median(each), "times": each} for key, each in times.items()})
@@ -140,7 +142,7 @@ def phase(cheap: Any, true: Any, rounds: int, note: Callable[[dict[str, Any]], N
 
 
 def pruned_plan(steps: int, after: int, keep: int) -> Any:
-    """A plan of Euler's steps, or of fewer that are fitted; with any weights, on which time does not depend."""
+    """Plan with Euler steps, or with fewer fitted steps, whose coefficients do not affect the time."""
     from solrl_core.fitting import SCHEDULES, standing_still
     from solrl_proto.rollouts import Plan, Prune
 
@@ -149,7 +151,7 @@ def pruned_plan(steps: int, after: int, keep: int) -> Any:
 
 
 def adapter(cheap: Any) -> dict[str, Any]:
-    """Seconds from an adapter's bytes in memory to its being served, by parts, medians of 3; what is recompiled."""
+    """Time of an adapter update from bytes in memory to served, by part, medians of 3; and recompiled graphs."""
     import torch
     from solrl_core.adapter import Adapter, adapter_digest, decode_adapter, encode_adapter, lora_a_key, lora_b_key
     from torch._dynamo.utils import counters

@@ -1,10 +1,10 @@
-"""What clients that take for ever over a request do to the others.
+"""Effect of slow clients, which never finish a request, on the response times of others.
 
     python benchmarks/slow_clients.py [--slow 200] [--requests 400] [--rounds 10] [--out docs/results]
 
-Starts a service of a miniature, measures a healthy client's times without and with slow clients beside it, in turns
-so that whatever else the machine does hits both alike, and prints medians, 99th percentiles and their ratios. Exits
-with 1 where a median is off by more than 10 %, or a 99th percentile by more than 25 %.
+Starts a service of a miniature and measures a healthy client with and without slow clients, alternately so that other
+load on the machine affects both. Prints medians, 99th percentiles and their ratios. Exits with 1 if a median grows by
+more than 10 % or a 99th percentile by more than 25 %.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import httpx
 from doors import MODEL, Row, keep, service
 
 ALLOWED = {"median": 1.10, "p99": 1.25}
-"""Times as long as without slow clients."""
+"""Largest allowed ratio to the time without slow clients."""
 BEGUN = (
     b"GET /v1/mod",
     b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 90000\r\n\r\n{",
@@ -38,7 +38,7 @@ ROLLOUT = {
 
 @contextlib.contextmanager
 def slow_clients(port: int, count: int) -> Iterator[None]:
-    """`count` clients that send a byte a second each, and come back when they are cut."""
+    """Run `count` clients that each send one byte per second and reconnect when they are cut off."""
     over = threading.Event()
 
     def trickle() -> None:
@@ -70,7 +70,7 @@ def slow_clients(port: int, count: int) -> Iterator[None]:
 
 
 def measure(port: int, requests: int) -> dict[str, list[float]]:
-    """Seconds of each of a healthy client's requests, by kind."""
+    """Seconds of each request of a healthy client, by kind of request."""
     seconds: dict[str, list[float]] = {"GET /v1/models": [], "POST /v1/rollouts": []}
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
         for i in range(requests):
@@ -85,7 +85,7 @@ def measure(port: int, requests: int) -> dict[str, list[float]]:
 
 
 def main() -> int:
-    """Measure, print and write."""
+    """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--slow", type=int, default=200)
     parser.add_argument("--requests", type=int, default=400)
@@ -97,14 +97,14 @@ def main() -> int:
     with service() as running:
         measure(running.port, 40)
         for turn in range(asked.rounds):
-            # In either order, so that a machine that grows slower hits both alike.
+            # Alternate the order, so that a machine that slows down affects both.
             for slow in (False, True) if turn % 2 == 0 else (True, False):
                 with slow_clients(running.port, asked.slow) if slow else contextlib.nullcontext():
                     measured = measure(running.port, asked.requests)
                 for name, seconds in measured.items():
                     (beside if slow else alone).setdefault(name, []).extend(seconds)
     results, ratios = {}, dict.fromkeys(ALLOWED, 0.0)
-    print(f"{'':20}{'alone, ms':>20}{f'beside {asked.slow} slow, ms':>24}{'ratio':>16}")
+    print(f"{'':20}{'alone, ms':>20}{f'with {asked.slow} slow, ms':>24}{'ratio':>16}")
     for name in alone:
         rows = [(statistics.median(s), statistics.quantiles(s, n=100)[98]) for s in (alone[name], beside[name])]
         results[name] = {"alone": rows[0], "beside": rows[1], "requests": len(alone[name])}
@@ -114,7 +114,7 @@ def main() -> int:
             print(f"{name if not i else '':20}{kind:8}{a:12.2f}{b:24.2f}{b / a:16.3f}")
     counted = " and ".join(f"{len(seconds)} {name}" for name, seconds in alone.items())
     row = Row(
-        f"beside {asked.slow} slow clients a healthy one's median within 10 %, p99 within 25 %",
+        f"with {asked.slow} slow clients, a healthy client's median grows ≤ 10 %, p99 ≤ 25 %",
         f"median {ratios['median'] - 1:+.1%}, p99 {ratios['p99'] - 1:+.1%}, the worse of {counted}",
         all(ratios[kind] <= most for kind, most in ALLOWED.items()),
         {"slow": asked.slow, "seconds": results, "ratios": ratios},

@@ -1,8 +1,8 @@
-"""Milliseconds of a forward pass by precision, at the real models' shapes: `python benchmarks/step_time.py`, on a GPU.
+"""Time of a forward pass by precision, at the real models' shapes: `python benchmarks/step_time.py`, on a GPU.
 
-Each model has a process of its own, which builds its transformer with random weights once for each tier, compiles
-it for both batch sizes, then measures all tiers in turns, so that all meet the same clocks. Rows are written as they
-are measured. Writes docs/results/step_time.{json,md,png} and step_time_where.png.
+Each model runs in its own process, which builds the transformer with random weights at each precision, compiles it for
+both batch sizes, and then measures all precisions interleaved, so that all run at the same clocks. Rows are written as
+they are measured. Writes docs/results/step_time.{json,md,png} and step_time_where.png.
 """
 
 import argparse
@@ -29,26 +29,26 @@ ENGINE = "fp8 by transformer engine"
 TIERS = (BASELINE, "bf16", "fp8", ENGINE)
 ALL_TIERS = (*TIERS, "nvfp4 emulated")
 SERVED = ("bf16", "fp8")
-"""Those that are measured at a quarter of the batch as well."""
+"""Precisions measured at a quarter of the batch, too."""
 BATCH = {"flux": 24, "sd3": 8, "sana": 24}
 TOKENS = {"flux": 128, "sd3": 205, "sana": 300}
-"""Of text; the miniatures' tokenizers would make fewer."""
+"""Text tokens of the real models; the miniatures' tokenizers give fewer."""
 ROUNDS = 5
 KERNELS = 25
-"""The slowest of a pass, kept by name."""
+"""Number of slowest kernels to record by name."""
 
 
 def main() -> None:
-    """Measure each model in a process of its own; write and print the tables."""
+    """Measure each model in its own process; write and print the tables."""
     from step_time_report import render
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(BATCH), choices=list(BATCH))
     parser.add_argument("--tiers", nargs="+", default=TIERS, choices=ALL_TIERS)
     parser.add_argument("--device", default="cuda", help="cpu tries it out on the miniatures")
-    parser.add_argument("--limit", type=float, default=110, help="seconds for a model")
+    parser.add_argument("--limit", type=float, default=110, help="time limit per model in seconds")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--render", action="store_true", help="measure nothing: table and plots from the JSON alone")
+    parser.add_argument("--render", action="store_true", help="render table and plots from the JSON, without measuring")
     parser.add_argument("--child", choices=list(BATCH), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -58,7 +58,7 @@ def main() -> None:
     file = args.out / "step_time.json"
     result = json.loads(file.read_text()) if file.is_file() else {"rows": []}
     for model in [] if args.render else args.models:
-        # All of a model's rows are of one run.
+        # All rows of a model come from one run.
         result["rows"] = [row for row in result["rows"] if row["model"] != model]
         for row in rows_of(model, args):
             same = [old for old in result["rows"] if (old["model"], old["tier"]) == (model, row["tier"])]
@@ -68,16 +68,16 @@ def main() -> None:
 
 
 def rows_of(model: str, args: argparse.Namespace) -> Iterator[Row]:
-    """Rows as the model's process prints them; one that says so if it breaks off."""
+    """Yield the rows of a model's process; a failed row if the process fails."""
     command = [sys.executable, __file__, "--child", model, "--device", args.device, "--tiers", *args.tiers]
     with tempfile.TemporaryDirectory() as caches:
-        # Empty, so that compiling is timed.
+        # Empty caches, so that compile times are real.
         kept = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
         yield from rows_printed(model, command, os.environ | kept, args.limit)
 
 
 def rows_printed(model: str, command: list[str], environment: dict[str, str], limit: float) -> Iterator[Row]:
-    """Rows as a command prints them; after `limit` seconds it is ended."""
+    """Yield the rows that a command prints; kill it after `limit` seconds."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     stop = threading.Timer(limit, process.kill)
     stop.start()
@@ -93,7 +93,7 @@ def rows_printed(model: str, command: list[str], environment: dict[str, str], li
 
 
 def measure(model: str, tiers: list[str], device: str) -> None:
-    """Print rows as JSON: each tier's once it is compiled, and again when it has been measured."""
+    """Print the row of each precision as JSON, once after compiling and again after measuring."""
     import torch
     from solrl_core.batches import sizes
     from solrl_core.families.skeleton import Meta
@@ -133,7 +133,7 @@ def measure(model: str, tiers: list[str], device: str) -> None:
 
 
 def build(backbone: Any, tier: str, device: str) -> Any:
-    """A transformer at that tier, compiled when it is first called."""
+    """Build a transformer at a precision; it compiles on its first call."""
     from solrl_core.families.base import Backbone
     from solrl_core.families.skeleton import randomize
     from solrl_core.precision import apply_policy
@@ -142,7 +142,7 @@ def build(backbone: Any, tier: str, device: str) -> Any:
     if tier not in (BASELINE, "bf16"):
         apply_policy(transformer, backbone.policy_at("fp8" if "fp8" in tier else "nvfp4"), tier)
     if device != "cpu":
-        # The baseline: the blocks alone, as diffusers wrote them.
+        # The baseline compiles diffusers' blocks without fusion.
         (partial(Backbone.compile, backbone) if tier == BASELINE else backbone.compile)(transformer)
     return transformer
 
@@ -169,7 +169,7 @@ def step(backbone: Any, transformer: Any, text: dict[str, Any], batch: int, mode
 
 
 def timed(run: Run, device: str) -> tuple[float, Any]:
-    """Seconds until it is done, by the host's clock, and what came of it."""
+    """Run and synchronise; return seconds of wall-clock time and the result."""
     import torch
 
     began = time.perf_counter()
@@ -180,9 +180,9 @@ def timed(run: Run, device: str) -> tuple[float, Any]:
 
 
 def in_turns(runs: list[Run], device: str) -> list[list[float]]:
-    """Seconds of each by the device's clock, `ROUNDS` times, one after the other within a round.
+    """Time all `runs` interleaved, in `ROUNDS` rounds, by the device's clock; returns seconds per run and round.
 
-    A round before is not counted: matrix libraries choose their kernels in the first calls.
+    One more round runs first and is discarded, because matrix libraries choose their kernels in the first calls.
     """
     import torch
     from solrl_core.pace import mark
@@ -201,7 +201,7 @@ def in_turns(runs: list[Run], device: str) -> list[list[float]]:
 
 
 def launch(run: Run, device: str) -> float:
-    """Seconds that the host takes to ask for a pass."""
+    """Seconds of CPU time to launch a pass."""
     timed(run, device)
     began = time.perf_counter()
     run()
@@ -211,7 +211,7 @@ def launch(run: Run, device: str) -> float:
 
 
 def kernels(run: Run) -> dict[str, float]:
-    """Milliseconds of a pass by the names of its slowest kernels, and "the rest"."""
+    """Milliseconds of a pass by name of its slowest kernels, and "the rest"."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 

@@ -11,7 +11,7 @@ Row = dict[str, Any]
 BASELINE = "diffusers bf16 compiled"
 ORDER = {name: at for at, name in enumerate((BASELINE, "bf16", "fp8"))}
 GOALS = {"flux": (675, 1.6, 1.8), "sd3": (478, 1.4, 1.6), "sana": (155, 1.25, 1.4)}
-"""Model → ms that the baseline may take (and 5 %), ratio of FP8 within reach, ratio aimed at."""
+"""Model → (reference time of the baseline in ms, required speed-up of FP8, goal for the speed-up of FP8)."""
 NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B"}
 CATEGORIES = (
     ("attention", r"flash|fmha|sdpa|attention"),
@@ -21,11 +21,11 @@ CATEGORIES = (
     ("matrix products", r"nvjet|gemm|xmma|cutlass|cublas|splitk|^triton_tem"),
     ("other", r""),
 )
-"""The first whose pattern is found in a kernel's name is its category."""
+"""(category, pattern). A kernel belongs to the first category whose pattern occurs in its name."""
 
 
 def render(rows: Sequence[Row], out: Path) -> str:
-    """Write the tables and, where matplotlib is installed, the plots; returns the tables."""
+    """Write the tables and, if matplotlib is installed, the plots; return the tables."""
     rows = sorted(rows, key=lambda row: (list(GOALS).index(row["model"]), ORDER.get(row["tier"], len(ORDER))))
     good = [row for row in rows if "ms" in row]
     text = table(rows, good)
@@ -37,7 +37,7 @@ def render(rows: Sequence[Row], out: Path) -> str:
 
 
 def spent(row: Row) -> dict[str, float]:
-    """Category → milliseconds of a pass."""
+    """Milliseconds of a pass by category of kernel."""
     found = dict.fromkeys((name for name, _ in CATEGORIES), 0.0)
     for kernel, ms in row["kernels"].items():
         low = kernel.lower()
@@ -46,24 +46,24 @@ def spent(row: Row) -> dict[str, float]:
 
 
 def table(rows: Sequence[Row], good: Sequence[Row]) -> str:
-    """All rows in Markdown."""
+    """Markdown tables of all rows."""
     devices = ", ".join(dict.fromkeys(row["device"] for row in good)) or "nothing"
     lines = [
-        "# A forward pass by precision",
+        "# Forward pass by precision",
         "",
-        f"By `python benchmarks/step_time.py` on one {devices}: transformers of the true shapes with random weights,",
-        "on which time does not depend. Medians of 5 by the GPU's clock, all tiers of a model in turns in one process.",
-        f"The ratio is against {BASELINE}: diffusers' own blocks, each compiled, nothing fused.",
-        "Compiling: the first pass, for the whole batch, then for a quarter of it. Asking: the host's share of a pass.",
+        f"By `python benchmarks/step_time.py` on one {devices}: transformers at true size with random weights; time",
+        "does not depend on the weights. Medians of 5 by CUDA events; the precisions of a model are interleaved in one",
+        f"process. Speed-ups are relative to {BASELINE}: diffusers' own blocks, each compiled, without fusion.",
+        "Compile: time of the first pass at the full batch, then at a quarter of it. Launch: CPU time per pass.",
         "",
-        "| model | tier | ms | ratio | reach | aim | quarter batch, ms | compiling, s | asking, ms |",
+        "| model | precision | ms | speed-up | required | goal | quarter batch, ms | compile, s | launch, ms |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     base = {row["model"]: row["ms"] for row in good if row["tier"] == BASELINE}
     for row in rows:
         model, tier = NAMES[row["model"]], row["tier"]
         if "failed" in row or "ms" not in row:
-            why = row.get("failed", "broken off after compiling").replace("|", "/").replace("\n", " ")
+            why = row.get("failed", "ended after compiling").replace("|", "/").replace("\n", " ")
             lines.append(f"| {model} | {tier} | not measured: {why} | | | | | | |")
             continue
         most, reach, aim = GOALS[row["model"]]
@@ -82,19 +82,19 @@ def table(rows: Sequence[Row], good: Sequence[Row]) -> str:
         "",
         "![Step time by precision](step_time.png)",
         "",
-        "Where the time goes, ms of a pass, from its kernels' names:",
+        "Milliseconds of a pass by kind of kernel, classified by the kernels' names:",
         "",
-        f"| model | tier | {' | '.join(name for name, _ in CATEGORIES)} |",
+        f"| model | precision | {' | '.join(name for name, _ in CATEGORIES)} |",
         "|---|---|" + "---|" * len(CATEGORIES),
     ]
     for row in good:
         each = " | ".join(f"{ms:.1f}" for ms in spent(row).values())
         lines.append(f"| {NAMES[row['model']]} | {row['tier']} | {each} |")
-    return "\n".join([*lines, "", "![Where the time goes](step_time_where.png)"]) + "\n"
+    return "\n".join([*lines, "", "![Step time by kind of kernel](step_time_where.png)"]) + "\n"
 
 
 def plot_steps(rows: Sequence[Row], path: Path) -> None:
-    """Bars: milliseconds of a pass, a panel a model; the ratio within reach is a line."""
+    """Bar plot of milliseconds per pass, one panel per model; a line marks the required speed-up."""
     axes_of, figure = _panels(rows)
     base = {row["model"]: row["ms"] for row in rows if row["tier"] == BASELINE}
     for model, axes in axes_of.items():
@@ -103,13 +103,13 @@ def plot_steps(rows: Sequence[Row], path: Path) -> None:
         ratios = [f" {base[model] / row['ms']:.2f}×" if model in base else "" for row in mine]
         axes.bar_label(bars, [f"{row['ms']:.0f} ms{ratio}" for row, ratio in zip(mine, ratios, strict=True)], padding=3)
         if model in base:
-            axes.axvline(base[model] / GOALS[model][1], color="0.5", linestyle="--", label="FP8 within reach")
+            axes.axvline(base[model] / GOALS[model][1], color="0.5", linestyle="--", label="required of FP8")
         axes.margins(x=0.35)
     _save(figure, axes_of, path)
 
 
 def plot_where(rows: Sequence[Row], path: Path) -> None:
-    """Stacked bars: milliseconds of a pass by kind of kernel, a panel a model."""
+    """Stacked bars of milliseconds per pass by kind of kernel, one panel per model."""
     axes_of, figure = _panels(rows)
     for model, axes in axes_of.items():
         mine = [row for row in rows if row["model"] == model]
@@ -132,7 +132,7 @@ def _panels(rows: Sequence[Row]) -> tuple[dict[str, Any], Any]:
     axes_of = dict(zip(models, grid[:, 0], strict=True))
     for model, axes in axes_of.items():
         one = next(row for row in rows if row["model"] == model)
-        axes.set(title=f"{NAMES[model]}, {one['size']}², batch {one['batch']}", xlabel="ms a forward pass")
+        axes.set(title=f"{NAMES[model]}, {one['size']}², batch {one['batch']}", xlabel="ms per forward pass")
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
     return axes_of, figure

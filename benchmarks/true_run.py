@@ -1,8 +1,8 @@
-"""Service and trainer at FLUX.1's true size, a GPU each: `python benchmarks/true_run.py --weights FOLDER`.
+"""Service and trainer at FLUX.1's true size on one GPU each: `python benchmarks/true_run.py --weights FOLDER`.
 
-FOLDER gets FLUX.1 and a reward of HPSv2's size with random weights, 38 GB, which `solrl-rollout serve` and
-`solrl-train run` load as they would the published ones. Measured is how much of exploring hides behind training when
-the trainer looks one iteration ahead. Writes docs/results/true_run.{json,md}.
+Writes FLUX.1 and a reward of HPSv2's size with random weights (38 GB) to FOLDER. `solrl-rollout serve` and
+`solrl-train run` load them like published ones. Measures how much of the exploration is hidden behind training at a
+lag of one. Writes docs/results/true_run.{json,md}.
 """
 
 import argparse
@@ -33,20 +33,20 @@ SETTINGS = (
     "evaluate.steps=2",
     "evaluate.fidelity_prompts=0",
 )
-"""Beside flux1/sol_rl/hpsv2: small evaluations, and one prompt an iteration."""
+"""Changes to the preset flux1/sol_rl/hpsv2: small evaluations and one prompt per iteration."""
 
 
 def main() -> None:
-    """Serve, ask, train, write."""
+    """Start the service, time exploration alone, train, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--weights", type=Path, required=True, help="where the random weights are, or are written to")
+    parser.add_argument("--weights", type=Path, required=True, help="folder of the random weights; written if missing")
     parser.add_argument("--iterations", type=int, default=5, help="at least 3")
-    parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"], help="the service's and the trainer's")
-    parser.add_argument("--set", nargs="*", default=[], help="more of the trainer's settings, key=value")
+    parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"], help="devices of service and trainer")
+    parser.add_argument("--set", nargs="*", default=[], help="further settings of the trainer, key=value")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
     if args.iterations < 3:
-        parser.error(f"got {args.iterations} iterations; expected at least 3, for the first two compile")
+        parser.error(f"got {args.iterations} iterations; expected at least 3, because the first two compile")
     serving, training = args.devices
     model, options = written(args.weights, serving)
     subprocess.run(["rm", "-rf", str(OUTPUT)], check=True)
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def alone(url: str) -> tuple[list[float], str]:
-    """Seconds of exploring one prompt with nothing beside it, and what was asked."""
+    """Seconds of exploring one prompt on an idle service, and a description of the model."""
     with RolloutClient(url, patience=600) as client:
         hosted = client.models().models[0]
         seconds = []
@@ -98,7 +98,7 @@ def alone(url: str) -> tuple[list[float], str]:
 
 
 def compared(explore: list[float], metrics: Path) -> dict[str, Any]:
-    """The part of the shorter of exploring and the rest that is hidden, by the iterations after the first two."""
+    """Share of the shorter of exploration and the rest that is hidden, over the iterations after the first two."""
     lines = read_metrics(metrics)
     pushes = {line["version"]: line["seconds"] for line in lines if line["event"] == "push"}
     each = [line["seconds"] | pushes[line["version"]] for line in lines if line["event"] == "iteration"]
@@ -110,22 +110,22 @@ def compared(explore: list[float], metrics: Path) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """What was found, as Markdown."""
+    """Markdown table of the result."""
     middle, alone = result["medians"], statistics.median(result["explore_alone"])
     return "\n".join(
         [
-            "# Service and trainer, FLUX.1 with random weights",
+            "# Service and trainer with FLUX.1 at true size, random weights",
             "",
             f"By `python benchmarks/true_run.py`: {result['model']}; the service on {result['devices'][0]},",
             f"the trainer on {result['devices'][1]}. Seconds, medians over the iterations after the first two.",
             "",
             "| | s |",
             "|---|---|",
-            f"| service ready, weights read from disk | {result['ready']:.1f} |",
-            f"| exploring one prompt's {CANDIDATES} candidates, alone | {alone:.2f} |",
+            f"| service ready, including reading weights from disk | {result['ready']:.1f} |",
+            f"| exploring {CANDIDATES} candidates of one prompt, alone | {alone:.2f} |",
             *(f"| {name} | {middle[name]:.2f} |" for name in ("regenerate", "train", "push", "wait")),
             "",
-            f"Of the shorter of exploring and the rest, {result['hidden']:.1%} is hidden at a lag of one.",
+            f"At a lag of one, {result['hidden']:.1%} of the shorter of exploration and the rest is hidden.",
             "",
         ]
     )

@@ -1,6 +1,6 @@
-"""The real models' true shapes as folders of configurations, by their published config.json files.
+"""Folders of configurations with the real models' shapes, taken from their published config.json files.
 
-Tokenizers are the miniatures': they only turn a prompt into as many tokens as the model takes.
+Tokenizers come from the miniatures; they only have to produce as many tokens as the model takes.
 """
 
 import json
@@ -94,7 +94,7 @@ SD35_LARGE = {
     "qk_norm": "rms_norm",
 }
 SANA_1600M: dict[str, Any] = {}
-"""diffusers' own defaults."""
+"""Defaults of diffusers."""
 
 MODELS: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     "flux": {
@@ -119,12 +119,12 @@ MODELS: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
 
 
 def write_skeleton(family: str, miniature: Path, folder: Path) -> Path:
-    """Write a folder like the miniature's of `family`, with the true configurations and no weights.
+    """Write a model folder with the true configurations of `family` and no weights.
 
     Args:
         family: "flux", "sd3" or "sana".
-        miniature: a pipeline folder of the same classes, for its index, scheduler and tokenizers.
-        folder: where to write.
+        miniature: pipeline folder with the same classes, which provides index, scheduler and tokenizers.
+        folder: folder to write; an existing one is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(miniature, folder, ignore=shutil.ignore_patterns("*.safetensors", "solrl.json", "*.md", "*.png"))

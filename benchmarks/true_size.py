@@ -1,6 +1,6 @@
-"""Models and a reward of true size with random weights, for what takes time: that does not depend on the weights.
+"""Models and a reward at true size with random weights, to measure time, which does not depend on the weights.
 
-On a CPU they are of the miniatures' sizes, to try the benchmarks out.
+On a CPU they have the miniatures' sizes, to try the benchmarks out.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from true_shapes import write_skeleton
 Sizes = dict[str, Any]
 
 MINIATURES = {"flux": "mini-flux", "sd3": "mini-sd3", "sana": "mini-sana"}
-"""Family → the miniature whose tokenizers are borrowed."""
+"""Family → miniature that provides the tokenizers."""
 VIT_H: dict[str, Sizes] = {
     "vision": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 5120},
     "text": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
@@ -39,18 +39,18 @@ TINY: dict[str, Sizes] = {
 
 
 def skeleton(family: str, folder: Path, device: str) -> PipelineBackbone:
-    """The family's model without weights; its skeleton's configurations are written into `folder`."""
+    """Load a family's model without weights, from configurations written to `folder`."""
     miniature = Path(locate(MINIATURES[family]))
     return load_skeleton(str(miniature if device == "cpu" else write_skeleton(family, miniature, folder / family)))
 
 
 def written(folder: Path, device: str) -> tuple[Path, dict[str, Any]]:
-    """FLUX.1 and a reward of HPSv2's size as folders that any program loads: 38 GB; those there are taken as they are.
+    """Write FLUX.1 and a reward of HPSv2's size as model folders (38 GB); existing ones are reused.
 
-    A process of its own writes them, for what it takes of the device's memory is free at its end.
+    A separate process writes them, so that the device memory it uses is free afterwards.
 
     Returns:
-        The model's folder, and the options of the reward `hpsv2`.
+        The model's folder and the options of the reward `hpsv2`.
     """
     folder = folder / ("miniature" if device == "cpu" else "flux1")
     if not folder.is_dir():
@@ -60,10 +60,10 @@ def written(folder: Path, device: str) -> tuple[Path, dict[str, Any]]:
 
 
 def main() -> None:
-    """Write the folders."""
+    """Write the model folders."""
     parser = argparse.ArgumentParser(description="Write FLUX.1 and HPSv2 with random weights.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--device", default="cuda", help="makes the weights; cpu: of the miniatures' sizes")
+    parser.add_argument("--device", default="cuda", help="device that generates the weights; cpu: miniature sizes")
     args = parser.parse_args()
     partial = args.folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -83,23 +83,23 @@ def main() -> None:
 
 
 def save(module: Any, folder: Path) -> None:
-    """A part in the format its library reads."""
+    """Save a part in its library's format."""
     module.save_pretrained(folder)
 
 
 class RandomHps(HpsV2):
-    """HPSv2's arithmetic on random weights, whose scores mean nothing and therefore may be any finite number."""
+    """HPSv2's arithmetic with random weights. The scores are meaningless; NaN becomes 0."""
 
     def __call__(self, *args: Any) -> Tensor:
-        """Scores [N]."""
+        """Score [N] images."""
         return super().__call__(*args).nan_to_num()
 
 
 def clip_model(device: str) -> nn.Module:
-    """HPSv2's CLIP ViT-H/14 on the meta device."""
+    """Build HPSv2's CLIP ViT-H/14 on the meta device."""
     sizes = TINY if device == "cpu" else VIT_H
     vision = {**sizes["vision"], "image_size": 224, "patch_size": 14, "hidden_act": "gelu"}
-    # Token 2 as the end of a text makes transformers look for the largest number, as for the published model.
+    # With end-of-text token 2, transformers looks for the largest token id, as for the published model.
     text = {**sizes["text"], "vocab_size": 49408, "max_position_embeddings": 77, "eos_token_id": 2}
     config = CLIPConfig(vision_config=vision, text_config=text, projection_dim=sizes["text"]["hidden_size"])
     with torch.device("meta"):
@@ -107,7 +107,7 @@ def clip_model(device: str) -> nn.Module:
 
 
 def random_hps(device: str, dtype: str = "float32") -> RandomHps:
-    """HPSv2 of the size of its CLIP ViT-H/14; as it is served by default, in float32."""
+    """HPSv2 with random weights at the size of its CLIP ViT-H/14, in float32 as served by default."""
     clip = randomize(clip_model(device), device).to(dtype_named(dtype))
     with patch("solrl_core.rewards.hpsv2.pretrained", return_value=clip):
         return RandomHps(model="random weights", processor=str(WEIGHTS / "mini-hpsv2"), device=device)

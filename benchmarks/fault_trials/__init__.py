@@ -1,5 +1,4 @@
-"""Trials of what must hold when things die: a module a row, each with `run(trials, tell)`.
+"""Fault-injection trials: one module per row, each with a function `run(trials, tell, findings)`.
 
-They lie beside the benchmark that runs them in full, and not with the tests, because they know nothing of pytest:
-the tests in tests/benchmarks run the same functions at small counts.
+`benchmarks/faults.py` runs them at full counts. The tests in tests/benchmarks run the same functions at short counts.
 """

@@ -1,7 +1,7 @@
-"""Clients hang up while their work runs or waits: it stops within a step, and who comes next does not wait for it.
+"""Clients disconnect while their work runs or waits: it stops within a step and does not delay the next request.
 
-What counts is counted by what the engine did, not by a clock: steps begun after the hang-up was noticed, chunks begun
-or made after it, and what was made before the next one's answer.
+The trials count the engine's actions instead of measuring time: steps and chunks begun after the disconnect was
+noticed, and chunks finished for clients that had left.
 """
 
 import json
@@ -21,7 +21,7 @@ _STEPS = 40
 
 
 def run(trials: int, tell: Tell, findings: Findings) -> None:
-    """`trials` hang-ups: half of them one at a time, the others in crowds whose first one runs."""
+    """Run `trials` disconnects: half of them one at a time, the others in crowds, whose first request is running."""
     chance = random.Random(0)
     with rollout_service() as service:
         alone = trials - trials // 2
@@ -54,7 +54,7 @@ def _trial(name: str, size: int, service: RolloutService, chance: random.Random,
 
 
 def _ask(service: RolloutService, name: str, *, streaming: bool) -> socket.socket:
-    """Two chunks of many steps, on a connection of their own."""
+    """Send a request for two chunks with many steps, on its own connection."""
     body = json.dumps(rollout_body(prompt=name, count=48, steps=_STEPS)).encode()
     accept = STREAM_MEDIA_TYPE if streaming else "application/json"
     head = (
@@ -67,7 +67,7 @@ def _ask(service: RolloutService, name: str, *, streaming: bool) -> socket.socke
 
 
 def _cancelled(events: list[dict[str, Any]], names: list[str]) -> dict[str, float]:
-    """When each abandoned job that had begun, or was still waiting, was noticed to be abandoned."""
+    """Times at which the engine cancelled the jobs of clients that left, by job."""
     own = {one["job"] for one in events if one["event"] in ("begun", "step") and one["prompt"] not in names}
     return {one["job"]: one["at"] for one in events if one["event"] == "cancelled" and one["job"] not in own}
 

@@ -1,4 +1,4 @@
-"""Adapters of the miniature, and requests for its candidates."""
+"""Random adapters of the miniature, and HTTP requests that push them or ask for candidates."""
 
 import base64
 import hashlib
@@ -20,18 +20,18 @@ SMALL = (
     *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=0"),
     "evaluate.rewards=[]",
 )
-"""A run so small that a hundred of them are made in minutes."""
+"""Settings of a run so small that a hundred take minutes."""
 
 
 @cache
 def layout() -> dict[str, tuple[int, int]]:
-    """The miniature's LoRA targets and their sizes."""
+    """LoRA targets of the miniature and their sizes."""
     backbone = load_backbone(MODEL)
     return adapter_layout(backbone.transformer, backbone.lora_targets)
 
 
 def make_adapter(seed: int, size: float = 0.2, rank: int = 2) -> Adapter:
-    """A random adapter whose change of each weight grows with `size`."""
+    """Make a random adapter; `size` is the standard deviation of its tensors."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for module, (outs, ins) in layout().items():
@@ -41,34 +41,34 @@ def make_adapter(seed: int, size: float = 0.2, rank: int = 2) -> Adapter:
 
 
 def adapter_file(seed: int) -> bytes:
-    """The adapter of `seed` as it travels."""
+    """Encode the random adapter with this seed."""
     return encode_adapter(make_adapter(seed))
 
 
 def content_digest(body: bytes) -> str:
-    """The header that announces `body`."""
+    """Content-Digest header of a body."""
     return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
 
 
 def put(
     http: httpx.Client, run: str, version: int, body: bytes, parent: int | None = None, digest: str | None = None
 ) -> httpx.Response:
-    """Push bytes, with their own digest or another."""
+    """Push a body, with its own digest unless another is given."""
     query = {"model": MODEL} | ({} if parent is None else {"parent": parent})
     headers = {"Content-Digest": digest or content_digest(body)}
     return http.put(f"/v1/runs/{run}/adapters/{version}", content=body, params=query, headers=headers)
 
 
 def kind(answer: httpx.Response) -> str:
-    """The kind of problem that a refusal names."""
-    named: str = answer.json()["type"].removeprefix("urn:solrl:problem:")
-    return named
+    """Problem kind of an error response."""
+    name: str = answer.json()["type"].removeprefix("urn:solrl:problem:")
+    return name
 
 
 def rollout_body(
     *, prompt: str = "p", run: tuple[str, int] | None = None, count: int = 4, steps: int = 2, images: str = "none"
 ) -> dict[str, Any]:
-    """The body of a request for one prompt's candidates."""
+    """Body of a rollout request for one prompt."""
     return {
         "model": MODEL,
         "adapter": run and {"run": run[0], "version": run[1]},
@@ -81,5 +81,5 @@ def rollout_body(
 
 
 def small_config(*overrides: str, **arguments: Any) -> RunConfig:
-    """The settings of a small run."""
+    """Configuration of a small run."""
     return resolve("mini-sana/sol_rl/clipscore", overrides=[*SMALL, *overrides], arguments=arguments).config

@@ -1,4 +1,4 @@
-"""What runs in the processes: the programs' own entry points, with somebody who notes what they do."""
+"""Entry points of the child processes: the real commands, instrumented to record what they do."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from fault_trials.witness import Witness
 
 
 def started(target: Callable[..., None], arguments: Sequence[Any], log: str) -> None:
-    """Run `target`, with what it prints going to `log`."""
+    """Run `target` with its output redirected to `log`."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -99,7 +99,7 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    """Of their bytes."""
+    """Digest of the tensors' bytes."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Adapters that are damaged or wrong: all are refused, and what is served does not change by a bit."""
+"""Corrupted and invalid adapters: the service refuses all of them, and its images do not change by a bit."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ FULL = 10_000
 
 
 def run(flips: int, tell: Tell, findings: Findings) -> None:
-    """`flips` turned bits of the tensors, and a like share of every other damage."""
+    """Try `flips` flipped bits in the tensors, and the same share of every other kind of damage."""
     share = min(1.0, flips / FULL)
     adapter = make_adapter(1)
     body = encode_adapter(adapter)
@@ -55,7 +55,7 @@ def _push(service: RolloutService, damaged: Damaged, digest: str, findings: Find
 
 
 def _images(service: RolloutService) -> list[str]:
-    """Images under the adapter and under none, as they are encoded."""
+    """Encoded images generated with the adapter and without one."""
     images = []
     for adapter in ((RUN, 0), None):
         answer = service.http.post("/v1/rollouts", json=rollout_body(run=adapter, count=8, images="png"))
@@ -65,7 +65,7 @@ def _images(service: RolloutService) -> list[str]:
 
 
 async def _in_redis(body: bytes, share: float, findings: Findings, tell: Tell) -> None:
-    """Damage where the bytes are kept is found when they are read."""
+    """Damage the bytes stored in Redis; the store must detect it when reading them."""
     digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
     info = AdapterInfo(
         run=RUN, version=0, parent=None, model="mini", digest=digest, size=len(body), modules=1, rank=2, alpha=2

@@ -1,4 +1,4 @@
-"""Ways in which an adapter file may be wrong."""
+"""Generators of damaged and invalid adapter files."""
 
 import json
 import random
@@ -20,7 +20,7 @@ BAD_VALUES = (float("nan"), float("inf"), -float("inf"))
 
 @dataclass(frozen=True)
 class Damaged:
-    """A wrong file, the kinds of problem that may refuse it, and whether its sender knows what he sends."""
+    """A damaged file, the problem kinds that may refuse it, and whether it is sent with its own (right) digest."""
 
     what: str
     body: bytes
@@ -29,12 +29,12 @@ class Damaged:
 
 
 def header_length(body: bytes) -> int:
-    """How many bytes come before the tensors."""
+    """Number of bytes before the tensors."""
     return 8 + int.from_bytes(body[:8], "little")
 
 
 def on_the_way(body: bytes, flips: int, share: float) -> Iterator[Damaged]:
-    """Bits flipped and ends lost after the digest was taken."""
+    """Files damaged in transit, after the digest was taken: flipped bits and truncations."""
     chance, start, refused = random.Random(0), header_length(body), ("digest-mismatch",)
     for place in sampled(range(start), share):
         yield Damaged("header byte", flipped(body, place, 1 << chance.randrange(8)), refused, False)
@@ -47,7 +47,7 @@ def on_the_way(body: bytes, flips: int, share: float) -> Iterator[Damaged]:
 
 
 def at_the_sender(adapter: Adapter, body: bytes, share: float) -> Iterator[Damaged]:
-    """Files that are wrong though their digest is right."""
+    """Files that were already invalid when the digest was taken."""
     malformed = ("adapter-malformed", "adapter-metadata", "adapter-keys", "adapter-dtype", "adapter-shape")
     chance = random.Random(1)
     for place in sampled(range(header_length(body)), share):
@@ -72,9 +72,9 @@ def at_the_sender(adapter: Adapter, body: bytes, share: float) -> Iterator[Damag
 
 
 def says_another_alpha(body: bytes, adapter: Adapter) -> bool:
-    """Whether a file is whole and differs from `adapter` in nothing but a readable alpha: another adapter, not damage.
+    """Whether a file is valid and differs from `adapter` only in its alpha.
 
-    Only the sender's digest tells these apart.
+    Such a file is another adapter, not a damaged one. Only the sender's digest could tell.
     """
     try:
         read = decode_adapter(body, layout())
@@ -85,19 +85,19 @@ def says_another_alpha(body: bytes, adapter: Adapter) -> bool:
 
 
 def flipped(body: bytes, place: int, mask: int) -> bytes:
-    """`body` with the bits of `mask` turned at `place`."""
+    """Copy of `body` with the bits of `mask` flipped at `place`."""
     changed = bytearray(body)
     changed[place] ^= mask
     return bytes(changed)
 
 
 def sampled(items: Sequence[Item], share: float) -> Sequence[Item]:
-    """`share` of the items, evenly."""
+    """Evenly spaced `share` of the items."""
     return items[:: max(1, round(1 / share))]
 
 
 def _ends(body: bytes) -> list[int]:
-    """Where a file may break off: within the length, in the header, at each tensor's ends, and in its midst."""
+    """Truncation points: in the length, in the header, and at the ends and in the middle of each tensor."""
     start = header_length(body)
     header = json.loads(body[8:start])
     tensors = [value["data_offsets"] for key, value in header.items() if key != "__metadata__"]

@@ -1,4 +1,4 @@
-"""The death of a training process at a chosen point, planted in it before it begins."""
+"""Kill points of a training process, patched into it before it starts."""
 
 import os
 import signal
@@ -10,29 +10,29 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 PHASES = ("explore", "regenerate", "train", "push")
-"""Deaths at any moment within."""
+"""Phases in which the process dies at a random moment."""
 FILES = {"state.safetensors": "state", "adapter.safetensors": "adapter", "config.json": "config"}
 POINTS = (*PHASES, "line", *FILES.values(), "rename", "saved", "pushed")
-"""And deaths at one place: half a metrics line or a file of the checkpoint written, before the checkpoint gets its
-name, after that, and after the service has stored the version but before the trainer learns of it."""
+"""All points. Besides the phases: half a metrics line or half a checkpoint file written; before and after the renaming
+of the checkpoint; and after the service has stored the version, before the trainer receives the answer."""
 ENDS = ("evaluate", "rewind", "report")
-"""Before the first iteration, while a resumed run cuts its metrics back, and after the last."""
+"""Points outside the iterations: before the first, while a resumed run truncates its metrics, and after the last."""
 
 
 def die(*_: object, **__: object) -> NoReturn:
-    """As if the machine's owner had done it."""
+    """Kill this process with SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
 def replace(owner: object, name: str, by: Callable[..., Any]) -> None:
-    """Put `by` in a function's place for the rest of this process."""
+    """Replace a function for the rest of this process."""
     patch.object(owner, name, by).start()
 
 
 @dataclass(frozen=True)
 class Doom:
-    """Die at `point` of `iteration`; within a phase, `delay` seconds after its begin."""
+    """A death at `point` of `iteration`; in a phase, `delay` seconds after its start."""
 
     point: str
     iteration: int
@@ -42,7 +42,7 @@ class Doom:
         return f"{self.point} of iteration {self.iteration}"
 
     def plant(self) -> None:
-        """See to it, in this process."""
+        """Patch this process so that it dies at the point."""
         if self.point in (*PHASES, "evaluate"):
             self._in_phase()
         elif self.point in ("line", "rewind"):
@@ -104,7 +104,7 @@ class Doom:
         save = checkpoints.save
 
         def doomed(folder: Path, version: int, *rest: Any) -> Path:
-            if version >= self.iteration + 1:  # or the next that is saved
+            if version >= self.iteration + 1:  # or the next version that is saved
                 self._break_files()
             saved = save(folder, version, *rest)
             return die() if version >= self.iteration + 1 else saved

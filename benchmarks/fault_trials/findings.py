@@ -1,49 +1,48 @@
-"""What a row of trials comes to."""
+"""Findings of a row of trials."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 Tell = Callable[[str], None]
-"""Told after each trial how it ended, in a few words."""
+"""Called after each trial with a short description of its outcome."""
 
 
 @dataclass
 class Findings:
-    """Trials so far, what they counted, and each one that broke a promise."""
+    """Number of trials, counters, and violated guarantees."""
 
     trials: int = 0
     counted: dict[str, Any] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
 
     def add(self, name: str, count: int = 1) -> None:
-        """Count towards `name`."""
+        """Increase a counter."""
         self.counted[name] = self.counted.get(name, 0) + count
 
     def most(self, name: str, value: int) -> None:
-        """Keep the largest value of `name`."""
+        """Record the largest value."""
         self.counted[name] = max(self.counted.get(name, value), value)
 
     def require(self, holds: bool, trial: str, promise: str) -> None:
-        """Note a broken promise."""
+        """Record a violated guarantee, unless it holds."""
         if not holds:
             self.broken.append(f"{trial}: {promise}")
 
     @property
     def passed(self) -> bool:
-        """Whether every promise held, in at least one trial."""
+        """Whether there were trials and no guarantee was violated."""
         return self.trials > 0 and not self.broken
 
     @property
     def found(self) -> str:
-        """What was counted, as words."""
+        """Counters as text."""
         return "; ".join(f"{name}: {value}" for name, value in self.counted.items())
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: its name, what must hold, how many trials it takes in full and in CI, and how to
-    run them: findings are added as they come."""
+    """A row of the table: name, guarantee, numbers of trials (full and short), and the function that runs them."""
 
     name: str
     promise: str

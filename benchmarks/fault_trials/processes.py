@@ -1,6 +1,7 @@
-"""Programs of this project as real processes, forked from one that has imported them: a start is then cheap.
+"""Services and trainers as real processes that can be killed.
 
-Each runs the entry point of its command, in a process of its own that SIGKILL ends like any other.
+They are forked from a process that has already imported them, which makes starts cheap, and run the entry points of
+their commands.
 """
 
 import multiprocessing
@@ -21,7 +22,7 @@ _CONTEXT.set_forkserver_preload(
     [
         *("solrl_rollout.cli", "solrl_rollout.serve", "solrl_rollout.http.app"),
         *("solrl_trainer.cli", "solrl_trainer.run"),
-        # What a loaded model imports only when it is loaded.
+        # Modules that are imported only when a model is loaded.
         *("diffusers.models.transformers", "diffusers.pipelines.sana.pipeline_sana", "solrl_minis.catalog"),
         *("transformers.models.clip.modeling_clip", "transformers.models.clip.image_processing_pil_clip"),
         *("transformers.models.clip.tokenization_clip", "matplotlib.pyplot"),
@@ -30,28 +31,28 @@ _CONTEXT.set_forkserver_preload(
 
 
 class Program:
-    """A process that runs `target(*arguments)`, what it prints going to `log`."""
+    """A process that runs `target(*arguments)` with its output redirected to `log`."""
 
     def __init__(self, target: Any, arguments: Sequence[Any], log: Path) -> None:
         from fault_trials.child import started
 
         self.log = log
-        # A daemon, so that it does not outlive the trials.
+        # Daemonic, so that it does not outlive the trials.
         self._process = _CONTEXT.Process(target=started, args=(target, tuple(arguments), str(log)), daemon=True)
         self._process.start()
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process is running."""
         return self._process.is_alive()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL and wait for the end of the process."""
         self._process.kill()
         self._process.join()
 
     def wait(self, timeout: float = 600) -> int:
-        """Its exit code; negative for the signal that killed it."""
+        """Wait for the exit code; negative if a signal killed the process."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             self.kill()
@@ -60,7 +61,7 @@ class Program:
 
 
 class RolloutService:
-    """`solrl-rollout serve` on a port of its own, to be killed and started again there."""
+    """`solrl-rollout serve` on a fixed port, on which it can be killed and restarted."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.port = free_port()
@@ -72,19 +73,19 @@ class RolloutService:
         self._program: Program | None = None
 
     def start(self) -> None:
-        """Start, and wait until it is ready."""
+        """Start the service and wait until it is ready."""
         self.launch()
         self.wait_until_ready()
 
     def launch(self) -> None:
-        """Start, and do not wait."""
+        """Start the service without waiting."""
         from fault_trials.child import serve
 
         argv = ["serve", "--model", "mini-sana", "--port", str(self.port), *self._flags]
         self._program = Program(serve, (argv, str(self.witness.path)), self._log)
 
     def wait_until_ready(self) -> None:
-        """Wait until it takes work."""
+        """Wait until the service is ready."""
         deadline = time.monotonic() + 180
         while self._program is not None and self._program.alive and time.monotonic() < deadline:
             try:
@@ -96,7 +97,7 @@ class RolloutService:
         raise RuntimeError(f"the service did not come up:\n{self._log.read_text(errors='replace')[-3000:]}")
 
     def kill(self) -> None:
-        """SIGKILL. Harmless if it does not run."""
+        """Send SIGKILL; does nothing if the service is not running."""
         if self._program is not None:
             self._program.kill()
             self._program = None
@@ -104,7 +105,7 @@ class RolloutService:
 
 @contextmanager
 def rollout_service(*flags: str) -> Iterator[RolloutService]:
-    """A running service; killed at the end."""
+    """Run a service; it is killed at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="solrl-service-") as folder:
         service = RolloutService(Path(folder), *flags)
         try:

@@ -1,4 +1,4 @@
-"""Several push on one parent at the same time, through two replicas of the service: exactly one of them wins."""
+"""Concurrent pushes on one parent, through two replicas of the service: exactly one wins."""
 
 import threading
 from collections import Counter
@@ -18,7 +18,7 @@ _LOST = {"version-conflict", "parent-conflict"}
 
 
 def run(trials: int, tell: Tell, findings: Findings) -> None:
-    """`trials` races, each on the head that the one before left."""
+    """Run `trials` races, each on the head left by the previous one."""
     bodies = [adapter_file(seed) for seed in range(_RACERS + 1)]
     with ExitStack() as stack:
         server = stack.enter_context(running_redis("everysec"))
@@ -28,7 +28,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         put(clients[0], RUN, 0, bodies[-1]).raise_for_status()
         head = 0
         for trial in range(trials):
-            # Every other race they disagree on the number of the next version too.
+            # In every other race the pushes also differ in the number of the next version.
             versions = [head + 1 + (i % 2 if trial % 2 else 0) for i in range(_RACERS)]
             answers = _race(pool, clients, versions, head, bodies)
             head = _judge(answers, versions, bodies, clients, findings, f"race {trial} on version {head}")

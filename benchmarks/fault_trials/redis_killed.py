@@ -1,4 +1,4 @@
-"""Redis is killed at each step of a push: afterwards it holds the old version or the new one, and a retry succeeds."""
+"""Redis killed at each step of a push: afterwards it holds the old or the new version, and a retry succeeds."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ _FILLER = bytes(range(256)) * (2 * CHUNK_BYTES // 256)
 
 @dataclass(frozen=True)
 class Plan:
-    """A trial: where Redis dies, how it syncs, and when it comes back."""
+    """A trial: the point at which Redis dies, its fsync policy, and when it restarts."""
 
     step: int
     place: str
@@ -37,7 +37,7 @@ class Plan:
 
 
 def version(number: int, body: bytes) -> tuple[AdapterInfo, bytes]:
-    """A version on top of the one before it."""
+    """Adapter version `number`, whose parent is the previous one."""
     digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
     parent = number - 1 if number else None
     named: dict[str, Any] = {
@@ -55,7 +55,7 @@ OLD, NEW, NEXT = version(0, b"old"), version(1, _FILLER + b"!"), version(2, b"ne
 
 
 def run(trials: int, tell: Tell, findings: Findings) -> None:
-    """`trials` deaths, in turn at each place of each command."""
+    """Run `trials` kills, cycling through each place of each command."""
     asyncio.run(_run(trials, tell, findings))
 
 
@@ -83,7 +83,7 @@ async def _run(trials: int, tell: Tell, findings: Findings) -> None:
 
 
 def _plans(steps: int) -> Iterator[Plan]:
-    """Every place of every step first, under settings that take turns; then again under the others."""
+    """All places of all steps, with rotating settings; then again with the next settings."""
     settings = [*itertools.product(("always", "everysec"), (False, True))]
     for turn in itertools.count():
         for step, (number, place) in itertools.product(range(steps), enumerate(PLACES)):
@@ -92,7 +92,7 @@ def _plans(steps: int) -> Iterator[Plan]:
 
 
 async def _commands() -> list[str]:
-    """The commands of a push that nothing disturbs."""
+    """Redis commands of an undisturbed push."""
     with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
         server = RedisServer(Path(folder))
         proxy, store = await _begin(server)
@@ -106,12 +106,12 @@ async def _commands() -> list[str]:
 
 
 async def _begin(server: RedisServer) -> tuple[RedisProxy, RedisAdapterStore]:
-    """A server that holds the old version, and a store that reaches it through a proxy."""
+    """Start a server with the old version, and a store that reaches it through a proxy."""
     await asyncio.to_thread(server.start)
     direct = RedisAdapterStore(server.url)
     await direct.put(TENANT, *OLD)
     await direct.close()
-    await asyncio.to_thread(server.wait_until_written)  # else everysec may lose the old version as well
+    await asyncio.to_thread(server.wait_until_written)  # otherwise everysec could lose the old version, too
     proxy = RedisProxy(server.port)
     return proxy, RedisAdapterStore(await proxy.start())
 
@@ -134,7 +134,7 @@ async def _trial(plan: Plan, server: RedisServer, waits: bool, findings: Finding
     store = RedisAdapterStore(server.url)
     try:
         head = await _held(store, server, plan, findings)
-        # Without WAITAOF, everysec may lose what it has not written yet, and says so in its name.
+        # Without WAITAOF, everysec may lose writes that it has acknowledged but not yet written.
         kept = head == 1 or not acknowledged or (plan.appendfsync == "everysec" and not waits)
         findings.require(kept, str(plan), "acknowledged, and lost")
         again, _ = await store.put(TENANT, *NEW)
@@ -151,7 +151,7 @@ async def _trial(plan: Plan, server: RedisServer, waits: bool, findings: Finding
 
 
 async def _held(store: RedisAdapterStore, server: RedisServer, plan: Plan, findings: Findings) -> int:
-    """The head; all versions up to it must be there, whole, and no other key but those of uploads that expire."""
+    """Head of the run. All versions up to it must be intact, with no other keys except expiring uploads."""
     listed = await store.list(TENANT, RUN)
     wanted = (OLD, NEW, NEXT)[: listed.head + 1]
     findings.require(listed.versions == tuple(info for info, _ in wanted), str(plan), "versions are mixed")

@@ -1,4 +1,4 @@
-"""A proxy before Redis that reads its protocol, so that the server can be killed at an exact place of a command."""
+"""Proxy for Redis that parses the protocol, to kill the server at an exact place in a command."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,13 +6,13 @@ from contextlib import suppress
 from typing import Any
 
 PLACES = ("before", "half", "sent", "executed", "answered")
-"""Kill before a command is passed on, in its middle, right after it, after its execution, after its answer."""
+"""Kill before a command is forwarded, in its middle, right after it, after its execution, or after its answer."""
 
 Kill = Callable[[], Coroutine[Any, Any, None]]
 
 
 class RedisProxy:
-    """Passes commands on one by one and notes their names; kills where it was told to."""
+    """Forwards commands one by one, records their names, and kills the server at the armed place."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -23,24 +23,24 @@ class RedisProxy:
         self.commands: list[str] = []
 
     async def start(self) -> str:
-        """Listen; the URL of it."""
-        # A plain function, since asyncio logs the cancelling of a coroutine of its own as an error.
+        """Start listening; returns the proxy's URL."""
+        # `_accept` is a plain function, because asyncio logs the cancellation of a coroutine callback as an error.
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=2**24)
         return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
 
     def arm(self, index: int, place: str, kill: Kill) -> None:
-        """Call `kill` at `place` of command `index`, counted from now."""
+        """Arm the proxy to call `kill` at `place` of command `index`, counted from now."""
         self.commands.clear()
         self._doom = (index, place, kill)
 
     async def killed(self) -> bool:
-        """Whether the kill has come; waits for its end."""
+        """Wait for a kill in progress; returns whether there was one."""
         if self._killing is not None:
             await self._killing
         return self._killing is not None
 
     async def close(self) -> None:
-        """Listen no more, and hang up."""
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -58,7 +58,7 @@ class RedisProxy:
                 if not await self._pass_on(await read_message(reader), replies, upstream, writer):
                     return
         except (OSError, asyncio.IncompleteReadError):
-            pass  # either side is gone
+            pass  # one side closed its connection
         finally:
             for one in (writer, upstream):
                 if one is not None:
@@ -72,7 +72,7 @@ class RedisProxy:
         upstream: asyncio.StreamWriter,
         client: asyncio.StreamWriter,
     ) -> bool:
-        """Whether the connection goes on."""
+        """Forward one command; returns whether the connection stays open."""
         place = await self._place(command)
         if place == "before":
             return False
@@ -95,7 +95,7 @@ class RedisProxy:
     async def _place(self, command: bytes) -> str | None:
         name = command.split(b"\r\n", 3)[2].decode().upper()
         if name in ("HELLO", "CLIENT", "SELECT"):
-            return None  # of the connection, not of the protocol
+            return None  # connection setup, not part of a push
         self.commands.append(name)
         if self._doom is None or len(self.commands) - 1 != self._doom[0]:
             return None
@@ -107,11 +107,11 @@ class RedisProxy:
     async def _kill(self) -> None:
         assert self._doom is not None
         self._killing, self._doom = asyncio.ensure_future(self._doom[2]()), None
-        await asyncio.shield(self._killing)  # it goes on though its connection is given up
+        await asyncio.shield(self._killing)  # closing the connection must not cancel the kill
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:
-    """One command or reply of RESP 2 or 3, as its bytes."""
+    """Read the bytes of one RESP 2 or 3 command or reply."""
     line = await reader.readuntil(b"\r\n")
     kind, rest = line[:1], line[1:-2]
     if kind in b"$=!" and rest != b"-1":

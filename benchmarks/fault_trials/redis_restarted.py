@@ -1,9 +1,9 @@
-"""Redis killed between pushes: all of it comes back, or a whole, older version that the trainer notices.
+"""Redis killed between pushes: it recovers everything, or a complete older version, which the trainer notices.
 
-The append-only file decides which. Under `appendfsync always`, and where the store waits by WAITAOF, every key of an
-acknowledged push comes back. Under `everysec` alone Redis holds writes in memory while an fsync is under way, so a kill
-may take the last of them; where the machine's power fails, the end of the file is lost. Either way Redis comes back to
-the keys of an earlier push, and the trainer pushes again.
+The append-only file decides which. With `appendfsync always`, or if the store waits with WAITAOF, every key of an
+acknowledged push comes back. With `everysec` alone, Redis buffers writes in memory during an fsync, so a kill may lose
+the last of them; a power failure loses the end of the file. In both cases Redis recovers the keys of an earlier push,
+and the trainer pushes again.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _PROMPT = PromptItem(id="p", text="a red circle")
 
 @dataclass(frozen=True)
 class Case:
-    """How Redis writes its append-only file, and whether the file's end is lost."""
+    """Fsync policy of the append-only file, and whether the end of the file is lost."""
 
     appendfsync: str
     end_lost: bool = False
@@ -54,7 +54,7 @@ CASES = (Case("always"), Case("everysec"), Case("never"), Case("always", end_los
 
 
 def run(trials: int, tell: Tell, findings: Findings) -> None:
-    """`trials` restarts: a tenth with a real trainer's client, the rest with the store alone."""
+    """Run `trials` restarts: a tenth with a real trainer's client, the rest with the store alone."""
     trained = max(len(LOSSES), trials // 10)
     for number in range(trials - trained):
         case = CASES[number % len(CASES)]
@@ -65,7 +65,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
 
 
 async def _restart(trial: str, case: Case, findings: Findings) -> None:
-    """Push versions, kill Redis, start it again and compare its keys with those after each push."""
+    """Push versions, kill and restart Redis, and compare its keys with those after each push."""
     chance = random.Random(trial)
     with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
         server = RedisServer(Path(folder), case.appendfsync)
@@ -100,10 +100,10 @@ async def _restart(trial: str, case: Case, findings: Findings) -> None:
 async def judge_older(
     store: RedisAdapterStore, after: Keys, snapshots: Sequence[Keys], trial: str, findings: Findings
 ) -> int | None:
-    """The head that Redis came back with: its keys are those of that push, and the next version goes on top."""
+    """Head that Redis recovered. Its keys must be those after that push, and it must accept the next version."""
     head = await store.head(TENANT, RUN)
     newest = -1 if head is None else head
-    # An upload that was under way leaves chunks that expire.
+    # An interrupted upload leaves chunks that expire.
     stay = {key: value for key, value in after.items() if not value[0]}
     findings.require(stay == snapshots[newest + 1], trial, f"the keys are not those of version {head}")
     try:
@@ -120,14 +120,14 @@ async def judge_older(
 
 
 def _lose_end(folder: Path, chance: random.Random) -> None:
-    """Cut the append-only file off at any byte."""
+    """Truncate the append-only file at a random byte."""
     (path,) = folder.glob("appendonlydir/*.incr.aof")
     with path.open("r+b") as file:
         file.truncate(chance.randrange(path.stat().st_size))
 
 
 def _with_trainer(trials: int, findings: Findings, tell: Tell) -> None:
-    """A trainer's client explores under its newest version, whatever Redis came back with."""
+    """Test that a trainer's client explores under its newest version, whatever Redis recovered."""
     with ExitStack() as stack:
         server = stack.enter_context(running_redis("everysec"))
         service = stack.enter_context(rollout_service("--redis-url", server.url))
@@ -168,14 +168,14 @@ def _explore(number: int, loss: str, server: RedisServer, service: RolloutServic
 
 
 def _cut(server: RedisServer, run: str, *, everything: bool) -> None:
-    """Cut the append-only file to nothing, or before the run's version 1."""
+    """Truncate the append-only file completely, or before the run's version 1."""
     for path in server.folder.glob("appendonlydir/*.incr.aof"):
         with path.open("r+b") as file:
             file.truncate(0 if everything else _end_of_version_0(path.read_bytes(), run))
 
 
 def _end_of_version_0(file: bytes, run: str) -> int:
-    """Where the file stands before the run's version 1."""
+    """Offset in the file at which the run's version 1 begins."""
     return file.index(f":run:{run}:blob:1:".encode())
 
 

@@ -1,7 +1,6 @@
-"""The service is killed in the midst of an exploration: nothing is lost or doubled, and little is made twice.
+"""The service killed during an exploration: nothing is lost or duplicated, and at most one batch is repeated.
 
-A batch is a prompt group, the unit in which answers stream: at most one that was made is made again, whether it has
-one chunk of the engine or two.
+A batch is a prompt group, the unit in which answers stream, with one or two chunks of the engine.
 """
 
 import random
@@ -35,7 +34,7 @@ _JUDGING = threading.Lock()
 
 @dataclass(frozen=True)
 class Shape:
-    """What is asked for: groups, and candidates of each."""
+    """Shape of a request: number of groups, and candidates per group."""
 
     groups: int
     candidates: int
@@ -47,7 +46,7 @@ class Shape:
 
     @property
     def chunks(self) -> int:
-        """Chunks that have to be made."""
+        """Number of chunks to generate."""
         return self.groups * -(-self.candidates // _CHUNK)
 
 
@@ -56,7 +55,7 @@ SHAPES = (Shape(4, 24), Shape(3, 48))
 
 @dataclass
 class _Asked:
-    """An exploration by a trainer's client, in a thread of its own."""
+    """An exploration by a trainer's client, in its own thread."""
 
     service: RolloutService
     shape: Shape
@@ -85,11 +84,11 @@ class _Asked:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the exploration has ended."""
         return not self._thread.is_alive()
 
     def finish(self) -> Sequence[RolloutGroup]:
-        """Wait for its end; the answer's groups."""
+        """Wait for the end of the exploration; returns the groups of the answer."""
         self._thread.join(_PATIENCE)
         self._client.close()
         if self.error is not None:
@@ -99,10 +98,10 @@ class _Asked:
 
 
 def run(trials: int, tell: Tell, findings: Findings) -> None:
-    """`trials` deaths, half with adapters in the service's memory, half in Redis."""
-    layout()  # once, before there are threads
+    """Run `trials` kills, half with adapters in the service's memory, half in Redis."""
+    layout()  # fill the cache before threads start
     with ExitStack() as stack:
-        # Lest the trials wait for a client that has grown patient.
+        # Keep the client's pauses short, which otherwise grow with every retry.
         stack.enter_context(patch.object(client, "_LONGEST_PAUSE", 0.3))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="solrl-service-")))
         server = stack.enter_context(running_redis("everysec"))
@@ -156,7 +155,7 @@ def _trials(
 
 
 def _wait_for(service: RolloutService, since: int, count: int) -> None:
-    """Until the service did this many things."""
+    """Wait until the service has recorded this many events."""
     while len(service.witness.events(since)) < count:
         time.sleep(0.002)
 

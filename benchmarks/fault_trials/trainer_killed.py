@@ -1,4 +1,4 @@
-"""A trainer is killed at each phase and resumed: it ends where the uninterrupted run ends, bit for bit."""
+"""A trainer killed in each phase and resumed: its result equals that of an uninterrupted run bit for bit."""
 
 import random
 import shutil
@@ -29,7 +29,7 @@ _KILLED = -9
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run: how long, how far behind it explores, how often it keeps a checkpoint."""
+    """A kind of run: number of iterations, lag, and iterations between checkpoints."""
 
     iterations: int
     lag: int
@@ -37,7 +37,7 @@ class Kind:
 
     @property
     def settings(self) -> list[str]:
-        """As flags of `solrl-train run`."""
+        """Flags of `solrl-train run`."""
         more = (f"explore.lag={self.lag}", f"checkpoint_every={self.every}")
         return [word for setting in (*SMALL, *more) for word in ("--set", setting)]
 
@@ -46,7 +46,7 @@ KINDS = (Kind(2, lag=0, every=1), Kind(2, lag=0, every=1), Kind(3, lag=1, every=
 
 
 class Run:
-    """One run's folder, and the processes that write it."""
+    """Folder of a run, and the processes that write to it."""
 
     def __init__(self, folder: Path, name: str, kind: Kind, service: RolloutService) -> None:
         self.folder, self.name, self.kind, self._service = folder / name, name, kind, service
@@ -55,32 +55,32 @@ class Run:
         self._log = folder / f"{name}.log"
 
     def go(self, doom: Doom | None = None, *, resume: bool = False) -> int:
-        """The exit code of one process."""
+        """Run one training process; returns its exit code."""
         argv = ["run", "--rollout-url", self._service.url, "--output", str(self.folder), "--run", self.name]
         argv += ["--iterations", str(self.kind.iterations), *self.kind.settings, *(["--resume"] if resume else [])]
         return Program(child.train, (argv, str(self._witness.path), doom), self._log).wait()
 
     def remove(self) -> None:
-        """Free what it holds, here and at the service."""
+        """Delete the run's folder and its adapters at the service."""
         shutil.rmtree(self.folder)
         self._service.http.delete(f"/v1/runs/{self.name}")
 
     @property
     def log(self) -> str:
-        """The end of what the processes said."""
+        """End of the processes' output."""
         return self._log.read_text(errors="replace")[-600:]
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """The longest that each phase took."""
+        """Longest duration of each phase."""
         lines = [one["seconds"] for one in read_metrics(self.folder / "metrics.jsonl") if "seconds" in one]
-        # In the phase explore the trainer waits.
+        # The trainer's time in the phase explore is logged as wait.
         clocked = {phase: "wait" if phase == "explore" else phase for phase in PHASES}
         return {phase: max(line.get(name, 0.0) for line in lines) for phase, name in clocked.items()}
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """Weights, averages and the optimiser's state at the end."""
+        """Final weights, averages and optimiser state."""
         state: dict[str, torch.Tensor] = load_file(self._last / "state.safetensors")
         return state
 
@@ -90,33 +90,33 @@ class Run:
 
     @property
     def adapters(self) -> dict[str, bytes]:
-        """The files of the last checkpoint that were pushed."""
+        """Adapter files of the last checkpoint."""
         return {path.name: path.read_bytes() for path in self._last.glob("adapter*")}
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """What the metrics say, without times."""
+        """Lines of the metrics, without times."""
         kept = [one for one in read_metrics(self.folder / "metrics.jsonl") if one["event"] != "push"]
         return [{key: value for key, value in one.items() if key not in ("time", "seconds")} for one in kept]
 
     @property
     def pushed(self) -> dict[int, str]:
-        """The digests that the service holds."""
+        """Digests of the versions at the service."""
         held = self._service.http.get(f"/v1/runs/{self.name}/adapters").json()
         return {one["version"]: one["digest"] for one in held["versions"]}
 
     @property
     def noted(self) -> set[str]:
-        """All that was gathered, and what each training began with, however often."""
+        """Distinct events: gathered samples, and the state that each update started from."""
         return {str({key: value for key, value in one.items() if key != "at"}) for one in self._witness.events()}
 
 
 _FIRST: tuple[Sequence[str], ...] = (("explore", "regenerate", "push"), ("train", "state"))
-"""Points at which the first trials die one after the other: the tests run no others, and are to see every phase."""
+"""Points at which the first trials die in succession. The tests run only these, and they must cover every phase."""
 
 
 def run(trials: int, tell: Tell, findings: Findings) -> None:
-    """`trials` runs, each killed once, twice, or in every phase."""
+    """Run `trials` trainings, each killed once, twice, or in every phase."""
     with tempfile.TemporaryDirectory(prefix="solrl-runs-") as name, rollout_service() as service:
         folder = Path(name)
         whole: dict[Kind, Run] = {}
@@ -137,14 +137,14 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
             try:
                 list(pool.map(one, range(trials)))
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # else it would go on to the last trial
+                pool.shutdown(wait=False, cancel_futures=True)  # otherwise all remaining trials would run
                 raise
     for phase in PHASES:
         findings.require(bool(findings.counted.get(f"killed in {phase}")), "at the end", f"none was killed in {phase}")
 
 
 def _dooms(number: int, whole: Run) -> Sequence[Doom]:
-    """Each trial dies at the next point; every fourth, and the first ones, again after it was resumed."""
+    """Kill points of a trial: the next point; every fourth trial, and the first ones, die again after resuming."""
     chance = random.Random(number)
 
     def doom(point: str, iteration: int) -> Doom:
@@ -152,7 +152,7 @@ def _dooms(number: int, whole: Run) -> Sequence[Doom]:
 
     if number < len(_FIRST):
         return [doom(point, 0) for point in _FIRST[number]]
-    # The kinds take turns as the points do, so a step of one kind is a step of all.
+    # Kinds and points advance together, so this mixes every kind with every point.
     turn = number // len(KINDS) + number % len(KINDS) * 5
     everywhere = [(point, i) for i in range(2) for point in POINTS] + [(ENDS[0], 0), (ENDS[2], 0)]
     first = doom(*everywhere[turn % len(everywhere)])
@@ -165,7 +165,7 @@ def _dooms(number: int, whole: Run) -> Sequence[Doom]:
 def _trial(trial: Run, whole: Run, dooms: Sequence[Doom], findings: Findings) -> None:
     name = f"{trial.kind}, {', then '.join(map(str, dooms))}"
     codes = [trial.go(doom, resume=i > 0) for i, doom in enumerate(dooms)]
-    # A phase may be over before its death comes; the run must then have gone on to its end.
+    # A phase may end before its kill; the run must then have finished.
     died = codes.count(_KILLED)
     end = trial.go(resume=True)
     with _JUDGING:

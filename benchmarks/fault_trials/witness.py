@@ -1,4 +1,4 @@
-"""What processes really did, a JSON line an event, in a file that outlives them."""
+"""Event log of the child processes: a file with one JSON line per event, which survives a kill."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Witness:
-    """Appends to a file and reads it; any number of processes may."""
+    """Appends events to a file and reads them; safe for several processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.touch()
 
     def note(self, event: str, **values: Any) -> None:
-        """Append an event; the line is whole even if the process dies right after."""
+        """Append an event; the line is complete even if the process dies right afterwards."""
         line = json.dumps({"event": event, "at": time.monotonic(), **values}).encode() + b"\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
@@ -24,12 +24,12 @@ class Witness:
             os.close(file)
 
     def events(self, since: int = 0) -> list[dict[str, Any]]:
-        """The events after byte `since` of the file."""
+        """Events after byte `since` of the file."""
         with self.path.open("rb") as file:
             file.seek(since)
             return [json.loads(line) for line in file if line.endswith(b"\n")]
 
     @property
     def size(self) -> int:
-        """Where the file ends now."""
+        """Current size of the file in bytes."""
         return self.path.stat().st_size

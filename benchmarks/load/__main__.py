@@ -1,7 +1,7 @@
-"""One service under load: `python benchmarks/load` (or `make load`).
+"""Load tests of one service: `python benchmarks/load` (or `make load`).
 
-Every row starts real services and clients on loopback; what is compared is measured in one run. Writes
-docs/results/load.{json,md,png}. A row that is run alone replaces its own line there.
+Each row starts real services and clients on loopback and measures everything it compares in one run. Writes
+docs/results/load.{json,md,png}; rows that did not run this time keep their last result.
 """
 
 import argparse
@@ -28,10 +28,12 @@ COMMAND = "python benchmarks/load"
 
 
 def main() -> int:
-    """Run the rows, print and write the table; 1 where one of them is not met."""
+    """Run the rows, print and write the table; returns 1 if a target was not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--short", action="store_true", help="small counts, to see that the rows work")
+    parser.add_argument(
+        "--short", action="store_true", help="small counts, to check that the rows work; writes nothing"
+    )
     rows: dict[str, Callable[[bool], Row]] = {
         "sharing": lambda short: sharing(2, 10) if short else sharing(8, 40),
         "small": lambda short: small_beside_big(3 if short else 20),
@@ -54,11 +56,11 @@ def main() -> int:
         if not args.short:
             file.write_text(json.dumps(found, indent=1) + "\n")
     table = [
-        "# One service under load",
+        "# Load tests of one service",
         "",
-        f"By `{COMMAND}`; the miniature SANA, real processes on loopback, all else on the same processor.",
+        f"By `{COMMAND}`: the miniature SANA, real processes on loopback, clients on the same CPU.",
         "",
-        "| | wanted | found | met | cores |",
+        "| test | target | result | met | cores |",
         "|---|---|---|---|---|",
     ]
     for name in rows:
@@ -68,7 +70,7 @@ def main() -> int:
                 f"| {r['name']} | {r['wanted']} | {r['found']} | {'yes' if r['met'] else 'no'} | {r['cores']} |"
             )
     if "scale" in found:
-        table += ["", "![cost of a candidate](load.png)"]
+        table += ["", "![cost per candidate](load.png)"]
         if not args.short:
             scale.plot(found["scale"]["figures"], args.out / "load.png")
     if not args.short:

@@ -1,4 +1,4 @@
-"""What the rows share: a service, runs with adapters of their own, requests, and counters read from it."""
+"""Helpers of the load tests: a service, runs with their own adapters, requests, and the service's counters."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ Layout = dict[str, tuple[int, int]]
 
 @dataclass
 class Row:
-    """One line of the table: what was asked, what was found, and all figures behind it."""
+    """A row of the table: target, result, whether the target was met, and all figures."""
 
     name: str
     wanted: str
@@ -34,18 +34,18 @@ class Row:
 
 @contextmanager
 def service(*flags: str) -> Iterator[str]:
-    """A real service of the miniature on loopback."""
+    """Run a real service of the miniature on loopback; yields its URL."""
     with rollout_service(MODEL, Path("runs/load/service.log"), flags=flags) as url:
         yield url
 
 
 def client_of(url: str) -> RolloutClient:
-    """A client that is patient with a full queue."""
+    """Client that keeps retrying while the queue is full."""
     return RolloutClient(url, patience=600)
 
 
 def push_runs(url: str, names: list[str]) -> None:
-    """Give each run an adapter of its own."""
+    """Push a different adapter for each run."""
     backbone = load_backbone(MODEL)
     layout = adapter_layout(backbone.transformer, backbone.lora_targets)
     with client_of(url) as client:
@@ -54,7 +54,7 @@ def push_runs(url: str, names: list[str]) -> None:
 
 
 def random_adapter(layout: Layout, *, rank: int, seed: int) -> bytes:
-    """An adapter file with small random weights."""
+    """Encode an adapter with small random weights."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for module, (outs, ins) in layout.items():
@@ -64,7 +64,7 @@ def random_adapter(layout: Layout, *, rank: int, seed: int) -> bytes:
 
 
 def request(run: str | None, prompts: int, candidates: int, *, steps: int = 6, root: int = 0) -> RolloutRequest:
-    """Prompts with so many candidates each, at the service's fastest native precision."""
+    """Request for some prompts with `candidates` each, at the service's fastest native precision."""
     return RolloutRequest(
         model=MODEL,
         adapter=None if run is None else AdapterRef(run=run, version=0),
@@ -76,7 +76,7 @@ def request(run: str | None, prompts: int, candidates: int, *, steps: int = 6, r
 
 
 def counters(url: str) -> dict[str, float]:
-    """The service's metrics, each summed over its labels."""
+    """Read the service's metrics, each summed over its labels."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=60).text):
         for sample in family.samples:
@@ -85,12 +85,12 @@ def counters(url: str) -> dict[str, float]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of them lie."""
+    """Value below which a `share` (0 to 1) of the values lie."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def seconds_of(work: Any) -> float:
-    """How long a call takes."""
+    """Seconds that a call takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

@@ -1,6 +1,6 @@
-"""How much of exploration hides behind training when the trainer looks one iteration ahead.
+"""Share of exploration hidden behind training at a lag of one.
 
-Service and trainer each get half of the processor's cores, so that neither takes the other's.
+Service and trainer each get half of the CPU cores, so that they do not compete.
 """
 
 import os
@@ -21,11 +21,11 @@ _SETTINGS = ("explore.prompts=4", "evaluate.prompts=8", "evaluate.fidelity_promp
 
 
 def lookahead(iterations: int) -> Row:
-    """The part of the shorter of exploring and the rest that a lag of one hides."""
+    """Measure the share of the shorter of exploration and the rest that a lag of one hides."""
     cores = sorted(os.sched_getaffinity(0))
     half = len(cores) // 2
     if not half:
-        raise RuntimeError("one core cannot be shared out between service and trainer")
+        raise RuntimeError("got one CPU core; expected at least two, for service and trainer")
     os.environ["OMP_NUM_THREADS"] = str(half)
     try:
         os.sched_setaffinity(0, cores[:half])
@@ -41,14 +41,14 @@ def lookahead(iterations: int) -> Row:
     return Row(
         "exploration hidden behind training, lag 1, two processes",
         "≥ 95 % of the shorter of the two",
-        f"{hidden:.1%}: explore {explore:.2f} s, the rest {rest:.2f} s, together {whole:.2f} s an iteration",
+        f"{hidden:.1%}: explore {explore:.2f} s, the rest {rest:.2f} s, together {whole:.2f} s per iteration",
         hidden >= 0.95,
         {"explore": explore, "rest": rest, "together": whole, "hidden": hidden},
     )
 
 
 def _explore_seconds(url: str) -> float:
-    """Median seconds of an iteration's exploration with nothing beside it."""
+    """Median seconds of an iteration's exploration on an otherwise idle machine."""
     config = resolve(PRESET, overrides=_SETTINGS, arguments={"rollout_url": url, "run": "alone"}).config
     config = config.model_copy(update={"explore": config.explore.model_copy(update={"precision": "auto"})})
     prompts = read_prompts(find_prompts(config.prompts), "train")
@@ -68,7 +68,7 @@ def _explore_seconds(url: str) -> float:
 
 
 def _seconds(url: str, lag: int, iterations: int, of: Callable[[dict[str, float]], float]) -> float:
-    """Median of what `of` makes of an iteration's seconds by phase, over the later iterations of a real run."""
+    """Median of `of`(seconds by phase) over the later iterations of a real run."""
     output = Path(f"runs/load/lag-{lag}")
     subprocess.run(["rm", "-rf", str(output)], check=True)
     command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", PRESET, "--rollout-url", url]

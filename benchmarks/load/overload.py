@@ -1,4 +1,4 @@
-"""Ten times as much as the queue holds in one instant, and then ten times as much as is served for a while."""
+"""Overload: a burst of ten times the queue's capacity, then a stream at ten times the service's throughput."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ _GROUP = 24
 _TIMES = 10
 _SAMPLED = 0.05
 _OPENED = 3.0
-"""Seconds before its request that a connection is opened, as trainers hold them."""
+"""Seconds between opening a connection and sending its request: trainers hold open connections."""
 _WAITING = re.compile(r"^solrl_queue_candidates\{.*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass
 class Answers:
-    """What came of the requests: seconds of the refusals, candidates of what was accepted, and whatever else."""
+    """Outcomes of requests: seconds of each refusal, candidates of each accepted one, status of any other."""
 
     refused: list[float] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
@@ -31,18 +31,18 @@ class Answers:
 
     @property
     def lost(self) -> int:
-        """Requests that were neither refused nor answered in full."""
+        """Number of requests that were neither refused nor answered in full."""
         return len(self.other) + sum(made != _GROUP for made in self.made)
 
 
 def overload(limit: int, seconds: float) -> Row:
-    """Latency of refusals, the queue's bound, and whether anything that was accepted is lost.
+    """Measure the latency of refusals, the largest queue, and lost requests.
 
-    Overload is a rate: it is the stream by which refusals are judged. What one instant asks waits for itself.
+    The target applies to the stream, because overload is a rate. The requests of a burst wait for each other.
 
     Args:
-        limit: candidates that may wait.
-        seconds: for which more is asked than is served.
+        limit: limit of the queue in candidates.
+        seconds: duration of the stream.
     """
     burst_size = _TIMES * limit // _GROUP
     with service("--queue-limit", str(limit)) as url:
@@ -56,9 +56,9 @@ def overload(limit: int, seconds: float) -> Row:
     lost = burst.lost + stream.lost
     return Row(
         "10× overload",
-        f"refusals' p99 ≤ 50 ms while {_TIMES} × what is served is asked; bound never exceeded; 0 accepted lost",
-        f"{_TIMES} × what is served for {seconds:.0f} s: p99 {1000 * p99s[1]:.0f} ms of {len(stream.refused)}; "
-        f"{burst_size} requests in one instant: p99 {1000 * p99s[0]:.0f} ms of {len(burst.refused)}; "
+        f"p99 of refusals ≤ 50 ms at {_TIMES} × the throughput; queue limit never exceeded; 0 accepted requests lost",
+        f"{_TIMES} × the throughput for {seconds:.0f} s: p99 {1000 * p99s[1]:.0f} ms of {len(stream.refused)} "
+        f"refusals; burst of {burst_size} requests: p99 {1000 * p99s[0]:.0f} ms of {len(burst.refused)} refusals; "
         f"at most {held:.0f} of {limit} waiting ({len(depths)} samples); {lost} lost",
         p99s[1] <= 0.05 and held <= limit and lost == 0,
         {
@@ -75,9 +75,9 @@ def overload(limit: int, seconds: float) -> Row:
 
 
 async def _ask(url: str, at: list[float]) -> Answers:
-    """Ask on a connection each, so many seconds after the first request.
+    """Send each request on its own connection, `at` seconds after the start.
 
-    By bare sockets: a library's millisecond a request would be charged to the refusals of a burst.
+    Uses bare sockets: an HTTP library's millisecond per request would count towards the refusals of a burst.
     """
     answers, address = Answers(), httpx.URL(url)
     began = time.perf_counter() + _OPENED
@@ -113,14 +113,14 @@ def _bytes(i: int) -> bytes:
 
 @contextmanager
 def _depths(url: str) -> Iterator[list[float]]:
-    """Candidates that wait, read from the service's metrics again and again."""
+    """Sample the number of waiting candidates from the service's metrics."""
     found, over = [0.0], threading.Event()
 
     def sample() -> None:
         client = httpx.Client(base_url=url, timeout=60)
         while not over.wait(_SAMPLED):
-            said = client.get("/metrics").text
-            found.append(sum(float(waiting) for waiting in _WAITING.findall(said)))
+            metrics = client.get("/metrics").text
+            found.append(sum(float(waiting) for waiting in _WAITING.findall(metrics)))
 
     thread = threading.Thread(target=sample)
     thread.start()

@@ -1,4 +1,4 @@
-"""A rank-32 FLUX.1 adapter (float32, 150 MB) through HTTP and Redis on loopback, until it is decoded in memory."""
+"""Push of a rank-32 FLUX.1 adapter (float32, 150 MB) through HTTP and Redis on loopback."""
 
 import dataclasses
 import multiprocessing
@@ -21,7 +21,7 @@ PUSHES = 5
 
 
 def pushing() -> Row:
-    """Seconds from the client's first byte to the acknowledgement, which comes once the adapter is decoded."""
+    """Measure seconds from the client's first byte to the acknowledgement, sent once the adapter is decoded."""
     with tempfile.TemporaryDirectory() as folder:
         layout = flux_layout(Path(folder))
     port, stop = free_port(), multiprocessing.Event()
@@ -43,7 +43,7 @@ def pushing() -> Row:
     size = len(bodies[0])
     return Row(
         f"push of a rank-32 FLUX.1 adapter ({size / 1e6:.0f} MB)",
-        "≤ 3 s to ready in memory",
+        "≤ 3 s until ready in memory",
         f"{median:.2f} s (of {PUSHES}: {min(times):.2f} to {max(times):.2f})",
         median <= 3.0,
         {"bytes": size, "seconds": times, "modules": len(layout)},
@@ -51,13 +51,13 @@ def pushing() -> Row:
 
 
 def flux_layout(folder: Path) -> Layout:
-    """What a LoRA adapter of FLUX.1 binds, from the model's configuration."""
+    """Modules that a LoRA adapter of FLUX.1 adapts and their sizes, from the model's configuration."""
     skeleton = load_skeleton(str(write_skeleton("flux", Path(locate("mini-flux")), folder / "flux")))
     return adapter_layout(skeleton.transformer, skeleton.lora_targets)
 
 
 def _serve(port: int, redis_url: str, layout: Layout, stop: Event) -> None:
-    """The real application, told that its model takes FLUX.1's adapters: nothing else of the model is touched."""
+    """Serve the real application with a miniature whose adapter layout is replaced by FLUX.1's."""
     import asyncio
 
     import uvicorn

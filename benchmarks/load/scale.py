@@ -1,4 +1,4 @@
-"""What a candidate costs as requests and experiments grow in number."""
+"""Cost per candidate as requests grow and experiments become more numerous."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +10,10 @@ from common import Row, client_of, push_runs, request, seconds_of, service
 from solrl_trainer.client import RolloutClient
 
 SIZES = {24: (1, 24), 96: (4, 24), 480: (20, 24), 2400: (100, 24), 9984: (208, 48)}
-"""Candidates of a request: prompts × candidates each, so that every chunk is one of 24. A request has at most 256
-prompts, so the largest has two chunks a prompt."""
+"""Candidates of a request → (prompts, candidates each), so that every chunk has 24. A request has at most 256 prompts,
+so the largest has two chunks per prompt."""
 EXPERIMENTS = (1, 2, 5, 10, 25, 50)
-"""At a time; together they ask for as many groups of 96 as the most experiments do with one each."""
+"""Concurrent experiments; the total number of groups of 96 is always about the largest number of experiments."""
 _STEPS = 2
 
 Seconds = dict[int, list[float]]
@@ -22,15 +22,16 @@ Seconds = dict[int, list[float]]
 def scale(
     rounds: int = 4, shapes: dict[int, tuple[int, int]] = SIZES, experiments: tuple[int, ...] = EXPERIMENTS
 ) -> Row:
-    """Milliseconds a candidate, by the size of a request and by the number of experiments; dearest against cheapest.
+    """Measure milliseconds per candidate by request size and by number of experiments.
 
-    The same work is cut up differently: each size makes about as many candidates as the largest request, one request
-    after the other, and each number of experiments as many as the largest number. So each is measured for about as
-    long. All take turns, forwards and backwards, because the speed of a shared machine wanders: by more within a turn
-    than what is looked for, which is why the means are of several, and the seconds of each turn are in the JSON.
+    The same amount of work is split differently: small requests run one after the other until they have generated as
+    many candidates as the largest request, and likewise for experiments. All cases are measured for about the same
+    time, alternating in forward and backward order, because the speed of a shared machine drifts. Within a round it
+    drifts by more than the effect in question, so the result is a mean over several rounds. The JSON holds the seconds
+    of each round.
 
     Args:
-        rounds: turns of each; an even number, for what drifts to cancel.
+        rounds: number of rounds; even, so that linear drift cancels.
         shapes: see `SIZES`.
         experiments: see `EXPERIMENTS`.
     """
@@ -48,9 +49,9 @@ def scale(
     sizes = {size: _ms(seconds, largest // size * size) for size, seconds in by_size.items()}
     numbers = {count: _ms(seconds, most // count * count * 96) for count, seconds in by_experiments.items()}
     return Row(
-        f"cost of a candidate at {_STEPS} steps, request {min(sizes)} → {max(sizes):,}, "
+        f"cost per candidate at {_STEPS} steps, request {min(sizes)} → {max(sizes):,}, "
         f"experiments {min(numbers)} → {max(numbers)}",
-        "flat within 10 %: dearest against cheapest of each curve",
+        "largest and smallest cost of each curve differ by ≤ 10 %",
         f"requests {_extremes(sizes)}; experiments {_extremes(numbers)}",
         max(_spread(sizes), _spread(numbers)) <= 0.10,
         {
@@ -76,12 +77,12 @@ def _spread(cost: dict[int, float]) -> float:
 
 def _extremes(cost: dict[int, float]) -> str:
     cheapest, dearest = min(cost, key=cost.__getitem__), max(cost, key=cost.__getitem__)
-    said = f"{cost[cheapest]:.2f} ms at {cheapest:,} to {cost[dearest]:.2f} ms at {dearest:,}"
-    return f"{_spread(cost):+.1%} ({said})"
+    extremes = f"{cost[cheapest]:.2f} ms at {cheapest:,} to {cost[dearest]:.2f} ms at {dearest:,}"
+    return f"{_spread(cost):+.1%} ({extremes})"
 
 
 def _requests(url: str, shape: tuple[int, int], times: int, root: int) -> float:
-    """Seconds of requests one after the other."""
+    """Seconds of `times` sequential requests."""
     prompts, candidates = shape
     with client_of(url) as client:
 
@@ -93,9 +94,9 @@ def _requests(url: str, shape: tuple[int, int], times: int, root: int) -> float:
 
 
 def _together(url: str, count: int, groups: int, root: int) -> float:
-    """Seconds of so many experiments at a time."""
+    """Seconds of `count` concurrent experiments."""
     with ExitStack() as stack:
-        # Made before: a trainer has its client, whose certificates take long to read, for as long as it runs.
+        # Create the clients first: a trainer keeps its client, which is slow to create because it reads certificates.
         clients = [stack.enter_context(client_of(url)) for _ in range(count)]
 
         def ask(client: RolloutClient, name: str) -> None:
@@ -106,11 +107,11 @@ def _together(url: str, count: int, groups: int, root: int) -> float:
 
 
 def plot(figures: dict[str, Any], file: Path) -> None:
-    """Both costs, relative to their cheapest case."""
+    """Plot both costs relative to their cheapest case."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(8, 3), layout="constrained", sharey=True)
-    parts = (("ms_by_request_size", "candidates a request"), ("ms_by_experiments", "experiments at a time"))
+    parts = (("ms_by_request_size", "candidates per request"), ("ms_by_experiments", "concurrent experiments"))
     for axis, (key, label) in zip(axes, parts, strict=True):
         cost = {int(count): ms for count, ms in figures[key].items()}
         base = min(cost.values())
@@ -123,6 +124,6 @@ def plot(figures: dict[str, Any], file: Path) -> None:
         axis.set_ylim(0.8, 1.4)
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
-    axes[0].set_ylabel("cost of a candidate / cheapest")
+    axes[0].set_ylabel("cost per candidate / cheapest")
     figure.savefig(file, dpi=110)
     pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""Eight experiments on one service, and a small request beside a big one."""
+"""Fairness between eight experiments on one service, and between a small and a big request."""
 
 import statistics
 import threading
@@ -12,16 +12,16 @@ _GROUP = 24
 
 
 def sharing(rounds: int, seconds: float) -> Row:
-    """Each experiment's share of candidates a second, and all of them against one alone: the median of the rounds."""
+    """Measure each experiment's share of candidates, and the total of all relative to one alone (median of rounds)."""
     names = [f"experiment-{i}" for i in range(EXPERIMENTS)]
     alone: list[int] = []
     together: list[dict[str, int]] = []
     with service() as url:
         push_runs(url, names)
         _count(url, names[:1], 5.0)
-        # In turns, so that both meet the same machine.
+        # Interleaved, so that other load on the machine affects both.
         for turn in range(rounds):
-            # Another one begins each time: where a turn ends in a minute would favour the first.
+            # Rotate the order: experiments that start earlier have an advantage when a round ends.
             order = names[turn % len(names) :] + names[: turn % len(names)]
             counts = (1, EXPERIMENTS) if turn % 2 == 0 else (EXPERIMENTS, 1)
             measured = {count: _count(url, order[:count], seconds) for count in counts}
@@ -42,7 +42,7 @@ def sharing(rounds: int, seconds: float) -> Row:
 
 
 def _count(url: str, names: list[str], seconds: float) -> dict[str, int]:
-    """Candidates each run gets within `seconds`, every run always having work queued."""
+    """Candidates that each run receives within `seconds`, while every run always has work queued."""
     made = dict.fromkeys(names, 0)
     begin = threading.Event()
     stop = threading.Event()
@@ -50,7 +50,7 @@ def _count(url: str, names: list[str], seconds: float) -> dict[str, int]:
     def ask(name: str, part: int) -> None:
         def count(_: object) -> None:
             if stop.is_set():
-                raise _Over  # hangs up, lest what is still queued be waited for
+                raise _Over  # closes the connection instead of waiting for queued work
             if begin.is_set():
                 made[name] += _GROUP
 
@@ -73,11 +73,11 @@ def _count(url: str, names: list[str], seconds: float) -> dict[str, int]:
 
 
 class _Over(Exception):  # noqa: N818
-    """The time is over."""
+    """Ends a client's stream when the time is over."""
 
 
 def small_beside_big(trials: int) -> Row:
-    """How many chunks of a 96 × 48 request run between a 24 × 1 request and its answer."""
+    """Count the chunks of a 96 × 48 request that run between a 24 × 1 request and its answer."""
     waits = []
     with service() as url:
         push_runs(url, ["big", "small"])
@@ -99,7 +99,7 @@ def small_beside_big(trials: int) -> Row:
                 time.sleep(0.37)
         done.set()
     return Row(
-        "small (24 × 1) beside big (96 × 48) request",
+        "small (24 × 1) request during a big (96 × 48) one",
         "waits for at most 2 chunks",
         f"at most {max(waits)} in {trials} trials, mean {sum(waits) / trials:.2f}",
         max(waits) <= 2,

@@ -1,4 +1,4 @@
-"""Twenty minutes at full load: requests of all sizes, pushes, clients that leave."""
+"""Soak test: twenty minutes of requests of all sizes, pushes, and clients that disconnect."""
 
 import random
 import socket
@@ -20,11 +20,11 @@ from support.redis_server import running_redis
 CLIENTS = 4
 RETAIN = 3
 GROWTH = 10.0
-"""MiB."""
+"""Largest allowed growth of memory in MiB."""
 SAMPLED = 2.0
 """Seconds between two samples."""
 WARM_UP = 0.15
-"""Part of the time that is warm-up, and as long are the windows that are compared: after it, and at the end."""
+"""Share of the time that is warm-up. The two compared windows, after it and at the end, are as long."""
 _LASTING_KEYS = """
 local count = 0
 for _, key in ipairs(redis.call('KEYS', '*')) do
@@ -35,7 +35,7 @@ return count
 
 
 def soak(seconds: float) -> Row:
-    """Growth of the service's memory from the end of warm-up to the end, and the number of keys in Redis."""
+    """Measure the growth of the service's memory after warm-up, and the number of keys in Redis."""
     with running_redis("everysec") as server, service("--redis-url", server.url, "--retain", str(RETAIN)) as url:
         return _soak(url, redis.Redis.from_url(server.url), seconds)
 
@@ -68,7 +68,7 @@ def _soak(url: str, keys: redis.Redis, seconds: float) -> Row:
             stop.set()
 
     with client_of(url) as client:
-        # As many versions as are kept, so that from the start each new one takes an old one's place.
+        # Push as many versions as are retained, so that from the start each new one replaces an old one.
         for number in range(CLIENTS):
             for version in range(RETAIN):
                 push(client, number, version)
@@ -92,8 +92,8 @@ def _soak(url: str, keys: redis.Redis, seconds: float) -> Row:
     asked = counters(url)["solrl_http_requests_total"] - len(memory)
     return Row(
         f"soak, {seconds / 60:.0f} minutes",
-        "memory grows ≤ 10 MiB after warm-up, median and least; Redis keys constant",
-        f"median {last.median - first.median:+.1f} MiB, least {last.least - first.least:+.1f} MiB, from the first "
+        "memory grows ≤ 10 MiB after warm-up, median and minimum; Redis keys constant",
+        f"median {last.median - first.median:+.1f} MiB, minimum {last.least - first.least:+.1f} MiB, from the first "
         f"{WARM_UP * seconds / 60:.1f} minutes after warm-up to the last; {' to '.join(map(str, steady))} keys; "
         f"{asked:.0f} requests",
         last.median - first.median <= GROWTH and last.least - first.least <= GROWTH and len(steady) == 1,
@@ -109,19 +109,19 @@ def _soak(url: str, keys: redis.Redis, seconds: float) -> Row:
 
 @dataclass(frozen=True)
 class Window:
-    """MiB resident within a part of the time. Batches come and go, so the least is what stays between them."""
+    """Resident memory in MiB within a time window. Batches come and go; the minimum is what stays between them."""
 
     median: float
     least: float
 
     @classmethod
     def of(cls, memory: list[float]) -> Self:
-        """What the samples of a window come to."""
+        """Summarise the samples of a window."""
         return cls(statistics.median(memory), min(memory))
 
 
 def _leave(url: str, body: str) -> None:
-    """Ask, and hang up at once."""
+    """Send a request and disconnect before the answer."""
     host, port = httpx.URL(url).host, httpx.URL(url).port or 80
     head = f"POST /v1/rollouts HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
     with socket.create_connection((host, port)) as sock:

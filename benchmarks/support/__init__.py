@@ -1,1 +1,1 @@
-"""Programs that benchmarks and tests run for themselves: a Redis, a browser, and ports to run them on."""
+"""Programs that benchmarks and tests start: Redis and a browser, on free ports."""

@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over its DevTools pipe."""
+"""Driver for a headless Chromium over its DevTools pipe."""
 
 import base64
 import fcntl
@@ -27,7 +27,7 @@ FLAGS = [
 
 
 class Browser:
-    """Commands go in and answers come out as JSON, each ended by a zero byte."""
+    """A browser. Commands and answers are JSON, each terminated by a zero byte."""
 
     def __init__(self, to: int, back: int) -> None:
         self._to, self._back = to, back
@@ -36,7 +36,7 @@ class Browser:
         self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """The result of a command; what happens meanwhile goes to `events`."""
+        """Send a command and return its result; events that arrive meanwhile go to `events`."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         data = json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0"
@@ -54,7 +54,7 @@ class Browser:
             self.events.append(answer)
 
     def listen(self, seconds: float) -> None:
-        """Take in what has happened, for at most so long."""
+        """Collect events until none arrives for `seconds`; after the first, only those already there."""
         while (event := self._read(seconds)) is not None:
             self.events.append(event)
             seconds = 0
@@ -70,7 +70,7 @@ class Browser:
 
     @contextmanager
     def page(self, width: int = 1280, height: int = 900, scheme: str = "light", scale: float = 1) -> Iterator["Page"]:
-        """A tab without memory of any other, as wide as asked for, in a colour scheme."""
+        """Open a tab in a fresh browser context, with the given size and colour scheme."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -92,36 +92,36 @@ class Browser:
 
 
 class Page:
-    """One tab."""
+    """A browser tab."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command to this tab."""
+        """Send a command to this tab."""
         return self._browser.call(method, self._session, **parameters)
 
     def open(self, url: str) -> None:
-        """Go to an address."""
+        """Navigate to a URL and wait until it is loaded."""
         if "errorText" in (answer := self.call("Page.navigate", url=url)):
             raise RuntimeError(f"{url}: {answer['errorText']}")
         self.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
 
     def reload(self) -> None:
-        """Load it anew."""
+        """Reload the page and wait until it is loaded."""
         self.see("window.stale = true")
         self.call("Page.reload")
         self.wait("!window.stale && document.readyState === 'complete'")
 
     def see(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Evaluate a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
     def wait(self, script: str, seconds: float = 120) -> Any:
-        """The value of an expression once it is true."""
+        """Evaluate an expression until it is true; return its value."""
         deadline = time.monotonic() + seconds
         while not (value := self.see(script)):
             if time.monotonic() > deadline:
@@ -130,18 +130,18 @@ class Page:
         return value
 
     def text(self) -> str:
-        """What can be read."""
-        said: str = self.see("document.body.innerText")
-        return said
+        """Visible text of the page."""
+        text: str = self.see("document.body.innerText")
+        return text
 
     def happened(self, method: str) -> list[dict[str, Any]]:
-        """What was told of this tab so far, by kind."""
+        """Parameters of all events of one kind in this tab so far."""
         self._browser.listen(0)
         mine = (event for event in self._browser.events if event.get("sessionId") == self._session)
         return [event["params"] for event in mine if event["method"] == method]
 
     def faults(self) -> list[str]:
-        """Errors of scripts, and what the policy held off. That an answer was 401 is none."""
+        """Script errors and violations of the content security policy; HTTP errors do not count."""
         thrown = [
             one["exceptionDetails"]["exception"]["description"] for one in self.happened("Runtime.exceptionThrown")
         ]
@@ -151,21 +151,21 @@ class Page:
         ]
 
     def screenshot(self, whole: bool = False) -> bytes:
-        """PNG of what is in view, or of the whole page."""
+        """PNG of the visible part, or of the whole page."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(shot["data"])
 
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """A Chromium with a profile of its own."""
+    """Run a Chromium with a fresh profile."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         raise FileNotFoundError("chromium is not installed (apt-get install chromium)")
     ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for pipe in (os.pipe(), os.pipe()) for end in pipe]
     theirs_in, ours_out, ours_in, theirs_out = ends
     with tempfile.TemporaryDirectory(prefix="solrl-browser-", ignore_cleanup_errors=True) as profile:
-        # The browser reads from 3 and writes to 4; only bash can make those of numbers with two digits.
+        # The browser reads from descriptor 3 and writes to 4. Bash can redirect descriptors with two digits to them.
         script = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
         command = [
             "bash",

@@ -1,14 +1,14 @@
-"""Ports on loopback."""
+"""Free ports on loopback."""
 
 import random
 import socket
 
-# Below those that Linux gives to outgoing connections, which may be taken between the choice and its use.
+# Below Linux's range for outgoing connections, which could take a port between its choice and its use.
 _PORTS = range(10_000, 32_768)
 
 
 def free_port() -> int:
-    """A loopback port that nobody uses."""
+    """Choose an unused loopback port."""
     while True:
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""A real redis-server, to be killed and started again on the same port and folder."""
+"""A real redis-server that can be killed and restarted on the same port and folder."""
 
 import os
 import shutil
@@ -15,11 +15,11 @@ import redis
 from support.ports import free_port
 
 Keys = dict[bytes, tuple[bool, Any]]
-"""What a server holds, by key: whether it expires, and its value."""
+"""Content of a server: key → (whether it expires, value)."""
 
 
 def redis_program() -> str:
-    """The server to run: `REDIS_SERVER`, or the one on the path."""
+    """Path of the server program: `REDIS_SERVER`, or redis-server on the PATH."""
     program = os.environ.get("REDIS_SERVER") or shutil.which("redis-server")
     if program is None:
         raise FileNotFoundError("redis-server is not installed (apt-get install redis-server, or set REDIS_SERVER)")
@@ -27,7 +27,7 @@ def redis_program() -> str:
 
 
 class RedisServer:
-    """A server on `port` that keeps its file in `folder`; appendfsync `never` keeps none."""
+    """A server on `port` with its append-only file in `folder`; appendfsync `never` disables the file."""
 
     def __init__(self, folder: Path, appendfsync: str = "always") -> None:
         self.folder = folder
@@ -57,37 +57,37 @@ class RedisServer:
                 time.sleep(0.005)
 
     def kill(self) -> None:
-        """SIGKILL. Harmless if it does not run."""
+        """Send SIGKILL; does nothing if the server is not running."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def restart(self) -> None:
-        """SIGKILL, and start again from what lies in the folder."""
+        """Kill the server and start it again from the files in its folder."""
         self.kill()
         self.start()
 
     def has_waitaof(self) -> bool:
-        """Whether it can say when a write is on its disk (Redis 7.2)."""
+        """Whether the server supports WAITAOF, which waits until writes are on disk (Redis 7.2)."""
         with redis.Redis.from_url(self.url) as client:
             return client.execute_command("COMMAND INFO", "WAITAOF") != [None]
 
     def wait_until_written(self) -> None:
-        """Wait until the file holds every write so far: under everysec they stay in memory during an fsync."""
+        """Wait until the file holds all writes: under everysec, Redis buffers them in memory during an fsync."""
         with redis.Redis.from_url(self.url) as client:
             while client.info("persistence").get("aof_buffer_length", 0):
                 time.sleep(0.005)
 
     def version(self) -> str:
-        """Its version, as it says."""
+        """Version that the server reports."""
         with redis.Redis.from_url(self.url) as client:
             return str(client.info("server")["redis_version"])
 
 
 @contextmanager
 def running_redis(appendfsync: str = "always") -> Iterator[RedisServer]:
-    """A server that ends with the block."""
+    """Run a server until the end of the block."""
     with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
         server = RedisServer(Path(folder), appendfsync)
         try:
@@ -98,7 +98,7 @@ def running_redis(appendfsync: str = "always") -> Iterator[RedisServer]:
 
 
 def dump(url: str) -> Keys:
-    """Every key: whether it expires, and its value."""
+    """Read all keys: whether each expires, and its value."""
     with redis.Redis.from_url(url) as client:
         read = {b"string": client.get, b"hash": client.hgetall, b"set": client.smembers}
         return {bytes(key): (client.ttl(key) >= 0, read[client.type(key)](key)) for key in client.scan_iter()}
