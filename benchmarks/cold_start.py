@@ -37,7 +37,7 @@ def main() -> None:
     from rollout_path import ServedWay
     from solrl_core.families.skeleton import materialize
     from solrl_core.fingerprint import part_digests
-    from solrl_core.generator import CHUNK, Generator, supported
+    from solrl_core.generator import CHUNK, Generator, supported_tiers
     from solrl_core.rewards import RewardSet
     from true_size import random_hps, skeleton
 
@@ -58,7 +58,7 @@ def main() -> None:
         with part(DIGESTS):
             part_digests(backbone.parts)
         with part(SHARES):
-            for tier in supported(backbone.device):
+            for tier in supported_tiers(backbone.device):
                 backbone.quantized_share(tier)
 
 

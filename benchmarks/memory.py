@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from solrl_core.families.load import locate
 from solrl_core.families.skeleton import load_skeleton, materialize
-from solrl_core.generator import Generator, supported
+from solrl_core.generator import Generator, supported_tiers
 from solrl_core.memory import plan_memory
 from true_shapes import write_skeleton
 
@@ -60,7 +60,7 @@ def measure(family: str) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = write_skeleton(family, Path(locate(miniature)), Path(folder) / family)
-        tiers = supported(torch.device("cuda"))
+        tiers = supported_tiers(torch.device("cuda"))
         plans = {tier: plan_memory(load_skeleton(str(path)), tier, batch) for tier in tiers}
         backbone = materialize(load_skeleton(str(path)), "cuda")
         for tier in tiers:

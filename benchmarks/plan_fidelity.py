@@ -168,7 +168,7 @@ def score(
     for steps, solver in solvers.items():
         trajectory = None
         for until in (*AFTER[steps], steps):
-            made = proxy.generate(prompt.text, seeds, steps=steps, solver=solver, begin=trajectory, until=until)
+            made = proxy.generate(prompt.text, seeds, steps=steps, solver=solver, start=trajectory, until=until)
             trajectory = made.trajectory
             found[f"{steps}/{until}"] = scored(made.images)
     return found

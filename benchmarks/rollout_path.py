@@ -63,7 +63,7 @@ class ServedWay:
                 seeds[rows],
                 steps=steps,
                 solver=solver,
-                begin=begin and begin.rows(rows),
+                start=begin and begin.rows(rows),
                 until=until,
                 between=self._pace.step,
             )

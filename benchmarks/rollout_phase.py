@@ -143,10 +143,10 @@ def phase(cheap: Any, true: Any, rounds: int, note: Callable[[dict[str, Any]], N
 
 def pruned_plan(steps: int, after: int, keep: int) -> Any:
     """Plan with Euler steps, or with fewer fitted steps, whose coefficients do not affect the time."""
-    from solrl_core.fitting import SCHEDULES, standing_still
+    from solrl_core.fitting import SCHEDULES, identity_solver
     from solrl_proto.rollouts import Plan, Prune
 
-    fitted = None if steps == EXPLORE else standing_still(SCHEDULES[-1])
+    fitted = None if steps == EXPLORE else identity_solver(SCHEDULES[-1])
     return Plan(steps=steps, fitted=fitted, prune=Prune(after=after, keep=keep))
 
 

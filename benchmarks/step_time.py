@@ -95,7 +95,7 @@ def rows_printed(model: str, command: list[str], environment: dict[str, str], li
 def measure(model: str, tiers: list[str], device: str) -> None:
     """Print the row of each precision as JSON, once after compiling and again after measuring."""
     import torch
-    from solrl_core.batches import sizes
+    from solrl_core.batches import gpu_batch_sizes
     from solrl_core.families.skeleton import Meta
     from true_size import skeleton
 
@@ -106,7 +106,7 @@ def measure(model: str, tiers: list[str], device: str) -> None:
         with Meta():
             text = backbone.encode(["a"])
         backbone.device = torch.device(device)
-        whole, quarter = sizes(BATCH[model])
+        whole, quarter = gpu_batch_sizes(BATCH[model])
         for tier in tiers:
             row: Row = {"model": model, "tier": tier, "device": name, "size": backbone.width, "batch": whole}
             try:

@@ -1,7 +1,7 @@
 """The adapter file: safetensors bytes in PEFT's key format, float32, with `r` and `lora_alpha` as metadata.
 
-A decoded adapter binds every LoRA target of its model or is refused: one that binds a part of them, or none,
-does nothing and says nothing. This module does not know where adapters are kept, nor how they are merged.
+A decoded adapter binds every LoRA target of its model. One that binds some or none of them is refused, because it
+would silently do nothing. Where adapters are stored and how they are merged is known elsewhere.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ MAX_HEADER_BYTES = 4 * 2**20
 
 _RANK = re.compile(r"[1-9][0-9]{0,5}")
 _ALPHA = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?")
-_SHOWN = 200  # characters of a foreign name that a problem repeats
+_SHOWN = 200  # characters of a foreign name that an error repeats
 
 
 def lora_a_key(module: str) -> str:
@@ -61,7 +61,7 @@ class Adapter:
         return replace(self, tensors={key: tensor.to(device) for key, tensor in self.tensors.items()})
 
     def delta(self, module: str) -> torch.Tensor:
-        """What the adapter adds to the weight of `module`: float32 [out, in]. KeyError if it is not bound."""
+        """The change to the weight of `module`, scale · B · A: float32 [out, in]. KeyError if it is not bound."""
         return self.scale * (self.tensors[lora_b_key(module)] @ self.tensors[lora_a_key(module)])
 
 
@@ -93,8 +93,8 @@ def encode_adapter(adapter: Adapter) -> bytes:
 def encode_for_diffusers(adapter: Adapter) -> bytes:
     """Return the adapter as a file for `load_lora_weights` of the model's diffusers pipeline.
 
-    There modules are named `transformer.…`, and without metadata alpha is taken to be the rank, so lora_B is
-    written times alpha / rank. `decode_adapter` refuses such a file.
+    diffusers names modules `transformer.…` and, without metadata, takes alpha to be the rank; so lora_B is written
+    multiplied by alpha / rank. `decode_adapter` refuses such a file.
     """
     tensors = {}
     for module in adapter.modules:
@@ -148,7 +148,7 @@ def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapte
 
 
 def _parse(body: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return the tensors as safetensors lays them out (dtype, shape, data), and the metadata."""
+    """Parse the tensors, as safetensors lays them out (dtype, shape, data), and the metadata."""
     length = int.from_bytes(body[:8], "little")
     if length > min(MAX_HEADER_BYTES, len(body) - 8):
         expected = f"a header within the file, of at most {MAX_HEADER_BYTES} bytes"

@@ -1,7 +1,7 @@
-"""Rows that a device computes together, filled up where a smaller batch would round or compile otherwise.
+"""Batches of rows, padded to sizes whose results do not depend on the batch, or that were compiled.
 
-A GPU compiles for two sizes. A CPU's matrix products round otherwise below four rows, which flips codes of a quantised
-value near a tie; filled up, a candidate's latents do not depend on what it is batched with.
+A GPU compiles for two sizes. A CPU's matrix products round differently below four rows, which flips codes of quantised
+values near a tie; padded, a candidate's latents do not depend on the others in its batch.
 """
 
 import math
@@ -17,45 +17,45 @@ FEWEST_ON_CPU = 4
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Rows of one batch.
+class PaddedBatch:
+    """Rows that are computed together.
 
     Attributes:
-        places: which; the last may be repeated, to fill a size that was compiled for.
-        count: how many of them are asked for, the first ones.
+        rows: indices of the rows; the last one may be repeated.
+        count: number of rows without the repeated ones.
     """
 
-    places: Sequence[int]
+    rows: Sequence[int]
     count: int
 
 
-def batches(count: int, limit: int, device: torch.device) -> list[Batch]:
+def batches(count: int, limit: int, device: torch.device) -> list[PaddedBatch]:
     """Cut `count` rows into batches of at most `limit`.
 
-    On a CPU they share its lanes, and none has fewer than `FEWEST_ON_CPU` rows where `limit` allows as many. On a GPU
-    they are of `limit` rows, or of a quarter of it where that makes fewer of what is left.
+    On a CPU they share its lanes, and none has fewer than `FEWEST_ON_CPU` rows if `limit` allows as many. On a GPU
+    they have `limit` rows, or a quarter of it where three quarters hold the rest.
     """
     if device.type == "cpu":
         fewest = min(FEWEST_ON_CPU, limit)
         number = max(math.ceil(count / limit), min(lane_count(), math.ceil(count / fewest)))
         size = math.ceil(count / number)
-        return [_batch(start, min(start + size, count), fewest) for start in range(0, count, size)]
-    whole, quarter = sizes(limit)
+        return [_padded(start, min(start + size, count), fewest) for start in range(0, count, size)]
+    whole, quarter = gpu_batch_sizes(limit)
     cut = []
     start = 0
     while start < count:
         size = whole if count - start > whole - quarter else quarter
-        cut.append(_batch(start, min(start + size, count), size))
+        cut.append(_padded(start, min(start + size, count), size))
         start += size
     return cut
 
 
-def _batch(start: int, stop: int, fewest: int) -> Batch:
+def _padded(start: int, stop: int, fewest: int) -> PaddedBatch:
     """Rows `start` to `stop`, the last one repeated up to `fewest`."""
     rows = range(start, stop)
-    return Batch([*rows, *[rows[-1]] * (fewest - len(rows))], len(rows))
+    return PaddedBatch([*rows, *[rows[-1]] * (fewest - len(rows))], len(rows))
 
 
-def sizes(limit: int) -> tuple[int, int]:
-    """What a GPU's batches hold: few sizes, because blocks are compiled for each."""
+def gpu_batch_sizes(limit: int) -> tuple[int, int]:
+    """The two sizes of a GPU's batches: few, because blocks are compiled for each."""
     return limit, max(1, limit // 4)

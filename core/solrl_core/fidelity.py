@@ -1,4 +1,4 @@
-"""How well proxy rewards rank candidates: what exploration is judged by."""
+"""Rank fidelity: agreement of proxy rewards with true rewards, the measure of an exploration plan."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ Group = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Means over prompt groups. Ranks count from 1 (best); overlaps are shares of the kept set, 0 to 1.
+    """Means over prompt groups. Ranks count from 1 (best); overlaps are shares of a set, 0 to 1.
 
     Attributes:
         spearman, kendall: rank correlations within a group, over the candidates that were not pruned.
         top_overlap, bottom_overlap: size → overlap of the proxy's and the true top (bottom) of that size.
-        top_rank, bottom_rank: mean true rank of the proxy's top and bottom half of what is kept.
+        top_rank, bottom_rank: mean true rank of the best and the worst half that the proxy selects.
     """
 
     spearman: float
@@ -34,10 +34,10 @@ def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fi
     Args:
         proxy: [groups, candidates] rewards of the cheap images; NaN for a pruned candidate.
         true: [groups, candidates] rewards of the BF16 images of the same seeds.
-        keep: how many are kept of a group, half from either end.
+        keep: number of candidates selected from a group, half from either end.
 
     Raises:
-        ValueError: shapes differ, or a group has fewer candidates than are kept.
+        ValueError: shapes differ, or a group has fewer candidates than are selected.
     """
     if proxy.shape != true.shape or proxy.ndim != 2 or proxy.shape[1] < keep:
         raise ValueError(
@@ -73,12 +73,12 @@ def separations(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.
 
 
 def _one_group(proxy: Group, true: Group, half: int, sizes: list[int]) -> list[float]:
-    made = np.flatnonzero(~np.isnan(proxy))
-    by_proxy, by_true = made[np.argsort(-proxy[made], kind="stable")], np.argsort(-true, kind="stable")
+    whole = np.flatnonzero(~np.isnan(proxy))
+    by_proxy, by_true = whole[np.argsort(-proxy[whole], kind="stable")], np.argsort(-true, kind="stable")
     ranks = rankdata(-true)
     return [
-        float(spearmanr(proxy[made], true[made]).statistic),
-        float(kendalltau(proxy[made], true[made]).statistic),
+        float(spearmanr(proxy[whole], true[whole]).statistic),
+        float(kendalltau(proxy[whole], true[whole]).statistic),
         float(ranks[by_proxy[:half]].mean()),
         float(ranks[by_proxy[-half:]].mean()),
         *(len(set(by_proxy[:s]) & set(by_true[:s])) / s for s in sizes),

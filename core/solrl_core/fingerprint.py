@@ -1,6 +1,6 @@
-"""Digests of what makes an image and its score from a seed, equal wherever the same values were loaded.
+"""Digests of everything that turns a seed into an image and its score, equal wherever the same values are loaded.
 
-They are of what is computed, not of what it is computed in: of precision, device and a reward's dtype they say nothing.
+They cover the values of weights and settings, not the arithmetic: precision, device and a reward's dtype are left out.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from solrl_core.errors import MismatchError
 _IGNORED_SETTINGS = {"_name_or_path", "_diffusers_version", "transformers_version", "dtype", "torch_dtype"}
 
 _ROW = 4096
-"""Values that become one sum."""
+"""Values that are hashed to one sum."""
 _ROWS_AT_ONCE = 4096
-"""Bounds what is held besides a weight: about 10 bytes a value."""
+"""Bounds the temporary memory: about 10 bytes per value."""
 
 
 def combined_digest(*parts: str) -> str:
@@ -41,9 +41,9 @@ def _without_ignored(value: Any) -> Any:
 
 
 def module_digest(module: nn.Module) -> str:
-    """Digest of a module's class, configuration and weights, the weights as bfloat16 whatever they are held in.
+    """Digest of a module's class, configuration and weights, the weights rounded to bfloat16.
 
-    It tells different weights apart; it is no protection against who makes some that have a wanted digest.
+    It tells different weights apart. It does not protect against weights constructed to have a given digest.
     """
     weights = [f"{name} {_tensor_digest(tensor)}" for name, tensor in sorted(module.state_dict().items())]
     settings = _settings(module.config) if hasattr(module, "config") else ""
@@ -51,8 +51,8 @@ def module_digest(module: nn.Module) -> str:
 
 
 def _tensor_digest(tensor: torch.Tensor) -> str:
-    """Made where the weights are: a GPU sums them in less time than it takes to copy them for SHA-256."""
-    # Flat, for where channels are last in memory a tensor may count as contiguous and have another last stride.
+    """Digest of one tensor, summed on its own device: a GPU takes less time for that than copying for SHA-256 would."""
+    # Flat, because a channels-last tensor may count as contiguous and have another last stride.
     values = tensor.detach().to(torch.bfloat16).contiguous().flatten().view(torch.int16)
     while len(values) > _ROW:
         values = torch.cat([_sums(part) for part in torch.split(values, _ROW * _ROWS_AT_ONCE)]).view(torch.int16)
@@ -60,7 +60,7 @@ def _tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def _sums(values: torch.Tensor) -> torch.Tensor:
-    """Of each row of int16 values, their products with fixed odd numbers summed up modulo 2^64.
+    """Sums modulo 2^64, one per row of int16 values, of the values times fixed odd numbers.
 
     Source: multilinear hashing, Carter & Wegman 1979; integers, so that every device sums to the same.
     """
@@ -77,13 +77,13 @@ def _factors(device: torch.device) -> torch.Tensor:
 def tokenizer_digest(tokenizer: Any) -> str:
     """Digest of a fast tokenizer's whole definition."""
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    # What the last call asked for: it would tell a tokenizer that was used from one that was not.
+    # Settings of the last call, by which a used tokenizer would differ from a new one.
     definition.update(truncation=None, padding=None)
     return combined_digest(type(tokenizer).__name__, json.dumps(definition, sort_keys=True))
 
 
 def source_digest(function: Any) -> str:
-    """Digest of a function's module source: what is left to compare where there are no weights."""
+    """Digest of the source of a function's module, for functions without weights."""
     module = inspect.getmodule(function)
     return combined_digest(inspect.getsource(module if module is not None else function))
 
@@ -107,14 +107,14 @@ def model_digest(digests: Mapping[str, str]) -> str:
 
 
 def fingerprint(digests: Mapping[str, str], rewards: Iterable[str]) -> str:
-    """One digest of all parts that make an image, and of the named rewards' that score it."""
+    """One digest of all parts that make an image and of the named rewards that score it."""
     wanted = {f"reward:{name}" for name in rewards}
     parts = (f"{part} {digest}" for part, digest in digests.items() if part in wanted or not part.startswith("reward:"))
     return combined_digest(*sorted(parts))
 
 
 def check_digests(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Refuse a peer that would make or score other images.
+    """Refuse a service that would make or score other images.
 
     Raises:
         MismatchError: naming the first part of ours that differs there or is missing.

@@ -1,4 +1,4 @@
-"""A transformer at one precision with one adapter merged, from prompt and seeds to latents and images.
+"""Generation of candidates: prompts and seeds in, latents and images out.
 
 Service and trainer both generate through this, so a seed means the same image on either side.
 """
@@ -14,9 +14,9 @@ from solrl_proto.identifiers import Tier
 from torch import nn
 
 from solrl_core.adapter import Adapter
-from solrl_core.batches import Batch, batches
+from solrl_core.batches import PaddedBatch, batches
 from solrl_core.families.base import Backbone, stack
-from solrl_core.lanes import side_by_side
+from solrl_core.lanes import map_in_lanes
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise, step_noise
 from solrl_core.pace import upload
@@ -26,11 +26,11 @@ from solrl_core.solvers import SolverSpec, make_solver
 
 PRECISIONS: tuple[Tier, ...] = get_args(Tier)
 CHUNK = 24
-"""Candidates generated in one batch, on both sides."""
+"""Candidates of one batch at most, on both sides."""
 _DECODED_PIXELS = 4 * 1024 * 1024
-"""At once: an autoencoder's activations are many times its images."""
+"""Pixels decoded at once: an autoencoder's activations are many times larger than its images."""
 _DECODED_ON_GPU = (12, 6, 3, 2, 1)
-"""Images at once on a GPU: parts of a batch of 24, so that a whole one needs no filling up."""
+"""Images decoded at once on a GPU: divisors of a batch of 24, which then needs no padding."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Generated:
     """Candidates in the order of their seeds.
 
     Attributes:
-        trajectory: where they stand; at its end, or before it.
-        images: their clean latents (before the end: as predicted) decoded, float32 [N, 3, H, W] in [0, 1]; none
-            where they were not asked for.
-        recording: all steps taken, on the generator's device, if they were asked for.
+        trajectory: latents from which they can continue, unless all steps are taken.
+        images: decoded clean latents (before the last step: as predicted), float32 [N, 3, H, W] in [0, 1]; empty
+            without `decode`.
+        recording: all steps taken, on the generator's device; None without `record`.
     """
 
     trajectory: Trajectory
@@ -50,7 +50,7 @@ class Generated:
 
     @property
     def latents(self) -> torch.Tensor:
-        """Clean latents x0 (before the end: as predicted), float32 [N, ...]."""
+        """Clean latents x0 (before the last step: as predicted), float32 [N, ...]."""
         assert self.trajectory.clean is not None
         return self.trajectory.clean
 
@@ -60,24 +60,26 @@ def numerics(precision: str, device: torch.device) -> Literal["native", "emulate
     return probe(precision, device).numerics or "emulated"
 
 
-def supported(device: torch.device) -> tuple[Tier, ...]:
-    """The precisions that `device` runs, natively or emulated."""
+def supported_tiers(device: torch.device) -> tuple[Tier, ...]:
+    """The precisions that `device` runs, natively or emulated; fastest first where they are native."""
     return tuple(tier for tier in PRECISIONS if probe(tier, device).numerics is not None)
 
 
-def fastest(device: torch.device) -> Tier:
-    """The fastest tier that is native on `device`; an emulation is never it. BF16 on a CPU, which has none faster."""
+def fastest_tier(device: torch.device) -> Tier:
+    """The fastest native tier of `device`, never an emulation; BF16 on a CPU."""
     return next((tier for tier in PRECISIONS if probe(tier, device).numerics == "native"), "bf16")
 
 
 class Generator:
-    """Generates with its own copy of a backbone's transformer; what no adapter changes is shared with the backbone.
+    """A transformer at one precision with one adapter merged.
+
+    It is a copy of the backbone's transformer, which shares all weights that no adapter changes.
 
     Attributes:
         precision: "nvfp4", "fp8" or "bf16".
         numerics: "native" if the hardware computes in that precision, "emulated" if its rounding is reproduced
             in a wider one (NVFP4 on all but a Blackwell GPU; BF16 weights with float32 arithmetic on a CPU).
-        layout: module → (out_features, in_features) of what an adapter binds.
+        layout: module → (out_features, in_features) of every module that an adapter binds.
     """
 
     def __init__(self, backbone: Backbone, precision: str) -> None:
@@ -96,7 +98,7 @@ class Generator:
             backbone.compile(self.transformer)
 
     def set_adapter(self, adapter: Adapter | None) -> None:
-        """Merge an adapter (None: the base) in place; on an error the one before goes on serving."""
+        """Merge an adapter (None: the base) in place; on an error the previous one stays merged."""
         self._merger.merge(adapter)
 
     def generate(
@@ -107,88 +109,91 @@ class Generator:
         steps: int,
         solver: SolverSpec = "euler",
         guidance: float = 1.0,
-        begin: Trajectory | None = None,
+        start: Trajectory | None = None,
         until: int | None = None,
         between: Callable[[], None] | None = None,
-        at_once: int = CHUNK,
+        batch_limit: int = CHUNK,
         decode: bool = True,
         record: bool = False,
     ) -> Generated:
-        """Make candidates, wholly or a part of the way.
+        """Generate candidates, all or part of the way.
+
+        A stochastic solver's noise is `step_noise` of each candidate's seed, so it does not depend on the batch.
 
         Args:
             prompt: the text of all candidates, or one for each.
             seeds: one for each candidate.
             steps: solver steps.
-            solver: see `solrl_core.solvers`; a trajectory to begin from has its own.
+            solver: see `solrl_core.solvers`; `start` has its own.
             guidance: 1.0 is none.
-            begin: go on from here, a row for each seed, instead of from the seeds' noise.
-            until: stop after so many steps; None for all.
-            between: called before each step; raise from it to stop.
-            at_once: candidates in one batch at most.
-            decode: whether images are wanted.
-            record: whether all steps are kept.
+            start: trajectory to continue, a row for each seed; None for the seeds' initial noise.
+            until: number of steps taken at the end; None for all.
+            between: called before each step, by one thread at a time; raise from it to stop.
+            batch_limit: candidates of one batch at most.
+            decode: whether to decode images.
+            record: whether to record all steps.
 
-        A stochastic solver's noise is `step_noise` of each candidate's seed, so that it does not depend on the batch.
+        Raises:
+            ValueError: unknown solver, or `until` is not a step ahead.
         """
         texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
-        rows = [self.backbone.conditioning(text, guidance) for text in texts]
-        fresh = make_solver(solver) if begin is None else begin.solver
-        sigmas = fresh.schedule(steps, self.backbone.sigmas)
+        prompts = [self.backbone.conditioning(text, guidance) for text in texts]
+        own_solver = make_solver(solver) if start is None else start.solver
+        sigmas = own_solver.schedule(steps, self.backbone.sigmas)
         device, shape = self.backbone.device, self.backbone.latent_shape
-        turn = threading.Lock()
+        lock = threading.Lock()
 
         def between_steps() -> None:
             if between is not None:
-                with turn:
+                with lock:
                     between()
 
         @torch.inference_mode()
-        def make(batch: Batch) -> tuple[Trajectory, Recording | None]:
-            own_seeds = [seeds[place] for place in batch.places]
-            conditioning = stack([rows[place] for place in batch.places])
+        def run(batch: PaddedBatch) -> tuple[Trajectory, Recording | None]:
+            own_seeds = [seeds[row] for row in batch.rows]
+            conditioning = stack([prompts[row] for row in batch.rows])
 
             def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
                 at = torch.full((len(x),), sigma, device=device)
                 return self.backbone.velocity(self.transformer, x, at, conditioning, guidance)
 
-            start = Trajectory(initial_noise(own_seeds, shape), fresh) if begin is None else begin.rows(batch.places)
-            start = start.to(device)
-            recorder = Recorder(start) if record else None
+            first = Trajectory(initial_noise(own_seeds, shape), own_solver) if start is None else start.rows(batch.rows)
+            first = first.to(device)
+            recorder = Recorder(first) if record else None
             end = advance(
                 velocity,
-                start,
+                first,
                 sigmas,
                 until=until,
                 between=between_steps,
                 noise=lambda step: upload(step_noise(own_seeds, step, shape), device),
                 recorder=recorder,
             )
-            asked_for = slice(batch.count)
-            return end.rows(asked_for), None if recorder is None else recorder.recording(sigmas, asked_for)
+            unpadded = slice(batch.count)
+            return end.rows(unpadded), None if recorder is None else recorder.recording(sigmas, unpadded)
 
-        made = side_by_side(make, batches(len(seeds), at_once, device), device)
-        end = Trajectory.join([trajectory for trajectory, _ in made])
+        parts = map_in_lanes(run, batches(len(seeds), batch_limit, device), device)
+        end = Trajectory.join([trajectory for trajectory, _ in parts])
         assert end.clean is not None
-        recordings = [recording for _, recording in made if recording is not None]
-        images = self.decode(end.clean, at_once) if decode else torch.empty(0)
+        recordings = [recording for _, recording in parts if recording is not None]
+        images = self.decode(end.clean, batch_limit) if decode else torch.empty(0)
         return Generated(end, images, Recording.join(recordings) if record else None)
 
-    def decode(self, latents: torch.Tensor, at_once: int = CHUNK) -> torch.Tensor:
-        """Images [N, 3, H, W] of latents that were made `at_once`, decoded fewer at a time where they are large."""
-        at_once = min(at_once, max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width)))
+    def decode(self, latents: torch.Tensor, batch_limit: int = CHUNK) -> torch.Tensor:
+        """Images [N, 3, H, W] of latents; large ones are decoded in batches smaller than `batch_limit`."""
+        size = min(batch_limit, max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width)))
         decode = torch.inference_mode()(self.backbone.decode)
         if latents.device.type == "cpu":
-            cut = batches(len(latents), at_once, latents.device)
-            parts = side_by_side(decode, [latents[list(batch.places)] for batch in cut], latents.device)
+            cut = batches(len(latents), size, latents.device)
+            parts = map_in_lanes(decode, [latents[list(batch.rows)] for batch in cut], latents.device)
             return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
-        at_once = next(number for number in _DECODED_ON_GPU if number <= at_once)
-        # Filled up, because the decoder is compiled for each shape that it meets.
-        filled = torch.cat([latents, *[latents[-1:]] * (-len(latents) % at_once)])
-        return torch.cat([decode(part) for part in torch.split(filled, at_once)])[: len(latents)]
+        size = next(number for number in _DECODED_ON_GPU if number <= size)
+        # Padded, because the decoder is compiled for each shape.
+        padded = torch.cat([latents, *[latents[-1:]] * (-len(latents) % size)])
+        return torch.cat([decode(part) for part in torch.split(padded, size)])[: len(latents)]
 
 
 def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:
-    """A copy that has weights of its own where their `id` is in `own`, and shares all others."""
+    """A copy with its own weights where their `id` is in `own`; all others are shared."""
     tensors = [*transformer.parameters(), *transformer.buffers()]
     return copy.deepcopy(transformer, {id(tensor): tensor for tensor in tensors if id(tensor) not in own})

@@ -1,6 +1,7 @@
-"""Side by side on a CPU: a batch a thread, each single-threaded, is about twice as fast as all threads on one batch.
+"""Lanes: on a CPU, single-threaded batches on parallel threads.
 
-The tensors here are small, so that sharing each operation among threads costs more than it saves.
+The tensors here are small. Sharing each operation among all threads costs more than it saves, and one batch per thread
+is about twice as fast.
 """
 
 import math
@@ -11,23 +12,23 @@ from typing import TypeVar
 
 import torch
 
-Part = TypeVar("Part")
-Done = TypeVar("Done")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @cache
 def lane_count() -> int:
-    """How many lanes this process runs: as many as torch had threads when first asked."""
+    """Number of lanes of this process: torch's number of threads at the first call."""
     return torch.get_num_threads()
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    # The number of threads is a setting of the thread that makes it, so the caller's own stays as it is.
+    # torch's number of threads is a setting of each thread, so the caller keeps its own.
     return ThreadPoolExecutor(lane_count(), "solrl-lane", initializer=lambda: torch.set_num_threads(1))
 
 
-def split(count: int, limit: int, device: torch.device) -> list[slice]:
+def even_slices(count: int, limit: int, device: torch.device) -> list[slice]:
     """Cut `count` rows into equal slices of at most `limit`; on a CPU at least one for each lane."""
     lanes = lane_count() if device.type == "cpu" else 1
     number = max(math.ceil(count / limit), min(lanes, count))
@@ -35,15 +36,15 @@ def split(count: int, limit: int, device: torch.device) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def side_by_side(work: Callable[[Part], Done], parts: Sequence[Part], device: torch.device) -> list[Done]:
-    """Apply `work` to each part, on a CPU in lanes; results in order. The first error is raised once all have ended.
+def map_in_lanes(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device) -> list[Result]:
+    """Apply `work` to each item, on a CPU in lanes; results in order. The first error is raised once all have ended.
 
-    Grad mode is a thread's own: `work` must set the one it needs.
+    Grad mode belongs to a thread: `work` must set the one it needs.
     """
-    # A single part takes a lane as well: on all threads its products would be cut, and so rounded, otherwise.
+    # A single item takes a lane as well: on all threads its products would be cut, and so rounded, differently.
     if device.type != "cpu" or lane_count() == 1:
-        return [work(part) for part in parts]
-    futures = [_pool().submit(work, part) for part in parts]
+        return [work(item) for item in items]
+    futures = [_pool().submit(work, item) for item in items]
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise errors[0]

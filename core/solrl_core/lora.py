@@ -1,4 +1,4 @@
-"""Which modules an adapter binds, and merging it into a transformer in place."""
+"""LoRA on a transformer: the modules that an adapter binds, and merging it into them in place."""
 
 import re
 import weakref
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from solrl_core.adapter import Adapter
-from solrl_core.lanes import side_by_side
+from solrl_core.lanes import map_in_lanes
 from solrl_core.precision import refresh_weight_
 
 
@@ -36,10 +36,10 @@ def adapter_layout(transformer: nn.Module, targets: str) -> dict[str, tuple[int,
 
 
 class Merger:
-    """Keeps the clean weights of the LoRA targets and writes `clean + delta`, summed in float32, in place.
+    """Merges adapters into a transformer: writes clean weight + change, summed in float32, in place.
 
-    Each merge starts from the clean weight, so merges do not drift; layers at a lower precision round or
-    quantise what is written (`refresh_weight_`).
+    Each merge starts from the clean weight, so merges do not drift. Layers at a lower precision round or quantise the
+    sum (`refresh_weight_`).
     """
 
     def __init__(self, clean: Mapping[str, nn.Linear], transformer: nn.Module) -> None:
@@ -49,7 +49,7 @@ class Merger:
         self._finite: weakref.WeakSet[Adapter] = weakref.WeakSet()
 
     def merge(self, adapter: Adapter | None) -> None:
-        """Serve `adapter`, or the clean base for None.
+        """Merge `adapter`; None restores the clean base.
 
         Raises:
             ValueError: an adapted weight overflows; nothing was written.
@@ -64,17 +64,17 @@ class Merger:
         def write(name: str) -> None:
             refresh_weight_(self._modules[name], self._merged(name, there))
 
-        side_by_side(write, names, self._device)
+        map_in_lanes(write, names, self._device)
 
     def _require_finite(self, adapter: Adapter, names: list[str]) -> None:
-        # What is found finite is summed again to be written: all sums at once would take a model's memory.
+        # The sums are computed again for writing: holding all of them would take a model's memory.
 
         @torch.no_grad()
         def finite(name: str) -> torch.Tensor:
-            # As BF16, because what is finite in float32 may still overflow where it is rounded.
+            # In BF16, because a finite float32 value may overflow when it is rounded.
             return torch.isfinite(self._merged(name, adapter).bfloat16()).all()
 
-        good = torch.stack(side_by_side(finite, names, self._device)).tolist()
+        good = torch.stack(map_in_lanes(finite, names, self._device)).tolist()
         broken = [name for name, is_finite in zip(names, good, strict=True) if not is_finite]
         if broken:
             raise ValueError(f"merging the adapter makes {broken[0]} non-finite; nothing was changed")

@@ -1,4 +1,4 @@
-"""How much memory a model takes, without having it: the serving code itself, run on the meta device."""
+"""Memory plans of a model without its weights: the serving code itself, run on the meta device."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class MemoryPlan:
     """Bytes that a rollout service needs on its device.
 
     Attributes:
-        weights: part → bytes; "transformer" is the clean base, "served" what its generator holds besides.
+        weights: part → bytes; "transformer" is the clean base, "served" the additional weights of its generator.
         prompts: the most that the cache of encoded prompts takes.
         activations: phase → peak bytes beyond the weights, at `batch` candidates.
         batch: candidates in one batch.
-        per_candidate: phase → its growth with one candidate more.
+        per_candidate: phase → growth of its peak with one more candidate.
     """
 
     weights: dict[str, int]
@@ -49,7 +49,7 @@ class MemoryPlan:
         return sum(self.weights.values()) + self.prompts
 
     def largest_batch(self, limit: int) -> int:
-        """The most candidates of one batch within `limit` bytes; 0 where not even the weights fit."""
+        """The most candidates of one batch within `limit` bytes; 0 if none fits."""
         free = limit - self._held
         most = [
             self.batch + (free - self.activations[phase]) // max(1, growth)
@@ -61,7 +61,7 @@ class MemoryPlan:
 def plan_memory(backbone: PipelineBackbone, precision: str, batch: int) -> MemoryPlan:
     """Plan a service of this model on the meta device (see `load_skeleton`).
 
-    Counted are tensors. CUDA's own context (about 0.5 GiB) and the workspaces of its libraries come on top.
+    It counts tensors. CUDA's own context (about 0.5 GiB) and the workspaces of its libraries come on top.
     """
     generator = Generator(backbone, precision)
     seen: set[int] = set()
@@ -76,7 +76,7 @@ def plan_memory(backbone: PipelineBackbone, precision: str, batch: int) -> Memor
 
 def _phases(generator: Generator, batch: int) -> dict[str, int]:
     backbone = generator.backbone
-    with Meta(), _Attention(), torch.inference_mode():
+    with Meta(), _FusedAttention(), torch.inference_mode():
         row = backbone.encode(["a"])
         with PeakBytes() as encode:
             backbone.encode(["a"])
@@ -92,7 +92,7 @@ def _phases(generator: Generator, batch: int) -> dict[str, int]:
 
 
 def _fuse_norms(decoder: nn.Module) -> None:
-    """As its blocks are compiled for a GPU, where the float32 copies that a norm makes of its input are never held."""
+    """Replace norms by an allocation of their output: compiled for a GPU, they hold no float32 copy of their input."""
     from diffusers.models.normalization import RMSNorm
 
     for module in (part for block in listed_blocks(decoder) for part in block.modules()):
@@ -101,10 +101,10 @@ def _fuse_norms(decoder: nn.Module) -> None:
 
 
 class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the tensors made within it that live at the same time.
+    """Counts the bytes of tensors that are created within it and live at the same time.
 
     Attributes:
-        peak: the most at any time.
+        peak: the largest count so far.
     """
 
     def __init__(self) -> None:
@@ -129,8 +129,8 @@ class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-class _Attention(TorchFunctionMode):
-    """Fused attention, as on a GPU: the scores, quadratic in the tokens, are never held."""
+class _FusedAttention(TorchFunctionMode):
+    """Fused attention, as on a GPU: it never holds the scores, which are quadratic in the tokens."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
@@ -149,7 +149,7 @@ def _tensors(module: nn.Module) -> list[torch.Tensor]:
 
 
 def _new_bytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
-    """Bytes of the storages that are not in `seen`, which is added to."""
+    """Bytes of the storages that are not in `seen`; adds them to it."""
     total = 0
     for tensor in tensors:
         if _key(tensor) not in seen:

@@ -1,4 +1,4 @@
-"""Initial noise by seed: row i depends on seed i alone, so a seed names a candidate wherever it is made."""
+"""Noise by seed: row i depends on seed i alone, so a seed names a candidate wherever it is generated."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from solrl_core.errors import MismatchError
 
 
 def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-    """Draw one standard normal row a seed, as diffusers does from a CPU `torch.Generator` of that seed.
+    """Draw one standard normal row per seed, as diffusers does from a CPU `torch.Generator` of that seed.
 
     torch's CPU generator reads the lower 32 bits of a seed: two seeds that agree in those draw the same row.
 
@@ -53,16 +53,16 @@ def step_noise(seeds: Sequence[int], step: int, shape: Sequence[int]) -> torch.T
 
 
 def noise_contract() -> NoiseContract:
-    """This process's side of the contract: its version and the probe row it draws."""
+    """The contract of this process: its version and the probe row that it draws."""
     probe = initial_noise([PROBE_SEED], (PROBE_LENGTH,))[0]
     return NoiseContract(version=NOISE_CONTRACT_VERSION, probe=tuple(probe.tolist()))
 
 
 def check_noise_contract(theirs: NoiseContract) -> None:
-    """Refuse a peer whose noise differs from ours.
+    """Refuse a service whose noise differs from this process's.
 
     Raises:
-        MismatchError: another contract version, or a probe row further off than 1e-5.
+        MismatchError: another contract version, or a probe row that differs by more than 1e-5.
     """
     ours = noise_contract()
     if theirs.version != ours.version:
@@ -76,7 +76,7 @@ def check_noise_contract(theirs: NoiseContract) -> None:
         )
     offs = [abs(a - b) for a, b in zip(theirs.probe, ours.probe, strict=False)]
     off = max(offs, default=float("inf"))
-    # Each by itself: a NaN is not larger than the tolerance either.
+    # Not max(): NaN compares false with everything.
     if len(theirs.probe) != len(ours.probe) or not all(one <= PROBE_TOLERANCE for one in offs):
         raise MismatchError(
             "noise",

@@ -1,6 +1,6 @@
-"""Points in a device's work: what went on between two of them, and how far a thread may run ahead of it.
+"""Points in a device's work, to time it and to keep a thread from running far ahead of it.
 
-A GPU's work is only queued by the thread that asks for it, so the thread's own clock says nothing about it.
+A thread only queues a GPU's work, so the thread's own clock does not measure it.
 """
 
 import time
@@ -15,14 +15,14 @@ class Mark(Protocol):
     """A point in a device's work."""
 
     def wait(self) -> None:
-        """Return once the device has come this far."""
+        """Return once the device has reached this point."""
 
     def since(self, earlier: Self) -> float:
-        """Seconds that the device took from an earlier point to this one; both must have been waited for."""
+        """Seconds of the device's work since an earlier point; wait for both first."""
 
 
 class HostMark:
-    """For a CPU, which has done what it was asked for when the call returns."""
+    """A point on a CPU, whose work is done when a call returns."""
 
     def __init__(self) -> None:
         self._at = time.monotonic()
@@ -39,12 +39,12 @@ class CudaMark:
     """An event in the current stream of `device`."""
 
     def __init__(self, device: torch.device) -> None:
-        # Blocking: whoever waits sleeps, where CUDA would otherwise keep a core busy by asking.
+        # Blocking: the waiting thread sleeps; by default CUDA polls and keeps a core busy.
         self._event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Sleep until the device has come this far."""
+        """Sleep until the device has reached this point."""
         self._event.synchronize()
 
     def since(self, earlier: Self) -> float:
@@ -53,27 +53,27 @@ class CudaMark:
 
 
 def mark(device: torch.device) -> Mark:
-    """The point that `device` reaches when all is done that this thread has asked of it so far."""
+    """The point that `device` reaches once it has done all work that this thread has queued so far."""
     return CudaMark(device) if device.type == "cuda" else HostMark()
 
 
 class Pace:
-    """Keeps a thread one step ahead of the device: enough for it never to wait, and few steps are left to cancel."""
+    """Keeps a thread one step ahead of the device: the device never waits, and cancelling loses few steps."""
 
     def __init__(self, here: Callable[[], Mark]) -> None:
-        """`here` marks the point that the device has been asked to come to."""
+        """`here` marks the end of the work queued so far."""
         self._here = here
         self._before: deque[Mark] = deque()
 
     def step(self) -> None:
-        """Call before each step is asked for; returns once the device has begun the one before it."""
+        """Call before queueing a step; returns once the device has begun the previous one."""
         self._before.append(self._here())
         if len(self._before) > 1:
             self._before.popleft().wait()
 
 
 def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor` on `device`, without waiting for what was asked of the device before."""
+    """`tensor` on `device`, without waiting for the device's earlier work."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

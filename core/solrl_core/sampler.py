@@ -77,13 +77,13 @@ class Recorder:
         self._log_probs: list[torch.Tensor] = []
 
     def add(self, x: torch.Tensor, log_prob: torch.Tensor | None) -> None:
-        """Note the outcome of a step."""
+        """Add the outcome of a step."""
         self._states.append(x)
         if log_prob is not None:
             self._log_probs.append(log_prob)
 
     def recording(self, sigmas: Sequence[float], rows: slice) -> Recording:
-        """What was noted of some candidates; `sigmas` is the whole schedule."""
+        """The steps of some candidates; `sigmas` is the whole schedule."""
         levels = tuple(sigmas[self._begin : self._begin + len(self._states)])
         log_probs = torch.stack(self._log_probs)[:, rows] if self._log_probs else None
         return Recording(levels, torch.stack(self._states)[:, rows], log_probs)

@@ -1,4 +1,4 @@
-"""Which candidates of a group are kept. Only their seeds travel on."""
+"""Selection of the best and worst candidates of a group. Only their seeds travel on."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def best_worst(rewards: Sequence[float] | torch.Tensor, count: int) -> list[int]
 
     Args:
         rewards: one finite score for each candidate of a group.
-        count: how many to keep, 2 ≤ count ≤ len(rewards).
+        count: number of candidates to select, 2 ≤ count ≤ len(rewards).
 
     Raises:
         ValueError: count out of range, or a reward that is not finite.

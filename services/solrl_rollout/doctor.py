@@ -53,7 +53,7 @@ def _software() -> Iterator[Finding]:
 
 def _devices(settings: Settings) -> Iterator[Finding]:
     import torch
-    from solrl_core.generator import PRECISIONS, fastest
+    from solrl_core.generator import PRECISIONS, fastest_tier
     from solrl_core.precision import engine_version, probe
 
     count = torch.cuda.device_count()
@@ -76,7 +76,7 @@ def _devices(settings: Settings) -> Iterator[Finding]:
     except ValueError as error:
         action = "build it anew for this torch and CUDA; until then nvfp4 is emulated"
         yield Finding("transformer engine", "warn", str(error), action)
-    yield Finding("precision auto", "ok", fastest(device) if settings.precision == "auto" else settings.precision)
+    yield Finding("precision auto", "ok", fastest_tier(device) if settings.precision == "auto" else settings.precision)
 
 
 def _model(spec: ModelSpec) -> Finding:

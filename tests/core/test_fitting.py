@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from solrl_core.families import Backbone
-from solrl_core.fitting import SCHEDULES, Examples, fit, make_examples, standing_still
+from solrl_core.fitting import SCHEDULES, Examples, fit, identity_solver, make_examples
 from solrl_core.generator import Generator
 from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
 from solrl_core.solvers import SOLVERS, Fitted, make_solver
@@ -106,14 +106,14 @@ def test_four_fitted_steps_end_nearer_to_ten_of_euler_than_six_of_euler_do(
     assert all(fitted < 0.5 * error(FEW, by) for by in SOLVERS)
 
 
-def test_standing_still_only_asks() -> None:
+def test_the_identity_solver_only_evaluates_the_model() -> None:
     noise, asked = torch.ones(2, 3), []
 
     def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
         asked.append(sigma)
         return x + sigma
 
-    still = Fitted(standing_still(SCHEDULES[0]))
+    still = Fitted(identity_solver(SCHEDULES[0]))
     end = advance(velocity, Trajectory(noise, still), still.schedule(FEW, unshifted_sigmas))
     assert asked == list(SCHEDULES[0])
     assert torch.equal(end.x, noise)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from solrl_core.families import load_backbone
-from solrl_core.generator import Generator, supported
+from solrl_core.generator import Generator, supported_tiers
 from solrl_core.kernels import quantize_rows
 from solrl_core.precision import fp8_scaling
 from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv, Quantized, by_row, project
@@ -17,7 +17,7 @@ needs_fp8 = pytest.mark.skipif(
 
 def test_a_cpu_has_no_fp8_and_the_error_names_what_would_work() -> None:
     assert fp8_scaling(CPU) is None
-    assert "fp8" not in supported(CPU)
+    assert "fp8" not in supported_tiers(CPU)
     with pytest.raises(ValueError, match=r"this CPU has no FP8 matrix units .* use bf16, or nvfp4"):
         Generator(load_backbone("mini-sana"), "fp8")
 

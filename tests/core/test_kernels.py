@@ -11,7 +11,7 @@ from diffusers.models.attention import JointTransformerBlock
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 from lora_helpers import random_adapter
-from solrl_core.batches import batches, sizes
+from solrl_core.batches import batches, gpu_batch_sizes
 from solrl_core.families import flux_fused, load_backbone, sd3_fused
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import Generator
@@ -291,18 +291,18 @@ def test_layers_that_share_an_input_are_given_the_same_codes(
 @pytest.mark.parametrize(("count", "limit"), [(1, 24), (3, 24), (5, 24), (24, 24), (25, 24), (7, 2), (1, 1)])
 def test_a_cpu_s_batches_hold_each_row_once_and_four_at_least(count: int, limit: int) -> None:
     cut = batches(count, limit, torch.device("cpu"))
-    assert [place for batch in cut for place in batch.places[: batch.count]] == list(range(count))
-    assert all(min(4, limit) <= len(batch.places) <= limit for batch in cut)
-    assert all(set(batch.places[batch.count :]) <= {batch.places[batch.count - 1]} for batch in cut)
+    assert [row for batch in cut for row in batch.rows[: batch.count]] == list(range(count))
+    assert all(min(4, limit) <= len(batch.rows) <= limit for batch in cut)
+    assert all(set(batch.rows[batch.count :]) <= {batch.rows[batch.count - 1]} for batch in cut)
 
 
 @pytest.mark.parametrize("limit", [24, 12, 6, 3, 2, 1])
 @pytest.mark.parametrize("count", [1, 5, 6, 7, 18, 19, 24, 25, 30, 48, 97])
 def test_a_gpu_s_batches_hold_each_row_once_and_are_of_two_sizes(count: int, limit: int) -> None:
     made = batches(count, limit, torch.device("cuda"))
-    assert [place for batch in made for place in batch.places[: batch.count]] == list(range(count))
-    assert {len(batch.places) for batch in made} <= set(sizes(limit))
-    assert sum(len(batch.places) for batch in made) - count < sizes(limit)[1]
+    assert [row for batch in made for row in batch.rows[: batch.count]] == list(range(count))
+    assert {len(batch.rows) for batch in made} <= set(gpu_batch_sizes(limit))
+    assert sum(len(batch.rows) for batch in made) - count < gpu_batch_sizes(limit)[1]
 
 
 @GPU

@@ -113,6 +113,7 @@ def test_recorded_steps_can_be_evaluated_again(generator: Generator) -> None:
     assert recording.log_probs.shape == (3, 3)
     assert torch.equal(recording.states[0], initial_noise(SEEDS, backbone.latent_shape))
     assert torch.equal(recording.states[-1], made.latents)
+    assert not recording.states.is_inference()  # they can be trained on
     rows = stack([backbone.conditioning(text) for text in TEXTS])
     for step, (now, then) in enumerate(pairwise(recording.sigmas)):
         x, x_next = recording.states[step], recording.states[step + 1]
@@ -129,7 +130,7 @@ def test_a_stochastic_candidate_does_not_depend_on_its_batch(generator: Generato
     alone = generator.generate(TEXTS[0], SEEDS[1:2], steps=3, solver=FlowSde(ETA), decode=False)
     assert float((together.latents[1] - alone.latents[0]).abs().max()) < 1e-3
     half = generator.generate(TEXTS[0], SEEDS, steps=3, solver=FlowSde(ETA), until=2, decode=False)
-    rest = generator.generate(TEXTS[0], [SEEDS[1]], steps=3, begin=half.trajectory.rows([1]), decode=False, record=True)
+    rest = generator.generate(TEXTS[0], [SEEDS[1]], steps=3, start=half.trajectory.rows([1]), decode=False, record=True)
     assert float((together.latents[1] - rest.latents[0]).abs().max()) < 1e-3
     assert rest.recording is not None
     assert rest.recording.sigmas == tuple(generator.backbone.sigmas(3)[2:])

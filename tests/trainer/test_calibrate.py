@@ -9,7 +9,7 @@ from PIL import Image
 from solrl_core.errors import MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import model_digest, part_digests
-from solrl_core.fitting import SCHEDULES, standing_still
+from solrl_core.fitting import SCHEDULES, identity_solver
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import Plan, Prune
@@ -27,7 +27,7 @@ SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "
 
 def test_every_tier_is_tried_at_all_lengths_whole_and_pruned() -> None:
     config = resolve("mini-sana/sol_rl/clipscore", overrides=["solver=dpm2"]).config
-    solver = standing_still(SCHEDULES[0])
+    solver = identity_solver(SCHEDULES[0])
     found = plans(config, ("nvfp4", "bf16"), [solver])
     assert len(found) == 2 * (5 + 3 + 2)
     assert {plan.prune.keep for plan in found if plan.prune} == {48}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from solrl_core.generator import fastest
+from solrl_core.generator import fastest_tier
 from solrl_core.precision import tiers
 from solrl_proto.models import ModelInfo, PrecisionInfo
 from solrl_proto.rollouts import Precision
@@ -45,7 +45,7 @@ def test_readme_s_command_explores_on_an_h200_as_its_figures_were_measured() -> 
     config = readme_command()
     measured = json.loads((ROOT / "docs/results/rollout_phase.json").read_text())["setting"]
     assert config.explore.precision == "auto"
-    assert fastest(CUDA) == measured["precision"] == "fp8"
+    assert fastest_tier(CUDA) == measured["precision"] == "fp8"
     explore = config.explore
     assert (explore.candidates, explore.steps, explore.keep, config.regenerate.steps) == (96, 6, 24, 10)
 

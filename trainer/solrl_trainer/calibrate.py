@@ -14,7 +14,7 @@ from solrl_core.families import load_backbone
 from solrl_core.fidelity import Fidelity, rank_fidelity, separations
 from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.fitting import SCHEDULES, fit, make_examples
-from solrl_core.generator import Generator, numerics, supported
+from solrl_core.generator import Generator, numerics, supported_tiers
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
 from solrl_core.selection import best_worst
@@ -77,7 +77,7 @@ def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
     def wanted(tier: Tier) -> bool:
         return tier in ("bf16", precision) or (precision == "auto" and numerics(tier, device) == "native")
 
-    return [tier for tier in supported(device) if wanted(tier)]
+    return [tier for tier in supported_tiers(device) if wanted(tier)]
 
 
 def fit_solvers(config: RunConfig, generator: Generator, schedules: Sequence[Sequence[float]]) -> list[FittedSolver]:
@@ -182,8 +182,8 @@ def score_group(
         return score(generator.generate(prompt.text, seeds, **settings).images)
     halfway = generator.generate(prompt.text, seeds, until=plan.prune.after, **settings)
     places = sorted(best_worst(score(halfway.images), plan.prune.keep))
-    begin = halfway.trajectory.rows(places)
-    ended = generator.generate(prompt.text, [seeds[i] for i in places], begin=begin, **settings)
+    start = halfway.trajectory.rows(places)
+    ended = generator.generate(prompt.text, [seeds[i] for i in places], start=start, **settings)
     scores = torch.full((len(seeds),), torch.nan)
     scores[places] = score(ended.images)
     return scores

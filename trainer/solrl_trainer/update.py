@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from solrl_core.families import Backbone
-from solrl_core.lanes import side_by_side, split
+from solrl_core.lanes import even_slices, map_in_lanes
 from solrl_proto.noise import expand_seeds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -156,7 +156,7 @@ class Updater:
         batch = self.algorithm.trains_on.batch(samples, rows, at, self._schedule, noise, device)
         conditioning = samples.conditioning_of(rows)
         # On a CPU in lanes, each of whole units.
-        whole = split(len(units), max(1, self.settings.batch // size), device)
+        whole = even_slices(len(units), max(1, self.settings.batch // size), device)
         parts = [slice(part.start * size, part.stop * size) for part in whole]
 
         def velocity(part: slice) -> torch.Tensor:
@@ -168,7 +168,7 @@ class Updater:
         fixed: dict[FixedPolicy, list[torch.Tensor]] = {}
         for name in self.algorithm.fixed:
             with within[name]():
-                fixed[name] = side_by_side(fixed_velocity, parts, device)
+                fixed[name] = map_in_lanes(fixed_velocity, parts, device)
 
         def gradients(i: int) -> tuple[float, dict[str, float], tuple[torch.Tensor, ...]]:
             velocities = Velocities(velocity(parts[i]), {name: each[i] for name, each in fixed.items()})
@@ -178,7 +178,7 @@ class Updater:
             figures = {name: figure * share for name, figure in loss.figures.items()}
             return float(value.detach()), figures, torch.autograd.grad(value, policy.parameters)
 
-        done = side_by_side(gradients, range(len(parts)), device)
+        done = map_in_lanes(gradients, range(len(parts)), device)
         for _, _, gradient in done:
             for parameter, value in zip(policy.parameters, gradient, strict=True):
                 parameter.grad = value if parameter.grad is None else parameter.grad + value

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from solrl_core.batches import sizes
+from solrl_core.batches import gpu_batch_sizes
 from solrl_core.errors import RewardError
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.fingerprint import part_digests
-from solrl_core.generator import CHUNK, Generated, Generator, fastest, numerics, supported
+from solrl_core.generator import CHUNK, Generated, Generator, fastest_tier, numerics, supported_tiers
 from solrl_core.lora import adapter_layout
 from solrl_core.pace import Mark, Pace, mark
 from solrl_core.precision import probe
@@ -97,7 +97,7 @@ class Executor:
         self.device = self._backbone.device
         self._generators: dict[str, Generator] = {}
         self._serving: dict[str, str | None] = {}
-        self._default = fastest(self.device) if settings.precision == "auto" else settings.precision
+        self._default = fastest_tier(self.device) if settings.precision == "auto" else settings.precision
         self._pace = Pace(lambda: mark(self.device))
         # Before what is asked of other streams: the sooner it is scored, the sooner its memory is free.
         self._stream: torch.cuda.Stream | None = None
@@ -138,10 +138,10 @@ class Executor:
                 steps=plan.steps,
                 solver=plan.fitted or plan.solver,
                 guidance=plan.guidance,
-                begin=chunk.begin and chunk.begin.rows(rows),
+                start=chunk.begin and chunk.begin.rows(rows),
                 until=chunk.until,
                 between=step,
-                at_once=self._rooms[job.precision].most,
+                batch_limit=self._rooms[job.precision].most,
             )
 
         parts = self._in_room(job, job.precision, make, chunk.candidates, settle)
@@ -209,7 +209,7 @@ class Executor:
             try:
                 walk(CHUNK)
                 if self.device.type != "cpu":
-                    walk(sizes(self._rooms[job.precision].most)[1])
+                    walk(gpu_batch_sizes(self._rooms[job.precision].most)[1])
                 return
             except RetryLaterError:
                 continue  # with less at once
@@ -323,7 +323,7 @@ class Executor:
                     how=probe(tier, backbone.device).how,
                     quantized_share=backbone.quantized_share(tier),
                 )
-                for tier in supported(backbone.device)
+                for tier in supported_tiers(backbone.device)
             ),
             lora_targets=tuple(layout),
         )
