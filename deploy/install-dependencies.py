@@ -1,7 +1,7 @@
-"""Install what pyproject.toml asks for into the running environment, and leave PyTorch as the image's base has it.
+"""Installs the dependencies of pyproject.toml into the running environment, keeping the base image's PyTorch.
 
-Run while an image is built. Where the base brings PyTorch (NVIDIA's does, built with its own Transformer Engine), pip
-must neither replace it nor put a second one beside it; where it does not, `--torch` names the build to install.
+Runs during an image build. If the base image includes PyTorch (NVIDIA's does, built with its own Transformer Engine),
+pip must neither replace it nor install a second one. Otherwise `--torch` names the build to install.
 """
 
 import argparse
@@ -14,13 +14,15 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 KEPT = ("torch", "torchvision", "triton", "pytorch-triton")
-"""What belongs together, and is pinned to what is installed while the rest is."""
+"""Packages that belong together, pinned to their installed versions while the others are installed."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--torch", default="", help="requirement to install first; empty keeps the base's")
-    parser.add_argument("--torch-index", default="", help="index to look for it in, besides pip's own")
+    parser.add_argument(
+        "--torch", default="", help="PyTorch requirement to install first; empty keeps that of the base image"
+    )
+    parser.add_argument("--torch-index", default="", help="additional package index for it")
     parser.add_argument("--pyproject", type=Path, default=Path("pyproject.toml"))
     arguments = parser.parse_args()
 
@@ -38,19 +40,19 @@ def main() -> None:
         pip("install", *(set(dependencies) - set(wanted)), constraints=constraints.name)
     after = installed()
     if after != before:
-        sys.exit(f"pip changed what was to be kept: {before} became {after}")
+        sys.exit(f"pip changed packages of the base image: got {after}; expected {before}")
 
     from packaging.requirements import Requirement
 
     version, place = before["torch"]
     for requirement in wanted:
         if not Requirement(requirement).specifier.contains(version, prereleases=True):
-            sys.exit(f"the base image has PyTorch {version}, but {requirement} is needed: choose a newer BASE")
-    print(f"PyTorch {version} at {place}, {'just installed' if arguments.torch else 'as the base has it'}")
+            sys.exit(f"the base image has PyTorch {version}; expected {requirement}: choose a newer BASE")
+    print(f"PyTorch {version} at {place}, {'newly installed' if arguments.torch else 'from the base image'}")
 
 
 def name_of(requirement: str) -> str:
-    """The project a requirement names, in lower case."""
+    """Project name of a requirement, in lower case."""
     for position, letter in enumerate(requirement):
         if not (letter.isalnum() or letter in "-_."):
             return requirement[:position].lower()
@@ -58,7 +60,7 @@ def name_of(requirement: str) -> str:
 
 
 def installed() -> dict[str, tuple[str, str]]:
-    """Version and place of each of KEPT that is there."""
+    """Version and location of each installed package in KEPT."""
     found = {}
     for name in KEPT:
         try:
@@ -70,7 +72,7 @@ def installed() -> dict[str, tuple[str, str]]:
 
 
 def pip(*arguments: str, constraints: str = "") -> None:
-    """Run pip without the base's own constraints: they pin its whole Python environment, and ours lies over it."""
+    """Run pip without the base image's constraints, which pin its whole Python environment."""
     command = [sys.executable, "-m", "pip", *arguments]
     if subprocess.run(command, env=os.environ | {"PIP_CONSTRAINT": constraints}).returncode:
         sys.exit(f"failed: {' '.join(command)}")

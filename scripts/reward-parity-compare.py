@@ -1,8 +1,8 @@
-"""Compare our rewards with the packages' scores; run by `scripts/reward-parity`.
+"""Compares our rewards with the packages' scores; run by `scripts/reward-parity`.
 
 usage: reward-parity-compare.py DATA TOKENIZER RESULT
 
-Exit status 1 when a score is further than 1e-4, relatively, from the package's, or a text is tokenised otherwise.
+Exits with 1 if the relative difference of a score exceeds 1e-4, or if a text is tokenised differently.
 """
 
 import json
@@ -63,7 +63,7 @@ def main(data: Path, tokenizer: Path, result: Path) -> int:
 
 
 def scored(reward: Reward, images: list[np.ndarray], prompts: list[str]) -> np.ndarray:
-    """Scores [images, prompts]."""
+    """Scores of all pairs, [images, prompts]."""
     rows = []
     for image in images:
         pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
@@ -72,7 +72,7 @@ def scored(reward: Reward, images: list[np.ndarray], prompts: list[str]) -> np.n
 
 
 def compared(reward: str, package: str, ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
-    """How far two tables of scores are apart, and how much they vary."""
+    """Differences between two tables of scores, and the range of the scores."""
     apart = np.abs(ours - theirs)
     return {
         "reward": reward,
@@ -86,7 +86,7 @@ def compared(reward: str, package: str, ours: np.ndarray, theirs: np.ndarray) ->
 
 
 def differently_tokenised(folder: Path) -> list[str]:
-    """Prompts whose tokens, up to the end of the text, are not those of hpsv2's tokeniser."""
+    """Prompts whose tokens up to the end of text differ from those of hpsv2's tokeniser."""
     reference = np.load(folder / "ids.npz")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     differing = []

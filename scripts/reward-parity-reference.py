@@ -1,9 +1,9 @@
-"""Reference scores of HPSv2 and ImageReward by their own packages; run by `scripts/reward-parity` in its environment.
+"""Computes reference scores with the packages of HPSv2 and ImageReward; run by `scripts/reward-parity`.
 
 usage: reward-parity-reference.py DATA TOKENIZER
 
-DATA gets reduced models of random weights as the packages store them, tokenizers, images, prompts and scores.
-TOKENIZER gets CLIP's whole vocabulary for transformers and the token ids that hpsv2 gives with it.
+Writes reduced models with random weights in the packages' formats, tokenizers, images, prompts and scores to DATA, and
+CLIP's full vocabulary for transformers with hpsv2's token ids to TOKENIZER.
 """
 
 import gzip
@@ -35,7 +35,7 @@ PROMPTS = (
 
 
 def main(data: Path, tokenizer: Path) -> None:
-    """Write everything."""
+    """Compute and write all reference data."""
     import_torchvision()
     data.mkdir(parents=True, exist_ok=True)
     images = [photograph(height, width, seed) for seed, (height, width) in enumerate(SIZES)]
@@ -53,10 +53,10 @@ def main(data: Path, tokenizer: Path) -> None:
 
 
 def import_torchvision() -> None:
-    """Import the real torchvision. Only its transforms are used, and they are Python.
+    """Import torchvision, of which only the transforms, written in Python, are used.
 
-    Its compiled part (boxes) is built for one build of torch, and beside another one the import fails because the
-    operators it gives a shape function to do not exist; then they are declared, without a body, and it is tried again.
+    Its compiled operators match a single build of torch. With another build the import fails, because it registers
+    shape functions for operators that do not exist. In that case, declare the operators without a body and retry.
     """
     try:
         importlib.import_module("torchvision")
@@ -71,7 +71,7 @@ def import_torchvision() -> None:
 
 
 def bare_package(name: str, *inner: str) -> None:
-    """Make a package's modules importable without its __init__, which imports what we do not install."""
+    """Make a package's modules importable without running its __init__, which imports missing dependencies."""
     folder = importlib.util.find_spec(name).submodule_search_locations[0]
     for at in ("", *inner):
         package = f"{name}.{at}".rstrip(".")
@@ -80,7 +80,7 @@ def bare_package(name: str, *inner: str) -> None:
 
 
 def photograph(height: int, width: int, seed: int) -> np.ndarray:
-    """uint8 [H, W, 3]: sky-like gradients, hard edges, fine texture and noise."""
+    """Synthetic photograph, uint8 [H, W, 3]: gradients, hard edges, fine texture and noise."""
     random = np.random.default_rng(seed)
     y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j][..., None]
     tint = random.uniform(0.2, 0.9, (3, 3))
@@ -91,7 +91,7 @@ def photograph(height: int, width: int, seed: int) -> np.ndarray:
 
 
 def randomise(module: nn.Module, seed: int) -> None:
-    """Weights that make scores differ from image to image, in values that float16 holds."""
+    """Set random weights, representable in float16, that make scores differ between images."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in module.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -110,7 +110,7 @@ def save(module: nn.Module, path: Path, wrapped: bool) -> None:
 
 
 def hpsv2_scores(images: list[np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """Scores [images, prompts] as hpsv2's img_score computes them, and with open_clip's network in its place."""
+    """Scores [images, prompts] computed as in hpsv2's img_score, with its own network and with open_clip's."""
     bare_package("hpsv2")
     import open_clip
     from hpsv2.src.open_clip import tokenizer as text
@@ -128,7 +128,7 @@ def hpsv2_scores(images: list[np.ndarray], folder: Path) -> dict[str, np.ndarray
     texts = {"context_length": 77, "vocab_size": 512 + len(merges) + 2, "width": 16, "heads": 2, "layers": 1}
     sizes = {"embed_dim": 20, "vision_cfg": vision, "text_cfg": texts}
     model = CLIP(**sizes, output_dict=True).eval()
-    # A seed that leaves no cosine near zero, where a relative difference means nothing.
+    # With this seed no cosine is near zero, where a relative difference would be meaningless.
     randomise(model, 6)
     save(model, folder / "checkpoint.pt", wrapped=True)
     theirs = open_clip.CLIP(**sizes, output_dict=True).eval()
@@ -146,7 +146,7 @@ def hpsv2_scores(images: list[np.ndarray], folder: Path) -> dict[str, np.ndarray
 
 
 def image_reward_scores(images: list[np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """Scores [images, prompts] by ImageReward.score, an image and a prompt at a time."""
+    """Scores [images, prompts] from ImageReward.score, one pair at a time."""
     bare_package("ImageReward", "models")
     module = importlib.import_module("ImageReward.ImageReward")
     from ImageReward.models.BLIP import blip, blip_pretrain, vit
@@ -197,7 +197,7 @@ def image_reward_scores(images: list[np.ndarray], folder: Path) -> dict[str, np.
 
 
 def small_merges() -> list[str]:
-    """A few merges in CLIP's notation: what puts some of the prompts' words together from their left."""
+    """A few merges in CLIP's notation, which assemble some of the prompts' words from left to right."""
     merges: dict[str, None] = {}
     for word in (word for prompt in PROMPTS for word in prompt.lower().split()):
         if word.isascii() and word.isalpha():
@@ -208,7 +208,7 @@ def small_merges() -> list[str]:
 
 
 def write_clip_tokenizer(folder: Path, merges: list[str]) -> list[str]:
-    """The vocabulary that open_clip builds from merges, as transformers reads it; returns the merges."""
+    """Write the vocabulary that open_clip builds from merges, in transformers' format; returns the merges."""
     from hpsv2.src.open_clip.tokenizer import bytes_to_unicode
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def write_clip_tokenizer(folder: Path, merges: list[str]) -> list[str]:
 
 
 def write_bert_tokenizer(folder: Path) -> int:
-    """A small WordPiece vocabulary with BERT's special tokens; returns its size."""
+    """Write a small WordPiece vocabulary with BERT's special tokens; returns its size."""
     folder.mkdir(parents=True, exist_ok=True)
     letters = sorted({letter for prompt in PROMPTS for letter in prompt.lower() if letter.isalnum()} | set("&;#,.“”½"))
     words = sorted({word for prompt in PROMPTS for word in prompt.lower().split() if word.isascii() and word.isalpha()})
@@ -234,7 +234,7 @@ def write_bert_tokenizer(folder: Path) -> int:
 
 
 def whole_vocabulary(folder: Path) -> None:
-    """CLIP's own vocabulary for transformers, and hpsv2's token ids of the prompts with it."""
+    """Write CLIP's full vocabulary for transformers, and hpsv2's token ids of the prompts."""
     from hpsv2.src.open_clip import tokenizer as text
 
     with gzip.open(text.default_bpe(), "rt", encoding="utf-8") as file:

@@ -1,1 +1,1 @@
-"""Proof of the images and of docker-compose.yml's demo with buildah alone; started by scripts/prove-images."""
+"""Test of the images and of docker-compose.yml's demo, using only buildah; started by scripts/prove-images."""

@@ -29,7 +29,7 @@ RESULTS = ("result.json", "report.html", "grid.png", "metrics.jsonl")
 
 
 class Timing:
-    """Stages, how long each took, printed as they end."""
+    """Durations of the stages, printed as they end."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -50,12 +50,12 @@ def _minutes(seconds: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="prove-images", description=__doc__)
     parser.add_argument(
-        "--workdir", type=Path, help="where the folder of images and logs is made; by default where temporary files are"
+        "--workdir", type=Path, help="parent of the folder with images and logs; default: the temporary directory"
     )
-    parser.add_argument("--keep", action="store_true", help="leave that folder behind")
-    parser.add_argument("--storage-driver", default="", help="buildah's; overlay where the kernel takes it, else vfs")
-    parser.add_argument("--ready-within", type=float, default=300.0, help="seconds a service may take to be healthy")
-    parser.add_argument("--quick", action="store_true", help="without the build on a base that brings PyTorch")
+    parser.add_argument("--keep", action="store_true", help="keep that folder")
+    parser.add_argument("--storage-driver", default="", help="of buildah; default: overlay if supported, else vfs")
+    parser.add_argument("--ready-within", type=float, default=300.0, help="seconds until a service must be healthy")
+    parser.add_argument("--quick", action="store_true", help="skip the build on a base image that includes PyTorch")
     parser.add_argument("--build-only", action="store_true", help="build the images and stop")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -75,7 +75,7 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
     for name, spent in timing.seconds.items():
         print(f"{_minutes(spent):>12}  {name}")
-    print(f"{_minutes(sum(timing.seconds.values())):>12}  in all")
+    print(f"{_minutes(sum(timing.seconds.values())):>12}  total")
 
 
 def _prove(folder: Path, arguments: argparse.Namespace, timing: Timing) -> None:
@@ -87,25 +87,25 @@ def _prove(folder: Path, arguments: argparse.Namespace, timing: Timing) -> None:
     with timing.stage("Debian base by debootstrap"):
         images.debian(buildah, BASE)
     for service in profile:
-        with timing.stage(f"image of {service.name}: {service.dockerfile or 'stands in for ' + service.image}"):
+        with timing.stage(f"image of {service.name}: {service.dockerfile or 'substitute for ' + service.image}"):
             if service.dockerfile is None:
                 images.redis(buildah, built[service.name], BASE)
             else:
                 _build(buildah, built[service.name], service, service.build_arguments | {"BASE": BASE})
     if not arguments.quick:
-        with timing.stage("Dockerfile.rollout on a base that brings PyTorch and constraints"):
+        with timing.stage("Dockerfile.rollout on a base image with PyTorch and pip constraints"):
             _build_on_torch(buildah, next(one for one in profile if one.dockerfile == "Dockerfile.rollout"))
     if not arguments.build_only:
         _run(Stack(buildah, built, arguments.ready_within), profile, timing)
 
 
 def _variables() -> dict[str, str]:
-    """The environment that the file's variables are taken from."""
+    """Environment for the variables in docker-compose.yml."""
     found = dict(os.environ)
     for service in services(ROOT / "docker-compose.yml", "demo", found):
         index = service.build_arguments.get("TORCH_INDEX")
         if index and not images.answers(f"{index}/torch/"):
-            print("the index named for PyTorch cannot be reached from here: left to pip's own configuration")
+            print("the PyTorch index cannot be reached from here: using pip's configuration instead")
             return found | {"TORCH_INDEX": ""}
     return found
 
@@ -120,17 +120,17 @@ def _build(buildah: images.Buildah, image: str, service: Service, arguments: dic
 def _build_on_torch(buildah: images.Buildah, service: Service) -> None:
     base, image = "localhost/proof/debian-torch", "localhost/proof/kept"
     images.with_torch(buildah, base, BASE, service.build_arguments["TORCH"])
-    said = _build(buildah, image, service, {"BASE": base})
-    line = next((line for line in said.splitlines() if line.startswith("PyTorch ")), "")
-    if not line.endswith("as the base has it") or " at /usr/local/lib" not in line:
-        raise RuntimeError(f"the base's PyTorch was not kept: {line or said[-2000:]}")
+    output = _build(buildah, image, service, {"BASE": base})
+    line = next((line for line in output.splitlines() if line.startswith("PyTorch ")), "")
+    if not line.endswith("from the base image") or " at /usr/local/lib" not in line:
+        raise RuntimeError(f"the PyTorch of the base image was not kept: {line or output[-2000:]}")
     print(f"  {line}")
 
 
 def _run(stack: Stack, profile: list[Service], timing: Timing) -> None:
-    print("as docker-compose.yml says: commands, environment, users, secrets, order, health checks, grace periods")
+    print("from docker-compose.yml: commands, environment, users, secrets, order, health checks, grace periods")
     left_out = sorted({key for service in profile for key in service.left_out})
-    print(f"not run: the engine's {', '.join(left_out)}; one host's loopback stands for the network", flush=True)
+    print(f"not tested: {', '.join(left_out)}; loopback replaces the network between containers", flush=True)
     stack.isolate([service.name for service in profile])
     for service in profile:
         if service.health is not None:
@@ -139,7 +139,7 @@ def _run(stack: Stack, profile: list[Service], timing: Timing) -> None:
                 stack.wait_healthy(running)
                 stack.require_unprivileged(running)
             continue
-        with timing.stage(f"{service.name} until its end"):
+        with timing.stage(f"{service.name} until it ends"):
             running = stack.start(service)
             if running.process.wait():
                 raise RuntimeError(f"{service.name} ended with {running.process.returncode}\n{running.tail}")
@@ -152,25 +152,27 @@ def _run(stack: Stack, profile: list[Service], timing: Timing) -> None:
             print(f"  {running.service.name}: exit 0 {stack.stop(running):.1f} s after SIGTERM", flush=True)
         time.sleep(1)
         if remaining := left_over():
-            raise RuntimeError("processes are left:\n" + "\n".join(remaining))
+            raise RuntimeError("processes are still running:\n" + "\n".join(remaining))
         print("  no process is left")
 
 
 def _check_redis(stack: Stack) -> None:
-    """Adapters must have come to Redis: without its URL the service keeps them to itself and everything looks well."""
+    """Check Redis' settings, and that it holds adapters: a service without its URL would silently keep them itself."""
     redis = next(one for one in stack.running if one.service.image.startswith("redis"))
-    said = stack.inside(redis, ["sh", "-c", _ASK])
-    refused, keys, policy, durable = said.split()[:4]
+    output = stack.inside(redis, ["sh", "-c", _ASK])
+    refused, keys, policy, durable = output.split()[:4]
     if refused != "NOAUTH" or int(keys) < 1 or (policy, durable) != ("noeviction", "yes"):
-        raise RuntimeError(f"Redis is not as it should be: {said}")
-    print(f"  {redis.service.name}: {keys} keys, maxmemory-policy {policy}, appendonly {durable}, password asked for")
+        raise RuntimeError(
+            f"Redis answered {output!r}; expected NOAUTH, at least one key, noeviction and appendonly yes"
+        )
+    print(f"  {redis.service.name}: {keys} keys, maxmemory-policy {policy}, appendonly {durable}, password required")
 
 
-def _show(outputs: Path, said: str) -> None:
+def _show(outputs: Path, log: str) -> None:
     missing = [name for name in RESULTS if not (outputs / name).is_file()]
     if missing:
-        raise RuntimeError(f"the trainer left no {', '.join(missing)}\n{said}")
-    print(said)
+        raise RuntimeError(f"the trainer did not write {', '.join(missing)}\n{log}")
+    print(log)
     result = json.loads((outputs / "result.json").read_text())
     print(json.dumps({key: result[key] for key in ("iterations", "images", "spearman", "seconds")}))
 

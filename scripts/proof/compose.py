@@ -1,4 +1,4 @@
-"""What the proof needs of docker-compose.yml, read as the Compose specification says."""
+"""Reader for the parts of docker-compose.yml that the test uses, following the Compose specification."""
 
 import re
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ HONOURED = {
     *("profiles", "image", "build", "command", "environment", "user", "secrets", "depends_on", "healthcheck"),
     *("tmpfs", "stop_grace_period", "cap_drop"),
 }
-"""Keys of a service that the proof acts on."""
+"""Keys of a service that the test implements."""
 
 LEFT_OUT = {"init", "security_opt", "logging", "restart", "ports"}
-"""Keys that are the engine's alone; the proof says that they were not run."""
+"""Keys that only a container engine implements; the test reports them as not tested."""
 
 _VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:(:?-)((?:[^{}]|\{[^{}]*\})*))?\})")
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -24,7 +24,7 @@ _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 @dataclass(frozen=True)
 class Health:
-    """A health check: what is run in the container, and for how long at most."""
+    """A health check: command to run in the container, its timeout, and the pause between two, in seconds."""
 
     test: tuple[str, ...]
     timeout: float
@@ -33,7 +33,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Service:
-    """A service of the file, every variable in it replaced."""
+    """A service of the file, with variables replaced."""
 
     name: str
     image: str
@@ -43,28 +43,28 @@ class Service:
     environment: dict[str, str]
     user: str | None
     secrets: dict[str, Path]
-    """By their path in the container."""
+    """Path in the container → file on the host."""
     tmpfs: tuple[str, ...]
     cap_drop: tuple[str, ...]
     depends_on: dict[str, str]
-    """Services it waits for, each with the condition."""
+    """Service to wait for → condition."""
     health: Health | None
     grace: float
     left_out: tuple[str, ...]
 
 
 def load(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The file with its variables replaced."""
+    """Load the file and replace its variables."""
     replaced = _replace(yaml.safe_load(path.read_text()), environment)
     assert isinstance(replaced, dict)
     return replaced
 
 
 def services(path: Path, profile: str, environment: Mapping[str, str]) -> list[Service]:
-    """The services of a profile, each after those it depends on.
+    """Services of a profile, each after those it depends on.
 
     Raises:
-        ValueError: a service says something that the proof can neither do nor leave out.
+        ValueError: a service has a key that the test neither implements nor may leave out.
     """
     document = load(path, environment)
     chosen = {
@@ -79,7 +79,7 @@ def services(path: Path, profile: str, environment: Mapping[str, str]) -> list[S
 def _service(name: str, body: dict[str, Any], secrets: dict[str, Any], folder: Path) -> Service:
     unknown = body.keys() - HONOURED - LEFT_OUT
     if unknown:
-        raise ValueError(f"{name}: the proof does not know {', '.join(sorted(unknown))}")
+        raise ValueError(f"{name}: got unknown keys {', '.join(sorted(unknown))}; add them to HONOURED or LEFT_OUT")
     build = body.get("build", {})
     mounted = {}
     for entry in body.get("secrets", []):
@@ -112,10 +112,10 @@ def _health(body: dict[str, Any] | None) -> Health | None:
 
 
 def seconds(text: str) -> float:
-    """A duration such as 1m30s.
+    """Parse a duration such as 1m30s.
 
     Raises:
-        ValueError: it is none.
+        ValueError: not a duration.
     """
     parts = re.findall(r"(\d+)(ms|[hms])", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:

@@ -1,4 +1,4 @@
-"""Images built by buildah: a Debian base made with debootstrap, and the two Dockerfiles on top of it."""
+"""Image builds with buildah: a Debian base from debootstrap, and the two Dockerfiles on top of it."""
 
 import ast
 import os
@@ -18,7 +18,7 @@ FROM {base}
 RUN apt-get update && apt-get install -y --no-install-recommends redis-server && \\
     install -d -o redis -g redis /data && rm -rf /var/lib/apt/lists/*
 """
-# What NVIDIA's image has that a Debian lacks: PyTorch in the system's Python, and constraints that pip is told of.
+# Adds to Debian what NVIDIA's image has: PyTorch in the system's Python, and pip constraints.
 _KEPT = """\
 FROM {base}
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates python3 python3-pip && \\
@@ -30,12 +30,12 @@ ENV PIP_CONSTRAINT=/etc/pip/constraint.txt
 
 @dataclass
 class Buildah:
-    """buildah with storage of its own under `folder`."""
+    """buildah with its own storage under `folder`."""
 
     folder: Path
     driver: str = ""
     pip: list[str] = field(default_factory=list)
-    """Options that let pip in a build use this machine's configuration."""
+    """buildah options that give pip this machine's configuration during a build."""
 
     def __post_init__(self) -> None:
         self.driver = self.driver or ("overlay" if _can_overlay(self.folder) else "vfs")
@@ -43,23 +43,23 @@ class Buildah:
             self.pip = _pip_options(self.folder)
 
     def command(self, verb: str, *arguments: str) -> list[str]:
-        """A command line."""
+        """Command line of a buildah command."""
         storage = ["--root", str(self.folder / "storage"), "--runroot", str(self.folder / "run")]
         return ["buildah", *storage, "--storage-driver", self.driver, verb, *arguments]
 
     def call(self, verb: str, *arguments: str) -> str:
-        """Run it and return what it printed.
+        """Run a buildah command and return its output.
 
         Raises:
-            RuntimeError: it failed; holds the end of what it said.
+            RuntimeError: the command failed; includes the end of its output.
         """
         return _run(self.command(verb, *arguments))
 
     def build(self, image: str, dockerfile: Path, context: Path, arguments: dict[str, str], log: Path) -> None:
-        """Build an image; what happens goes to `log`.
+        """Build an image, writing the output to `log`.
 
         Raises:
-            RuntimeError: it failed; holds the end of the log.
+            RuntimeError: the build failed; includes the end of the log.
         """
         values = [option for name, value in arguments.items() for option in ("--build-arg", f"{name}={value}")]
         options = ["--isolation", "chroot", "--network", "host", "--layers", "--pull-never", *self.pip, *values]
@@ -67,7 +67,7 @@ class Buildah:
 
 
 def debian(buildah: Buildah, image: str) -> None:
-    """Make a minimal Debian with debootstrap."""
+    """Build a minimal Debian image with debootstrap."""
     context = buildah.folder / "debian"
     context.mkdir()
     root = context / "root"
@@ -78,17 +78,17 @@ def debian(buildah: Buildah, image: str) -> None:
 
 
 def redis(buildah: Buildah, image: str, base: str) -> None:
-    """Stands in for Redis' official image, which only a registry has."""
+    """Build a substitute for Redis' official image, which is only available from a registry."""
     _from_text(buildah, image, buildah.folder / "redis", _REDIS.format(base=base))
 
 
 def with_torch(buildah: Buildah, image: str, base: str, torch: str) -> None:
-    """Stands in for NVIDIA's image: a base that brings PyTorch, and constraints that ours must not fall over."""
+    """Build a substitute for NVIDIA's image: a base with PyTorch, and with pip constraints that conflict with ours."""
     _from_text(buildah, image, buildah.folder / "kept", _KEPT.format(base=base, torch=torch))
 
 
 def answers(url: str) -> bool:
-    """Whether an address can be read."""
+    """Whether a URL can be read."""
     try:
         with urllib.request.urlopen(url, timeout=15):
             return True
@@ -104,13 +104,13 @@ def _from_text(buildah: Buildah, image: str, context: Path, dockerfile: str, ign
 
 
 def _mirror() -> str:
-    """The first of apt's sources that has the suite."""
+    """First of apt's sources that has the suite."""
     sources = [*_APT.glob("sources.list"), *_APT.glob("sources.list.d/*.list"), *_APT.glob("sources.list.d/*.sources")]
     found = [url for path in sources for url in re.findall(r"https?://[^\s\]]+", _uncommented(path))]
     for url in dict.fromkeys(found):
         if answers(f"{url.rstrip('/')}/dists/{SUITE}/Release"):
             return str(url)
-    raise RuntimeError(f"none of apt's sources has {SUITE}: {', '.join(found) or 'there are none'}")
+    raise RuntimeError(f"none of apt's sources has {SUITE}: {', '.join(found) or 'no sources'}")
 
 
 def _uncommented(path: Path) -> str:
@@ -118,7 +118,7 @@ def _uncommented(path: Path) -> str:
 
 
 def _can_overlay(folder: Path) -> bool:
-    """Whether the kernel mounts an overlay there; the alternative copies a whole file system for each layer."""
+    """Whether the kernel supports overlay mounts in the folder; without them, each layer copies all files."""
     names = ("lower", "upper", "work", "merged")
     lower, upper, work, merged = (folder / "overlay" / name for name in names)
     for place in (lower, upper, work, merged):
@@ -131,7 +131,7 @@ def _can_overlay(folder: Path) -> bool:
 
 
 def _pip_options(folder: Path) -> list[str]:
-    """This machine's pip configuration as mounts: it is there while an image is built, and not in the image."""
+    """Mount options for this machine's pip configuration: available during a build, but not part of the image."""
     listed = _run([sys.executable, "-m", "pip", "config", "list"])
     sections: dict[str, dict[str, str]] = {}
     # Environment variables are listed first and win.
@@ -150,7 +150,7 @@ def _pip_options(folder: Path) -> list[str]:
         if place == Path(word):
             options.extend(("--volume", f"{place}:{target}:ro"))
             return target
-        # An index: its pages lead to files beside it.
+        # An index; its pages link to files next to it.
         options.extend(("--volume", f"{place.parent}:{target}:ro"))
         return f"file://{target}/{place.name}"
 
@@ -176,6 +176,6 @@ def _run(command: list[str], log: Path | None = None) -> str:
     if log:
         log.write_text(done.stdout)
     if done.returncode:
-        said = (done.stdout + (done.stderr or "")).splitlines()[-25:]
-        raise RuntimeError("\n".join([f"ended with {done.returncode}: {shlex.join(command)}", *said]))
+        output = (done.stdout + (done.stderr or "")).splitlines()[-25:]
+        raise RuntimeError("\n".join([f"exit code {done.returncode}: {shlex.join(command)}", *output]))
     return done.stdout

@@ -1,4 +1,4 @@
-"""Runs the services of a profile from their images, as docker-compose.yml says, and stops them again."""
+"""Starts and stops the services of a profile from their images, as docker-compose.yml specifies."""
 
 import ctypes
 import json
@@ -20,7 +20,7 @@ _NEW_NETWORK = 0x40000000
 
 @dataclass
 class Running:
-    """A service and the `buildah run` that holds it."""
+    """A running service and its `buildah run` process."""
 
     service: Service
     options: list[str]
@@ -34,7 +34,7 @@ class Running:
 
     @property
     def pid(self) -> int | None:
-        """The service's own process: what an engine would call PID 1 of the container."""
+        """The service's own process, which would be PID 1 in an engine's container."""
         below = [self.process.pid]
         while below:
             pid = below.pop(0)
@@ -48,7 +48,7 @@ class Running:
 
 
 class Stack:
-    """Services in a network of their own, which has nothing but its loopback."""
+    """Services in a separate network namespace that has only a loopback interface."""
 
     def __init__(self, buildah: Buildah, images: dict[str, str], ready_within: float) -> None:
         self._buildah = buildah
@@ -58,10 +58,10 @@ class Stack:
         self.running: list[Running] = []
 
     def isolate(self, names: list[str]) -> None:
-        """Leave the machine's network; names of services lead to the loopback from here on."""
+        """Enter a new network namespace, in which service names resolve to loopback."""
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(_NEW_NETWORK):
-            raise OSError(ctypes.get_errno(), "cannot make a network namespace")
+            raise OSError(ctypes.get_errno(), "cannot create a network namespace")
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         self._hosts.write_text(f"127.0.0.1 localhost {' '.join(names)}\n")
 
@@ -69,7 +69,7 @@ class Stack:
         """Start a service after those it depends on.
 
         Raises:
-            RuntimeError: what it depends on is not as its condition wants it, or it runs as root.
+            RuntimeError: the condition of a dependency is not met.
         """
         for other, condition in service.depends_on.items():
             before = next(one for one in self.running if one.service.name == other)
@@ -108,10 +108,10 @@ class Stack:
         return [*options, "--"]
 
     def probe(self, running: Running) -> str | None:
-        """Run the health check once; None if it passes, else what it said."""
+        """Run the health check once; None if it passes, otherwise its output."""
         health = running.service.health
         if health is None:
-            return "it has no health check"
+            return "no health check"
         try:
             done = subprocess.run(
                 self._buildah.command("run", *running.options, running.container, *health.test),
@@ -122,14 +122,14 @@ class Stack:
                 text=True,
             )
         except subprocess.TimeoutExpired:
-            return f"no end within {health.timeout:.0f} s"
+            return f"timed out after {health.timeout:.0f} s"
         return None if done.returncode == 0 else done.stdout
 
     def inside(self, running: Running, command: list[str]) -> str:
-        """What a command says in the service's container.
+        """Run a command in the service's container and return its output.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the command failed.
         """
         return self._buildah.call("run", *running.options, running.container, *command)
 
@@ -142,34 +142,34 @@ class Stack:
         health = running.service.health
         assert health is not None
         deadline = time.monotonic() + self._ready_within
-        said: str | None = "never asked"
+        problem: str | None = "never checked"
         while time.monotonic() < deadline:
             if running.process.poll() is not None:
                 raise RuntimeError(f"{running.service.name} ended with {running.process.returncode}\n{running.tail}")
-            said = self.probe(running)
-            if said is None:
+            problem = self.probe(running)
+            if problem is None:
                 return
             time.sleep(health.pause)
-        raise RuntimeError(f"{running.service.name} is not healthy: {said}\n{running.tail}")
+        raise RuntimeError(f"{running.service.name} is not healthy: {problem}\n{running.tail}")
 
     def require_unprivileged(self, running: Running) -> None:
-        """Raises RuntimeError where the service's process is root's."""
+        """Raise RuntimeError if the service's process runs as root."""
         pid = running.pid
         status = Path(f"/proc/{pid}/status").read_text() if pid else ""
         users = next((line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")), ["0"])
         if "0" in users:
-            raise RuntimeError(f"{running.service.name} runs as root, or is gone")
+            raise RuntimeError(f"{running.service.name} runs as root, or has ended")
 
     def stop(self, running: Running) -> float:
-        """SIGTERM, as `docker compose stop` sends it; returns the seconds it took.
+        """Stop a service with SIGTERM, like `docker compose stop`; returns the seconds it took.
 
         Raises:
-            RuntimeError: it did not end within its grace period, or not with 0.
+            RuntimeError: the service did not end within its grace period, or its exit code is not 0.
         """
         started = time.monotonic()
         pid = running.pid
         if pid is None or running.process.poll() is not None:
-            raise RuntimeError(f"{running.service.name} had ended on its own\n{running.tail}")
+            raise RuntimeError(f"{running.service.name} had already ended\n{running.tail}")
         os.kill(pid, signal.SIGTERM)
         try:
             code = running.process.wait(running.service.grace)
@@ -182,13 +182,13 @@ class Stack:
 
     @contextmanager
     def files_of(self, running: Running) -> Iterator[Path]:
-        """The container's file system."""
+        """Mount the container's file system; yields its root."""
         yield Path(self._buildah.call("mount", running.container).strip())
         self._buildah.call("umount", running.container)
 
 
 def left_over() -> list[str]:
-    """Processes that are still there besides this one, which is the first of its namespace."""
+    """Other processes that still run in this process's PID namespace."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
