@@ -7,10 +7,14 @@ TORCH ?= torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test check faults load install clean
+.PHONY: demo unit test check release-check faults load install clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/solrl-train demo
+
+# No Redis, no browser, no service: two minutes.
+unit: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --unit
 
 test: $(VENV)/.installed-dev
 	scripts/install-test-tools
@@ -20,6 +24,10 @@ check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# .ci/run, and what takes hours: full counts of the fault rows, the wheel in a clean environment, the images.
+release-check:
+	scripts/release-check
 
 install: $(VENV)/.installed
 

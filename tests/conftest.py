@@ -1,7 +1,10 @@
-"""Fixtures that several test folders use: a real Redis, and the event loop for async tests."""
+"""A real Redis and the event loop for tests of several folders; `--unit` leaves out tests that start programs."""
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -9,6 +12,31 @@ from support.redis_server import RedisServer, running_redis
 
 # Before torch is imported: tests and the services they start share few cores; idle threads must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+PROGRAMS = {"redis-server", "chromium", "chromium-browser", "google-chrome", "solrl-rollout", "solrl-train", "serve"}
+"""Names and commands of programs that `--unit` starts none of."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--unit", action="store_true", help="leave out slow tests and those that start PROGRAMS")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--unit"):
+        sys.addaudithook(_skip_programs)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--unit"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
+def _skip_programs(event: str, arguments: tuple[Any, ...]) -> None:
+    """Skip the test under way when it starts one of PROGRAMS."""
+    if event == "subprocess.Popen" and (found := {Path(os.fsdecode(word)).name for word in arguments[1]} & PROGRAMS):
+        pytest.skip(f"starts {min(found)}")
 
 
 @pytest.fixture(scope="session")

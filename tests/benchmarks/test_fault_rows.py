@@ -18,6 +18,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_nothing_is_lost_when_things_die(row: Row) -> None:
     findings = Findings()

@@ -58,6 +58,7 @@ def log(folder: Path, name: str, stage: str) -> list[dict[str, Any]]:
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "stage"), STAGES)
 def test_each_stage_logs_finite_losses(trained: Path, name: str, stage: str) -> None:
     (figures,) = log(trained, name, stage)
@@ -69,12 +70,14 @@ def test_each_stage_logs_finite_losses(trained: Path, name: str, stage: str) -> 
     assert all(math.isfinite(value) for value in floats.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_loss_goes_down(trained: Path, name: str) -> None:
     losses = log(trained, name, "backbone")[0]["losses"]
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_saved_folders_load_and_are_shaped_like_the_shipped_ones(trained: Path, name: str) -> None:
     backbone, shipped = load_backbone(str(trained / name)), load_backbone(name)
@@ -96,6 +99,7 @@ def test_the_saved_folders_load_and_are_shaped_like_the_shipped_ones(trained: Pa
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str) -> None:
     family: Family = FAMILIES[name]
@@ -109,6 +113,7 @@ def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str) 
         assert torch.allclose(mine[key].float(), value.float(), atol=1e-6), key
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_bfloat16_and_says_not_where(trained: Path) -> None:
     files = list(trained.rglob("*.safetensors"))
     assert len(files) == 3 + 5 + 4 + 3
@@ -117,6 +122,7 @@ def test_what_is_saved_is_bfloat16_and_says_not_where(trained: Path) -> None:
     assert not any(str(trained) in file.read_text() for file in trained.rglob("*.json"))
 
 
+@pytest.mark.slow
 def test_flux_shares_its_text_encoders_with_sd3(trained: Path) -> None:
     t5 = [
         trained / f"mini-{name}" / part / "model.safetensors"

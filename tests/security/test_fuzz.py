@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from solrl_rollout.http.access import RULES
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz_api.py"
@@ -13,6 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fuzz_api.py"
 EXAMPLES = 5
 
 
+@pytest.mark.slow
 def test_a_short_fuzzing_finds_nothing(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--examples", str(EXAMPLES), "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
