@@ -99,6 +99,6 @@ ROW = Row(
     "abandoned",
     "abandoned requests: the next is answered within one batch; work stops within one step",
     full=200,
-    short=8,
+    short=4,
     run=run,
 )

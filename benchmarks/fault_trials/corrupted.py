@@ -98,6 +98,6 @@ ROW = Row(
     "corrupted adapters (each header byte, 10,000 payload flips, truncations), NaN, Inf, wrong shapes: all refused; "
     "images before and after bit-identical",
     full=FULL,
-    short=60,
+    short=20,
     run=run,
 )

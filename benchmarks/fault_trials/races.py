@@ -80,6 +80,6 @@ ROW = Row(
     "races",
     "concurrent pushes on one parent: exactly one winner",
     full=1000,
-    short=15,
+    short=4,
     run=run,
 )
