@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ PACKAGES = {
     "solrl_rollout": ROOT / "services",
     "solrl_trainer": ROOT / "trainer",
 }
+SCRIPTS = ("benchmarks", "scripts")
 ALLOWED = {
     "solrl_proto": set(),
     "solrl_core": {"solrl_proto"},
@@ -89,7 +91,7 @@ def test_the_miniatures_are_reached_by_entry_points_alone(package: str) -> None:
     ), declared
 
 
-@pytest.mark.parametrize("folder", ["benchmarks", "scripts"])
+@pytest.mark.parametrize("folder", SCRIPTS)
 def test_benchmarks_and_scripts_import_nothing_from_tests(folder: str) -> None:
     tests = {path.stem for path in (ROOT / "tests").rglob("*.py")} | {"pytest", "tests"}
     for path in (ROOT / folder).rglob("*.py"):
@@ -183,6 +185,79 @@ def test_files_stay_short() -> None:
     lines = {path: len(path.read_text().splitlines()) for package in PACKAGES for path in sources(package)}
     assert max(lines.values()) <= 500
     assert sorted(lines.values())[len(lines) // 2] <= 200
+
+
+def modules(package: str) -> dict[str, Path]:
+    """A package's files by the names they are imported by."""
+    found = {}
+    for path in sources(package):
+        parts = path.relative_to(PACKAGES[package]).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def needed(path: Path, among: Collection[str]) -> set[str]:
+    """The modules of `among` that a file imports by name, also within functions and for types alone."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            # `from package import module` needs the module; any other name is the package's own.
+            names |= inner & set(among) | ({node.module} if inner - set(among) else set())
+    return names & set(among)
+
+
+def circles(edges: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """A circle for each edge that closes one, as the names on its way."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> None:
+        if name in way:
+            found.append([*way[way.index(name) :], name])
+        elif name not in done:
+            for other in sorted(edges.get(name, ())):
+                visit(other, [*way, name])
+            done.add(name)
+
+    for name in sorted(edges):
+        visit(name, [])
+    return found
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c", "b"]]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_import_runs_in_a_circle(package: str) -> None:
+    files = modules(package)
+    found = circles({name: needed(path, files) for name, path in files.items()})
+    assert found == [], [" → ".join(way) for way in found]
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of the docstrings of a file's module, classes and functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+            text := ast.get_docstring(node)
+        ):
+            yield node.body[0].lineno, text
+
+
+@pytest.mark.parametrize("folder", ["minis", "benchmarks"])
+def test_a_docstring_says_what_the_thing_is(folder: str) -> None:
+    """It opens with a noun or a verb, not with a question."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, text in docstrings(path)
+        if re.match(r"(What|Who|Whose|Which|Where)\b", text)
+    ]
+    assert found == []
 
 
 def test_nothing_is_unpickled() -> None:
