@@ -1,4 +1,4 @@
-"""What the service says of a stored adapter version."""
+"""Messages about stored adapter versions."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ ADAPTER_MEDIA_TYPE = "application/x-safetensors"
 
 
 class AdapterInfo(Message):
-    """One immutable adapter version as it is stored."""
+    """One immutable, stored adapter version."""
 
     run: RunName
     version: Version
@@ -26,26 +26,26 @@ class AdapterInfo(Message):
     digest: Digest
     size: Annotated[int, Field(gt=0)]
     modules: Annotated[int, Field(gt=0)]
-    """How many modules of the model the adapter binds."""
+    """Number of modules of the model that the adapter binds."""
     rank: Annotated[int, Field(gt=0)]
     alpha: Annotated[float, Field(gt=0)]
 
 
 class AdapterList(Message):
-    """All versions of a run that the store holds, oldest first."""
+    """All stored versions of a run, oldest first."""
 
     run: RunName
     head: Version
     pinned: tuple[Version, ...] = ()
-    """Versions that stay whatever comes after them."""
+    """Versions that are never evicted."""
     versions: tuple[AdapterInfo, ...]
 
 
 class RunList(Message):
-    """All runs of a tenant, by name, and what their adapters take."""
+    """All runs of a tenant, by name, and the size of their adapters."""
 
     runs: tuple[AdapterList, ...]
     size: int
-    """Bytes, of all stored versions."""
+    """Bytes of all stored versions."""
     quota: int | None
-    """How many bytes they may take; null where there is no bound."""
+    """The most bytes that they may take; null for no limit."""

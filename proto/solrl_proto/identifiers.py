@@ -17,13 +17,13 @@ ModelName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A served model, named like a run."""
 
 TenantName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-"""Whose runs they are, named like a run."""
+"""The owner of runs, named like a run."""
 
 Tier = Literal["nvfp4", "fp8", "bf16"]
-"""What a backbone computes in."""
+"""A precision that a backbone computes in."""
 
 Version = Annotated[int, Field(ge=0, lt=2**53)]
-"""An adapter version: how many iterations the behaviour policy has behind it."""
+"""An adapter version: the number of iterations behind the behaviour policy."""
 
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT)]
 """A candidate's noise seed (exact in a JSON double)."""
@@ -33,12 +33,12 @@ Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 
 
 class Message(BaseModel):
-    """Base of every message: immutable, and an unknown field is an error rather than ignored."""
+    """Base of all messages: immutable; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def default_model_name(model: str) -> str:
-    """What a model is called at a service unless told otherwise: the last part of its name, folder or hub id."""
+    """The default name of a model at a service: the last part of its name, folder or hub id."""
     last = model.rstrip("/").rpartition("/")[2].lower()
     return re.sub(r"[^a-z0-9._-]", "-", last)[:64].strip("._-") or "model"

@@ -1,4 +1,4 @@
-"""What a service hosts: models, digests of everything that makes an image and its score, what really runs."""
+"""Messages about hosted models: digests of everything that makes an image and its score, and actual numerics."""
 
 from typing import Literal
 
@@ -13,14 +13,14 @@ class NoiseContract(Message):
 
 
 class PrecisionInfo(Message):
-    """One precision tier as this service runs it."""
+    """One precision tier as the service runs it."""
 
     precision: Tier
     numerics: Literal["native", "emulated"]
     how: str
-    """What computes it, by a small product at the start; where it is not native, why."""
+    """The implementation, tested with a small product at the start; if not native, the reason."""
     quantized_share: float
-    """Share of the transformer blocks' linear FLOPs that is quantised, 0 to 1."""
+    """Quantised share of the transformer blocks' linear FLOPs, 0 to 1."""
 
 
 class ModelInfo(Message):

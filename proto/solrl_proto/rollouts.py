@@ -11,7 +11,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import Problem
 
 STREAM_MEDIA_TYPE = "application/x-ndjson"
-"""Ask for it with `Accept` to get a line a group as it is finished."""
+"""Media type for `Accept`, to get one line per group as each is finished."""
 
 MAX_PROMPTS = 256
 MAX_CANDIDATES = 4096
@@ -20,9 +20,9 @@ MAX_FITTED = 16
 MAX_WEIGHT = 1e3
 """Of a fitted solver; larger ones overflow within a few steps."""
 MAX_METADATA_BYTES = 16 * 1024
-"""Of one prompt's metadata, as JSON."""
+"""Size of one prompt's metadata as JSON."""
 MAX_METADATA_DEPTH = 16
-"""Objects and lists within one another."""
+"""Levels of objects and lists."""
 NOISE_SEED_BITS = 32
 """torch's CPU generator reads this many low bits of a seed."""
 
@@ -39,7 +39,7 @@ class AdapterRef(Message):
 
 
 class PromptItem(Message):
-    """One prompt. `metadata` is handed to the rewards as it is (GenEval's, for the verifier)."""
+    """One prompt. `metadata` is passed to the rewards unchanged (GenEval's, for the verifier)."""
 
     id: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     text: Annotated[str, StringConstraints(min_length=1, max_length=4096, strip_whitespace=True)]
@@ -66,7 +66,7 @@ def _depth(value: Any) -> int:
 
 
 class Candidates(Message):
-    """A prompt group's seeds: `count` of them expanded from `seed_root`, or one explicit list per prompt."""
+    """The seeds of each group: `count` seeds expanded from `seed_root`, or one explicit list per prompt."""
 
     count: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] | None = None
     seed_root: Seed | None = None
@@ -81,19 +81,19 @@ class Candidates(Message):
             if any(len(group) > MAX_CANDIDATES for group in self.seeds):
                 raise ValueError(f"at most {MAX_CANDIDATES} seeds a prompt")
             if any(len(set(group)) != len(group) for group in self.seeds):
-                raise ValueError("a seed stands twice in one prompt's list; each candidate needs its own")
+                raise ValueError("a seed is repeated in one prompt's list; each candidate needs its own")
             if any(len({seed % 2**NOISE_SEED_BITS for seed in group}) != len(group) for group in self.seeds):
                 raise ValueError(
                     f"two seeds of one prompt are equal modulo 2**{NOISE_SEED_BITS}; they draw the same noise, "
-                    "so they are one candidate: give seeds that differ there"
+                    "so they are one candidate: give seeds that differ in those bits"
                 )
         return self
 
 
 class Prune(Message):
-    """After step `after`, only the `keep` candidates of a group go on that are most extreme so far.
+    """Pruning: after step `after`, only the `keep` most extreme candidates of each group continue.
 
-    They are judged by the score of the clean image as it is predicted then: ⌊keep/2⌋ best, the rest worst.
+    Candidates are compared by the score of the clean image predicted at that step: ⌊keep/2⌋ best, the rest worst.
     """
 
     after: Annotated[int, Field(ge=1)]
@@ -104,21 +104,21 @@ Weights = tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
 
 
 class ModelBinding(Message):
-    """The model and settings that a solver was fitted or a plan was calibrated for; it means nothing elsewhere."""
+    """The model and settings that a solver was fitted or a plan was calibrated for; both are meaningless elsewhere."""
 
     model: Digest
-    """Over the digests of all parts of the model, as `GET /v1/models` has them, without rewards."""
+    """Digest over the digests of all parts of the model, as in `GET /v1/models`, without rewards."""
     solver: Solver
     """The solver whose trajectories were matched."""
     guidance: float
 
 
 class FittedSolver(Message):
-    """A solver fitted to one model, whose few steps end about where many of another solver do.
+    """A solver fitted to one model: its few steps end about where many steps of another solver do.
 
-    Step n starts from the latents x at noise level sigmas[n] and asks the model for the clean latents c_n it predicts.
-    moves[n] weighs (x, c_0, …, c_n) into the next latents; ends[n] weighs the same into the clean latents as they can
-    be foreseen by then, which pruning looks at, and which after the last step are the candidate.
+    Step n starts from the latents x at noise level sigmas[n], where the model predicts clean latents c_n. The weights
+    moves[n] of (x, c_0, …, c_n) sum to the next latents. The weights ends[n] of the same sum to an estimate of the
+    final latents: pruning scores it, and after the last step it is the candidate.
     """
 
     sigmas: Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_FITTED)]
@@ -130,9 +130,9 @@ class FittedSolver(Message):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.sigmas[0] != 1 or any(not 0 < later < earlier for earlier, later in pairwise(self.sigmas)):
-            raise ValueError(f"sigmas are {list(self.sigmas)}; expected 1.0 first, then ever smaller ones above 0")
+            raise ValueError(f"sigmas are {list(self.sigmas)}; expected 1.0 first, then decreasing values above 0")
         if any(abs(weight) > MAX_WEIGHT for row in (*self.moves, *self.ends) for weight in row):
-            raise ValueError(f"a weight is beyond ±{MAX_WEIGHT:g}; weights that were fitted are a few units at most")
+            raise ValueError(f"a weight is beyond ±{MAX_WEIGHT:g}; fitted weights are a few units at most")
         for name, rows, count in (("moves", self.moves, len(self.sigmas) - 1), ("ends", self.ends, len(self.sigmas))):
             found = [len(row) for row in rows]
             if found != list(range(2, count + 2)):
@@ -144,13 +144,13 @@ class FittedSolver(Message):
 
 
 class Plan(Message):
-    """How candidates are made. Sizes default to the model's own."""
+    """The settings of generation. Image sizes are the model's own."""
 
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 6
     prune: Prune | None = None
     solver: Solver = "euler"
     fitted: FittedSolver | None = None
-    """In place of `solver`; `steps` are then as many as it was fitted for."""
+    """Replaces `solver`; `steps` must be the number that it was fitted for."""
     guidance: Annotated[float, Field(ge=1.0, le=30.0)] = 1.0
     precision: Precision = "auto"
 
@@ -177,7 +177,7 @@ class RewardSpec(Message):
 
 
 class RolloutRequest(Message):
-    """Body of `POST /v1/rollouts`. An exact version and exact seeds make it repeatable, so a retry needs no key."""
+    """Body of `POST /v1/rollouts`. Its exact version and seeds make it repeatable, so a retry needs no key."""
 
     model: ModelName
     adapter: AdapterRef | None = None
@@ -201,7 +201,7 @@ class RolloutRequest(Message):
         return self
 
     def groups(self) -> list[tuple[PromptItem, list[int]]]:
-        """Each prompt with its group's seeds, expanded if need be."""
+        """Each prompt with the seeds of its group, expanded from the root where they are not explicit."""
         explicit, count, root = self.candidates.seeds, self.candidates.count, self.candidates.seed_root
         if explicit is not None:
             return [(prompt, list(group)) for prompt, group in zip(self.prompts, explicit, strict=True)]
@@ -211,9 +211,9 @@ class RolloutRequest(Message):
 
 
 class RolloutGroup(Message):
-    """One prompt's candidates, in the order of `seeds`. Every list has the same length.
+    """The candidates of one prompt, in the order of `seeds`. All lists have the same length.
 
-    A pruned candidate has no score, no rewards and no image: null.
+    The score, rewards and image of a pruned candidate are null.
     """
 
     prompt_id: str
@@ -222,43 +222,43 @@ class RolloutGroup(Message):
     """Weighted sum of the rewards."""
     rewards: dict[str, tuple[float | None, ...]]
     pruned: tuple[bool, ...] | None = None
-    """Which candidates were pruned; null where the plan prunes none."""
+    """True for each pruned candidate; null if the plan does not prune."""
     images: tuple[str | None, ...] | None = None
-    """Base64 PNGs when asked for."""
+    """Base64 PNGs, if requested."""
 
 
 class RolloutTimings(Message):
-    """Seconds this request waited and was worked on."""
+    """Seconds that a request waited and was worked on."""
 
     queued: float
-    """Until its first chunk began."""
+    """Until its first chunk started."""
     switch: float
-    """Merging its adapter, when another one was served before."""
+    """Merging its adapter, if another one was merged before."""
     generate: float
     reward: float
 
 
 class Served(Message):
-    """What really made the candidates of an answer."""
+    """The model, adapter, precision and plan that actually produced an answer."""
 
     model: ModelName
     adapter: AdapterRef | None
     precision: Tier
     numerics: Literal["native", "emulated"]
     fingerprint: Digest
-    """Over the digests of all parts of the model and of the rewards asked for, as `GET /v1/models` has them."""
+    """Digest over the digests of all parts of the model and of the requested rewards, as in `GET /v1/models`."""
     plan: Plan
 
 
 class RolloutAnswer(Served):
-    """The answer as one JSON document; groups in the order of the prompts."""
+    """An answer as one JSON document, with the groups in the order of the prompts."""
 
     groups: tuple[RolloutGroup, ...]
     seconds: RolloutTimings
 
 
 class GroupLine(Message):
-    """A line of the answer as NDJSON: a finished group. Groups come in the order in which they are finished."""
+    """A finished group, as one line of an NDJSON answer. Groups arrive in the order in which they finish."""
 
     kind: Literal["group"] = "group"
     served: Served
@@ -266,16 +266,16 @@ class GroupLine(Message):
 
 
 class EndLine(Message):
-    """The last line of a whole NDJSON answer. An answer without it was cut short: ask again for what is missing."""
+    """The last line of a complete NDJSON answer. Without it the answer was cut short: ask again for missing groups."""
 
     kind: Literal["end"] = "end"
     groups: int
-    """How many lines went before."""
+    """Number of group lines before it."""
     seconds: RolloutTimings
 
 
 class ErrorLine(Message):
-    """The last line of an NDJSON answer that failed on its way. The groups before it hold."""
+    """The last line of an NDJSON answer that failed. The groups before it are valid."""
 
     kind: Literal["error"] = "error"
     problem: Problem

@@ -1,4 +1,4 @@
-"""What a trainer tells of its iterations, and what the service shows of runs, queue and throughput."""
+"""Messages about progress: iterations reported by trainers, and the status of runs, queue and throughput."""
 
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ class Spread(Message):
 
 
 class SamplePair(Message):
-    """One seed twice: as it was explored, and as it was made again to be trained on."""
+    """One seed twice: as explored, and as regenerated for training."""
 
     place: Literal["best", "worst"]
     prompt: Annotated[str, StringConstraints(max_length=4096)]
@@ -40,43 +40,43 @@ class SamplePair(Message):
 
 
 class Samples(Message):
-    """Some of an iteration's best and worst."""
+    """Some of the best and worst samples of an iteration."""
 
     iteration: Version
     version: Version
-    """Of the adapter they were explored under."""
+    """The adapter version that they were explored under."""
     precision: Tier
     numerics: Literal["native", "emulated"]
     pairs: Annotated[tuple[SamplePair, ...], Field(min_length=1, max_length=4)]
 
 
 class Point(Message):
-    """What an iteration came to."""
+    """The result of an iteration."""
 
     iteration: Version
     version: Version
-    """Of the adapter that it made."""
+    """The adapter version that it produced."""
     explored_version: Version
     score: Spread
-    """What is trained: the weighted sum of the rewards."""
+    """The trained score, a weighted sum of the rewards."""
     proxy_mean: Figure
     """Mean score of all explored candidates."""
     loss: Figure
     rewards: Annotated[dict[Label, Spread], Field(default_factory=dict, max_length=16)]
     seconds: Annotated[dict[Label, Seconds], Field(default_factory=dict, max_length=16)]
-    """By phase."""
+    """Duration of each phase."""
     planned: Version | None = None
-    """Iterations that the run is to have."""
+    """Planned iterations of the run."""
 
 
 class IterationReport(Point):
-    """Body of `POST /v1/runs/{run}/iterations`. Telling an iteration again replaces it and all after it."""
+    """Body of `POST /v1/runs/{run}/iterations`. Reporting an iteration again replaces it and all later ones."""
 
     samples: Samples | None = None
 
 
 class Curve(Message):
-    """Some of a run's iterations, enough to draw all of them, and their values by name."""
+    """A run's curves, thinned out for drawing: some iterations, and their values by name."""
 
     iterations: tuple[int, ...]
     series: dict[str, tuple[float | None, ...]]
@@ -98,21 +98,21 @@ class RunStatus(Message):
     model: ModelName
     head: Version
     versions: int
-    """How many adapter versions are kept, of which `pinned` are pinned."""
+    """Number of stored adapter versions, of which `pinned` are pinned."""
     pinned: int
     size: int
-    """Bytes of the kept versions."""
+    """Bytes of the stored versions."""
     revision: int | None
-    """Grows with each iteration that is told; null if none was."""
+    """Grows with each reported iteration; null if there is none."""
     age: Seconds | None
-    """Since then."""
+    """Seconds since the last report."""
     last: Point | None
     curve: Curve | None
-    """Score: `best`, `mean`, `worst`, `proxy`. Null where it was not told since the revision that was asked for."""
+    """Score: `best`, `mean`, `worst`, `proxy`. Null if nothing was reported since the requested revision."""
 
 
 class Waiting(Message):
-    """What waits of one run; `run` is null for what asks for no adapter."""
+    """Waiting work of one run; `run` is null for requests without an adapter."""
 
     run: RunName | None
     candidates: int
@@ -120,7 +120,7 @@ class Waiting(Message):
 
 
 class QueueStatus(Message):
-    """What waits of the tenant's, oldest first."""
+    """The tenant's waiting work, oldest first."""
 
     candidates: int
     limit: int
@@ -129,20 +129,20 @@ class QueueStatus(Message):
 
 
 class Throughput(Message):
-    """What was made for the tenant in the last `window` seconds."""
+    """Work done for the tenant in the last `window` seconds."""
 
     window: Seconds
     candidates_per_second: float
     switches: int
-    """How often another adapter was merged in for it."""
+    """Number of adapter changes for it."""
     step_seconds: float | None
-    """Of a step of a chunk, on average."""
+    """Mean duration of one step of a chunk."""
     history: tuple[float, ...]
-    """Candidates a second in each twelfth of the last minute, oldest first."""
+    """Candidates per second in each twelfth of the last minute, oldest first."""
 
 
 class HostedStatus(Message):
-    """A hosted model in short."""
+    """A hosted model, in brief."""
 
     name: ModelName
     family: str
@@ -151,11 +151,11 @@ class HostedStatus(Message):
     default_precision: Tier
     precisions: tuple[PrecisionInfo, ...]
     at_once: dict[str, int] = Field(default_factory=dict)
-    """How many candidates are made (by precision) or scored (`rewards`) at once, where memory ran out for 24."""
+    """Batch limits below 24, set after running out of memory: per precision, and `rewards` for scoring."""
 
 
 class ServiceStatus(Message):
-    """The process that answers."""
+    """The answering process."""
 
     version: str
     tenant: str
@@ -166,7 +166,7 @@ class ServiceStatus(Message):
 
 
 class StatusAnswer(Message):
-    """Answer of `GET /v1/status`: what the caller's tenant may see."""
+    """Answer of `GET /v1/status`, limited to the caller's tenant."""
 
     service: ServiceStatus
     queue: QueueStatus
@@ -174,4 +174,4 @@ class StatusAnswer(Message):
     runs: tuple[RunStatus, ...]
     """By name."""
     revision: int
-    """Of the newest iteration told; ask with `since` this and only newer curves are sent."""
+    """Revision of the newest report; a request with `since` set to it gets only newer curves."""

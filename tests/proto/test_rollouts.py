@@ -11,6 +11,7 @@ from solrl_proto.rollouts import (
     MAX_METADATA_DEPTH,
     Candidates,
     FittedSolver,
+    ModelBinding,
     Plan,
     PromptItem,
     Prune,
@@ -80,7 +81,7 @@ def test_seeds_are_given_in_one_way(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"seeds": ((1, 2), (3, 3))}, "a seed stands twice in one prompt's list"),
+        ({"seeds": ((1, 2), (3, 3))}, "a seed is repeated in one prompt's list"),
         ({"seeds": (tuple(range(MAX_CANDIDATES + 1)),)}, f"at most {MAX_CANDIDATES} seeds a prompt"),
         ({"seeds": ((),)}, "at least 1 item"),
         ({"seeds": ((2**53,),)}, "less than"),
@@ -104,8 +105,9 @@ def test_pruning_comes_before_the_last_step(after: int) -> None:
     ("change", "said"),
     [
         ({"sigmas": (0.9, 0.5)}, "expected 1.0 first"),
-        ({"sigmas": (1.0, 1.0)}, "ever smaller"),
+        ({"sigmas": (1.0, 1.0)}, "decreasing values"),
         ({"sigmas": (1.0, 0.0)}, "above 0"),
+        ({"moves": ((0.0, 1e7),)}, r"a weight is beyond"),
         ({"moves": ()}, r"moves has rows of \[\] weights; expected \[2\]"),
         ({"ends": ((0.0, 1.0), (0.0, 1.0))}, r"ends has rows of \[2, 2\] weights; expected \[2, 3\]"),
         ({"ends": ((0.0, 1.0), (0.0, float("nan"), 1.0))}, "finite"),
@@ -122,6 +124,15 @@ def test_a_plan_has_as_many_steps_as_its_solver_was_fitted_for() -> None:
     assert Plan(steps=2, fitted=FITTED).fitted == FITTED
     with pytest.raises(ValidationError, match="steps is 6; expected 2, as the solver was fitted for"):
         Plan(steps=6, fitted=FITTED)
+
+
+@pytest.mark.parametrize("other", [{"solver": "dpm2"}, {"guidance": 2.0}])
+def test_a_solver_runs_as_it_was_fitted(other: dict[str, Any]) -> None:
+    fitted_for = ModelBinding(model="sha256:" + "0" * 64, solver="euler", guidance=1.0)
+    fitted = FITTED.model_copy(update={"fitted_for": fitted_for})
+    assert Plan(steps=2, fitted=fitted).fitted == fitted
+    with pytest.raises(ValidationError, match="the solver was fitted for euler at guidance 1; got"):
+        Plan(steps=2, fitted=fitted, **other)
 
 
 def request(**changes: Any) -> RolloutRequest:
