@@ -134,7 +134,7 @@ def test_the_engine_answers_while_a_chunk_is_scored(shared: Engine, events: list
     shared.submit([held, next_one])
     until(lambda: "+b" in events)
     time.sleep(0.2)  # the engine has made the second and waits for the first
-    shared.call().result(10)
+    shared.call().result(60)
     assert not held.done.done()
     gate.set()
     next_one.done.result(60)
