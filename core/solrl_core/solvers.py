@@ -273,7 +273,8 @@ def log_snr(sigma: float) -> float:
 def _column(level: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A noise level in float64, shaped so that it multiplies the rows of `like`."""
     column = torch.as_tensor(level, dtype=torch.float64)
-    return column.view(-1, *[1] * (like.ndim - 1)) if column.ndim else column
+    # A single level stays on the CPU, where a scalar needs no copy to the device.
+    return column.to(like.device).view(-1, *[1] * (like.ndim - 1)) if column.ndim else column
 
 
 def _gaussian_log_prob(value: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:

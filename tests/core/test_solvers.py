@@ -145,3 +145,17 @@ def test_recording_an_ode_changes_nothing_and_has_no_log_probabilities(generator
     assert recorded.recording.log_probs is None
     assert len(recorded.recording.states) == 5
     assert torch.equal(recorded.latents, plain.latents)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_stochastic_step_on_a_gpu_is_the_cpu_s() -> None:
+    x, v, noise = (tensor.float() for tensor in (X, V, NOISE))
+    there = [tensor.cuda() for tensor in (x, v, noise)]
+    found, log_prob = FlowSde(ETA).step(there[0], 0.6, 0.2, there[1], there[2])
+    expected, expected_log_prob = FlowSde(ETA).step(x, 0.6, 0.2, v, noise)
+    assert torch.allclose(found.cpu(), expected, atol=1e-5)
+    assert torch.allclose(log_prob.cpu(), expected_log_prob, atol=1e-5)
+    levels = torch.full((4,), 0.6, dtype=torch.float64), torch.full((4,), 0.2, dtype=torch.float64)
+    for now, then in (levels, (levels[0].cuda(), levels[1].cuda())):
+        again = FlowSde(ETA).log_prob(there[0], now, then, there[1], found)
+        assert torch.allclose(again, log_prob, atol=1e-5)
