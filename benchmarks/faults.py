@@ -24,10 +24,9 @@ from rich.table import Table
 
 _NOTES = """
 
-- Redis 7.0 has no WAITAOF; `--redis PATH` runs the rows of Redis with another server, here its development branch of
-  October 2024 (255.255.255), which has it. With appendfsync always, every server must keep what it acknowledged; with
-  everysec, only one with WAITAOF. Without it Redis buffers writes in memory during an fsync, and a kill then leaves a
-  complete older version.
+- Redis 7.0 has no WAITAOF; `--redis PATH` runs the rows of Redis with another server, here Valkey, which has it.
+  With appendfsync always, every server must keep what it acknowledged; with everysec, only one with WAITAOF. Without it
+  Redis buffers writes in memory during an fsync, and a kill then leaves a complete older version.
 - In the row service-killed a batch is a prompt group, the unit in which answers stream. If a group was not sent, all
   its chunks of 24 are generated again.
 - The trainer in the row service-killed is only the client and the explorer; complete trainers run in trainer-killed.
@@ -85,7 +84,7 @@ def main() -> int:
 
 def _version(program: str) -> str:
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    return f"Redis {said.split('v=')[1].split()[0]}"
+    return f"{said.split()[0]} {said.split('v=')[1].split()[0]}"
 
 
 def _order(place: str, known: dict[str, Row]) -> tuple[int, str]:
