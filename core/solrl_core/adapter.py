@@ -1,7 +1,7 @@
 """The adapter file: safetensors bytes in PEFT's key format, float32, with `r` and `lora_alpha` as metadata.
 
-A decoded adapter binds every LoRA target of its model. One that binds some or none of them is refused, because it
-would silently do nothing. Where adapters are stored and how they are merged is known elsewhere.
+A decoded adapter has tensors for every LoRA target of its model. An adapter for only some or none of them is refused,
+because it would silently do nothing.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ MAX_HEADER_BYTES = 4 * 2**20
 
 _RANK = re.compile(r"[1-9][0-9]{0,5}")
 _ALPHA = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?")
-_SHOWN = 200  # characters of a foreign name that an error repeats
+_SHOWN = 200  # largest number of characters of a foreign name in an error
 
 
 def lora_a_key(module: str) -> str:
@@ -71,9 +71,9 @@ def adapter_digest(body: bytes) -> str:
 
 
 def encode_adapter(adapter: Adapter) -> bytes:
-    """Return the adapter as a file; equal tensors, rank and alpha give equal bytes.
+    """Encode an adapter as a file; equal tensors, rank and alpha give equal bytes.
 
-    Raises AdapterError `dtype` for a tensor that is not float32: casting is the caller's choice.
+    Raises AdapterError `dtype` for a tensor that is not float32; casting is left to the caller.
     """
     for key, tensor in adapter.tensors.items():
         if tensor.dtype != torch.float32:
@@ -91,7 +91,7 @@ def encode_adapter(adapter: Adapter) -> bytes:
 
 
 def encode_for_diffusers(adapter: Adapter) -> bytes:
-    """Return the adapter as a file for `load_lora_weights` of the model's diffusers pipeline.
+    """Encode an adapter as a file for `load_lora_weights` of the model's diffusers pipeline.
 
     diffusers names modules `transformer.…` and, without metadata, takes alpha to be the rank; so lora_B is written
     multiplied by alpha / rank. `decode_adapter` refuses such a file.
@@ -155,7 +155,7 @@ def _parse(body: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         raise _malformed(f"a header of {length} bytes in a file of {len(body)}", expected)
     try:
         views = dict(safetensors.deserialize(body))  # type: ignore[no-untyped-call]
-        # Only now: safetensors has checked the header's structure, so this parse meets nothing strange.
+        # After safetensors, which has checked the header's structure.
         metadata = json.loads(body[8 : 8 + length]).get("__metadata__") or {}
     except Exception as error:
         raise _malformed(str(error)[:_SHOWN], "a complete safetensors file") from None

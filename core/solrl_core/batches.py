@@ -1,7 +1,7 @@
-"""Batches of rows, padded to sizes whose results do not depend on the batch, or that were compiled.
+"""Padded batches: on a CPU so that results do not depend on the batch, on a GPU so that only two sizes are compiled.
 
-A GPU compiles for two sizes. A CPU's matrix products round differently below four rows, which flips codes of quantised
-values near a tie; padded, a candidate's latents do not depend on the others in its batch.
+A CPU's matrix products round differently below four rows, which flips the codes of quantised values near a tie. With
+padding, a candidate's latents do not depend on the rest of its batch.
 """
 
 import math
@@ -13,7 +13,7 @@ import torch
 from solrl_core.lanes import lane_count
 
 FEWEST_ON_CPU = 4
-"""From here on every batch size gives a candidate the same bits: measured on the miniatures (AVX-512)."""
+"""From this size on, a candidate's bits do not depend on the batch size: measured on the miniatures (AVX-512)."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class PaddedBatch:
 def batches(count: int, limit: int, device: torch.device) -> list[PaddedBatch]:
     """Cut `count` rows into batches of at most `limit`.
 
-    On a CPU they share its lanes, and none has fewer than `FEWEST_ON_CPU` rows if `limit` allows as many. On a GPU
-    they have `limit` rows, or a quarter of it where three quarters hold the rest.
+    On a CPU there is at least one batch per lane, and none has fewer than `FEWEST_ON_CPU` rows if `limit` allows it. On
+    a GPU a batch has `limit` rows, or a quarter of that if at most three quarters remain.
     """
     if device.type == "cpu":
         fewest = min(FEWEST_ON_CPU, limit)

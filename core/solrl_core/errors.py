@@ -1,8 +1,8 @@
-"""Exceptions of the core. They know nothing of HTTP; the service and the trainer translate them at their edges.
+"""Exceptions of the core, independent of HTTP; the service and the trainer translate them at their edges.
 
 SolrlError
 ├── AdapterError   (ValueError)    an adapter file is refused
-├── MismatchError  (ValueError)    service and trainer would not make or score the same images
+├── MismatchError  (ValueError)    service and trainer would generate or score different images
 └── RewardError    (RuntimeError)  a reward fails, or its scores cannot be used
 """
 
@@ -56,7 +56,7 @@ class SolrlError(Exception):
 
 
 class AdapterError(SolrlError, ValueError):
-    """An adapter file that is refused; `fault` names the check that it fails."""
+    """An adapter file was refused; `fault` names the failed check."""
 
     title = "Adapter refused"
 
@@ -66,7 +66,7 @@ class AdapterError(SolrlError, ValueError):
 
 
 class MismatchError(SolrlError, ValueError):
-    """A service and a trainer that differ in their noise contracts or digests; `fault` says in which."""
+    """Service and trainer differ in their noise contracts or their digests; `fault` says which."""
 
     def __init__(self, fault: Mismatch, detail: str, **fields: Any) -> None:
         super().__init__(detail, **fields)
@@ -75,7 +75,7 @@ class MismatchError(SolrlError, ValueError):
 
 
 class RewardError(SolrlError, RuntimeError):
-    """A reward that failed on an image, or returned unusable scores; `reward` is its name."""
+    """A reward failed on an image or returned unusable scores; `reward` is its name."""
 
     def __init__(self, reward: str, fault: str) -> None:
         super().__init__(f"reward {reward!r} {fault}")

@@ -12,7 +12,7 @@ Group = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Means over prompt groups. Ranks count from 1 (best); overlaps are shares of a set, 0 to 1.
+    """Rank fidelity, averaged over prompt groups. Ranks count from 1 (best); overlaps are shares of a set, 0 to 1.
 
     Attributes:
         spearman, kendall: rank correlations within a group, over the candidates that were not pruned.

@@ -43,7 +43,7 @@ def _without_ignored(value: Any) -> Any:
 def module_digest(module: nn.Module) -> str:
     """Digest of a module's class, configuration and weights, the weights rounded to bfloat16.
 
-    It tells different weights apart. It does not protect against weights constructed to have a given digest.
+    It detects different weights, but not weights constructed to have a given digest.
     """
     weights = [f"{name} {_tensor_digest(tensor)}" for name, tensor in sorted(module.state_dict().items())]
     settings = _settings(module.config) if hasattr(module, "config") else ""
@@ -51,7 +51,7 @@ def module_digest(module: nn.Module) -> str:
 
 
 def _tensor_digest(tensor: torch.Tensor) -> str:
-    """Digest of one tensor, summed on its own device: a GPU takes less time for that than copying for SHA-256 would."""
+    """Digest of one tensor, summed on its own device: on a GPU this is faster than copying it for SHA-256."""
     # Flat, because a channels-last tensor may count as contiguous and have another last stride.
     values = tensor.detach().to(torch.bfloat16).contiguous().flatten().view(torch.int16)
     while len(values) > _ROW:

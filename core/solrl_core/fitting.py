@@ -1,4 +1,4 @@
-"""Solvers fitted to a model: few steps with weights chosen so that they end where many steps do.
+"""Solvers fitted to a model: a few steps whose weights are chosen to end where many steps do.
 
 Each step of a deterministic solver is a weighted sum of the latents and the model's predictions so far. Here the
 weights are least-squares fits to example trajectories of many steps: to the latents at the next noise level, and to the
@@ -18,7 +18,7 @@ from solrl_core.sampler import Trajectory
 from solrl_core.solvers import Fitted, make_solver, weigh
 
 SCHEDULES = ((1.0, 0.85, 0.65, 0.3), (1.0, 0.85, 0.7, 0.4), (1.0, 0.87, 0.7, 0.45), (1.0, 0.87, 0.75, 0.5))
-"""Noise levels worth trying: the first steps decide the picture, and the last prediction adds detail."""
+"""Candidate schedules. The first steps decide the layout of the image, the last prediction adds detail."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Examples:
     """Trajectories of the solver to match.
 
     Attributes:
-        texts: a prompt for each.
-        seeds: one for each.
-        made_by: the model, solver and guidance of the trajectories.
+        texts: one prompt per trajectory.
+        seeds: one seed per trajectory.
+        made_by: model, solver and guidance of the trajectories.
         sigmas: noise levels at which their latents are known, from 1 to 0.
         latents: float32 [N, ...] at each level.
     """
@@ -63,12 +63,12 @@ def make_examples(
 
 @torch.inference_mode()
 def fit(generator: Generator, examples: Examples, sigmas: Sequence[float]) -> FittedSolver:
-    """The solver with one step at each of `sigmas` that follows the examples best.
+    """Fit the solver with one step at each of `sigmas` that best follows the examples.
 
     Args:
-        generator: of the precision of the examples. (A coarser one makes predictions noisier, and least squares then
-            blur: the mean error is smaller, but the ranking is worse.)
-        examples: the trajectories to match.
+        generator: generator at the precision of the examples. (At a coarser precision, predictions are noisier and the
+            least-squares fit blurs the images: the mean error is smaller, but the ranking is worse.)
+        examples: trajectories to match.
         sigmas: 1.0 first, descending, above 0.
     """
     moves: list[tuple[float, ...]] = []
@@ -103,7 +103,7 @@ def _least_squares(parts: Sequence[torch.Tensor], target: torch.Tensor) -> tuple
     """Weights of the parts whose sum is closest to the target over all elements, by normal equations in float64."""
     columns = torch.stack([part.flatten() for part in parts]).double()
     products = columns @ columns.T
-    # Predictions of neighbouring steps may be almost equal. The ridge is far below the weights' meaning.
+    # Predictions of neighbouring steps may be almost equal. The ridge is too small to affect the weights otherwise.
     ridge = 1e-9 * products.diagonal().mean() * torch.eye(len(parts), dtype=products.dtype, device=products.device)
     found: list[float] = torch.linalg.solve(products + ridge, columns @ target.flatten().double()).tolist()
     return tuple(found)

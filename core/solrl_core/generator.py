@@ -1,6 +1,6 @@
 """Generation of candidates: prompts and seeds in, latents and images out.
 
-Service and trainer both generate through this, so a seed means the same image on either side.
+Service and trainer both use this module, so a seed gives the same image on both sides.
 """
 
 import copy
@@ -26,7 +26,7 @@ from solrl_core.solvers import SolverSpec, make_solver
 
 PRECISIONS: tuple[Tier, ...] = get_args(Tier)
 CHUNK = 24
-"""Candidates of one batch at most, on both sides."""
+"""Largest number of candidates in a batch, in service and trainer."""
 _DECODED_PIXELS = 4 * 1024 * 1024
 """Pixels decoded at once: an autoencoder's activations are many times larger than its images."""
 _DECODED_ON_GPU = (12, 6, 3, 2, 1)
@@ -61,7 +61,7 @@ def numerics(precision: str, device: torch.device) -> Literal["native", "emulate
 
 
 def supported_tiers(device: torch.device) -> tuple[Tier, ...]:
-    """The precisions that `device` runs, natively or emulated; fastest first where they are native."""
+    """Precisions that `device` supports, native or emulated; native ones fastest first."""
     return tuple(tier for tier in PRECISIONS if probe(tier, device).numerics is not None)
 
 
@@ -126,15 +126,15 @@ class Generator:
             steps: solver steps.
             solver: see `solrl_core.solvers`; `start` has its own.
             guidance: 1.0 is none.
-            start: trajectory to continue, a row for each seed; None for the seeds' initial noise.
-            until: number of steps taken at the end; None for all.
+            start: trajectory to continue, one row per seed; None for the seeds' initial noise.
+            until: number of steps after which to stop; None for all.
             between: called before each step, by one thread at a time; raise from it to stop.
-            batch_limit: candidates of one batch at most.
+            batch_limit: largest number of candidates in a batch.
             decode: whether to decode images.
             record: whether to record all steps.
 
         Raises:
-            ValueError: unknown solver, or `until` is not a step ahead.
+            ValueError: unknown solver, or `until` is not after `start`.
         """
         texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
         prompts = [self.backbone.conditioning(text, guidance) for text in texts]
@@ -180,7 +180,7 @@ class Generator:
         return Generated(end, images, Recording.join(recordings) if record else None)
 
     def decode(self, latents: torch.Tensor, batch_limit: int = CHUNK) -> torch.Tensor:
-        """Images [N, 3, H, W] of latents; large ones are decoded in batches smaller than `batch_limit`."""
+        """Decode latents to images [N, 3, H, W]; large images are decoded in batches smaller than `batch_limit`."""
         size = min(batch_limit, max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width)))
         decode = torch.inference_mode()(self.backbone.decode)
         if latents.device.type == "cpu":
@@ -194,6 +194,6 @@ class Generator:
 
 
 def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:
-    """A copy with its own weights where their `id` is in `own`; all others are shared."""
+    """Copy of a transformer with its own copies of the weights whose `id` is in `own`; all others are shared."""
     tensors = [*transformer.parameters(), *transformer.buffers()]
     return copy.deepcopy(transformer, {id(tensor): tensor for tensor in tensors if id(tensor) not in own})

@@ -41,7 +41,7 @@ def map_in_lanes(work: Callable[[Item], Result], items: Sequence[Item], device: 
 
     Grad mode belongs to a thread: `work` must set the one it needs.
     """
-    # A single item takes a lane as well: on all threads its products would be cut, and so rounded, differently.
+    # A single item also runs in a lane: on several threads its products would be split, and so rounded, differently.
     if device.type != "cpu" or lane_count() == 1:
         return [work(item) for item in items]
     futures = [_pool().submit(work, item) for item in items]

@@ -1,4 +1,4 @@
-"""LoRA on a transformer: the modules that an adapter binds, and merging it into them in place."""
+"""LoRA on a transformer: the modules that an adapter adapts, and merging an adapter into them in place."""
 
 import re
 import weakref

@@ -1,4 +1,4 @@
-"""Memory plans of a model without its weights: the serving code itself, run on the meta device."""
+"""Memory plans of a model without its weights, by running the serving code on the meta device."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class MemoryPlan:
         return sum(self.weights.values()) + self.prompts
 
     def largest_batch(self, limit: int) -> int:
-        """The most candidates of one batch within `limit` bytes; 0 if none fits."""
+        """Largest number of candidates in a batch that fits in `limit` bytes; 0 if none fits."""
         free = limit - self._held
         most = [
             self.batch + (free - self.activations[phase]) // max(1, growth)

@@ -80,9 +80,9 @@ def check_noise_contract(theirs: NoiseContract) -> None:
     if len(theirs.probe) != len(ours.probe) or not all(one <= PROBE_TOLERANCE for one in offs):
         raise MismatchError(
             "noise",
-            "the service draws other noise from the same seed, so its seeds name other images here",
+            "the service draws different noise from the same seed, so its seeds give different images here",
             where="noise.probe",
-            got=f"a row that is off by {off:.3g}",
+            got=f"a row that differs by {off:.3g}",
             expected=f"at most {PROBE_TOLERANCE}",
             action="use the same torch release on both sides",
         )

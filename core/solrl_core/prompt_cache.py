@@ -1,4 +1,4 @@
-"""The cache of encoded prompts, bounded by bytes."""
+"""Cache of prompt embeddings, bounded by bytes."""
 
 import threading
 from collections import OrderedDict
@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable
 import torch
 
 PROMPT_CACHE_BYTES = 256 * 2**20
-"""150 to 250 prompts of the large models, several iterations' worth."""
+"""Enough for 150 to 250 prompts of the large models, which is several iterations."""
 
 
 class PromptCache:
-    """Least recently used encodings go first. Threads may share it; each prompt is encoded once."""
+    """A least-recently-used cache of prompt embeddings. Threads may share it; each prompt is encoded once."""
 
     def __init__(self, limit: int = PROMPT_CACHE_BYTES) -> None:
         self._limit = limit
@@ -20,12 +20,12 @@ class PromptCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, encode: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """The encoding under `key`, made by `encode` if it is not there. One larger than the limit is not kept."""
+        """Return the embedding of `key`, calling `encode` on a miss. One larger than the limit is not kept."""
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
                 return self._entries[key]
-            # Of ordinary tensors wherever it is called from: training needs them too.
+            # Not inference tensors, whatever the caller's mode: training uses the embeddings, too.
             with torch.inference_mode(False), torch.no_grad():
                 entry = self._entries[key] = encode()
             self._size += _bytes(entry)

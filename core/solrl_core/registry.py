@@ -1,7 +1,7 @@
 """Registries: models, families, rewards, algorithms and prompt sets by name.
 
-A name is built in, or an entry point of the registry's group, or `package.module:attribute`. Nothing is imported
-before it is asked for, and this module imports no torch, so that names are checked before anything large is loaded.
+A name is built in, an entry point of the registry's group, or `package.module:attribute`. Objects are imported on
+first use, and this module does not import torch, so that names can be checked before anything large is loaded.
 """
 
 import difflib
@@ -18,8 +18,8 @@ class Registry(Generic[T]):
     """Objects of one kind, found by name.
 
     Attributes:
-        noun: the kind, as errors call it: "reward".
-        group: the group of entry points.
+        noun: name of the kind in errors, such as "reward".
+        group: group of entry points.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Registry(Generic[T]):
 
         Args:
             noun, group: see the class.
-            built_in: name → "package.module:attribute". It goes before an entry point of the same name.
-            wrong: what an object should have been, if it is of the wrong kind.
-            others: what errors name as expected besides the registered names. Without "package.module:attribute"
-                registered names alone are imported.
+            built_in: name → "package.module:attribute"; takes precedence over an entry point of the same name.
+            wrong: describes the expected object if the given one is of the wrong kind; None if it is right.
+            others: alternatives to registered names, for errors. Without "package.module:attribute", only registered
+                names are imported.
         """
         self.noun = noun
         self.group = group
@@ -85,11 +85,11 @@ class Registry(Generic[T]):
         return found
 
     def make(self, name: str, options: Mapping[str, Any]) -> Any:
-        """Find `name` and apply options: a class is called with them, anything else stands for itself and has none.
+        """Find `name`; construct it with `options` if it is a class. Other objects take no options.
 
         Raises:
-            ValueError: as `find`, or the options do not fit.
-            OSError: files that the options name are missing.
+            ValueError: as `find`, or the options are invalid.
+            OSError: files named in the options are missing.
         """
         found: Any = self.find(name)
         if not isinstance(found, type):
@@ -111,13 +111,13 @@ class Registry(Generic[T]):
 
 
 class FolderRegistry(Registry[Callable[[], str | Path]]):
-    """Folders found by name; what is registered is a function that returns one."""
+    """Folders found by name. The registered objects are functions that return a folder."""
 
     def locate(self, name: str, accepted: Callable[[str], bool] = lambda name: Path(name).is_dir()) -> str:
-        """The folder called `name`, or `name` itself if it is not registered and `accepted` (a folder, say).
+        """Folder registered as `name`, or `name` itself if it is not registered but `accepted` (by default a folder).
 
         Raises:
-            ValueError: neither, or its function cannot be imported.
+            ValueError: neither, or the registered function cannot be imported.
         """
         if name not in self and accepted(name):
             return name

@@ -20,7 +20,7 @@ ROWS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_nothing_is_lost_when_things_die(row: Row) -> None:
+def test_the_guarantee_of_each_row_holds(row: Row) -> None:
     findings = Findings()
     row.run(row.short, lambda text: None, findings)
     assert findings.broken == []

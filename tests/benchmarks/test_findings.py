@@ -1,13 +1,13 @@
-"""A row passes only if it was tried and no promise was broken."""
+"""A row passes only if it has trials and no guarantee was violated."""
 
 from fault_trials.findings import Findings
 
 
-def test_no_trial_is_no_pass() -> None:
+def test_a_row_without_trials_does_not_pass() -> None:
     assert not Findings().passed
 
 
-def test_one_broken_promise_is_no_pass_and_is_told() -> None:
+def test_a_violated_guarantee_is_reported() -> None:
     findings = Findings(trials=2)
     findings.require(True, "first", "holds")
     assert findings.passed
@@ -16,7 +16,7 @@ def test_one_broken_promise_is_no_pass_and_is_told() -> None:
     assert findings.broken == ["second: two winners"]
 
 
-def test_what_is_counted_is_told() -> None:
+def test_counters_are_reported() -> None:
     findings = Findings()
     findings.add("won")
     findings.add("won", 2)

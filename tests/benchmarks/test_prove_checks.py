@@ -1,4 +1,4 @@
-"""The script that shows the checks to be tested still finds every check that it takes out."""
+"""scripts/prove-checks still finds every check that it removes."""
 
 import subprocess
 import sys

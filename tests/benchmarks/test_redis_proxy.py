@@ -1,4 +1,4 @@
-"""The proxy reads Redis' protocol to the byte: otherwise the places where Redis is killed are not those meant."""
+"""The proxy parses Redis' protocol exactly; otherwise Redis would be killed at the wrong places."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ MESSAGES = [
 
 
 @pytest.mark.anyio
-async def test_messages_are_told_apart() -> None:
+async def test_messages_are_separated() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(b"".join(MESSAGES))
     assert [await read_message(reader) for _ in MESSAGES] == MESSAGES

@@ -1,4 +1,4 @@
-"""The shipped miniature, loaded once for the tests of this folder; they leave its transformer as it is."""
+"""The shipped miniature, loaded once for the tests of this folder, which must not modify its transformer."""
 
 import pytest
 from solrl_core.families import Backbone, load_backbone

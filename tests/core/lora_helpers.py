@@ -1,4 +1,4 @@
-"""Random adapters, and a backbone of one's own to change."""
+"""Random adapters, and a private copy of a backbone to modify."""
 
 import copy
 
@@ -26,7 +26,7 @@ def random_adapter(backbone: Backbone, seed: int, size: float = 0.1, rank: int =
 
 
 def with_value(adapter: Adapter, module: str, value: float) -> Adapter:
-    """The same adapter, but what it adds to `module` is `value` everywhere."""
+    """Copy of an adapter that adds `value` to every weight of `module`."""
     tensors = dict(adapter.tensors)
     a, b = torch.zeros_like(tensors[lora_a_key(module)]), torch.zeros_like(tensors[lora_b_key(module)])
     a[0], b[:, 0] = 1 / adapter.scale, value

@@ -1,4 +1,4 @@
-"""The adapter file: what goes in comes out, and everything else is refused by name."""
+"""The adapter file: encoding and decoding are inverse, and any invalid file is refused with a specific kind."""
 
 import json
 import struct
@@ -113,7 +113,7 @@ def test_every_truncation_is_malformed() -> None:
     assert {refusal(body[:end]).fault for end in range(len(body))} == {"malformed"}
 
 
-def test_a_flipped_header_byte_never_gives_anything_but_an_adapter_or_a_refusal() -> None:
+def test_a_flipped_header_byte_gives_an_adapter_or_a_refusal() -> None:
     body = encode_adapter(Adapter(RANK, 4.0, tensors()))
     (length,) = struct.unpack("<Q", body[:8])
     refused = 0
@@ -178,13 +178,13 @@ def test_missing_metadata_is_refused() -> None:
     assert refusal(file_of(meta=None)).fault == "metadata"
 
 
-def test_a_partial_bind_is_refused_and_names_what_is_missing() -> None:
+def test_a_partial_adapter_is_refused_and_names_the_missing_modules() -> None:
     problem = refusal(file_of({B_KEY: None}))
     assert (problem.fault, problem.where, problem.expected) == ("keys", B_KEY, [B_KEY])
     assert "1 of the 4 tensors are missing" in problem.detail
 
 
-def test_an_adapter_that_binds_nothing_is_refused() -> None:
+def test_an_empty_adapter_is_refused() -> None:
     for body in (
         safetensors.torch.save({"transformer.to_q.lora_A.weight": torch.ones(2, 4)}, META),
         with_header(b'{"__metadata__":{"r":"2","lora_alpha":"4"}}'),
@@ -200,7 +200,7 @@ def test_a_misnamed_tensor_is_refused_with_the_closest_name() -> None:
     assert (problem.fault, problem.where, problem.expected) == ("keys", wrong, A_KEY)
 
 
-def test_an_extra_tensor_is_refused_and_long_names_are_cut() -> None:
+def test_an_extra_tensor_is_refused_and_long_names_are_truncated() -> None:
     problem = refusal(file_of({"x" * 100_000: torch.zeros(1)}))
     assert problem.fault == "keys"
     assert len(str(problem)) < 2000

@@ -1,4 +1,4 @@
-"""Digests: equal for equal models however they are held, and different for any other."""
+"""Digests: equal for equal models, whatever their dtype, device or memory layout, and different for any other."""
 
 import copy
 import json
@@ -44,7 +44,7 @@ def test_the_digests_do_not_depend_on_the_dtype_or_the_place(
     assert part_digests(parts) == digests
 
 
-def test_the_digests_do_not_depend_on_what_was_done_with_the_parts(backbone: Backbone, digests: dict[str, str]) -> None:
+def test_the_digests_do_not_depend_on_earlier_use_of_the_parts(backbone: Backbone, digests: dict[str, str]) -> None:
     backbone.encode(["a red circle", "two blue squares"], 2.0)
     backbone.decode(torch.zeros(1, *backbone.latent_shape))
     assert part_digests(backbone.parts) == digests
@@ -98,7 +98,7 @@ def test_the_place_of_a_value_counts_anywhere_in_a_large_weight() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu_makes_the_digest_of_a_cpu() -> None:
+def test_a_gpu_computes_the_same_digest_as_a_cpu() -> None:
     linear = nn.Linear(3000, 3000)
     assert module_digest(copy.deepcopy(linear).cuda()) == module_digest(linear)
 

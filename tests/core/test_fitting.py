@@ -1,4 +1,4 @@
-"""Solvers fitted to a model: against solvers that are known, and against many steps of the model itself."""
+"""Fitted solvers, compared with known solvers and with many Euler steps of the model."""
 
 from itertools import pairwise
 
@@ -30,7 +30,7 @@ def curved(x: torch.Tensor, sigma: float) -> torch.Tensor:
     return torch.sin(3 * x) * (1 + sigma)
 
 
-def test_with_eulers_weights_it_is_euler() -> None:
+def test_eulers_weights_give_euler() -> None:
     sigmas = unshifted_sigmas(5)
     noise = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     fitted = euler_as_fitted(sigmas)
@@ -82,14 +82,14 @@ def test_examples_are_the_generators_own_trajectories(generator: Generator, exam
     assert torch.allclose(examples.at((examples.sigmas[2] + examples.sigmas[3]) / 2), between, atol=1e-5)
 
 
-def test_at_eulers_own_levels_it_finds_eulers_own_end(generator: Generator, examples: Examples) -> None:
+def test_fitting_at_eulers_levels_reproduces_eulers_result(generator: Generator, examples: Examples) -> None:
     solver = fit(generator, examples, examples.sigmas[:-1])
     made = generator.generate(examples.texts, examples.seeds, steps=10, solver=solver, decode=False)
     error = (made.latents - examples.latents[-1]).square().mean() / examples.latents[-1].square().mean()
     assert float(error) < 1e-4
 
 
-def test_four_fitted_steps_end_nearer_to_ten_of_euler_than_six_of_euler_do(
+def test_four_fitted_steps_are_closer_to_ten_euler_steps_than_six_euler_steps(
     generator: Generator, examples: Examples
 ) -> None:
     solver = fit(generator, examples, SCHEDULES[1])

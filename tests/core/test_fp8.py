@@ -15,7 +15,7 @@ needs_fp8 = pytest.mark.skipif(
 )
 
 
-def test_a_cpu_has_no_fp8_and_the_error_names_what_would_work() -> None:
+def test_a_cpu_has_no_fp8_and_the_error_names_alternatives() -> None:
     assert fp8_scaling(CPU) is None
     assert "fp8" not in supported_tiers(CPU)
     with pytest.raises(ValueError, match=r"this CPU has no FP8 matrix units .* use bf16, or nvfp4"):
@@ -50,7 +50,7 @@ def test_a_layer_is_near_the_clean_one_and_follows_a_refresh() -> None:
             assert (quantised(x) - clean(x)).norm() / clean(x).norm() < 0.06
 
 
-def test_only_layers_in_fp8_by_row_share_what_is_quantised() -> None:
+def test_only_layers_in_fp8_by_row_share_a_quantised_input() -> None:
     with torch.device("meta"):
         clean, quantised = nn.Linear(32, 16), Fp8Linear.from_linear(nn.Linear(32, 16))
         assert by_row([quantised, quantised])
@@ -68,7 +68,7 @@ def test_a_gradient_is_refused_before_the_input_is_quantised() -> None:
 
 @needs_fp8
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_layer_makes_the_same_of_an_input_already_quantised(dtype: torch.dtype) -> None:
+def test_a_quantised_input_gives_the_same_output(dtype: torch.dtype) -> None:
     layer = Fp8Linear.from_linear(nn.Linear(256, 128).cuda())
     if layer.scaling != "row":
         pytest.skip("needs a GPU that scales by row")

@@ -1,4 +1,4 @@
-"""Generating from seeds: the family's own pipeline, PEFT, and a candidate's independence are the judges."""
+"""Generation from seeds, compared with the family's pipeline and PEFT; candidates do not depend on their batch."""
 
 import copy
 from typing import Any
@@ -59,7 +59,7 @@ def pipeline() -> SanaPipeline:
 
 @pytest.mark.parametrize("guidance", [1.0, 2.5])
 @pytest.mark.parametrize(("prompt", "seed"), list(zip(PROMPTS, SEEDS, strict=True)))
-def test_the_familys_own_pipeline_makes_the_same_image(
+def test_images_equal_the_familys_pipeline(
     backbone: Backbone, bf16: Generator, pipeline: SanaPipeline, guidance: float, prompt: str, seed: int
 ) -> None:
     bf16.set_adapter(None)
@@ -85,7 +85,7 @@ def test_the_familys_own_pipeline_makes_the_same_image(
     assert float(ours.images.std()) > 0.02
 
 
-def test_guidance_does_something(bf16: Generator) -> None:
+def test_guidance_changes_the_image(bf16: Generator) -> None:
     bf16.set_adapter(None)
     without = bf16.generate(PROMPTS[0], SEEDS[:1], steps=2)
     guided = bf16.generate(PROMPTS[0], SEEDS[:1], steps=2, guidance=2.5)
@@ -104,7 +104,7 @@ def on_a_grid(backbone: Backbone) -> tuple[Backbone, Adapter]:
     return mine, Adapter(rank=2, alpha=4.0, tensors=tensors)
 
 
-def test_a_merged_adapter_is_pefts_unmerged_forward(backbone: Backbone) -> None:
+def test_a_merged_adapter_equals_pefts_unmerged_forward(backbone: Backbone) -> None:
     mine, adapter = on_a_grid(backbone)
     generator = Generator(mine, "bf16")
     generator.set_adapter(adapter)
@@ -137,7 +137,7 @@ def test_the_base_comes_back_bit_for_bit_after_many_adapters(backbone: Backbone,
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 3.4e38])
-def test_a_bad_adapter_leaves_the_one_before_serving(backbone: Backbone, generator: Generator, value: float) -> None:
+def test_a_bad_adapter_leaves_the_previous_one_serving(backbone: Backbone, generator: Generator, value: float) -> None:
     generator.set_adapter(random_adapter(backbone, 0))
     before, images = weights(generator), generator.generate(PROMPTS[0], SEEDS, steps=1).images
     last = list(target_modules(backbone.transformer, backbone.lora_targets))[-1]
@@ -154,7 +154,7 @@ def test_two_generators_of_one_backbone_do_not_see_each_others_adapter(backbone:
     assert same(weights(bf16), before)
 
 
-def test_only_what_an_adapter_changes_is_held_twice(backbone: Backbone, bf16: Generator) -> None:
+def test_only_weights_that_an_adapter_changes_are_stored_twice(backbone: Backbone, bf16: Generator) -> None:
     clean = dict(backbone.transformer.named_parameters())
     own = {name for name, weight in bf16.transformer.named_parameters() if weight is not clean[name]}
     assert own == {f"{module}.weight" for module in bf16.layout}
@@ -194,7 +194,7 @@ def test_a_candidate_hardly_depends_on_the_size_of_its_batch(generator: Generato
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512", reason="other processors' matrix products round otherwise"
 )
-def test_latents_do_not_depend_on_what_a_candidate_is_batched_with(generator: Generator) -> None:
+def test_latents_do_not_depend_on_the_rest_of_the_batch(generator: Generator) -> None:
     seeds = [3, 14, 15, 92, 65, 35, 89]
     together = generator.generate(PROMPTS[0], seeds, steps=STEPS).latents
     for part in ([0], [4], [6, 1], [5, 0, 2], [1, 2, 3, 4, 5]):
@@ -202,7 +202,7 @@ def test_latents_do_not_depend_on_what_a_candidate_is_batched_with(generator: Ge
         assert torch.equal(alone, together[part])
 
 
-def test_prompts_as_a_list_equal_prompts_one_by_one(generator: Generator) -> None:
+def test_a_list_of_prompts_equals_single_prompts(generator: Generator) -> None:
     together = generator.generate(PROMPTS, SEEDS, steps=STEPS)
     singly = [generator.generate(prompt, [seed], steps=STEPS) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
     made = Generated(Trajectory.join([one.trajectory for one in singly]), torch.cat([one.images for one in singly]))
@@ -213,10 +213,10 @@ def test_prompts_as_a_list_equal_prompts_one_by_one(generator: Generator) -> Non
 
 
 @pytest.mark.parametrize(("at_once", "decoded"), [(24, [12]), (6, [6, 6]), (3, [3, 3, 3]), (1, [1] * 7)])
-def test_elsewhere_than_on_a_cpu_the_decoder_meets_one_shape(
+def test_except_on_a_cpu_the_decoder_sees_one_batch_shape(
     monkeypatch: pytest.MonkeyPatch, at_once: int, decoded: list[int]
 ) -> None:
-    """Of latents that were made so many at once; fewer than fill it are filled up."""
+    """A smaller batch of latents is padded to that shape."""
     backbone = load_skeleton("mini-sana")
     met = []
 
@@ -259,13 +259,13 @@ def test_between_is_called_before_every_step_of_every_chunk(bf16: Generator) -> 
         bf16.generate("a", [1], steps=2, between=stop)
 
 
-def test_the_tiers_say_what_they_are(bf16: Generator, nvfp4: Generator) -> None:
+def test_each_precision_reports_its_numerics(bf16: Generator, nvfp4: Generator) -> None:
     assert (bf16.precision, bf16.numerics, bf16.backbone.quantized_share("bf16")) == ("bf16", "emulated", 0.0)
     assert (nvfp4.precision, nvfp4.numerics) == ("nvfp4", "emulated")
     assert 0.9 <= nvfp4.backbone.quantized_share("nvfp4") <= 1.0
 
 
-def test_nvfp4_makes_other_images_than_bf16_but_not_wholly_other(bf16: Generator, nvfp4: Generator) -> None:
+def test_nvfp4_images_differ_from_bf16_but_remain_close(bf16: Generator, nvfp4: Generator) -> None:
     bf16.set_adapter(None)
     nvfp4.set_adapter(None)
     exact = bf16.generate(PROMPTS[0], range(8), steps=STEPS).latents.flatten(1)

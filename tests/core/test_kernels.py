@@ -1,4 +1,4 @@
-"""Fused operations against what diffusers computes; on a GPU, the kernels against torch's own operations."""
+"""Fused operations compared with diffusers; on a GPU, the kernels compared with torch operations."""
 
 import copy
 import re
@@ -78,7 +78,7 @@ def test_rows_come_back_within_half_a_code() -> None:
     assert ((back - x).abs() <= x.abs() / 16 + scales.view(3, 5, 1) * 2**-10).all()
 
 
-def test_an_activation_is_that_of_torch() -> None:
+def test_an_activation_equals_torchs() -> None:
     x = torch.randn(7, 32)
     codes, scales = quantize_rows(x, "gelu_tanh")
     expected = F.gelu(x, approximate="tanh")
@@ -100,7 +100,7 @@ def test_a_row_of_zeros_is_zeros() -> None:
     assert scales.isfinite().all()
 
 
-def test_norm_and_positions_are_those_of_diffusers() -> None:
+def test_norm_and_rotation_equal_diffusers() -> None:
     x, weight = torch.randn(2, 5, 3, 16), torch.rand(16)
     cos, sin = angles(9, 16)
     normed = F.rms_norm(x, (16,), weight, 1e-6)
@@ -109,10 +109,10 @@ def test_norm_and_positions_are_those_of_diffusers() -> None:
 
 
 def half_a_block(dtype: torch.dtype, tokens: int, length: int, device: str = "cpu") -> tuple[Tensor, ...]:
-    """What a block has before its feed-forward: x and out [2, tokens, length]; gate, scale and shift, slices of one.
+    """Inputs of a block's second half: x and out [2, tokens, length]; gate, scale and shift as slices of one tensor.
 
-    Among the rows are one with an outlier, one of zeros and one whose variance is near a norm's eps; half of the
-    second candidate's channels are scaled to zero.
+    Includes a row with an outlier, a row of zeros and a row with a variance near the norm's epsilon; half of the second
+    candidate's channels are scaled to zero.
     """
     torch.manual_seed(0)
     x, out, modulation = (
@@ -130,7 +130,7 @@ def half_a_block(dtype: torch.dtype, tokens: int, length: int, device: str = "cp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norm_and_modulation_are_those_of_torch_before_rows(dtype: torch.dtype) -> None:
+def test_norm_and_modulation_equal_torchs_before_quantisation(dtype: torch.dtype) -> None:
     x, _, _, scale, shift = half_a_block(dtype, 5, 48)
     codes, scales = norm_modulate_quantize(x, scale, shift, 1e-6)
     modulated = F.layer_norm(x.float(), (48,), eps=1e-6) * (1 + scale.float()[:, None]) + shift.float()[:, None]
@@ -188,7 +188,7 @@ def assert_near(got: tuple[Tensor | None, Tensor], expected: tuple[Tensor | None
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_fused_block_computes_what_diffusers_does(name: str) -> None:
+def test_a_fused_block_equals_diffusers(name: str) -> None:
     block, fused, given = block_cases()[name]
     assert_near(fused(**given), block(**given), 1e-4)
     assert fused.state_dict().keys() == block.state_dict().keys()
@@ -197,7 +197,7 @@ def test_a_fused_block_computes_what_diffusers_does(name: str) -> None:
 @pytest.mark.usefixtures("fp8_in_float32")
 @pytest.mark.parametrize("kept", [(), ("to_k", "add_q_proj", "proj_mlp"), (r"net\.0", "to_out")])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_fused_block_of_fp8_layers_computes_what_its_layers_do_in_diffusers_block(
+def test_a_fused_block_of_fp8_layers_equals_diffusers_block_with_the_same_layers(
     name: str, kept: tuple[str, ...]
 ) -> None:
     block, fused, given = block_cases()[name]
@@ -221,7 +221,7 @@ def test_a_fused_block_of_fp8_layers_computes_what_its_layers_do_in_diffusers_bl
     ("name", "normed", "added", "rows"),
     [("flux", 2, 2, 4), ("flux single", 1, 0, 2), ("sd3", 2, 2, 4), ("sd3 dual", 3, 2, 5), ("sd3 last", 2, 1, 2)],
 )
-def test_layers_of_a_fp8_block_are_given_rows_by_its_norms(
+def test_norms_of_an_fp8_block_quantise_for_its_layers(
     name: str, normed: int, added: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, block, given = block_cases()[name]
@@ -248,7 +248,7 @@ def test_a_fused_block_is_one_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_a_fused_transformer_computes_what_diffusers_does(name: str) -> None:
+def test_a_fused_transformer_equals_diffusers(name: str) -> None:
     backbone = load_backbone(name)
     assert isinstance(backbone, PipelineBackbone)
     latents = torch.randn(3, *backbone.latent_shape)
@@ -266,9 +266,7 @@ def test_a_fused_transformer_computes_what_diffusers_does(name: str) -> None:
 @pytest.mark.usefixtures("fp8_in_float32")
 @pytest.mark.parametrize("scaling", ["row", "tensor"])
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_layers_that_share_an_input_are_given_the_same_codes(
-    name: str, scaling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_that_share_an_input_share_its_codes(name: str, scaling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8, "require_fp8", lambda device: scaling)
     backbone = load_backbone(name)
     assert isinstance(backbone, PipelineBackbone)
@@ -289,7 +287,7 @@ def test_layers_that_share_an_input_are_given_the_same_codes(
 
 
 @pytest.mark.parametrize(("count", "limit"), [(1, 24), (3, 24), (5, 24), (24, 24), (25, 24), (7, 2), (1, 1)])
-def test_a_cpu_s_batches_hold_each_row_once_and_four_at_least(count: int, limit: int) -> None:
+def test_batches_on_a_cpu_hold_each_row_once_and_at_least_four(count: int, limit: int) -> None:
     cut = batches(count, limit, torch.device("cpu"))
     assert [row for batch in cut for row in batch.rows[: batch.count]] == list(range(count))
     assert all(min(4, limit) <= len(batch.rows) <= limit for batch in cut)
@@ -298,7 +296,7 @@ def test_a_cpu_s_batches_hold_each_row_once_and_four_at_least(count: int, limit:
 
 @pytest.mark.parametrize("limit", [24, 12, 6, 3, 2, 1])
 @pytest.mark.parametrize("count", [1, 5, 6, 7, 18, 19, 24, 25, 30, 48, 97])
-def test_a_gpu_s_batches_hold_each_row_once_and_are_of_two_sizes(count: int, limit: int) -> None:
+def test_batches_on_a_gpu_hold_each_row_once_and_have_two_sizes(count: int, limit: int) -> None:
     made = batches(count, limit, torch.device("cuda"))
     assert [row for batch in made for row in batch.rows[: batch.count]] == list(range(count))
     assert {len(batch.rows) for batch in made} <= set(gpu_batch_sizes(limit))
@@ -308,7 +306,7 @@ def test_a_gpu_s_batches_hold_each_row_once_and_are_of_two_sizes(count: int, lim
 @GPU
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp8", marks=FP8)])
-def test_compiled_blocks_compute_what_eager_ones_do_and_an_adapter_compiles_nothing(name: str, precision: str) -> None:
+def test_compiled_blocks_equal_eager_ones_and_an_adapter_does_not_recompile(name: str, precision: str) -> None:
     backbone = load_backbone(name, device="cuda")
     generator = Generator(backbone, precision)
     latents = torch.randn(6, *backbone.latent_shape, device="cuda")
@@ -366,7 +364,7 @@ def test_the_norm_and_modulation_kernel(length: int, dtype: torch.dtype, gated: 
 
 
 @GPU
-def test_the_norm_and_modulation_kernel_makes_zeros_of_zeros() -> None:
+def test_the_norm_and_modulation_kernel_maps_zeros_to_zeros() -> None:
     nothing = torch.zeros(2, 3, 320, device="cuda", dtype=torch.bfloat16)
     total, codes, scales = add_norm_modulate_quantize(nothing, nothing, *(nothing[:, 0],) * 3, 1e-6)
     assert total.eq(0).all()

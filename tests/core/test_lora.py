@@ -1,4 +1,4 @@
-"""Which modules an adapter binds, and what merging writes."""
+"""LoRA: the modules that an adapter adapts, and merging."""
 
 import copy
 

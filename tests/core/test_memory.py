@@ -1,4 +1,4 @@
-"""Memory plans: tensors are counted as they live, weights once, and no weight file is needed."""
+"""Memory plans: count tensors while they are alive and weights once, and need no weight file."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_peak_counts_what_lives_at_one_time() -> None:
+def test_the_peak_counts_tensors_alive_at_the_same_time() -> None:
     with PeakBytes() as counted:
         x = torch.empty(MIB, dtype=torch.uint8, device="meta")
         y = torch.empty(2 * MIB, dtype=torch.uint8, device="meta")
@@ -33,7 +33,7 @@ def test_the_peak_counts_what_lives_at_one_time() -> None:
     assert counted.peak == 3 * MIB
 
 
-def test_what_was_there_before_is_not_counted() -> None:
+def test_earlier_tensors_are_not_counted() -> None:
     x = torch.empty(4 * MIB, dtype=torch.uint8, device="meta")
     with PeakBytes() as counted:
         x.add_(1)
@@ -77,7 +77,7 @@ def test_fp8_is_planned_without_units_for_it(bare: Path) -> None:
     assert codes < plan_memory(backbone, "fp8", 12).weights["served"] < 1.2 * codes
 
 
-def test_activations_are_those_of_a_real_pass(bare: Path) -> None:
+def test_activations_equal_those_of_a_real_pass(bare: Path) -> None:
     """On the CPU the same operations really run, in float32."""
     real, bones = load_backbone("mini-sana"), load_skeleton(str(bare))
     bones.parts["vae"].float()
@@ -95,6 +95,6 @@ def test_a_small_batch_is_decoded_in_less_memory() -> None:
     assert one < dozen / 6
 
 
-def test_a_folder_that_holds_no_pipeline_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="expected a folder in diffusers format"):
         load_skeleton(str(tmp_path))

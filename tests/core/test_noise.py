@@ -1,4 +1,4 @@
-"""The noise contract: a seed names its row, wherever and in whatever company it is drawn."""
+"""The noise contract: a seed determines its row of noise, independent of process, batch and order."""
 
 import hashlib
 import subprocess
@@ -30,7 +30,7 @@ def test_rows_are_standard_normal_float32_on_the_cpu() -> None:
     assert len({digest(row) for row in rows}) == 200
 
 
-def test_a_row_is_what_its_seed_alone_gives() -> None:
+def test_a_row_depends_on_its_seed_alone() -> None:
     expected = [torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS]
     assert torch.equal(initial_noise(SEEDS, SHAPE), torch.stack(expected))
 

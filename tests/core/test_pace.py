@@ -1,4 +1,4 @@
-"""A thread goes one step ahead of its device, never two; marks measure what the device did."""
+"""Pace: a thread runs at most one step ahead of its device. Marks measure the device's time."""
 
 import time
 
@@ -8,7 +8,7 @@ from solrl_core.pace import Pace, mark, upload
 
 
 class Device:
-    """Notes what is asked of it and what is waited for."""
+    """Records launches and waits."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -61,7 +61,9 @@ def test_the_pointwise_conv_is_the_linear_over_channels() -> None:
     ids=["linear", "conv"],
 )
 @torch.no_grad()
-def test_batch_mates_do_not_change_a_candidate(layer: QuantLinear | QuantPointwiseConv, shape: tuple[int, ...]) -> None:
+def test_the_rest_of_the_batch_does_not_change_a_candidate(
+    layer: QuantLinear | QuantPointwiseConv, shape: tuple[int, ...]
+) -> None:
     x = torch.randn(shape)
     loud = x.clone()
     loud[1:] *= 1e4

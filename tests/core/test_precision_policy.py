@@ -1,4 +1,4 @@
-"""The layer policy: which layers it picks, what it refuses, and the share of the work it covers."""
+"""The layer policy: selection of layers, invalid policies, and the share of FLOPs it covers."""
 
 from collections.abc import Callable
 
@@ -77,7 +77,7 @@ def test_only_pointwise_convs_are_selected(other: nn.Conv2d) -> None:
     ],
     ids=["quantize", "keep", "depthwise", "all-kept", "in-features"],
 )
-def test_a_policy_that_cannot_hold_is_refused(sana: SanaTransformer2DModel, policy: LayerPolicy, message: str) -> None:
+def test_an_invalid_policy_is_refused(sana: SanaTransformer2DModel, policy: LayerPolicy, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         apply_policy(sana, policy)
     assert not any(isinstance(m, QuantLinear | QuantPointwiseConv) for m in sana.modules())

@@ -40,7 +40,7 @@ def test_euler_is_of_first_order() -> None:
     assert off(200) / off(400) == pytest.approx(2, rel=0.01)
 
 
-def test_the_velocity_is_asked_at_each_sigma_but_the_last() -> None:
+def test_the_velocity_is_evaluated_at_each_sigma_but_the_last() -> None:
     asked: list[float] = []
 
     def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:

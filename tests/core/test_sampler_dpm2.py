@@ -38,7 +38,7 @@ def published(noise: np.ndarray, sigmas: list[float]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sigmas", SCHEDULES)
-def test_dpm2_is_the_published_algorithm(sigmas: list[float]) -> None:
+def test_dpm2_equals_the_published_algorithm(sigmas: list[float]) -> None:
     found = solve(velocity, NOISE, sigmas, "dpm2")
     assert np.abs(found.numpy() - published(NOISE.numpy(), sigmas)).max() <= 1e-12
     if len(sigmas) > 4:
@@ -46,7 +46,7 @@ def test_dpm2_is_the_published_algorithm(sigmas: list[float]) -> None:
 
 
 @pytest.mark.parametrize("sigmas", SCHEDULES)
-def test_dpm2_is_diffusers_multistep_scheduler(sigmas: list[float]) -> None:
+def test_dpm2_equals_diffusers_multistep_scheduler(sigmas: list[float]) -> None:
     scheduler = DPMSolverMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, solver_order=2, final_sigmas_type="zero"
     )
@@ -60,7 +60,7 @@ def test_dpm2_is_diffusers_multistep_scheduler(sigmas: list[float]) -> None:
     assert float((solve(velocity, NOISE, sigmas, "dpm2") - x).abs().max()) <= 1e-5
 
 
-def test_two_steps_and_fewer_are_eulers() -> None:
+def test_up_to_two_steps_equal_euler() -> None:
     for sigmas in ([1.0, 0.0], [1.0, 0.4, 0.0]):
         euler, dpm2 = (solve(velocity, NOISE, sigmas, solver) for solver in ("euler", "dpm2"))
         assert torch.allclose(euler, dpm2, atol=1e-12)
@@ -96,7 +96,7 @@ def test_dpm2_is_of_second_order() -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_the_velocity_is_asked_once_a_step(solver: str) -> None:
+def test_the_velocity_is_evaluated_once_per_step(solver: str) -> None:
     asked: list[float] = []
 
     def counted(x: torch.Tensor, sigma: float) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Native NVFP4 through Transformer Engine: what stands in its way is named; its layers hold, refresh, pad and compile.
+"""Native NVFP4 through Transformer Engine: obstacles are named; layers quantise, refresh, pad and compile.
 
-Without a GPU an engine of the emulation's arithmetic stands in. On one with Transformer Engine the layers run for
-real: in NVFP4 from compute capability 10.0 on, else the same code under its FP8 recipe.
+Without a GPU, a stand-in with the emulation's arithmetic replaces the engine. On a GPU with Transformer Engine the
+layers really run: in NVFP4 from compute capability 10.0 on, otherwise the same code with the FP8 recipe.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def test_a_cpu_emulates_and_says_why() -> None:
     assert type(model[0]) is QuantLinear
 
 
-def test_layers_refuse_a_device_without_units_and_name_what_works() -> None:
+def test_layers_refuse_a_device_without_units_and_name_alternatives() -> None:
     with pytest.raises(ValueError, match=r"native nvfp4 .*: only a Blackwell .* is CPU; use bf16, or emulated nvfp4"):
         TeLinear.from_linear(nn.Linear(32, 32))
     with pytest.raises(ValueError, match=r"native fp8 .*: Transformer Engine needs a CUDA GPU, this is CPU; use bf16"):
@@ -118,7 +118,7 @@ def test_a_broken_library_is_named_with_its_error(tmp_path: Path, monkeypatch: p
     )
 
 
-def test_a_product_that_fails_or_is_wrong_is_no_native_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_or_wrong_product_disables_native_nvfp4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(te, "engine_version", lambda: "2.20")
 
     def fails(device: torch.device) -> str | None:

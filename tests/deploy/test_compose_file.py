@@ -32,7 +32,7 @@ def test_the_file_follows_the_compose_specification() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_file_that_does_not_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
     wrong = tmp_path / "docker-compose.yml"
     wrong.write_text(FILE.read_text().replace("healthcheck:", "health_check:"))
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(wrong)]
@@ -73,7 +73,7 @@ def test_secrets_that_a_command_reads_are_mounted() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_it_names_exists(name: str) -> None:
+def test_referenced_files_exist(name: str) -> None:
     body = SERVICES[name]
     if name in OURS:
         assert (ROOT / body["build"]["dockerfile"]).is_file()
@@ -96,7 +96,7 @@ def test_health_checks_ask_a_route_that_the_service_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVING)
-def test_a_service_may_finish_what_it_accepted(name: str) -> None:
+def test_a_service_has_time_to_finish_accepted_work(name: str) -> None:
     drain = Settings.model_fields["drain_timeout"].default
     assert seconds(SERVICES[name]["stop_grace_period"]) >= drain + Settings.model_fields["live_timeout"].default
 
@@ -166,7 +166,7 @@ def test_the_demo_is_the_one_of_the_command_line(monkeypatch: pytest.MonkeyPatch
 
 
 def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the real command line makes of these words, without running it."""
+    """Parse words with the real command line, without running the command."""
     found: list[Any] = []
     understand = tyro.cli
 

@@ -1,4 +1,4 @@
-"""docs/deploy.md names what there is."""
+"""Commands, variables and volumes in docs/deploy.md exist."""
 
 import re
 import shlex
@@ -39,7 +39,7 @@ def test_a_compose_command_names_services_of_its_profile(line: str) -> None:
     assert verb not in ("run", "exec", "cp") or named
 
 
-def test_other_commands_are_there() -> None:
+def test_other_commands_exist() -> None:
     others = [shlex.split(line) for line in COMMANDS if line not in COMPOSE]
     paths = [word for words in others for word in words if word.startswith(("scripts/", "deploy/"))]
     assert {"scripts/prove-images", "deploy/make-secrets"} == set(paths)
@@ -47,7 +47,7 @@ def test_other_commands_are_there() -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in COMPOSE if " token " in line])
-def test_token_commands_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_commands_are_valid(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line.partition(" > ")[0])
     understand = tyro.cli
 
@@ -62,7 +62,7 @@ def test_token_commands_are_understood(line: str, monkeypatch: pytest.MonkeyPatc
     assert not isinstance(end.value, SystemExit) or end.value.code == 130
 
 
-def test_variables_and_volumes_are_the_files() -> None:
+def test_variables_and_volumes_are_those_of_the_compose_file() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     fields = {f"SOLRL_{name.upper()}" for name in Settings.model_fields}
     for name in re.findall(r"`(SOLRL_[A-Z_]+|BASE|TORCH|TORCH_INDEX|DEMO_PORT|ROLLOUT_URL)`", PAGE):

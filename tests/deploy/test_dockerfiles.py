@@ -1,4 +1,4 @@
-"""The two Dockerfiles, and what is sent to the builder."""
+"""The two Dockerfiles, and their build context."""
 
 import subprocess
 from pathlib import Path
@@ -14,7 +14,7 @@ def instructions(name: str) -> list[str]:
     return [line for line in joined.splitlines() if line and not line.startswith("#")]
 
 
-def test_they_differ_in_their_end_only() -> None:
+def test_they_differ_only_at_their_end() -> None:
     """So the layer with PyTorch and all dependencies is built and stored once."""
     rollout, trainer = instructions("rollout"), instructions("trainer")
     assert rollout[-2:] == ["EXPOSE 8100", 'ENTRYPOINT ["solrl-rollout"]']
@@ -33,7 +33,7 @@ def test_an_image(name: str) -> None:
     assert not any(word in line for line in lines for word in ("TOKEN", "PASSWORD", "SECRET"))
 
 
-def test_the_builder_gets_what_the_images_are_made_of() -> None:
+def test_the_build_context_has_the_files_of_the_images() -> None:
     patterns = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in patterns
     allowed = {line.removeprefix("!") for line in patterns if line.startswith("!")}
@@ -43,7 +43,7 @@ def test_the_builder_gets_what_the_images_are_made_of() -> None:
     assert allowed == copied | packages | {"LICENSE", "README.md"}
 
 
-def test_make_secrets_keeps_what_is_there(tmp_path: Path) -> None:
+def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
 
     def make(**environment: str) -> dict[str, str]:

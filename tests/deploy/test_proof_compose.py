@@ -1,4 +1,4 @@
-"""The proof reads docker-compose.yml as an engine would."""
+"""scripts/prove-images reads docker-compose.yml like a container engine."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_the_demo_in_its_order() -> None:
     assert services(ROOT / "docker-compose.yml", "demo", {"TORCH_INDEX": ""})[1].build_arguments["TORCH_INDEX"] == ""
 
 
-def test_what_the_proof_cannot_do_is_an_error(tmp_path: Path) -> None:
+def test_unsupported_keys_are_an_error(tmp_path: Path) -> None:
     file = tmp_path / "docker-compose.yml"
     file.write_text("services: {a: {image: a, privileged: true}}")
     with pytest.raises(ValueError, match="privileged"):

@@ -1,4 +1,4 @@
-"""How a command of the documentation is checked without a GPU, without the hub, and without taking long."""
+"""Checks of documented commands, without a GPU, without the hub, and in little time."""
 
 import importlib.util
 import re
@@ -18,14 +18,14 @@ from fences import ROOT
 
 
 class _Parsed(BaseException):
-    """Carries what a command line was understood as past every handler."""
+    """Carries parsed arguments past all exception handlers."""
 
     def __init__(self, command: Any) -> None:
         self.command = command
 
 
 def parsed(words: list[str]) -> Any:
-    """What the real command line makes of these words; nothing is run. SystemExit where it refuses them."""
+    """Parse words with the real command line, without running the command; SystemExit if it refuses them."""
     programs = {"solrl-train": solrl_trainer.cli.main, "solrl-rollout": solrl_rollout.cli.main}
     understand = tyro.cli
 
@@ -43,7 +43,7 @@ def parsed(words: list[str]) -> Any:
 
 
 def ran(words: list[str]) -> int:
-    """The exit code of a command run for real, in this process."""
+    """Run a command in this process; returns its exit code."""
     programs = {"solrl-train": solrl_trainer.cli.main, "solrl-rollout": solrl_rollout.cli.main}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", words)
@@ -74,7 +74,7 @@ def _service(words: list[str]) -> None:
 
 
 def _with_a_miniature(words: list[str]) -> list[str]:
-    """The same for a model that needs no hub."""
+    """Replace the model in a command by a miniature, which needs no hub."""
     miniatures = {"flux": "mini-flux", "sana": "mini-sana", "stable-diffusion-3": "mini-sd3"}
     near = (mini for word in words for name, mini in miniatures.items() if "/" in word and name in word.lower())
     mini = next(near, "mini-sana")
@@ -103,7 +103,7 @@ def _compose(words: list[str]) -> None:
 
 
 def _python(words: list[str]) -> None:
-    """A script of the repository, or a module; of ours, also its options. Neither is run."""
+    """Check that a script or module exists, and for ours also its options, without running it."""
     if words[1] != "-m":
         assert (ROOT / words[1]).is_file(), words
         return
@@ -127,7 +127,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 
 
 def check(words: list[str]) -> None:
-    """Check one command; AssertionError or SystemExit where it is not what it should be."""
+    """Check one command; AssertionError or SystemExit if it is wrong."""
     name = Path(words[0]).name
     assert name in CHECKS, f"say in {Path(__file__).name} how {words[0]!r} is checked"
     words = [name, *words[1:]]

@@ -1,4 +1,4 @@
-"""The examples of the documentation as packages of somebody else's, and one service that all pages ask."""
+"""The documentation's examples as installed packages, and one service for all pages."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ PAGES = ("docs/extending/reward.md", "docs/extending/algorithm.md", "docs/extend
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder on the path, until the module is done, with the pages' files and entry points as if installed."""
+    """A folder on the import path, for the duration of the module, with the pages' files and their entry points."""
     folder = tmp_path_factory.mktemp("examples")
     info = folder / "examples-1.0.dist-info"
     info.mkdir()
@@ -41,7 +41,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def service(examples: Path) -> Iterator[httpx.Client]:
-    """The service that the page about rewards starts, by its command; as a client of it."""
+    """Start the service of the page on rewards with its command; yields a client."""
     serve, port = commands(blocks(PAGES[0], "sh")[0])[0], free_port()
     program = Path(sys.executable).parent / serve[0]
     environment = os.environ | {"PYTHONPATH": "."}

@@ -1,4 +1,4 @@
-"""The fenced blocks of a Markdown page, and the commands in them."""
+"""Fenced blocks of a Markdown page, and the commands in them."""
 
 import re
 import shlex
@@ -34,7 +34,7 @@ def example(page: str) -> Block:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The commands of a shell block as words: comments, line continuations and variables before them taken away."""
+    """Commands of a shell block as words, without comments, line continuations and leading variables."""
     lines = block.text.replace("\\\n", " ").splitlines()
     split = [shlex.split(line, comments=True) for line in lines]
     for words in split:

@@ -1,6 +1,6 @@
-"""The page on the HTTP API: its commands give the answers that it shows, and its noise is the service's.
+"""The page on the HTTP API: its commands give the answers shown, and its noise equals the service's.
 
-The service is the one that the page on rewards starts, so that one is enough.
+The service is that of the page on rewards, so that one service is enough.
 """
 
 import json
@@ -95,7 +95,7 @@ def test_every_path_is_one_of_the_service() -> None:
     assert all(any(pattern.match(path) for pattern in patterns) or path == "" for path in used), used
 
 
-def test_every_kind_of_problem_is_one_that_is_given() -> None:
+def test_every_documented_problem_kind_exists() -> None:
     text = (ROOT / PAGE).read_text()
     table = text[text.index("| status | kinds |") : text.index("**Retrying.**")]
     kinds = set(re.findall(r"`([a-z]+(?:-[a-z]+)*)`", table))

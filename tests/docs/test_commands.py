@@ -1,4 +1,4 @@
-"""The commands of README and documentation: what can run here runs, the rest is understood by the real programs."""
+"""Commands in the README and documentation: those that can run here run; the others are parsed by the real programs."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ COMMANDS = [(page, words) for page in PAGES for block in blocks(page, "sh") for 
 
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page}: {' '.join(w)[:60]}" for page, w in COMMANDS])
-def test_a_command_is_one(page: str, words: list[str], examples: Path) -> None:
+def test_documented_commands_are_valid(page: str, words: list[str], examples: Path) -> None:
     check(words)
 
 
@@ -41,7 +41,7 @@ def test_a_command_is_one(page: str, words: list[str], examples: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_a_command_that_is_none_is_found_out(words: list[str]) -> None:
+def test_invalid_commands_are_detected(words: list[str]) -> None:
     with pytest.raises((AssertionError, SystemExit, subprocess.CalledProcessError)):
         check(words)
 

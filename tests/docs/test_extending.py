@@ -1,4 +1,4 @@
-"""The pages on extending: their examples are as short as they say, and do what they say."""
+"""The pages on extending: the examples work and have the stated number of lines."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def mini() -> Backbone:
 
 
 def overrides(page: str) -> list[str]:
-    """What the page's `solrl-train run` sets."""
+    """Settings in the page's `solrl-train run` command."""
     (words,) = [c for block in blocks(page, "sh") for c in commands(block) if c[:2] == ["solrl-train", "run"]]
     return [value for flag, value in pairwise(words) if flag == "--set"]
 

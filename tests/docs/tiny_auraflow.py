@@ -1,4 +1,4 @@
-"""A folder with a tiny AuraFlow of random weights."""
+"""A folder with a tiny AuraFlow with random weights."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ _PIECES = ("<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz")
 
 
 def write_auraflow(folder: Path) -> Path:
-    """Write the pipeline, with weights that BF16 holds exactly, so whoever loads them has the same ones."""
+    """Write the pipeline, with weights that BF16 holds exactly, so that every loader gets the same values."""
     torch.manual_seed(0)
     pipeline = AuraFlowPipeline(
         tokenizer=T5TokenizerFast(vocab=[(piece, -float(i)) for i, piece in enumerate(_PIECES)], extra_ids=0),

@@ -1,4 +1,4 @@
-"""The recipe that made the miniatures, for a handful of steps: every stage runs and what it saves can be used."""
+"""The recipe of the miniatures, at a handful of steps: every stage runs and saves usable files."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ STAGES = [(name, stage) for name, miniature in MINIATURES.items() for stage in m
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command leaves after the fewest steps of every stage, on batches that a CPU is done with at once."""
+    """Output of the recipe after the minimum number of steps of every stage."""
     folder = tmp_path_factory.mktemp("recipe")
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +65,7 @@ def test_each_stage_logs_finite_losses(trained: Path, name: str, stage: str) -> 
     assert len(figures["losses"]) in (0, 12)
     assert bool(figures["losses"]) == (stage != "rounding" and "from" not in figures)
     assert all(math.isfinite(loss) for loss in figures["losses"])
-    # Agreement is of nothing where no image is better than another, as when nothing is trained.
+    # Agreement is NaN if no image is better than another, as with untrained backbones.
     floats = {key: value for key, value in figures.items() if isinstance(value, float) and stage != "preference"}
     assert all(math.isfinite(value) for value in floats.values())
 
@@ -114,7 +114,7 @@ def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str) 
 
 
 @pytest.mark.slow
-def test_what_is_saved_is_bfloat16_and_says_not_where(trained: Path) -> None:
+def test_saved_weights_are_bfloat16_and_contain_no_paths(trained: Path) -> None:
     files = list(trained.rglob("*.safetensors"))
     assert len(files) == 3 + 5 + 4 + 3
     for file in files:
@@ -163,7 +163,7 @@ def test_training_reaches_a_minimum_by_steps_or_by_time(monkeypatch: pytest.Monk
     assert 30 < steps <= 45
 
 
-def test_rounded_weights_are_on_the_grid_and_err_less_on_what_is_seen() -> None:
+def test_rounded_weights_are_on_the_grid_with_smaller_errors_on_real_inputs() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 64, generator=generator)
     seen = torch.randn(512, 64, generator=generator) @ torch.randn(64, 64, generator=generator)
@@ -174,7 +174,7 @@ def test_rounded_weights_are_on_the_grid_and_err_less_on_what_is_seen() -> None:
     assert error < 0.8 * nearest
 
 
-def test_groups_of_training_prompts_hold_what_they_say() -> None:
+def test_preference_groups_have_the_documented_content() -> None:
     groups = preference.rendered(Source(4), 30)
     assert groups.images.shape == (30, preference.SIZE, 3, 64, 64)
     assert (groups.grades[:, 0] == 1).float().mean() > 0.9
@@ -235,7 +235,7 @@ def test_quantizable_restores_after_an_error(shipped: Backbone) -> None:
     assert torch.equal(velocity(shipped, transformer), plain)
 
 
-def test_quantizable_computes_what_the_service_will(shipped: Backbone) -> None:
+def test_quantizable_computes_the_same_as_the_service(shipped: Backbone) -> None:
     transformer, served = copy.deepcopy(shipped.transformer), copy.deepcopy(shipped.transformer)
     apply_policy(served, shipped.policy)
     expected, plain = velocity(shipped, served), velocity(shipped, transformer)
@@ -286,7 +286,7 @@ def test_a_caption_is_true_of_its_own_scene_and_not_of_a_changed_one() -> None:
     assert not other.any()
 
 
-def test_what_the_verifier_finds_in_a_scene_means_what_the_scene_shows() -> None:
+def test_detections_in_a_scene_have_the_meaning_of_the_scene() -> None:
     source = Source(7)
     scenes = source.scenes(source.draw(200))
     shown = meaning_of_scenes(scenes)
@@ -309,7 +309,7 @@ def test_contrast_is_the_cross_entropy_where_each_image_has_one_text() -> None:
     assert float(clip.contrast(logits, torch.eye(5, dtype=torch.bool))) == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_contrast_holds_an_image_of_nothing_against_every_text_and_no_true_pair_against_another() -> None:
+def test_contrast_uses_unmatched_images_as_negatives_and_no_true_pair() -> None:
     logits = torch.zeros(3, 2, requires_grad=True)
     true = torch.tensor([[True, False], [True, False], [False, False]])
     clip.contrast(logits, true).backward()
@@ -322,7 +322,7 @@ def test_contrast_holds_an_image_of_nothing_against_every_text_and_no_true_pair_
         assert raised < clip.contrast(torch.zeros(3, 2), true)
 
 
-def test_tokenizers_write_every_caption_within_their_length() -> None:
+def test_every_caption_fits_in_the_tokenizers_length() -> None:
     texts = sorted({text for c in all_combinations() for text in c.phrasings()})
     for tokenizer, limit in (
         (gemma_tokenizer(), TEXT_TOKENS),
@@ -336,13 +336,13 @@ def test_tokenizers_write_every_caption_within_their_length() -> None:
         assert all(tokenizer.unk_token_id not in row[1:-1] for row in rows)
 
 
-def test_any_printable_text_can_be_written() -> None:
+def test_any_printable_text_can_be_tokenised() -> None:
     for tokenizer in (gemma_tokenizer(), clip_tokenizer(), t5_tokenizer(64), bert_tokenizer(64)):
         ids = tokenizer("Zebra 42, <quickly>!").input_ids
         assert tokenizer.decode(ids, skip_special_tokens=True).lower().replace(" ", "") == "zebra42,<quickly>!"
 
 
-def test_a_combination_is_shown_as_it_is_asked_for() -> None:
+def test_a_scene_shows_its_combination() -> None:
     source = Source(5)
     scenes = source.scenes([Combination("counting", (("red", "circle"),), count=3)])
     assert int(scenes.present.sum()) == 3

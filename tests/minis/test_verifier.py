@@ -1,4 +1,4 @@
-"""The verifier against rendered truth, one-attribute changes, and pictures of nothing."""
+"""The verifier on rendered scenes, on scenes with one attribute changed, and on images without objects."""
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ def test_positions_are_of_the_second_to_the_first() -> None:
     assert answers == {"left of": 0, "right of": 0, "above": 0, "below": 1}
 
 
-def test_counts_are_exact_and_strangers_are_wrong() -> None:
+def test_counts_are_exact_and_extra_objects_are_wrong() -> None:
     two = scene(("red", "circle", 15, 15, 8), ("red", "circle", 45, 45, 8))
     assert [strict(two, Combination("counting", (("red", "circle"),), count=n)) for n in (1, 2, 3, 4)] == [0, 1, 0, 0]
     with_stranger = scene(("red", "circle", 15, 15, 8), ("red", "circle", 45, 45, 8), ("cyan", "cross", 15, 45, 7))
@@ -137,7 +137,7 @@ def test_an_image_wholly_of_the_colour_asked_for_is_wrong() -> None:
     assert strict(image, Combination("single_object", (("red", "square"),))) == 0
 
 
-def test_noise_is_survived_and_wrong() -> None:
+def test_a_noisy_image_is_graded_as_wrong() -> None:
     noise = np.random.default_rng(0).random((20, 3, SIDE, SIDE), np.float32)
     verdicts = verify_batch(torch.from_numpy(noise), [Combination("single_object", (("red", "circle"),)).metadata] * 20)
     assert sum(v.strict for v in verdicts) == 0

@@ -1,4 +1,4 @@
-"""The shapes world: what can be asked for, in which words, and what is held out."""
+"""The shapes world: its combinations, their wordings, and the held-out split."""
 
 import json
 from collections import defaultdict
@@ -29,7 +29,7 @@ Meaning = tuple[Any, ...]
 
 
 def meaning(combination: Combination) -> Meaning:
-    """What a picture must show, told without the code under test: objects, relation, size."""
+    """Objects, relation and size of a combination, computed independently of the code under test."""
     objects = tuple(sorted(combination.things * combination.count))
     if combination.relation is None:
         return objects, None, combination.size
@@ -51,13 +51,13 @@ def test_the_world_is_large_enough() -> None:
         assert {thing for c in of_kind for thing in c.things} == {(c, s) for c in COLOURS for s in SHAPES}
 
 
-def test_each_meaning_stands_once_a_kind() -> None:
+def test_each_picture_occurs_once_per_kind() -> None:
     for kind in KINDS:
         meanings = [meaning(c) for c in EVERY if c.kind == kind]
         assert len(set(meanings)) == len(meanings)
 
 
-def test_keys_are_equal_exactly_where_the_picture_is() -> None:
+def test_keys_are_equal_exactly_for_equal_pictures() -> None:
     keys: dict[str, set[Meaning]] = defaultdict(set)
     turned = [Combination("position", c.things[::-1], relation=OPPOSITE[c.relation]) for c in EVERY if c.relation]
     swapped = [Combination("two_object", c.things[::-1]) for c in EVERY if c.kind == "two_object"]
@@ -154,7 +154,7 @@ def test_metadata_of_a_position_points_at_the_first_object() -> None:
     ]
 
 
-def test_one_attribute_is_changed_and_no_more() -> None:
+def test_exactly_one_attribute_is_changed() -> None:
     known = set(EVERY)
     for combination in EVERY[::7]:
         others = differing_in_one(combination)
@@ -183,7 +183,7 @@ def test_one_attribute_is_changed_and_no_more() -> None:
                     )
 
 
-def test_samples_take_kinds_in_turn_and_no_text_twice() -> None:
+def test_samples_cycle_through_kinds_without_repeating_a_text() -> None:
     prompts = sample_prompts(True, 100, 3)
     assert [p["tag"] for p in prompts[:5]] == list(KINDS)
     assert len({p["prompt"] for p in prompts}) == 100
@@ -199,7 +199,7 @@ def test_more_prompts_than_there_are_is_an_error() -> None:
         sample_prompts(True, 100_000, 0)
 
 
-def test_the_shipped_prompt_files_are_what_is_written(tmp_path: Path) -> None:
+def test_the_shipped_prompt_files_are_up_to_date(tmp_path: Path) -> None:
     write(tmp_path / "new")
     written = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
     shipped = {path.name: path.read_bytes() for path in catalog.prompts().iterdir()}
@@ -207,7 +207,7 @@ def test_the_shipped_prompt_files_are_what_is_written(tmp_path: Path) -> None:
     assert set(shipped) == {"train.txt", "test.txt", "train_metadata.jsonl", "test_metadata.jsonl"}
 
 
-def test_the_shipped_prompts_are_as_many_and_apart() -> None:
+def test_the_shipped_splits_have_their_sizes_and_are_disjoint() -> None:
     texts = {text: c for c in EVERY for text in c.phrasings()}
     for name, count, held_out in (("train", TRAIN, False), ("test", TEST, True)):
         lines = (catalog.prompts() / f"{name}.txt").read_text().splitlines()

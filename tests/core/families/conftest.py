@@ -1,4 +1,4 @@
-"""The tiny models of each family, written and loaded once."""
+"""Tiny models of each family, written and loaded once."""
 
 import pytest
 from tiny_pipelines import Tiny, load_both, write_flux, write_sd3

@@ -1,4 +1,4 @@
-"""`dpm2` on every family: latents are those of DPM-Solver++(2M) written again here, on the family's own sigmas."""
+"""`dpm2` on every family equals an independent DPM-Solver++(2M) on the family's own sigmas."""
 
 import math
 from itertools import pairwise
@@ -52,7 +52,7 @@ def by_hand(model: Backbone, steps: int) -> torch.Tensor:
     raise AssertionError
 
 
-def test_dpm2_is_2m_on_the_familys_own_sigmas(model: Backbone) -> None:
+def test_dpm2_equals_2m_on_the_familys_sigmas(model: Backbone) -> None:
     generator = Generator(model, "bf16")
     ours = generator.generate(PROMPTS, SEEDS, steps=6, solver="dpm2")
     theirs = by_hand(model, 6)

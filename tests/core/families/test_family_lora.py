@@ -1,4 +1,4 @@
-"""LoRA on every family: PEFT and each family's own diffusers pipeline are the judges."""
+"""LoRA on every family, compared with PEFT and with each family's diffusers pipeline."""
 
 import copy
 from pathlib import Path
@@ -49,7 +49,7 @@ def with_peft(backbone: Backbone, adapter: Adapter) -> PeftModel:
 
 
 @torch.no_grad()
-def test_a_merged_adapter_is_pefts_unmerged_forward(model: Backbone) -> None:
+def test_a_merged_adapter_equals_pefts_unmerged_forward(model: Backbone) -> None:
     mine, adapter = on_a_grid(model)
     generator = Generator(mine, "bf16")
     generator.set_adapter(adapter)
@@ -69,7 +69,7 @@ def test_gradients_reach_every_factor(model: Backbone) -> None:
     model.velocity(transformer, x, torch.tensor([0.5]), rows).square().mean().backward()  # type: ignore[no-untyped-call]
     factors = {name: p for name, p in transformer.named_parameters() if p.requires_grad}
     assert len(factors) == 2 * len(adapter_layout(model.transformer, model.lora_targets))
-    # What the last block of SD3 does with the text is thrown away, so its text queries change nothing.
+    # SD3's last block discards its text output, so its text queries change nothing.
     idle = "transformer_blocks.1.attn.add_q_proj" if model.family == "sd3" else "none"
     assert all(p.grad is not None and bool(p.grad.any()) != (idle in name) for name, p in factors.items())
 
@@ -119,7 +119,7 @@ def test_the_exported_file_gives_the_same_image_in_diffusers(model: Backbone, fo
     assert difference(ours, base) > 0.01
 
 
-def test_the_exported_file_is_not_taken_for_an_adapter(model: Backbone) -> None:
+def test_the_exported_file_is_not_accepted_as_an_adapter(model: Backbone) -> None:
     layout = adapter_layout(model.transformer, model.lora_targets)
     with pytest.raises(AdapterError, match="metadata 'r' is missing"):
         decode_adapter(encode_for_diffusers(random_adapter(model, 0)), layout)

@@ -1,4 +1,4 @@
-"""FLUX.1: its own diffusers pipeline is the judge of images, the paper's list that of layers."""
+"""FLUX.1: images compared with its diffusers pipeline, quantised layers with the paper's list."""
 
 from collections import Counter
 
@@ -34,7 +34,7 @@ def by_diffusers(tiny: Tiny, prompts: list[str], seeds: list[int], guidance: flo
 
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
 @pytest.mark.parametrize("size", [(HEIGHT, WIDTH), (96, 64), (64, 64)])
-def test_the_pipeline_itself_makes_the_same_images(flux: Tiny, size: tuple[int, int], guidance: float) -> None:
+def test_images_equal_the_pipelines(flux: Tiny, size: tuple[int, int], guidance: float) -> None:
     tiny = sized(flux, *size)
     ours = tiny.generator.generate(PROMPTS, [3, 14], steps=STEPS, guidance=guidance).images
     theirs = by_diffusers(tiny, PROMPTS, [3, 14], guidance)
@@ -43,7 +43,7 @@ def test_the_pipeline_itself_makes_the_same_images(flux: Tiny, size: tuple[int, 
     assert float(ours.std()) > 0.02
 
 
-def test_prompt_and_guidance_show_in_the_latents(flux: Tiny) -> None:
+def test_prompt_and_guidance_affect_the_latents(flux: Tiny) -> None:
     def latents(prompt: str, guidance: float) -> torch.Tensor:
         return flux.generator.generate(prompt, [3], steps=2, guidance=guidance).latents
 
@@ -55,7 +55,7 @@ def test_prompt_and_guidance_show_in_the_latents(flux: Tiny) -> None:
         assert torch.equal(plain, guided)
 
 
-def test_the_place_of_a_patch_shows_in_the_velocity(flux: Tiny) -> None:
+def test_the_position_of_a_patch_affects_the_velocity(flux: Tiny) -> None:
     backbone = flux.backbone
     rows, at = backbone.encode(PROMPTS[:1]), torch.tensor([0.5])
     noise = initial_noise([3], backbone.latent_shape)
@@ -66,7 +66,7 @@ def test_the_place_of_a_patch_shows_in_the_velocity(flux: Tiny) -> None:
     assert difference(here.mT, there) > 1e-3
 
 
-def test_packing_is_the_pipelines_and_unpacking_its_inverse(flux: Tiny) -> None:
+def test_packing_equals_the_pipelines_and_unpacking_inverts_it(flux: Tiny) -> None:
     latents = torch.randn(2, 4, 8, 12)
     packed = pack(latents)
     assert torch.equal(packed, flux.pipeline._pack_latents(latents, *latents.shape))
@@ -77,7 +77,7 @@ def test_packing_is_the_pipelines_and_unpacking_its_inverse(flux: Tiny) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 6, 10])
-def test_sigmas_are_those_the_pipeline_sets(flux: Tiny, steps: int) -> None:
+def test_sigmas_equal_the_pipelines(flux: Tiny, steps: int) -> None:
     tiny = sized(flux, 64, 160)
     tiny.pipeline(PROMPTS[0], height=64, width=160, num_inference_steps=steps, output_type="latent")
     sigmas = tiny.backbone.sigmas(steps)
@@ -87,7 +87,7 @@ def test_sigmas_are_those_the_pipeline_sets(flux: Tiny, steps: int) -> None:
     assert (sized(flux, 640, 640).backbone.sigmas(6) != flux.backbone.sigmas(6)) == shifted
 
 
-def test_prompts_are_encoded_one_by_one_as_together(flux: Tiny) -> None:
+def test_prompts_encode_the_same_alone_and_together(flux: Tiny) -> None:
     together = flux.backbone.encode(PROMPTS)
     shapes = {name: tuple(tensor.shape) for name, tensor in together.items()}
     assert shapes == {"states": (2, T5_TOKENS, 64), "pooled": (2, 32)}
@@ -95,7 +95,7 @@ def test_prompts_are_encoded_one_by_one_as_together(flux: Tiny) -> None:
     assert all(difference(singly[name], tensor) <= 1e-5 for name, tensor in together.items())
 
 
-def test_digests_cover_what_makes_an_image(flux: Tiny) -> None:
+def test_digests_cover_all_parts_of_an_image(flux: Tiny) -> None:
     encoders = {"text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"}
     assert set(flux.backbone.parts) == {"transformer", "vae", "scheduler"} | encoders
 

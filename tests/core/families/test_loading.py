@@ -31,7 +31,7 @@ def settings(folder: Path, **changes: Any) -> str:
     return str(folder)
 
 
-def test_settings_are_the_families_defaults_unless_the_folder_says_otherwise(own: Path) -> None:
+def test_the_folder_overrides_the_familys_default_settings(own: Path) -> None:
     given = load_backbone(str(own))
     assert (given.latent_shape, given.policy.keep_max_dim) == ((4, 8, 12), 0)
     assert given.encode(["a"])["states"].shape[1] == T5_TOKENS
@@ -102,7 +102,7 @@ def hub_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
         (RuntimeError("something else"), "for gated models pass a token"),
     ],
 )
-def test_what_the_hub_refuses_says_what_to_do(monkeypatch: pytest.MonkeyPatch, reason: Exception, advice: str) -> None:
+def test_hub_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch, reason: Exception, advice: str) -> None:
     asked: list[dict[str, Any]] = []
 
     def refuse(where: str, **options: Any) -> None:

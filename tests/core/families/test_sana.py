@@ -1,4 +1,4 @@
-"""SANA at its true size, on the meta device: the paper's list, in the authors' names, is the judge of layers."""
+"""SANA at its true size, on the meta device: quantised layers compared with the paper's list."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""SANA checkpoints whose feed-forward was saved as linear layers load as those with 1×1 convolutions do."""
+"""SANA checkpoints with the feed-forward as linear layers load like those with 1×1 convolutions."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def rewritten(folder: Path, shards: int, linear: bool = True, drop: str = "none"
 
 
 @pytest.mark.parametrize(("shards", "linear"), [(1, True), (3, True), (3, False)])
-def test_the_layout_of_the_file_does_not_show(backbone: Backbone, tmp_path: Path, shards: int, linear: bool) -> None:
+def test_the_layout_of_the_file_does_not_matter(backbone: Backbone, tmp_path: Path, shards: int, linear: bool) -> None:
     loaded = load_backbone(str(rewritten(tmp_path / "sana", shards, linear)))
     ours, theirs = loaded.transformer.state_dict(), backbone.transformer.state_dict()
     assert ours.keys() == theirs.keys()
@@ -58,7 +58,7 @@ def test_a_dtype_is_kept(tmp_path: Path) -> None:
     assert {p.dtype for p in loaded.transformer.parameters()} == {torch.bfloat16}
 
 
-def test_a_lacking_tensor_is_named(tmp_path: Path) -> None:
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     lacking = "transformer_blocks.0.attn1.to_q.weight"
     with pytest.raises(OSError, match=lacking):
         load_backbone(str(rewritten(tmp_path / "sana", 2, drop=lacking)))

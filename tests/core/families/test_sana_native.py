@@ -1,4 +1,4 @@
-"""SANA's checkpoints in its authors' names: the transformer they load into computes what those names mean."""
+"""SANA checkpoints with the authors' names: the loaded transformer equals an independent forward pass."""
 
 import json
 import math
@@ -125,7 +125,7 @@ def put(folder: Path, weights: Weights, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["state_dict", "model", "", "safetensors", "as diffusers names a file"])
 @pytest.mark.parametrize("convolutions", [False, True])
-def test_the_loaded_transformer_computes_what_the_names_mean(folder: Path, kind: str, convolutions: bool) -> None:
+def test_the_loaded_transformer_equals_the_authors_forward_pass(folder: Path, kind: str, convolutions: bool) -> None:
     weights = native()
     saved = dict(weights)
     for name in weights if convolutions else ():

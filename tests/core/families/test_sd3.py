@@ -1,4 +1,4 @@
-"""Stable Diffusion 3: its own diffusers pipeline is the judge of images, the paper's list that of layers."""
+"""Stable Diffusion 3: images compared with its diffusers pipeline, quantised layers with the paper's list."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def by_diffusers(tiny: Tiny, prompts: list[str], seeds: list[int], guidance: flo
 
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
 @pytest.mark.parametrize("size", [(HEIGHT, WIDTH), (96, 64), (64, 64)])
-def test_the_pipeline_itself_makes_the_same_images(sd3: Tiny, size: tuple[int, int], guidance: float) -> None:
+def test_images_equal_the_pipelines(sd3: Tiny, size: tuple[int, int], guidance: float) -> None:
     tiny = sized(sd3, *size)
     ours = tiny.generator.generate(PROMPTS, [3, 14], steps=STEPS, guidance=guidance).images
     theirs = by_diffusers(tiny, PROMPTS, [3, 14], guidance)
@@ -41,7 +41,7 @@ def test_the_pipeline_itself_makes_the_same_images(sd3: Tiny, size: tuple[int, i
     assert float(ours.std()) > 0.02
 
 
-def test_prompt_and_guidance_show_in_the_latents(sd3: Tiny) -> None:
+def test_prompt_and_guidance_affect_the_latents(sd3: Tiny) -> None:
     def latents(prompt: str, guidance: float) -> torch.Tensor:
         return sd3.generator.generate(prompt, [3], steps=2, guidance=guidance).latents
 
@@ -51,7 +51,7 @@ def test_prompt_and_guidance_show_in_the_latents(sd3: Tiny) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 6, 10])
-def test_sigmas_are_those_the_pipeline_sets(sd3: Tiny, steps: int) -> None:
+def test_sigmas_equal_the_pipelines(sd3: Tiny, steps: int) -> None:
     latents = torch.zeros(1, *sd3.backbone.latent_shape)
     sd3.pipeline(PROMPTS[0], num_inference_steps=steps, latents=latents, output_type="latent")
     sigmas = sd3.backbone.sigmas(steps)
@@ -59,7 +59,7 @@ def test_sigmas_are_those_the_pipeline_sets(sd3: Tiny, steps: int) -> None:
     assert (len(sigmas), sigmas[0], sigmas[-1]) == (steps + 1, 1.0, 0.0)
 
 
-def test_prompts_are_encoded_one_by_one_as_together(sd3: Tiny) -> None:
+def test_prompts_encode_the_same_alone_and_together(sd3: Tiny) -> None:
     together = sd3.backbone.encode(PROMPTS, guidance=2.0)
     assert {name: tuple(t.shape) for name, t in together.items()} == {
         "states": (2, 77 + T5_TOKENS, 64),
@@ -72,7 +72,7 @@ def test_prompts_are_encoded_one_by_one_as_together(sd3: Tiny) -> None:
     assert sd3.backbone.encode(PROMPTS).keys() == {"states", "pooled"}
 
 
-def test_digests_cover_what_makes_an_image(sd3: Tiny) -> None:
+def test_digests_cover_all_parts_of_an_image(sd3: Tiny) -> None:
     encoders = {f"{kind}{end}" for kind in ("text_encoder", "tokenizer") for end in ("", "_2", "_3")}
     assert set(sd3.backbone.parts) == {"transformer", "vae", "scheduler"} | encoders
 
@@ -120,5 +120,5 @@ def test_lora_targets_of_sd35_large_are_the_papers(large: SD3Transformer2DModel,
         ends = tuple(f".attn.{name}" for name in names)
         expected = {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name.endswith(ends)}
         assert set(adapter_layout(model, StableDiffusion3.lora_targets)) == expected
-    # The last block hands no text on.
+    # The last block has no text output.
     assert len(adapter_layout(large, StableDiffusion3.lora_targets)) == 38 * 8 - 1

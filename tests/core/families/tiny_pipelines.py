@@ -1,4 +1,4 @@
-"""Folders of tiny pipelines with random weights, of the very classes that the released models are made of."""
+"""Folders of tiny pipelines with random weights, in the same classes as the released models."""
 
 import copy
 import json
@@ -92,7 +92,7 @@ def _vae() -> AutoencoderKL:
 
 
 def _save(pipeline: DiffusionPipeline, folder: Path) -> Path:
-    """Write a pipeline with weights that BF16 holds exactly, so whoever loads them has the same ones."""
+    """Write a pipeline with weights that BF16 holds exactly, so that every loader gets the same values."""
     for name, part in pipeline.components.items():
         if not isinstance(part, torch.nn.Module):
             continue
@@ -184,7 +184,7 @@ class Tiny:
 
 
 def load_both(folder: Path) -> Tiny:
-    """A folder as a backbone, and as the pipeline that diffusers makes of it."""
+    """Load a folder as a backbone and as a diffusers pipeline."""
     pipeline = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     backbone = load_backbone(str(folder))

@@ -1,4 +1,4 @@
-"""Images, models and a counter that the tests of rewards share."""
+"""Images, models and a call counter for the tests of rewards."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""CLIPScore against transformers' own CLIP, and what all rewards on a CLIP share."""
+"""CLIPScore against transformers' CLIP, and the behaviour that all CLIP rewards share."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def processor() -> CLIPProcessor:
     return CLIPProcessor.from_pretrained(CLIP)
 
 
-def test_clipscore_is_transformers_logits_of_the_pairs(
+def test_clipscore_equals_transformers_logits_of_the_pairs(
     clipscore: ClipScore, reference: CLIPModel, processor: CLIPProcessor
 ) -> None:
     images = on_bytes(4, 64, 64)
@@ -89,7 +89,7 @@ def test_images_go_in_batches_and_a_text_is_encoded_once(clipscore: ClipScore) -
     assert torch.allclose(scores, clipscore(images, prompts, [{}] * 8), rtol=1e-5)
 
 
-def test_the_texts_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clip, "CACHED_TEXTS", 2)
     reward = ClipScore(CLIP)
     with rows_through(reward._model.text_model) as said:
@@ -98,16 +98,16 @@ def test_the_texts_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPat
     assert len(said) == 4
 
 
-def test_no_image_is_no_score(clipscore: ClipScore) -> None:
+def test_no_images_give_no_scores(clipscore: ClipScore) -> None:
     assert clipscore(torch.zeros(0, 3, 64, 64), [], []).shape == (0,)
 
 
-def test_another_number_of_prompts_than_of_images_is_refused(clipscore: ClipScore) -> None:
+def test_different_numbers_of_prompts_and_images_are_refused(clipscore: ClipScore) -> None:
     with pytest.raises(ValueError, match="got 2 images and 1 prompts"):
         clipscore(on_bytes(2, 64, 64), PROMPTS[:1], [{}])
 
 
-def test_bfloat16_scores_alike_and_is_the_same_reward(clipscore: ClipScore) -> None:
+def test_bfloat16_scores_are_close_and_the_digest_is_equal(clipscore: ClipScore) -> None:
     reward = ClipScore(CLIP, dtype="bfloat16")
     images = on_bytes(4, 64, 64)
     assert reward._model.dtype == torch.bfloat16

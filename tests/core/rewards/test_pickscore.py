@@ -18,7 +18,7 @@ def pickscore() -> PickScore:
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), *ODD_SIZES])
-def test_pickscore_is_transformers_logits_over_26(pickscore: PickScore, height: int, width: int) -> None:
+def test_pickscore_equals_transformers_logits_over_26(pickscore: PickScore, height: int, width: int) -> None:
     images = on_bytes(4, height, width)
     inputs = CLIPProcessor.from_pretrained(CLIP)(
         text=PROMPTS,
@@ -43,7 +43,7 @@ def test_images_are_rounded_to_bytes_and_batches_do_not_matter(pickscore: PickSc
     assert torch.allclose(scores, PickScore(CLIP, batch_size=1)(images, PROMPTS, [{}] * 4), rtol=1e-5)
 
 
-def test_a_processor_of_another_folder_is_taken_and_told_by_the_digest(pickscore: PickScore, tmp_path: Path) -> None:
+def test_another_processor_is_used_and_changes_the_digest(pickscore: PickScore, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json"):
         shutil.copy(Path(CLIP) / name, tmp_path)
     assert PickScore(CLIP, str(tmp_path)).digest == pickscore.digest

@@ -1,4 +1,4 @@
-"""HPSv2 and ImageReward from checkpoints in their own formats give the scores that their own packages gave.
+"""HPSv2 and ImageReward, loaded from checkpoints in their own formats, give the same scores as their packages.
 
 The reference is written by `scripts/reward-parity` with hpsv2 1.2.0, open_clip 2.32.0 and image-reward 1.5.
 """
@@ -46,7 +46,7 @@ def test_imagereward_scores_as_its_package(imagereward: ImageReward) -> None:
     torch.testing.assert_close(table(imagereward), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_texts_become_the_packages_tokens(hpsv2: HpsV2, imagereward: ImageReward) -> None:
+def test_tokens_equal_the_packages(hpsv2: HpsV2, imagereward: ImageReward) -> None:
     for prompt, theirs in zip(PROMPTS, REFERENCE["hpsv2_tokens"], strict=True):
         ours = hpsv2._tokenizer(clean_text(prompt), max_length=77, truncation=True).input_ids
         assert ours == theirs[: theirs.argmax() + 1].tolist()
@@ -64,7 +64,7 @@ def test_texts_become_the_packages_tokens(hpsv2: HpsV2, imagereward: ImageReward
         ("ΟΔΥΣΣΕΥΣ", "οδυσσευς"),
     ],
 )
-def test_text_is_cleaned_as_open_clip_does(text: str, cleaned: str) -> None:
+def test_text_is_cleaned_as_in_open_clip(text: str, cleaned: str) -> None:
     assert clean_text(text) == cleaned
 
 
@@ -78,7 +78,7 @@ def test_batch_size_does_not_change_scores(hpsv2: HpsV2, imagereward: ImageRewar
         )
 
 
-def test_imagereward_looks_at_as_many_pairs_as_images(imagereward: ImageReward) -> None:
+def test_imagereward_scores_one_pair_per_image(imagereward: ImageReward) -> None:
     images = IMAGES[0].expand(COUNT, -1, -1, -1)
     with rows_through(imagereward._model.vision) as seen, rows_through(imagereward._model.text) as read:
         imagereward(images, PROMPTS, [{}] * COUNT)

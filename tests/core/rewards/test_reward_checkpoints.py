@@ -1,4 +1,4 @@
-"""Wrong files and options of rewards are refused, and the refusal says what was got, expected, and what to do."""
+"""Invalid files and options of rewards are refused; the error says what was got, what was expected, what to do."""
 
 import json
 import pickle
@@ -71,7 +71,7 @@ def test_an_imagereward_checkpoint_that_does_not_fit_is_refused(
         ImageReward(**rewritten(tmp_path, IMAGEREWARD, change))
 
 
-def test_names_without_blip_are_taken_and_its_unused_projections_left(tmp_path: Path) -> None:
+def test_names_without_blip_are_accepted_and_unused_projections_ignored(tmp_path: Path) -> None:
     def change(tensors: Tensors) -> None:
         assert "blip.vision_proj.weight" in tensors
         for name in list(tensors):
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_checkpoint_is_refused_and_never_run(
 
 
 @pytest.mark.parametrize("content", [torch.zeros(3), {"epoch": 3}, {"state_dict": {"a": 1}}, [torch.zeros(3)]])
-def test_a_torch_file_of_something_else_is_refused(tmp_path: Path, content: Any) -> None:
+def test_a_torch_file_without_weights_is_refused(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="expected tensors by name"):
         HpsV2(**{**HPSV2, "checkpoint": str(tmp_path / "other.pt")})
@@ -134,7 +134,7 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "not json", '{"num_attention_heads": null}'])
-def test_a_med_config_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
+def test_an_invalid_med_config_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "med.json").write_text(content)
     with pytest.raises(ValueError, match=r"not BLIP's med_config\.json"):
         ImageReward(**{**IMAGEREWARD, "med_config": str(tmp_path / "med.json")})
@@ -156,7 +156,7 @@ def test_a_med_config_of_something_else_is_refused(tmp_path: Path, content: str)
         (ClipScore, {"model": CLIP, "dtype": "half"}, "got dtype 'half'"),
     ],
 )
-def test_an_option_that_does_not_fit_is_refused(kind: Any, options: dict[str, Any], said: str) -> None:
+def test_an_invalid_option_is_refused(kind: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         kind(**options)
 
@@ -176,7 +176,7 @@ def test_a_clip_folder_without_all_its_weights_is_refused(tmp_path: Path, kind: 
         kind(str(folder))
 
 
-def test_a_folder_of_another_model_is_no_imagereward() -> None:
+def test_a_folder_of_another_model_is_refused() -> None:
     with pytest.raises(ValueError, match="ImageRewardModel"):
         ImageReward(CLIP)
 

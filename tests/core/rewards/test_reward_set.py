@@ -19,7 +19,7 @@ def clipscore() -> ClipScore:
     return ClipScore(CLIP)
 
 
-def test_clipscore_is_loaded_from_where_the_model_says(backbone: Backbone, clipscore: ClipScore) -> None:
+def test_clipscore_is_loaded_from_the_path_in_the_models_options(backbone: Backbone, clipscore: ClipScore) -> None:
     loaded = load_reward("clipscore", backbone)
     assert isinstance(loaded, ClipScore)
     assert loaded.digest == clipscore.digest
@@ -75,7 +75,7 @@ def test_scores_come_by_name_as_float32() -> None:
     assert torch.allclose(found["b"], IMAGES.mean((1, 2, 3)))
 
 
-def test_only_what_is_asked_for_is_computed() -> None:
+def test_only_requested_rewards_are_computed() -> None:
     rewards = RewardSet({"a": giving(torch.zeros(3)), "b": giving(torch.zeros(7))})
     assert rewards.names == ("a", "b")
     assert list(rewards.score(["a"], IMAGES, TEXTS, [{}] * 3)) == ["a"]
@@ -113,7 +113,7 @@ def test_the_image_that_a_reward_fails_on_is_named() -> None:
         scored(b=giving(fails))
 
 
-def test_a_reward_that_fails_on_many_images_only_says_on_how_many() -> None:
+def test_a_reward_that_fails_only_on_a_batch_reports_its_size() -> None:
     def fails(images: torch.Tensor) -> torch.Tensor:
         if len(images) > 2:
             raise MemoryError("too many")
@@ -123,7 +123,7 @@ def test_a_reward_that_fails_on_many_images_only_says_on_how_many() -> None:
         scored(b=giving(fails))
 
 
-def test_a_lack_of_memory_is_not_the_rewards_fault() -> None:
+def test_running_out_of_memory_is_not_a_reward_error() -> None:
     def fails(images: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("too many")
 
@@ -184,7 +184,7 @@ def test_options_of_built_in_rewards_come_from_the_model(backbone: Backbone, mon
         ({"model": "./no/such/folder"}, OSError, "cannot load reward 'pickscore'"),
     ],
 )
-def test_options_that_do_not_fit_name_the_reward(
+def test_invalid_options_name_the_reward(
     backbone: Backbone, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], kind: type[Exception], said: str
 ) -> None:
     monkeypatch.setattr(backbone, "options", replace(backbone.options, rewards={"pickscore": options}))
@@ -192,12 +192,12 @@ def test_options_that_do_not_fit_name_the_reward(
         load_reward("pickscore", backbone)
 
 
-def test_the_weighted_sum_is_of_the_named_scores_alone() -> None:
+def test_the_weighted_sum_covers_only_the_named_scores() -> None:
     scores = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([10.0, 20.0]), "c": torch.full((2,), 99.0)}
     assert weighted_sum(scores, {"a": 2.0, "b": -0.5}).tolist() == [-3.0, -6.0]
 
 
-def test_options_given_win_over_the_models_and_must_be_known(backbone: Backbone) -> None:
+def test_options_override_the_models_and_must_be_known(backbone: Backbone) -> None:
     with pytest.raises(OSError, match=r"'clipscore'.*/nowhere"):
         RewardSet.load(["clipscore"], backbone, {"clipscore": {"model": "/nowhere"}})
     with pytest.raises(ValueError, match="expected some of those loaded: \\['verifier'\\]"):
