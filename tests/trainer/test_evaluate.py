@@ -52,7 +52,7 @@ def test_the_command_judges_by_other_rewards(finished: Path) -> None:
         (["nowhere"], "holds no run"),
         (["RUN", "--prompts", "0"], "got --prompts 0; expected at least 1"),
         (["RUN", "--rewards", "beauty"], "got reward 'beauty'; expected one of"),
-        (["RUN", "--set", "solver=dpm2"], "got --set solver=…; an evaluation can set reward_options and device alone"),
+        (["RUN", "--set", "solver=dpm2"], "got --set solver=…; an evaluation can only set reward_options and device"),
         (["RUN", "--set", "reward_options=3"], "setting reward_options (from --set): got 3"),
         (["RUN", "--set", "reward_options={hpsv2: {}}"], "got options for rewards ['hpsv2']; expected some of"),
     ],

@@ -130,5 +130,5 @@ def test_all_prompts_at_once_are_a_shuffle_each_time() -> None:
 
 
 def test_more_than_there_are_is_an_error() -> None:
-    with pytest.raises(ValueError, match="24 prompts an iteration, but the set has 23"):
+    with pytest.raises(ValueError, match="got 24 prompts per iteration; expected at most 23"):
         prompts_of_iteration(ITEMS, 24, 0, 0)

@@ -1,4 +1,4 @@
-"""`solrl-train calibrate`: what each exploration plan costs and how well it selects, on the user's own model."""
+"""`solrl-train calibrate`: cost and selection quality of exploration plans, measured on the user's model."""
 
 import itertools
 import json
@@ -30,20 +30,20 @@ from solrl_trainer.session import pick_device
 
 STEPS = (2, 3, 4, 6, 8)
 FEW_PROMPTS = 8
-"""Below this a bootstrap interval over prompts is too narrow."""
+"""With fewer prompts, a bootstrap interval over prompts is too narrow."""
 FITTED_PROMPTS, FITTED_SEEDS = 24, 4
-"""Training prompts, and candidates of each, whose trajectories the fitted solvers are to match."""
+"""Training prompts, and candidates per prompt, whose trajectories the fitted solvers match."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A plan's cost and fidelity.
+    """Cost and fidelity of a plan.
 
     Attributes:
-        seconds: mean of a whole group, rewards included.
-        fidelity: against the recipe's BF16 candidates of the same seeds.
-        separation: true distance of the best and worst that it selects, mean over prompts: 1 perfect, 0 chance.
-        low, high: the separation's 95 % bootstrap interval over prompts.
+        seconds: mean time of a whole group, including rewards.
+        fidelity: rank fidelity, relative to the recipe's BF16 candidates of the same seeds.
+        separation: difference in true rank between the selected best and worst, mean over prompts: 1 perfect, 0 chance.
+        low, high: 95 % bootstrap interval of the separation over prompts.
     """
 
     plan: Plan
@@ -55,9 +55,10 @@ class Measured:
 
 
 def plans(config: RunConfig, tiers: Sequence[Tier], fitted: Sequence[FittedSolver]) -> list[Plan]:
-    """Each tier at each number of steps, whole and pruned halfway to half of the candidates; and by fitted steps.
+    """Plans to measure: each precision at each number of steps and with fitted steps, with and without pruning.
 
-    Those are pruned before the last one: what they foresee is better than what another solver predicts.
+    Pruning keeps half of the candidates after half of the steps. Fitted steps prune before the last step, because their
+    early predictions are better than another solver's.
     """
     half = config.explore.candidates // 2
     found = []
@@ -72,7 +73,7 @@ def plans(config: RunConfig, tiers: Sequence[Tier], fitted: Sequence[FittedSolve
 
 
 def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
-    """BF16 and the precision asked for; for auto all that are native. An emulation is measured only by name."""
+    """BF16 and the given precision; for auto, all native ones. An emulation is measured only if it is named."""
 
     def wanted(tier: Tier) -> bool:
         return tier in ("bf16", precision) or (precision == "auto" and numerics(tier, device) == "native")
@@ -81,7 +82,7 @@ def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
 
 
 def fit_solvers(config: RunConfig, generator: Generator, schedules: Sequence[Sequence[float]]) -> list[FittedSolver]:
-    """Solvers whose few steps end where the recipe's end, on training prompts; `generator` is of BF16."""
+    """Fit solvers to the recipe's trajectories on training prompts; `generator` must be BF16."""
     prompts = read_prompts(find_prompts(config.prompts), "train")[:FITTED_PROMPTS]
     examples = make_examples(
         generator,
@@ -97,17 +98,17 @@ def fit_solvers(config: RunConfig, generator: Generator, schedules: Sequence[Seq
 def calibrate(
     config: RunConfig, folder: Path, note: Callable[[str], None], *, prompts: int, wanted: float
 ) -> dict[str, Any]:
-    """Measure every plan on this machine; writes calibration.json, frontier.png and plan.yaml into `folder`.
+    """Measure every plan on this machine; writes calibration.json, frontier.png and plan.yaml to `folder`.
 
     Args:
-        config: model, rewards, prompts, candidates and kept of a run.
-        folder: where to write; plan.yaml is for `solrl-train run --config`.
-        note: told what is worth a line.
-        prompts: training prompts to measure on: a run is judged by the held-out ones.
-        wanted: least separation. The cheapest plan whose interval lies above it is chosen.
+        config: a run's model, rewards, prompts, and numbers of candidates and selected candidates.
+        folder: output folder; plan.yaml is for `solrl-train run --config`.
+        note: called with each progress message.
+        prompts: number of training prompts to measure on. Held-out prompts are reserved for evaluation.
+        wanted: required separation. The cheapest plan whose whole interval reaches it is chosen.
 
     Returns:
-        What calibration.json holds; `chosen` is null where no plan separates that well.
+        Content of calibration.json; `chosen` is null if no plan reaches the separation.
     """
     device = pick_device(config.device)
     note(f"loading {config.model}")
@@ -134,7 +135,7 @@ def calibrate(
     for tier, group in itertools.groupby(plans(config, tiers, fitted), key=lambda plan: plan.precision):
         generator = true_generator if tier == "bf16" else Generator(backbone, tier)
         for plan in group:
-            scores(generator, plan, measured_on[0])  # not timed: the first of its shapes
+            scores(generator, plan, measured_on[0])  # warm-up
             started = time.perf_counter()
             proxy = torch.stack([scores(generator, plan, prompt) for prompt in measured_on])
             seconds = (time.perf_counter() - started) / len(measured_on)
@@ -152,7 +153,7 @@ def calibrate(
 
 
 def _prompts(config: RunConfig, count: int) -> list[PromptItem]:
-    """Training prompts behind those that solvers are fitted on."""
+    """Training prompts to measure on, after those used for fitting solvers."""
     train = read_prompts(find_prompts(config.prompts), "train")
     if len(train) < FITTED_PROMPTS + count:
         raise ValueError(
@@ -170,7 +171,7 @@ def score_group(
     prompt: PromptItem,
     seeds: Sequence[int],
 ) -> torch.Tensor:
-    """Scores [N] of a prompt's candidates under a plan, as the service gives them; NaN for the pruned."""
+    """Scores [N] of a prompt's candidates under a plan, computed as in the service; NaN for pruned ones."""
 
     def score(images: torch.Tensor) -> torch.Tensor:
         count = len(images)
@@ -190,7 +191,7 @@ def score_group(
 
 
 def name(plan: Plan) -> str:
-    """A plan in short, e.g. "nvfp4 6 steps, pruned to 48 after 3", or "nvfp4 4 fitted steps (1, 0.87, 0.7, 0.45)"."""
+    """Short name of a plan, such as "nvfp4 6 steps, pruned to 48 after 3" or "nvfp4 4 fitted steps (1, 0.87, …)"."""
     by = plan.fitted
     steps = "steps" if by is None else f"fitted steps ({', '.join(f'{s:g}' for s in by.sigmas)})"
     pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""

@@ -1,6 +1,6 @@
-"""Checkpoints: everything a run needs to continue bit for bit, in safetensors and JSON.
+"""Checkpoints: everything that a run needs to continue bit for bit, in safetensors and JSON.
 
-A checkpoint is a folder written under another name and renamed when whole, so one that exists is complete.
+A checkpoint is a folder, written under a temporary name and renamed once it is complete.
 """
 
 import json
@@ -20,7 +20,7 @@ from solrl_trainer.config import Lora, RunConfig
 from solrl_trainer.older_settings import read_settings
 from solrl_trainer.policy import CURRENT, OLD, Policy
 
-# What may change between a run and its continuation.
+# Settings that may change when a run resumes.
 _FREE = {
     *("iterations", "rollout_url", "patience", "served_as", "output", "device"),
     *("checkpoint_every", "keep_checkpoints", "evaluate", "optimizer.checkpointing"),
@@ -29,9 +29,10 @@ _FREE = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint read back: `version` iterations are behind it.
+    """A loaded checkpoint, after `version` iterations.
 
-    `adapters` holds the files that were pushed, by version: this one's, and those that exploration still lags behind.
+    `adapters` holds pushed adapter files by version: this version's, and older ones that exploration still needs at
+    its lag.
     """
 
     version: int
@@ -41,7 +42,7 @@ class Checkpoint:
 
     @property
     def averaged(self) -> Adapter:
-        """The evaluation weights."""
+        """Averaged weights, for evaluation."""
         tensors = {k.removeprefix("averaged/"): v for k, v in self.tensors.items() if k.startswith("averaged/")}
         return Adapter(rank=self.lora.rank, alpha=self.lora.alpha, tensors=tensors)
 
@@ -54,7 +55,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     config: RunConfig,
 ) -> Path:
-    """Write the checkpoint of `version` and drop the oldest beyond `keep_checkpoints`."""
+    """Write the checkpoint of `version` and delete all but the newest `keep_checkpoints`."""
     tensors = {f"{name}/{key}": value for name in (CURRENT, OLD) for key, value in policy.tensors(name).items()}
     tensors |= {f"averaged/{key}": value.clone() for key, value in policy.averaged.items()}
     for index, state in optimizer.state_dict()["state"].items():
@@ -82,10 +83,10 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path, config: RunConfig) -> Checkpoint | None:
-    """Read the newest checkpoint, or None where there is none.
+    """Load the newest checkpoint; None if there is none.
 
     Raises:
-        ValueError: it was made by a run of other settings; says which.
+        ValueError: it belongs to a run with other settings; names them.
     """
     found = _complete(folder)
     if not found:
@@ -96,7 +97,7 @@ def latest(folder: Path, config: RunConfig) -> Checkpoint | None:
     if changed:
         shown = "; ".join(f"{key}: then {then.get(key)!r}, now {now[key]!r}" for key in changed)
         raise ValueError(
-            f"{found[-1]} belongs to a run of other settings ({shown}); "
+            f"{found[-1]} belongs to a run with other settings ({shown}); "
             "resume with the same settings, or choose another output folder"
         )
     version = int(found[-1].name)
@@ -111,7 +112,7 @@ def latest(folder: Path, config: RunConfig) -> Checkpoint | None:
 
 
 def _compared(config: RunConfig) -> dict[str, Any]:
-    """The settings that may not change, as JSON."""
+    """Settings that may not change when a run resumes, as JSON."""
     values: dict[str, Any] = json.loads(config.model_dump_json())
     for name in _FREE:
         *sections, last = name.split(".")
@@ -120,7 +121,7 @@ def _compared(config: RunConfig) -> dict[str, Any]:
 
 
 def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint's weights and optimiser state back."""
+    """Restore weights and optimiser state from a checkpoint."""
 
     def part(name: str) -> dict[str, torch.Tensor]:
         return {k.removeprefix(f"{name}/"): v for k, v in checkpoint.tensors.items() if k.startswith(f"{name}/")}

@@ -1,6 +1,6 @@
 """The trainer's command line: `solrl-train run | demo | evaluate | calibrate | presets | report | doctor`.
 
-Imports are deferred, so that `--help` and mistakes answer at once.
+Imports are deferred, so that `--help` and usage errors are fast.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import tyro
 
-# Trainer and service take turns on a small machine; threads that spin while waiting would starve the other.
+# On a small machine trainer and service share the cores; threads that spin while waiting would starve the other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
@@ -28,7 +28,7 @@ class Run:
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """key=value; may be given more than once."""
     output: Path | None = None
-    """Folder of metrics, checkpoints, report and LoRA for diffusers; runs/<model> by default."""
+    """Folder for metrics, checkpoints, report and LoRA for diffusers; runs/<model> by default."""
     run: str | None = None
     """Name of the run at the service."""
     iterations: int | None = None
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass
 class Demo:
-    """Start a rollout service for the miniature, train against it, and show what came of it."""
+    """Start a rollout service for the miniature, train with it, and show the results."""
 
     output: Path = Path("runs/demo")
     seed: int = 42
@@ -54,31 +54,31 @@ class Evaluate:
     """Compare a run's averaged weights with its base on held-out prompts, by any set of rewards."""
 
     folder: Annotated[Path, tyro.conf.Positional]
-    """A run's folder."""
+    """Folder of the run."""
     rewards: tuple[str, ...] = ()
     """Names, or package.module:attribute; by default those of the run."""
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """reward_options=… or device=…, where they are to differ from the run's; may be given more than once."""
+    """reward_options=… or device=…, to override the run's; may be given more than once."""
     prompts: int | None = None
     seeds: int | None = None
-    """Images a prompt."""
+    """Images per prompt."""
     steps: int | None = None
 
 
 @dataclass
 class Calibrate:
-    """Measure cost and fidelity of exploration plans on this machine; write the cheapest that selects well enough."""
+    """Measure cost and fidelity of exploration plans on this machine, and write the cheapest sufficient one."""
 
     preset: str = "mini-sana/sol_rl/clipscore"
     """<model>/<recipe>/<reward>; see `solrl-train presets`."""
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """key=value; may be given more than once."""
     output: Path = Path("runs/calibration")
-    """Folder of calibration.json, frontier.png and plan.yaml, which `run --config` takes."""
+    """Folder for calibration.json, frontier.png and plan.yaml (for `run --config`)."""
     prompts: int = 16
     """Training prompts to measure on."""
     wanted: float = 0.8
-    """Least separation of the selected best and worst: 1 perfect, 0 chance."""
+    """Required separation of the selected best and worst: 1 perfect, 0 chance."""
 
 
 @dataclass
@@ -88,14 +88,14 @@ class Presets:
 
 @dataclass
 class Report:
-    """Write report.html and grid.png again from a run's folder."""
+    """Rewrite report.html and grid.png from the files in a run's folder."""
 
     folder: Annotated[Path, tyro.conf.Positional]
 
 
 @dataclass
 class Doctor:
-    """Say what this machine can run, what is missing and what to do."""
+    """Check what this machine can run, what is missing, and what to do about it."""
 
     model: str = "mini-sana"
     rollout_url: str | None = None
@@ -206,9 +206,9 @@ def _calibrate(command: Calibrate) -> None:
     summary = calibrate(config, command.output, _note, prompts=command.prompts, wanted=command.wanted)
     print(f"frontier: {command.output / 'frontier.png'}")
     if summary["chosen"] is None:
-        print(f"no plan separates best from worst by {command.wanted}; lower --wanted, or look at the frontier")
+        print(f"no plan reaches a separation of {command.wanted}; lower --wanted, or choose a plan from the frontier")
     else:
-        print(f"cheapest plan above {command.wanted}: {summary['chosen']}")
+        print(f"cheapest plan with a separation of at least {command.wanted}: {summary['chosen']}")
         print(f"use it: solrl-train run --preset {command.preset} --config {command.output / 'plan.yaml'}")
 
 

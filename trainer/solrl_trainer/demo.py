@@ -1,4 +1,4 @@
-"""`solrl-train demo`: a rollout service and a trainer on this machine, and what came of it."""
+"""`solrl-train demo`: a rollout service and a training on this machine, and their results."""
 
 import json
 import shutil
@@ -31,18 +31,18 @@ def rollout_service(
     flags: Sequence[str] = (),
     ready_seconds: float = 180.0,
 ) -> Iterator[str]:
-    """Run `solrl-rollout serve` beside us, with more `flags`; yields its URL and stops it with SIGTERM.
+    """Run `solrl-rollout serve` as a child process, with additional `flags`; yields its URL, stops it with SIGTERM.
 
-    On Linux it also ends when the thread that started it is killed.
+    On Linux it also ends if the thread that started it is killed.
 
     Raises:
-        RuntimeError: it did not become ready, or did not stop cleanly; shows the end of its log.
+        RuntimeError: the service did not become ready, or did not stop cleanly; includes the end of its log.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    # Of util-linux: a child that outlives its parent would hold the memory and the port.
+    # setpriv is part of util-linux. A child that outlives its parent would keep the memory and the port.
     bound = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     command = [*bound, sys.executable, "-m", "solrl_rollout", "serve", "--model", model, "--port", str(port)]
     command += ["--rewards", *rewards, *flags]
@@ -83,15 +83,15 @@ def _tail(log: Path) -> str:
 
 
 def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
-    """Serve, train, stop; print the table, and as the last line one JSON object.
+    """Start the service, train and stop; print a table, and as the last line a JSON object.
 
     Args:
-        output: folder of the run; what a demo left there before is replaced.
-        seed: of the run.
+        output: folder of the run; an earlier demo there is deleted.
+        seed: seed of the run.
         overrides: `key=value` settings, as for `run --set`.
     """
     console = Console(stderr=True)
-    # As Ctrl+C does, it leaves through what stops the service.
+    # Unwind the stack, as Ctrl+C does, so that the service is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if (output / "metrics.jsonl").is_file():
         shutil.rmtree(output)
@@ -109,11 +109,11 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
 
 
 DEMO_SETTINGS = ("iterations=6", "explore.prompts=8", "explore.precision=nvfp4", "optimizer.learning_rate=1.5e-3")
-"""The demo's changes to its preset: it ends in minutes, and explores in NVFP4 as the paper does, emulated."""
+"""Changes to the preset: the demo ends in minutes, and explores in (emulated) NVFP4 like the paper."""
 
 
 def last_line(summary: dict[str, Any], output: Path) -> dict[str, Any]:
-    """The demo's result for programs."""
+    """Machine-readable result of the demo."""
     strict = summary["rewards"][STRICT]
     seconds = summary["seconds"]
     return {

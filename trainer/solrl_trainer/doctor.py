@@ -1,4 +1,4 @@
-"""`solrl-train doctor`: what this machine can run, what is missing, what to do."""
+"""`solrl-train doctor`: checks of this machine, with a remedy for everything that is missing."""
 
 import importlib.util
 import platform
@@ -11,13 +11,13 @@ from solrl_core.errors import MismatchError
 from solrl_proto.problems import ProblemError
 
 Row = tuple[str, str, str, str]
-"""(what, "ok" | "warn" | "missing", what was found, what to do)."""
+"""(item, "ok" | "warn" | "missing", finding, remedy)."""
 
 _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
 
 def check(model: str, rollout_url: str | None, prompts: str) -> Iterator[Row]:
-    """Look at each thing a training needs."""
+    """Check everything that a training needs."""
     yield "python", "ok" if sys.version_info >= (3, 11) else "missing", platform.python_version(), "3.11 or newer"
     yield from _packages()
     yield from _device()
@@ -56,10 +56,10 @@ def _tiers() -> Iterator[Row]:
         numerics, how = probe(tier, device)
         yield f"tier {tier}", "ok", f"{numerics}: {how}" if numerics else how, ""
     try:
-        found = engine_version() or "not installed; native nvfp4 takes it, on a Blackwell GPU"
+        found = engine_version() or "not installed; native nvfp4 needs it, and a Blackwell GPU"
         yield "transformer engine", "ok", found, ""
     except ValueError as error:
-        action = "build it anew for this torch and CUDA; until then nvfp4 is emulated"
+        action = "rebuild it for this torch and CUDA; until then nvfp4 is emulated"
         yield "transformer engine", "warn", str(error), action
 
 
@@ -78,9 +78,9 @@ def _prompts(name: str) -> Row:
     try:
         folder = find_prompts(name)
         counts = {split: len(read_prompts(folder, split)) for split in ("train", "test")}
-        return f"prompts {name}", "ok", f"{counts['train']} to train, {counts['test']} held out", ""
+        return f"prompts {name}", "ok", f"{counts['train']} training, {counts['test']} held out", ""
     except ValueError as error:
-        return f"prompts {name}", "missing", str(error), "name a folder with train.txt and test.txt"
+        return f"prompts {name}", "missing", str(error), "give a folder with train.txt and test.txt"
 
 
 def _service(url: str, model: str) -> Iterator[Row]:
@@ -103,8 +103,8 @@ def _service(url: str, model: str) -> Iterator[Row]:
 
 
 def doctor(model: str, rollout_url: str | None, prompts: str) -> int:
-    """Print the table; 1 if something is missing, else 0."""
-    table = Table("what", "state", "found", "what to do", title="solrl-train doctor")
+    """Print the table; returns 1 if something is missing, else 0."""
+    table = Table("check", "state", "found", "what to do", title="solrl-train doctor")
     rows = list(check(model, rollout_url, prompts))
     for what, state, found, action in rows:
         table.add_row(what, f"[{_COLOURS[state]}]{state}[/]", found, action if state != "ok" else "")

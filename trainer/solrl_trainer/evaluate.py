@@ -1,4 +1,4 @@
-"""`solrl-train evaluate`: a run's averaged weights against its base, by any set of rewards."""
+"""`solrl-train evaluate`: compares a run's averaged weights with its base model, by any set of rewards."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from solrl_trainer.report.grid import write_grid
 from solrl_trainer.session import pick_device
 
 CHANGEABLE = ("reward_options", "device")
-"""What an evaluation may set otherwise than the run did; all else is what was trained."""
+"""Settings of the run that an evaluation may change."""
 
 
 def evaluate_run(
@@ -34,21 +34,21 @@ def evaluate_run(
     seeds: int | None = None,
     steps: int | None = None,
 ) -> dict[str, Any]:
-    """Evaluate the newest checkpoint of a run; writes evaluation/{evaluation.json, grid.png} into its folder.
+    """Evaluate the newest checkpoint of a run; writes evaluation/{evaluation.json, grid.png} to its folder.
 
     Args:
-        folder: a run's folder.
-        note: told what is worth a line.
-        rewards: judged by these; by default those of the run.
-        overrides: `key=value` of `CHANGEABLE`, instead of the run's own; of `reward_options`, by reward.
-        prompts, seeds, steps: instead of the run's own settings; seeds are images a prompt.
+        folder: folder of the run.
+        note: called with each progress message.
+        rewards: names of rewards; by default those of the run.
+        overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.
+        prompts, seeds, steps: override the run's settings; seeds is the number of images per prompt.
 
     Returns:
-        What evaluation.json holds.
+        Content of evaluation.json.
 
     Raises:
-        FileNotFoundError: the folder holds no run, or one without a checkpoint.
-        ConfigError: an override that cannot be used.
+        FileNotFoundError: the folder contains no run, or a run without a checkpoint.
+        ConfigError: an invalid override.
         ValueError, OSError: model, reward or prompts cannot be loaded.
     """
     path = folder / "config.json"
@@ -57,7 +57,7 @@ def evaluate_run(
     config = read_settings(path.read_text())
     found = checkpoints.latest(folder / "checkpoints", config)
     if found is None:
-        raise FileNotFoundError(f"{folder} holds no checkpoint yet; one is written after an iteration")
+        raise FileNotFoundError(f"{folder} holds no checkpoint yet; the first is written after an iteration")
     given = dict(parse_override(override) for override in overrides)
     own_options, config = config.reward_options, _changed(config, given)
     settings = config.evaluate
@@ -66,7 +66,7 @@ def evaluate_run(
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
     names = list(rewards) or [*config.rewards, *settings.rewards]
-    # What the run configured of rewards that are not asked for is left out; what is given here must be of use.
+    # Drop the run's options for other rewards; options given here must belong to a requested reward.
     options = {name: value for name, value in own_options.items() if name in names}
     options |= given.get("reward_options", {})
     judges = RewardSet.load(names, backbone, options)
@@ -116,7 +116,7 @@ def evaluate_run(
 
 def _changed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     if unknown := sorted(given.keys() - set(CHANGEABLE)):
-        raise ConfigError(f"got --set {unknown[0]}=…; an evaluation can set {' and '.join(CHANGEABLE)} alone")
+        raise ConfigError(f"got --set {unknown[0]}=…; an evaluation can only set {' and '.join(CHANGEABLE)}")
     try:
         return RunConfig.model_validate({**config.model_dump(mode="json"), **given})
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """Presets `<model>/<recipe>/<reward>`, composed from three small tables.
 
-Later layers win: field defaults, model, recipe, reward, a YAML file, `--set key=value`. The source of every value
-is kept, so that a dry run can show it.
+Later layers override earlier ones: field defaults, model, recipe, reward, a YAML file, `--set key=value`. The source of
+every value is recorded for a dry run.
 """
 
 import difflib
@@ -64,19 +64,19 @@ REWARDS: dict[str, dict[str, Any]] = {
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be used; the text says which, and what would do."""
+    """An invalid setting; the text names it and the valid choices."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run's settings and where each came from (dotted key → layer)."""
+    """A run's settings and their sources (dotted key → layer)."""
 
     config: RunConfig
     sources: dict[str, str]
 
 
 def names() -> list[str]:
-    """Every preset."""
+    """Names of all presets."""
     return [f"{m}/{r}/{w}" for m in MODELS for r in RECIPES for w in REWARDS]
 
 
@@ -107,7 +107,7 @@ def resolve(
         arguments: dotted settings from the command line's own options.
 
     Raises:
-        ConfigError: unknown preset or key, or a value of the wrong kind.
+        ConfigError: unknown preset or key, or an invalid value.
     """
     if file is not None and not isinstance(file, Mapping):
         raise ConfigError(f"got a settings file that holds a {type(file).__name__}; expected a mapping of settings")
@@ -140,10 +140,10 @@ def resolve(
 
 
 def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
-    """The first of what settings are refused for, with where each came from (dotted key → layer)."""
+    """ConfigError for the first validation error, with the setting's source; `sources` maps dotted key → layer."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
-    # The place may lie within a setting (an item of a list), or be a section.
+    # The location may be inside a setting (an item of a list), or a whole section.
     given = [source for name, source in sources.items() if f"{key}.".startswith(f"{name}.")]
     given = given or [source for name, source in sources.items() if name.startswith(f"{key}.")]
     source = ", ".join(dict.fromkeys(given)) or "defaults"
@@ -151,7 +151,7 @@ def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
 
 
 def parse_override(override: str) -> tuple[str, Any]:
-    """Key and value of `key=value`, the value in YAML; ConfigError for what is neither."""
+    """Parse `key=value`, with the value in YAML; ConfigError if it is invalid."""
     key, equals, value = override.partition("=")
     if not equals:
         raise ConfigError(f"got --set {override!r}; expected key=value")
@@ -181,7 +181,7 @@ def _flatten_fields() -> list[str]:
 
 
 def _algorithm_fields(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Settings of the algorithm that the last layer to name one names."""
+    """Settings of the algorithm that the last layer with `algorithm.name` selects."""
     named = [(source, layer["algorithm.name"]) for source, layer in layers if "algorithm.name" in layer]
     source, name = named[-1] if named else ("default", AlgorithmSettings().name)
     try:

@@ -1,4 +1,4 @@
-"""Prompt sets as the field keeps them: `train.txt`/`test.txt`, or GenEval's `*_metadata.jsonl`."""
+"""Prompt sets in the usual formats: `train.txt`/`test.txt`, or GenEval's `*_metadata.jsonl`."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ PROMPTS = FolderRegistry(
 
 
 def find_prompts(name: str) -> Path:
-    """Folder of a registered prompt set, or the folder itself.
+    """Folder of a prompt set: a registered name, or the path of a folder.
 
     Raises:
         ValueError: neither.
@@ -24,12 +24,12 @@ def find_prompts(name: str) -> Path:
 
 
 def read_prompts(folder: Path, split: str) -> list[PromptItem]:
-    """Read `<split>_metadata.jsonl` if there is one, else `<split>.txt`, a prompt a line.
+    """Read `<split>_metadata.jsonl` if it exists, otherwise `<split>.txt`, with one prompt per line.
 
-    A prompt's id is a digest of its text, so that its seeds do not depend on its place in the file.
+    A prompt's id is a digest of its text, so that its seeds do not depend on its position in the file.
 
     Raises:
-        ValueError: neither file exists, it holds no prompt, or a line cannot be read (named).
+        ValueError: neither file exists, the file has no prompt, or a line is invalid (the error names it).
     """
     lines, text = folder / f"{split}_metadata.jsonl", folder / f"{split}.txt"
     items: dict[str, PromptItem] = {}
@@ -67,13 +67,13 @@ def _item(prompt: str, metadata: dict[str, Any]) -> PromptItem:
 
 
 def prompts_of_iteration(prompts: list[PromptItem], count: int, seed: int, iteration: int) -> list[PromptItem]:
-    """The `count` prompts of an iteration: each pass over the set is a fresh shuffle, depending on `seed` alone.
+    """Choose the `count` prompts of an iteration. Each pass over the set is a new shuffle that depends only on `seed`.
 
     Raises:
-        ValueError: more prompts asked for than the set has.
+        ValueError: the set has fewer than `count` prompts.
     """
     if count > len(prompts):
-        raise ValueError(f"asked for {count} prompts an iteration, but the set has {len(prompts)}")
+        raise ValueError(f"got {count} prompts per iteration; expected at most {len(prompts)}, the size of the set")
     passes = len(prompts) // count
     order = list(range(len(prompts)))
     random.Random(f"{seed}/{iteration // passes}").shuffle(order)

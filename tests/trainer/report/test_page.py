@@ -12,7 +12,7 @@ def page_of(folder):
 
 
 def words(page):
-    """What a reader sees."""
+    """Visible text of the page."""
     text = re.sub(r"<(style|title)>.*?</\1>", "", page, flags=re.S)
     return " ".join(re.sub(r"<[^>]*>", " ", text).split())
 
@@ -31,8 +31,8 @@ def test_a_finished_run_shows_its_figures(tmp_path):
         "Spearman 0.873",
         "Kendall 0.712",
         "12 of either order 69 % 73 %",
-        "stand at rank 14.2 on average (perfect 6.5, chance 48.5)",
-        "Exploring took 2 min 06 s",
+        "have a mean true rank of 14.2 (perfect 6.5, chance 48.5)",
+        "Exploration took 2 min 06 s",
         "wait 1 min 45 s",
         "evaluate 1 min 01 s",
         "proxy 0.3126",
@@ -62,7 +62,7 @@ def test_prompts_are_escaped(tmp_path):
 
 def test_charts_have_a_value_for_each_iteration(tmp_path):
     page = page_of(finished_run(tmp_path))
-    assert page.count("<title>30: kept best 0.301") == 1
+    assert page.count("<title>30: selected best 0.301") == 1
     assert len(re.findall(r'<rect class="(?:wait|regenerate|train|push)"', page)) == 4 * 30
 
 
@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_shows_what_it_has(tmp_path):
 def test_any_number_of_iterations_gives_a_page(tmp_path, iterations):
     write_metrics(tmp_path, iterations)
     page = page_of(tmp_path)
-    assert ("Rewards while training" in page) == (iterations > 0)
+    assert ("Rewards during training" in page) == (iterations > 0)
     assert page.count('<rect class="push"') <= 120
 
 

@@ -9,14 +9,14 @@ WIDTH, HEIGHT = 1000.0, 400.0
 
 @dataclass(frozen=True)
 class Tick:
-    """A label at `at` per cent from the left or from the top."""
+    """A label, positioned at `at` per cent from the left or from the top."""
 
     at: float
     text: str
 
 
 def scale(start: float, end: float, length: float) -> Callable[[float], float]:
-    """A function from `start` … `end` to 0 … `length`; to the middle when both are the same."""
+    """Linear map from `start` … `end` to 0 … `length`; to the middle if both are equal."""
     span = end - start
     return lambda value: (value - start) / span * length if span else length / 2
 
@@ -34,18 +34,18 @@ def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def x_ticks(xs: Sequence[int], place: Callable[[float], float]) -> list[Tick]:
-    """Ticks at whole numbers, the first and the last of `xs` always among them."""
+    """Ticks at whole numbers, always including the first and the last of `xs`."""
     if len(xs) == 1:
         return [Tick(place(xs[0]) / WIDTH * 100, str(xs[0]))]
     wanted = [tick for tick in nice_ticks(xs[0], xs[-1]) if tick == round(tick) and xs[0] <= tick <= xs[-1]]
-    # The ends always say how far the run is; a round number too near to one would overprint it.
+    # The ends show the extent of the run; drop round numbers whose labels would overlap with theirs.
     near = (xs[-1] - xs[0]) * 0.08
     inner = [round(tick) for tick in wanted if xs[0] + near < tick < xs[-1] - near]
     return [Tick(place(x) / WIDTH * 100, str(x)) for x in (xs[0], *inner, xs[-1])]
 
 
 def y_ticks(ticks: Sequence[float], place: Callable[[float], float]) -> list[Tick]:
-    """Labels of `ticks`, with as many decimals as tell them apart."""
+    """Labels of `ticks`, with as many decimals as needed to distinguish them."""
     step = ticks[1] - ticks[0]
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return [Tick(place(tick) / HEIGHT * 100, f"{tick + 0.0:.{digits}f}") for tick in ticks]

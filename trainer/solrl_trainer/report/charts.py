@@ -1,7 +1,7 @@
 """Geometry of the report's charts: figures in, SVG path data and tick positions out.
 
-Knows no colours and no HTML. The plot is 1000 × 400 units stretched to the page's width, so ticks and labels
-are placed in per cent beside it.
+Colours and HTML are left to the template. The plot is 1000 × 400 units, stretched to the page's width, so ticks and
+labels are positioned outside it in per cent.
 """
 
 import math
@@ -13,7 +13,7 @@ from solrl_trainer.report.axes import HEIGHT, WIDTH, Tick, nice_ticks, scale, x_
 
 MOST_BARS = 120
 SMOOTHED_FROM = 12
-"""Shorter series are drawn as they are."""
+"""Shorter series are drawn without a running mean."""
 WINDOW = 5
 
 
@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A part of a stack."""
+    """A segment of a stacked bar."""
 
     style: str
     x: float
@@ -41,7 +41,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Spot:
-    """A column that says its figures when pointed at."""
+    """A column of the plot with a tooltip."""
 
     x: float
     width: float
@@ -50,7 +50,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Chart:
-    """Everything a template needs to draw one chart."""
+    """Geometry and texts of one chart, for the template."""
 
     label: str
     x_ticks: list[Tick]
@@ -64,7 +64,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Series:
-    """One line: its name in the legend, its style, a value for each x."""
+    """A line: name in the legend, style, and one value per x."""
 
     name: str
     style: str
@@ -80,13 +80,13 @@ def line_chart(
     dots: bool = False,
     smooth: bool = True,
 ) -> Chart:
-    """Lines over `xs`; long ones get a running mean, with the raw values faint behind.
+    """Line chart over `xs`; long series are drawn as a running mean, with the raw values faintly behind.
 
     Args:
-        label: what the chart shows, for readers who cannot see it.
+        label: description of the chart, for screen readers.
         xs: increasing whole numbers.
         series: at least one.
-        band: fill between the first two lines.
+        band: fill the area between the first two lines.
         dots: mark every value.
         smooth: allow the running mean.
     """
@@ -119,7 +119,7 @@ def line_chart(
 
 
 def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, Sequence[float]], unit: str) -> Chart:
-    """Stacked bars of `layers` (name and style → a value for each x); neighbours share one when many."""
+    """Stacked bar chart of `layers` (name and style → one value per x); if there are many, neighbours share a bar."""
     group = math.ceil(len(xs) / MOST_BARS)
     starts = range(0, len(xs), group)
     means = {
@@ -153,7 +153,7 @@ def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, Sequence[f
 
 
 def running_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
-    """Mean of each value and those before it, `window` at most."""
+    """Mean of each value and the ones before it, at most `window` values."""
     return [sum(part) / len(part) for part in (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))]
 
 

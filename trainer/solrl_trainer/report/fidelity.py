@@ -1,24 +1,24 @@
-"""What the fidelity line of the metrics means, in a sentence and on a strip of ranks."""
+"""Explanation of a fidelity measurement: a sentence and a strip of ranks."""
 
 from typing import Any
 
 
 def describe_fidelity(line: dict[str, Any], config: dict[str, Any] | None) -> dict[str, Any]:
-    """Turn a `fidelity` event into what the report shows.
+    """Describe a `fidelity` event for the report.
 
     Args:
-        line: the event, `vars(Fidelity)` as JSON has it.
-        config: the run's settings; without them the sentence names no numbers of candidates or steps.
+        line: the event, `vars(Fidelity)` read from JSON.
+        config: the run's settings; without them the sentence does not mention numbers of candidates.
 
     Returns:
-        `sentence`, `figures` (name → text), `overlaps` (size, top, bottom), and `strip`: positions in per
-        cent of the mean true ranks on a line from the best candidate to the worst; None without settings.
+        `sentence`, `figures` (name → text), `overlaps` (size, top, bottom), and `strip`: positions of the mean true
+        ranks in per cent, on a line from the best candidate to the worst; None without settings.
     """
     explore = (config or {}).get("explore", {})
     count, keep = explore.get("candidates"), explore.get("keep")
     spearman = line["spearman"]
     sentence = (
-        f"Sorting a prompt's candidates by their quick images gives {_words(spearman)} sorting by their BF16 "
+        f"Ranking a prompt's candidates by their explored images gives {_words(spearman)} ranking by their BF16 "
         f"images (mean Spearman {spearman:.2f}, where 1 is the same order and 0 is chance)."
     )
     strip = None
@@ -26,9 +26,9 @@ def describe_fidelity(line: dict[str, Any], config: dict[str, Any] | None) -> di
         half = keep // 2
         best, worst = f"{line['top_rank']:.1f}", f"{line['bottom_rank']:.1f}"
         sentence += (
-            f" The {half} that the proxy takes for the best of {count} truly stand at rank {best} on "
-            f"average (perfect {_perfect(half):.1f}, chance {(count + 1) / 2:.1f}), the {half} it takes for "
-            f"the worst at {worst} (perfect {count + 1 - _perfect(half):.1f})."
+            f" The {half} candidates that the proxy ranks best of {count} have a mean true rank of {best} "
+            f"(perfect {_perfect(half):.1f}, chance {(count + 1) / 2:.1f}); the {half} that it ranks worst "
+            f"have {worst} (perfect {count + 1 - _perfect(half):.1f})."
         )
         strip = {
             "count": count,

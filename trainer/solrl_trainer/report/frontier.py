@@ -1,11 +1,11 @@
-"""frontier.png: how well each exploration plan selects over what it costs."""
+"""frontier.png: selection quality of exploration plans over their cost."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 
 def write_frontier(points: Sequence[tuple[str, float, float]], wanted: float, chosen: str | None, folder: Path) -> Path:
-    """Plot (name, seconds, separation) of each plan; those that none beats in both are joined and named."""
+    """Plot (name, seconds, separation) of each plan; the Pareto-optimal plans are labelled and joined by a line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -28,7 +28,7 @@ def write_frontier(points: Sequence[tuple[str, float, float]], wanted: float, ch
         axes.plot([], [], "o", color=colour, label=tier)
     axes.plot([], [], "v", color="0.4", label="pruned")
     axes.set(
-        xlabel="seconds a group",
+        xlabel="seconds per group",
         ylabel="separation of best and worst (1 perfect, 0 chance)",
         title="Exploration plans: cost and fidelity",
     )
@@ -42,7 +42,7 @@ def write_frontier(points: Sequence[tuple[str, float, float]], wanted: float, ch
 
 
 def frontier(points: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """The plans that none is both cheaper and better than, from cheap to dear."""
+    """Pareto-optimal plans, from the cheapest to the most expensive."""
     found: list[tuple[str, float, float]] = []
     for point in sorted(points, key=lambda p: (p[1], -p[2])):
         if not found or point[2] > found[-1][2]:

@@ -1,4 +1,4 @@
-"""Images of a run, kept in its folder so that grid and report can be made again without a model."""
+"""Gallery: images of a run, saved in its folder so that grid and report can be redrawn without a model."""
 
 import json
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from torch.nn.functional import interpolate
 IMAGES = "gallery.safetensors"
 TEXTS = "gallery.json"
 KEPT_PROMPTS = 64
-"""The first so many prompts are kept, in order; all of them would be gigabytes for a 1024 px model."""
+"""Number of prompts saved, in order; for a 1024 px model, all of them would take gigabytes."""
 LARGEST_SIDE = 512
-"""Larger images are shrunk."""
+"""Larger images are scaled down to this side in pixels."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A kept seed, with the reward of its explored image and of its BF16 image."""
+    """A selected seed, with the rewards of its explored image and of its BF16 image."""
 
     prompt: str
     seed: int
@@ -31,12 +31,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Gallery:
-    """What `save_gallery` kept.
+    """A saved gallery.
 
     Attributes:
-        before, after: uint8 [N, 3, H, W], a row a prompt, same seed in both.
-        marks: the verifier's verdict on each row's images before and after; None when it was not asked.
-        explored, regenerated: uint8 [len(pairs), 3, H, W] of the same seeds.
+        before, after: uint8 [N, 3, H, W], one row per prompt, with the same seed in both.
+        marks: the verifier's verdict on each row's images before and after; None if it was not a reward.
+        explored, regenerated: uint8 [len(pairs), 3, H, W], with the same seeds.
     """
 
     prompts: list[str]
@@ -59,16 +59,16 @@ def save_gallery(
     explored: torch.Tensor | None,
     regenerated: torch.Tensor | None,
 ) -> None:
-    """Write gallery.safetensors and gallery.json; the first `KEPT_PROMPTS` prompts are kept.
+    """Write gallery.safetensors and gallery.json, with the first `KEPT_PROMPTS` prompts.
 
     Args:
         folder: the run's folder.
         prompts: captions of `before` and `after`.
         before, after: float [N, 3, H, W] in [0, 1], same prompts and seeds.
-        marks: the verifier's verdict before and after.
-        pairs: what `explored` and `regenerated` show.
+        marks: the verifier's verdicts before and after.
+        pairs: descriptions of `explored` and `regenerated`.
         explored: float [len(pairs), 3, H, W], the images that the service ranked.
-        regenerated: the same seeds in BF16.
+        regenerated: images of the same seeds in BF16.
 
     Raises:
         ValueError: the numbers of texts and images differ.
@@ -92,16 +92,16 @@ def save_gallery(
         "marks": None if marks is None else [list(mark) for mark in marks[:KEPT_PROMPTS]],
         "pairs": [asdict(pair) for pair in pairs],
     }
-    # save_file would make a file that only its owner can read.
+    # save_file would create a file that only its owner can read.
     (folder / IMAGES).write_bytes(save({name: _to_bytes(images) for name, images in tensors.items()}))
     (folder / TEXTS).write_text(json.dumps(texts, indent=1), encoding="utf-8")
 
 
 def load_gallery(folder: Path) -> Gallery:
-    """Read a gallery back.
+    """Load a gallery.
 
     Raises:
-        FileNotFoundError: the folder holds none.
+        FileNotFoundError: the folder has none.
     """
     if not (folder / TEXTS).is_file() or not (folder / IMAGES).is_file():
         raise FileNotFoundError(f"{folder} holds no gallery ({IMAGES}, {TEXTS}); a run writes it when it ends")

@@ -1,4 +1,4 @@
-"""grid.png: before and after a run, side by side."""
+"""grid.png: images before and after a run, side by side."""
 
 import math
 import textwrap
@@ -15,15 +15,15 @@ from solrl_trainer.report.gallery import Gallery
 COLUMNS = 4
 MARGIN = 40
 HEADING = 96
-"""Height above the first row: title and legend."""
+"""Height of title and legend, above the first row."""
 GAP = 6
-"""Between the two images of a prompt."""
+"""Space between the two images of a prompt."""
 GUTTER = 40
-"""Between columns of prompts."""
+"""Space between columns of prompts."""
 STRIP = 30
-"""Height below an image for its mark."""
+"""Height of a mark, below its image."""
 CAPTION = 46
-"""Height above an image for its prompt, two lines."""
+"""Height of a prompt in two lines, above its images."""
 SMALLEST_SIDE = 160
 LARGEST_SIDE = 256
 ROW_GAP = 18
@@ -35,12 +35,12 @@ _FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
 
 def shown_side(side: int) -> int:
-    """Pixels an image of `side` gets in the grid: small ones grow by a whole factor, large ones shrink."""
+    """Displayed side in pixels of an image of `side`: small ones grow by a whole factor, large ones shrink."""
     return min(side * math.ceil(SMALLEST_SIDE / side), LARGEST_SIDE)
 
 
 def corner(index: int, side: int) -> tuple[int, int]:
-    """Left and top of a prompt's image before; the image after stands `shown_side + GAP` to its right."""
+    """Left and top of a prompt's image before; the image after is `shown_side + GAP` to its right."""
     row, column = divmod(index, COLUMNS)
     width = 2 * shown_side(side) + GAP
     height = CAPTION + shown_side(side) + STRIP + ROW_GAP
@@ -48,9 +48,9 @@ def corner(index: int, side: int) -> tuple[int, int]:
 
 
 def write_grid(gallery: Gallery, path: Path, rows: int = 16) -> Path:
-    """Write the first `rows` prompts, before and after, with captions and the verifier's marks.
+    """Draw the first `rows` prompts, before and after, with captions and the verifier's marks.
 
-    The prompts are the first held-out ones in their own order, whatever became of them: never picked.
+    The prompts are the first held-out ones in their original order, never a selection.
     """
     count = min(rows, len(gallery.prompts))
     side = gallery.before.shape[-1]
@@ -82,10 +82,10 @@ def write_grid(gallery: Gallery, path: Path, rows: int = 16) -> Path:
 
 def _headline(draw: Any, gallery: Gallery, count: int) -> None:
     draw.text((MARGIN, 26), f"The first {count} held-out prompts", _INK, _font(22, bold=True))
-    text = "in their order, not picked; same seed before and after"
+    text = "in their original order, not selected; same seed before and after"
     if gallery.marks is not None:
         was, now = (sum(mark[i] for mark in gallery.marks[:count]) for i in (0, 1))
-        text += f"; the verifier finds {was} of these right before, {now} after"
+        text += f"; the verifier accepts {was} of these before, {now} after"
     width = draw.im.size[0] - 2 * MARGIN
     draw.text((MARGIN, 60), _fit(text, width, size=14, most=1), _DIM, _font(14))
 
@@ -97,7 +97,7 @@ def _picture(image: torch.Tensor, side: int) -> Image.Image:
 
 
 def _mark(page: Image.Image, x: float, y: float, good: bool) -> None:
-    """A tick or a cross of lines, since a font may lack the glyph; drawn large, then shrunk."""
+    """Draw a tick or a cross from lines, since a font may lack the glyph; drawn large, then scaled down."""
     stamp = Image.new("L", (80, 80))
     draw = ImageDraw.Draw(stamp)
     strokes = [[(10, 42), (30, 62), (70, 16)]] if good else [[(16, 16), (64, 64)], [(16, 64), (64, 16)]]
@@ -110,7 +110,7 @@ def _mark(page: Image.Image, x: float, y: float, good: bool) -> None:
 
 
 def _fit(text: str, width: int, size: int = 15, most: int = 2) -> str:
-    """Break `text` into at most `most` lines of `width` pixels; what does not fit ends in an ellipsis."""
+    """Break `text` into at most `most` lines of `width` pixels, ending in an ellipsis if it does not fit."""
     text = " ".join(text.split())
     font = _font(size)
     for letters in range(len(text) + 1, 8, -1):

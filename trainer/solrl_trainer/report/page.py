@@ -1,6 +1,6 @@
-"""report.html: one self-contained page about a run, made from the files in its folder.
+"""report.html: a self-contained page about a run, rendered from the files in its folder.
 
-It reads only files, so it can be made again later, elsewhere, or while the run still goes on.
+It needs only these files, so it can be rendered again later, on another machine, or while the run is in progress.
 """
 
 import base64
@@ -28,14 +28,14 @@ from solrl_trainer.report.run_charts import (
 )
 
 SHOWN_FIRST = 16
-"""Prompts of the before/after grid that show at once; the rest unfolds."""
+"""Prompts of the before/after grid that are shown at first; the others unfold."""
 
 
 def write_report(folder: Path) -> Path:
     """Write report.html into a run's folder.
 
     Raises:
-        FileNotFoundError: the folder holds no run.
+        FileNotFoundError: the folder contains no run.
     """
     if not any((folder / name).is_file() for name in ("metrics.jsonl", "result.json", "config.json")):
         raise FileNotFoundError(f"{folder} holds no run (no metrics.jsonl, result.json or config.json)")
@@ -60,7 +60,7 @@ def write_report(folder: Path) -> Path:
 
 
 def data_uri(image: torch.Tensor) -> str:
-    """A uint8 [3, H, W] image as a data URI: PNG when small, JPEG when that would weigh too much."""
+    """Encode a uint8 [3, H, W] image as a data URI: small ones as PNG, larger ones as JPEG."""
     buffer = io.BytesIO()
     kind = "png" if max(image.shape[-2:]) <= 128 else "jpeg"
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(buffer, kind, quality=90)
@@ -80,7 +80,7 @@ def _content(folder: Path) -> dict[str, Any]:
     facts = result or config or {}
     totals = {phase: sum(own_time(line["seconds"]).get(phase, 0.0) for line in iterations) for phase in PHASES}
     if result:
-        # The other phases come from the metrics, which also know what went before a resume.
+        # The other phases come from the metrics, which include the time before a resume.
         totals["evaluate"] = result["seconds"].get("evaluate", 0.0)
     explore = (config or {}).get("explore", {})
     return {
@@ -122,19 +122,19 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _latest(lines: Sequence[dict[str, Any]], event: str) -> list[dict[str, Any]]:
-    """One line a version, in order; a resumed run logs its first evaluation again."""
+    """Last line of each version, in order; a resumed run logs its first evaluation again."""
     found = {line["version"]: line for line in lines if line["event"] == event}
     return [found[version] for version in sorted(found)]
 
 
 def _with_push(iterations: list[dict[str, Any]], pushes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Iterations with the seconds of their push, which is logged by itself."""
+    """Add the seconds of pushes, which are separate events, to their iterations."""
     seconds = {line["version"]: line["seconds"] for line in pushes}
     return [line | {"seconds": line["seconds"] | seconds.get(line["version"], {})} for line in iterations]
 
 
 def _served(iterations: Sequence[dict[str, Any]]) -> str:
-    """What precision really explored, as the service said."""
+    """Precisions that actually explored, as reported by the service."""
     kinds = {(line["precision"], line["numerics"]) for line in iterations}
     return " and ".join(sorted(f"{precision.upper()} ({numerics})" for precision, numerics in kinds))
 
@@ -142,7 +142,7 @@ def _served(iterations: Sequence[dict[str, Any]]) -> str:
 def _reward(name: str, row: dict[str, float]) -> dict[str, Any]:
     low, high, gain = row["low"], row["high"], row["gain"]
     verdict = "up" if low > 0 else "down" if high < 0 else "unclear"
-    # The whisker is drawn on a scale of its own, from -1 to 1 with zero gain in the middle.
+    # Each whisker has its own scale, with zero gain in the middle.
     reach = max(abs(low), abs(high)) * 1.1 or 1.0
     return {
         "name": name,
@@ -156,7 +156,7 @@ def _reward(name: str, row: dict[str, float]) -> dict[str, Any]:
 
 
 def _candidates(gallery: Gallery | None) -> dict[str, dict[str, list[int]]]:
-    """Prompt → place → indices of the gallery's pairs."""
+    """Indices of the gallery's pairs: prompt → place → indices."""
     groups: dict[str, dict[str, list[int]]] = {}
     for index, pair in enumerate(gallery.pairs if gallery else []):
         groups.setdefault(pair.prompt, {}).setdefault(pair.place, []).append(index)
@@ -164,6 +164,6 @@ def _candidates(gallery: Gallery | None) -> dict[str, dict[str, list[int]]]:
 
 
 def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Settings by section; those outside any come first."""
+    """Settings by section; settings outside a section come first, as "run"."""
     sections: dict[str, dict[str, Any]] = {"run": {k: v for k, v in config.items() if not isinstance(v, dict)}}
     return sections | {name: values for name, values in config.items() if isinstance(values, dict)}

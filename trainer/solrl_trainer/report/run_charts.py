@@ -1,4 +1,4 @@
-"""The report's charts, made from lines of the metrics: one line a version, in order."""
+"""The report's charts, drawn from lines of the metrics: one line per version, in order."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,19 +11,19 @@ PHASES = ("explore", "wait", "regenerate", "train", "push")
 
 
 def reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
-    """Kept best, kept worst and all candidates; None before the first iteration."""
+    """Chart of mean rewards: selected best, selected worst, all candidates; None before the first iteration."""
     if not iterations:
         return None
     series = [
-        Series("kept best", "best", [line["reward_best"] for line in iterations]),
-        Series("kept worst", "worst", [line["reward_worst"] for line in iterations]),
+        Series("selected best", "best", [line["reward_best"] for line in iterations]),
+        Series("selected worst", "worst", [line["reward_worst"] for line in iterations]),
         Series("all candidates", "proxy", [line["proxy_mean"] for line in iterations]),
     ]
     return line_chart("Mean reward per iteration", _numbers(iterations), series, band=True)
 
 
 def evaluation_charts(evaluations: Sequence[dict[str, Any]]) -> list[Chart]:
-    """A chart for each held-out reward; none when there is but one evaluation."""
+    """One chart per held-out reward; none with fewer than two evaluations."""
     if len(evaluations) < 2:
         return []
     versions = [line["version"] for line in evaluations]
@@ -38,7 +38,7 @@ def evaluation_charts(evaluations: Sequence[dict[str, Any]]) -> list[Chart]:
 
 
 def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
-    """Seconds of each phase; None before the first iteration."""
+    """Chart of the seconds of each phase; None before the first iteration."""
     if not iterations:
         return None
     times = [own_time(line["seconds"]) for line in iterations]
@@ -48,7 +48,7 @@ def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
 
 
 def optimisation_charts(iterations: Sequence[dict[str, Any]]) -> list[Chart]:
-    """Loss and gradient norm."""
+    """Charts of loss and gradient norm."""
     if not iterations:
         return []
     loss, mean, largest = ([line[key] for line in iterations] for key in ("loss", "grad_norm", "grad_norm_max"))
