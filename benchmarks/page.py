@@ -24,7 +24,7 @@ from solrl_proto.adapters import AdapterInfo
 from solrl_proto.status import IterationReport, SamplePair, Samples, Spread
 from solrl_rollout.store import open_store
 from solrl_trainer.demo import rollout_service
-from solrl_trainer.telling import thumbnail
+from solrl_trainer.status_reports import thumbnail
 from support.browser import Browser, running_browser
 from support.redis_server import running_redis
 

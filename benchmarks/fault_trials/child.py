@@ -66,17 +66,17 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
     """`solrl-train run`; notes what each iteration trains on, and the random numbers and optimiser it begins with."""
     from solrl_trainer import update
     from solrl_trainer.cli import main
-    from solrl_trainer.rollouts import Gathered, ServiceRollouts
+    from solrl_trainer.rollouts.iteration import IterationSamples
+    from solrl_trainer.run_log import RunLog
     from solrl_trainer.update import Updater
 
     noted = Witness(Path(witness))
-    gather, pairs, optimise = ServiceRollouts.gather, update.training_pairs, Updater.update
+    ready, pairs, optimise = RunLog.samples_ready, update.training_pairs, Updater.update
 
-    def watched_gather(self: ServiceRollouts, iteration: int, *rest: Any) -> Gathered:
-        gathered = gather(self, iteration, *rest)
-        seeds = [kept.seeds for kept in gathered.kept]
-        noted.note("gathered", iteration=iteration, seeds=seeds, latents=digest(gathered.made.latents))
-        return gathered
+    def watched_samples(self: RunLog, iteration: int, samples: IterationSamples) -> None:
+        seeds = [group.selection.seeds for group in samples.groups]
+        noted.note("gathered", iteration=iteration, seeds=seeds, latents=digest(samples.latents))
+        ready(self, iteration, samples)
 
     def watched_update(self: Updater, samples: Any, iteration: int) -> Any:
         # In one order, since a restored state lists the same values in another.
@@ -89,7 +89,7 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
         noted.note("random", state=digest(generator.get_state()))
         return pairs(units, steps, fraction, generator)
 
-    replace(ServiceRollouts, "gather", watched_gather)
+    replace(RunLog, "samples_ready", watched_samples)
     replace(Updater, "update", watched_update)
     replace(update, "training_pairs", watched_pairs)
     if doom is not None:

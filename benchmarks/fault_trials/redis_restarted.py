@@ -18,7 +18,8 @@ from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_rollout.store.redis import RedisAdapterStore
 from solrl_trainer.client import RolloutClient
-from solrl_trainer.explore import Explorer
+from solrl_trainer.rollouts.adapter_supply import AdapterSupply
+from solrl_trainer.rollouts.source import rollout_source
 from support.redis_server import Keys, RedisServer, dump, running_redis
 
 from fault_trials.adapters import adapter_file, small_config
@@ -142,10 +143,11 @@ def _explore(number: int, loss: str, server: RedisServer, service: RolloutServic
     notes: list[str] = []
     config = small_config(run=f"trial-{number}", rollout_url=service.url, output=Path("."))
     with RolloutClient(service.url, patience=60, pause=0.05) as client:
-        explorer = Explorer(client, config, note=notes.append)
-        explorer.start({0: adapter_file(0)})
-        explorer.push(1, adapter_file(1))
-        before = explorer.explore([_PROMPT], 1, 5)
+        supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=0, note=notes.append)
+        source = rollout_source(config, client, restore=supply.restore)
+        supply.start({0: adapter_file(0)})
+        supply.push(1, adapter_file(1))
+        before = source.candidates_of([_PROMPT], 1, 5)
         if loss != _BY_KILL:
             server.wait_until_written()
         server.kill()
@@ -155,12 +157,12 @@ def _explore(number: int, loss: str, server: RedisServer, service: RolloutServic
         held = client.adapters(config.run)
         lost = [number for number in (0, 1) if held is None or number > held.head]
         findings.require(loss == _BY_KILL or lost == ([0, 1] if loss == _ALL else [1]), trial, f"it lost {lost}")
-        after = explorer.explore([_PROMPT], 1, 5)
+        after = source.candidates_of([_PROMPT], 1, 5)
         findings.require(after.groups == before.groups, trial, "seeds or scores differ")
         said = " and ".join(map(str, lost))
         noticed = any(f" {said}; pushed again" in note for note in notes) if lost else not notes
         findings.require(noticed, trial, f"it lost {lost} and noted {notes}")
-        explorer.push(2, adapter_file(2))
+        supply.push(2, adapter_file(2))
         held = client.adapters(config.run)
         numbers = [info.version for info in held.versions] if held else []
         findings.require(numbers == [0, 1, 2], trial, f"it holds {numbers}")

@@ -19,7 +19,8 @@ from unittest.mock import patch
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
 from solrl_trainer import client
 from solrl_trainer.client import RolloutClient
-from solrl_trainer.explore import Explorer
+from solrl_trainer.rollouts.adapter_supply import AdapterSupply
+from solrl_trainer.rollouts.source import rollout_source
 from support.redis_server import running_redis
 
 from fault_trials.adapters import adapter_file, layout, small_config
@@ -70,15 +71,16 @@ class _Asked:
         config = small_config(
             f"explore.candidates={self.shape.candidates}", run=self.run, rollout_url=self.service.url, output=Path(".")
         )
-        self._explorer = Explorer(self._client, config, note=self.notes.append)
-        self._explorer.start({0: adapter_file(0)})
-        self._explorer.push(1, adapter_file(1))
+        supply = AdapterSupply(self._client, run=config.run, model=config.model_name, lag=0, note=self.notes.append)
+        self._source = rollout_source(config, self._client, restore=supply.restore)
+        supply.start({0: adapter_file(0)})
+        supply.push(1, adapter_file(1))
         self._thread = threading.Thread(target=self._explore, daemon=True)
         self._thread.start()
 
     def _explore(self) -> None:
         try:
-            self.answer = self._explorer.explore(self.shape.prompts, 1, _ROOT, on_group=self.groups.append)
+            self.answer = self._source.candidates_of(self.shape.prompts, 1, _ROOT, on_group=self.groups.append)
         except BaseException as error:
             self.error = error
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from common import Row, seconds_of, service
 from solrl_trainer.client import RolloutClient
-from solrl_trainer.explore import Explorer
 from solrl_trainer.metrics import own_time, read_metrics
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.rollouts.source import rollout_source
 
 PRESET = "mini-sana/sol_rl/clipscore"
 _SETTINGS = ("explore.prompts=4", "evaluate.prompts=8", "evaluate.fidelity_prompts=0")
@@ -54,16 +54,16 @@ def _explore_seconds(url: str) -> float:
     prompts = read_prompts(find_prompts(config.prompts), "train")
     from solrl_core.adapter import encode_adapter
     from solrl_core.families import load_backbone
-    from solrl_trainer.policy import OLD, Policy
+    from solrl_trainer.policy import Policy
 
     policy = Policy(load_backbone(config.model), config.lora, config.seed)
     with RolloutClient(url, patience=600) as client:
-        explorer = Explorer(client, config)
-        explorer.start({0: encode_adapter(policy.adapter(policy.tensors(OLD)))})
+        source = rollout_source(config, client)
+        client.push(config.run, 0, None, config.model_name, encode_adapter(policy.behaviour()))
         times = []
         for i in range(4):
             asked = prompts_of_iteration(prompts, config.explore.prompts, config.seed, i)
-            times.append(seconds_of(lambda asked=asked, i=i: explorer.explore(asked, 0, i)))
+            times.append(seconds_of(lambda asked=asked, i=i: source.candidates_of(asked, 0, i)))
     return sorted(times[1:])[len(times[1:]) // 2]
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from solrl_trainer.presets import resolve
+from solrl_trainer.records import IterationRecord, Spread
 from solrl_trainer.report.gallery import Pair, save_gallery
+from solrl_trainer.update import UpdateFigures
 
 HOSTILE = 'a <script>alert("red")</script> circle & a "square"'
 PROMPTS = [
@@ -37,23 +39,30 @@ RESULT: dict[str, Any] = {
 }
 
 
+def iteration_record(iteration: int) -> IterationRecord:
+    """An iteration's outcome, made up."""
+    score = Spread(mean=0.232, best=0.272 + 0.001 * iteration, worst=0.192 + 0.002 * iteration)
+    return IterationRecord(
+        iteration=iteration,
+        explored_version=iteration,
+        precision="nvfp4",
+        numerics="emulated",
+        proxy_mean=0.235 + 0.001 * iteration,
+        score=score,
+        rewards={"clipscore": score},
+        digest=f"sha256:{iteration:064x}",
+        update=UpdateFigures(loss=0.11 - 0.001 * iteration, grad_norm=0.4, grad_norm_max=0.9, figures={}),
+        explored_seconds=4.2,
+        waited_seconds=3.5,
+        regenerated_seconds=1.4,
+        trained_seconds=5.0,
+        pushed_seconds=0.1,
+    )
+
+
 def iteration_line(iteration: int) -> dict[str, Any]:
-    """What an iteration logs."""
-    return {
-        "event": "iteration",
-        "iteration": iteration,
-        "version": iteration + 1,
-        "proxy_mean": 0.235 + 0.001 * iteration,
-        "reward_best": 0.272 + 0.001 * iteration,
-        "reward_worst": 0.192 + 0.002 * iteration,
-        "precision": "nvfp4",
-        "numerics": "emulated",
-        "digest": f"sha256:{iteration:064x}",
-        "loss": 0.11 - 0.001 * iteration,
-        "grad_norm": 0.4,
-        "grad_norm_max": 0.9,
-        "seconds": {"explore": 4.2, "wait": 3.5, "regenerate": 1.4, "train": 5.0, "push": 0.1},
-    }
+    """The line of metrics.jsonl that `iteration_record` becomes."""
+    return {"event": "iteration", **iteration_record(iteration).line()}
 
 
 def write_metrics(folder: Path, iterations: int) -> None:

@@ -15,11 +15,11 @@ from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import Plan, Prune
 from solrl_trainer import calibrate as module
 from solrl_trainer.calibrate import calibrate, fit_solvers, plans, score_group
-from solrl_trainer.explore import plan
 from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.frontier import frontier
-from solrl_trainer.session import check_bindings
+from solrl_trainer.rollouts.agreement import check_bindings
+from solrl_trainer.rollouts.source import exploration_plan
 
 PRESET = "mini-sana/sol_rl/clipscore"
 SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4")
@@ -94,7 +94,7 @@ def test_a_fitted_plan_is_written_so_that_a_run_takes_it(tmp_path: Path, monkeyp
     assert summary["chosen"].startswith("bf16 4 fitted steps (1, 0.85, 0.65, 0.3)")
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explored = resolve(PRESET, overrides=SMALL[:2], file=written).config
-    asked = plan(explored)
+    asked = exploration_plan(explored)
     assert asked.fitted is not None
     assert asked.fitted.sigmas == SCHEDULES[0]
     chosen = next(row["plan"] for row in summary["plans"] if row["name"] == summary["chosen"])

@@ -5,15 +5,11 @@ from collections.abc import Iterator
 import pytest
 from cutting_proxy import CuttingProxy, cutting_proxy
 from service_helpers import RunningService, adapter_file, rollout_request, running_service
-from solrl_core.adapter import adapter_digest
 from solrl_core.families import load_backbone
-from solrl_core.fingerprint import fingerprint
 from solrl_core.lora import adapter_layout
 from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
 from solrl_trainer.client import RolloutClient, rollout_token
-from solrl_trainer.explore import Explorer
-from training_helpers import tiny_config
 
 PROMPTS = [f"{i} red circles" for i in range(6)]
 
@@ -77,16 +73,16 @@ def test_a_group_of_another_version_is_refused_before_it_is_used(service: Runnin
     assert came == []
 
 
-def test_a_refusal_is_mended_once_or_raised(service: RunningService) -> None:
+def test_a_request_is_repeated_after_what_was_lost_is_restored(service: RunningService) -> None:
     seen: list[str] = []
 
-    def mend(problem: Problem) -> bool:
+    def restore(problem: Problem) -> bool:
         seen.append(problem.kind)
         return len(seen) < 2
 
     request = request_of(adapter={"run": "nobody", "version": 0})
     with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
-        client.rollouts(request, mend=mend)
+        client.rollouts(request, restore=restore)
     assert seen == ["run-not-found"] * 2
     assert raised.value.problem.status == 404
 
@@ -95,49 +91,6 @@ def test_what_a_run_holds_is_told_or_none(service: RunningService) -> None:
     with RolloutClient(service.url) as client:
         assert client.adapters("nobody") is None
         client.delete("nobody")
-
-
-class Restarting(RolloutClient):
-    """Its service has lost the run by the time it is to go back."""
-
-    def rewind(self, run: str, version: int, head: int) -> None:
-        self.delete(run)
-        super().rewind(run, version, head)
-
-
-def test_a_run_goes_back_and_is_pushed_anew_only_where_the_service_has_lost_its_versions(
-    service: RunningService,
-) -> None:
-    config = tiny_config(run="behind")
-    backbone = load_backbone("mini-sana")
-    layout = adapter_layout(backbone.transformer, backbone.lora_targets)
-    files = [adapter_file(layout, seed) for seed in range(4)]
-    own = {adapter_digest(file) for file in files}
-
-    def held() -> tuple[list[int], tuple[int, ...]]:
-        listed = client.adapters("behind")
-        assert listed is not None
-        return [info.version for info in listed.versions], listed.pinned
-
-    with RolloutClient(service.url) as client, Restarting(service.url) as restarting:
-        explorer = Explorer(client, config)
-        explorer.start({0: files[0]})
-        for version in (1, 2, 3):
-            explorer.push(version, files[version])
-        service.client.put("/v1/runs/behind/adapters/1/pin").raise_for_status()
-        Explorer(client, config).start({1: files[1], 2: files[2]}, own)
-        assert held() == ([0, 1, 2], (1,))
-        with pytest.raises(ProblemError) as raised:
-            Explorer(client, config).start({1: files[1]})
-        assert raised.value.problem.kind == "run-taken"
-        assert held() == ([0, 1, 2], (1,))
-        restarting.push("behind", 3, 2, config.model_name, files[3])
-        Explorer(restarting, config).start({2: files[2]}, own)
-        assert held() == ([2], ())
-        service.client.delete("/v1/runs/behind").raise_for_status()
-        client.push("behind", 2, None, config.model_name, files[2])
-        Explorer(client, config).start({0: files[0], 1: files[1]}, own)
-        assert held() == ([0, 1], ())
 
 
 def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
@@ -151,18 +104,3 @@ def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.Monk
         file.write("from-file\n")
     monkeypatch.setenv("SOLRL_TOKEN_PATH", path)
     assert rollout_token() == "from-file"
-
-
-def test_a_service_that_came_back_with_another_model_is_refused(service: RunningService) -> None:
-    config = tiny_config("explore.candidates=4", "explore.keep=2", "explore.steps=1", run="changed")
-    (model,) = service.client.get("/v1/models").json()["models"]
-    ours = fingerprint(model["digests"], ["clipscore"])
-    prompts = request_of().prompts[:1]
-    with RolloutClient(service.url) as client:
-        same = Explorer(client, config, ours)
-        backbone = load_backbone("mini-sana")
-        same.start({0: adapter_file(adapter_layout(backbone.transformer, backbone.lora_targets), 0)})
-        assert same.explore(prompts, 0, 7).fingerprint == ours
-        with pytest.raises(ProblemError) as raised:
-            Explorer(client, config, "sha256:" + "0" * 64).explore(prompts, 0, 7)
-    assert (raised.value.problem.kind, raised.value.problem.got) == ("digest-mismatch", ours)

@@ -15,7 +15,7 @@ from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.noise import initial_noise
 from solrl_core.sampler import solve
-from solrl_trainer import checkpoints, loop, run
+from solrl_trainer import checkpoints, run
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.loop import Result
@@ -23,6 +23,7 @@ from solrl_trainer.metrics import read_metrics
 from solrl_trainer.policy import CURRENT, Policy
 from solrl_trainer.presets import resolve
 from solrl_trainer.report.gallery import load_gallery
+from solrl_trainer.update import UpdateFigures, Updater
 from training_helpers import TINY
 
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
@@ -85,9 +86,15 @@ def finished(
     results: list[Result] = []
     samples: list[TrainingSamples] = []
     said = io.StringIO()
+    update = Updater.update
+
+    def watched(self: Updater, training: TrainingSamples, iteration: int) -> UpdateFigures:
+        samples.append(training)
+        return update(self, training, iteration)
+
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
         patch.setattr(run, "train", kept(run.train, results))
-        patch.setattr(loop, "_samples", kept(loop._samples, samples))
+        patch.setattr(Updater, "update", watched)
         summary = run.run(config)
     return Finished(config, summary, said.getvalue(), results[0], samples[0])
 
@@ -103,8 +110,8 @@ def test_all_rewards_are_logged(finished: Finished) -> None:
 
 
 def test_the_trained_reward_alone_shapes_the_advantages(finished: Finished) -> None:
-    assert finished.result.gathered is not None
-    rewards = finished.result.gathered.made.rewards
+    assert finished.result.samples is not None
+    rewards = finished.result.samples.rewards
     assert rewards.keys() == set(REWARDS)
 
     def advantages(name: str) -> torch.Tensor:

@@ -15,7 +15,7 @@ from solrl_trainer.calibrate import explored_tiers
 from solrl_trainer.config import RunConfig
 from solrl_trainer.demo import DEMO_SETTINGS, PRESET
 from solrl_trainer.presets import resolve
-from solrl_trainer.session import warn_of_emulation
+from solrl_trainer.rollouts.agreement import note_emulation
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda")
@@ -79,5 +79,5 @@ def test_calibrate_measures_an_emulation_by_name_alone() -> None:
 def test_a_run_that_names_an_emulation_is_told_what_it_costs(precision: Precision, numerics: str, warned: bool) -> None:
     info = PrecisionInfo(precision="nvfp4", numerics=numerics, how="", quantized_share=0.9)
     notes: list[str] = []
-    warn_of_emulation(ModelInfo.model_construct(precisions=(info,)), precision, notes.append)
+    note_emulation(ModelInfo.model_construct(precisions=(info,)), precision, notes.append)
     assert [("slower than BF16" in note) for note in notes] == [True] * warned

@@ -22,12 +22,16 @@ from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, RolloutAnswer, RolloutRequest
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
-from solrl_trainer.explore import Explorer
-from solrl_trainer.images import from_png
 from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.prompts import prompts_of_iteration, read_prompts
-from solrl_trainer.rollouts import Gathered, seed_root
+from solrl_trainer.records import IterationRecord
+from solrl_trainer.report.images import from_png
+from solrl_trainer.rollouts.adapter_supply import AdapterSupply
+from solrl_trainer.rollouts.exploration import seed_root
+from solrl_trainer.rollouts.groups import GroupSelection
+from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.source import rollout_source
 from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst
 from support.ports import free_port
@@ -72,14 +76,14 @@ class Watcher:
 
     restarts: Service | None = None
     phases: list[tuple[int, str]] = field(default_factory=list)
-    lines: list[dict[str, Any]] = field(default_factory=list)
+    records: list[IterationRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def phase(self, iteration: int, name: str) -> None:
         self.phases.append((iteration, name))
 
-    def finished(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
+    def finished(self, record: IterationRecord) -> None:
+        self.records.append(record)
         if self.restarts is not None:
             self.restarts.die()
             self.restarts.start()
@@ -168,14 +172,13 @@ def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch
     config = whole.config
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 2, config.seed, 1)
     with RolloutClient(service.url) as client:
-        explorer = Explorer(client, config)
-        answer = explorer.explore(prompts, 1, seed_root(config, 1))
+        answer = rollout_source(config, client).candidates_of(prompts, 1, seed_root(config.seed, 1))
         images = client.rollouts(
             RolloutRequest(
                 model="mini-sana",
                 adapter=AdapterRef(run=config.run, version=1),
                 prompts=tuple(prompts),
-                candidates=Candidates(seeds=tuple(tuple(kept.seeds) for kept in gathered(whole).kept)),
+                candidates=Candidates(seeds=tuple(tuple(seeds) for seeds in selected(whole))),
                 plan=Plan(steps=config.regenerate.steps, precision="bf16"),
                 rewards=(RewardSpec(name="clipscore"),),
                 images="png",
@@ -196,9 +199,17 @@ def resumed(half: Run, bereft: Run, service: Service) -> Run:
     return go(service, half.config.output, "iterations=2", resume=True)
 
 
-def gathered(run: Run) -> Gathered:
-    assert run.result.gathered is not None
-    return run.result.gathered
+def samples(run: Run) -> IterationSamples:
+    assert run.result.samples is not None
+    return run.result.samples
+
+
+def selections(run: Run) -> list[GroupSelection]:
+    return [group.selection for group in samples(run).groups]
+
+
+def selected(run: Run) -> list[list[int]]:
+    return [selection.seeds for selection in selections(run)]
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -211,7 +222,7 @@ def test_a_run_goes_through_its_phases(whole: Run) -> None:
     gathering = ["explore", "regenerate"] * 2 + ["explore"]
     iterations = [(i, name) for i, name in whole.watcher.phases if name in each]
     assert iterations == [(i, name) for i in (0, 1) for name in [*gathering, "train", "push"]]
-    assert [line["iteration"] for line in whole.watcher.lines] == [0, 1]
+    assert [record.iteration for record in whole.watcher.records] == [0, 1]
     assert set(each) | {"evaluate", "total"} <= whole.result.seconds.keys()
 
 
@@ -256,30 +267,30 @@ def test_the_seeds_kept_are_the_best_and_worst_of_what_the_service_says(
     whole: Run, asked_again: tuple[RolloutAnswer, list[torch.Tensor]]
 ) -> None:
     answer, _ = asked_again
-    for group, kept in zip(answer.groups, gathered(whole).kept, strict=True):
-        assert group.prompt_id == kept.prompt.id
+    for group, selection in zip(answer.groups, selections(whole), strict=True):
+        assert group.prompt_id == selection.prompt.id
         index = best_worst(group.scores, 8)
-        assert kept.seeds == [group.seeds[i] for i in index]
-        assert kept.proxy.tolist() == pytest.approx([group.scores[i] for i in index])
+        assert selection.seeds == [group.seeds[i] for i in index]
+        assert selection.proxy.tolist() == pytest.approx([group.scores[i] for i in index])
 
 
 def test_a_regenerated_candidate_is_the_services_bf16_image_of_its_seed(
     whole: Run, asked_again: tuple[RolloutAnswer, list[torch.Tensor]]
 ) -> None:
-    made = gathered(whole).made
-    assert made.images.shape == (2, 8, 3, 64, 64)
+    ours = torch.stack([group.samples.images for group in samples(whole).groups])
+    assert ours.shape == (2, 8, 3, 64, 64)
     theirs = torch.stack(asked_again[1])
     # Its PNGs are rounded to whole values once more.
-    assert float((made.images - theirs).abs().max()) <= 1.5 / 255
-    assert float((made.images - theirs.roll(1, 1)).abs().max()) > 0.1
+    assert float((ours - theirs).abs().max()) <= 1.5 / 255
+    assert float((ours - theirs.roll(1, 1)).abs().max()) > 0.1
 
 
 def test_a_run_in_parts_is_the_whole_run_bit_for_bit(whole: Run, half: Run, resumed: Run) -> None:
-    assert [line["iteration"] for line in half.watcher.lines] == [0]
-    assert [line["iteration"] for line in resumed.watcher.lines] == [1]
+    assert [record.iteration for record in half.watcher.records] == [0]
+    assert [record.iteration for record in resumed.watcher.records] == [1]
     assert same(resumed.state, whole.state)
     assert [resumed.adapter_digest(v) for v in (1, 2)] == [whole.adapter_digest(v) for v in (1, 2)]
-    assert [kept.seeds for kept in gathered(resumed).kept] == [kept.seeds for kept in gathered(whole).kept]
+    assert selected(resumed) == selected(whole)
     assert all(torch.equal(v, whole.result.after.scores[name]) for name, v in resumed.result.after.scores.items())
     assert all(torch.equal(v, whole.result.before.scores[name]) for name, v in resumed.result.before.scores.items())
 
@@ -306,14 +317,14 @@ def test_a_resumed_run_measures_its_base_once(whole: Run, resumed: Run) -> None:
 def test_a_push_that_fails_loses_no_line_and_is_made_up_for(service: Service, folder: Path) -> None:
     output, watcher = folder / "unpushed", Watcher()
 
-    def failing(self: Explorer, version: int, adapter: bytes) -> None:
+    def failing(self: AdapterSupply, version: int, adapter: bytes) -> None:
         raise ConnectionError("gone")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Explorer, "push", failing)
+        patch.setattr(AdapterSupply, "push", failing)
         with pytest.raises(ConnectionError):
             go(service, output, "iterations=1", watcher=watcher)
-    assert watcher.lines == []
+    assert watcher.records == []
     resumed = go(service, output, "iterations=1", resume=True)
     events = [(m["event"], m["version"]) for m in resumed.metrics]
     assert events == [("evaluation", 0), ("fidelity", 0), ("iteration", 1), ("evaluation", 1)]
@@ -337,7 +348,7 @@ def test_a_service_that_lost_its_adapters_gets_them_again_within_a_run(whole: Ru
 def test_a_finished_run_resumed_pushes_the_same_bytes_and_trains_nothing(resumed: Run, service: Service) -> None:
     state, held = resumed.state, resumed.held
     again = go(service, resumed.config.output, "iterations=2", "evaluate.prompts=1", resume=True)
-    assert again.watcher.lines == []
+    assert again.watcher.records == []
     assert same(again.state, state)
     assert again.held == held
 
@@ -408,14 +419,14 @@ def test_an_unreachable_service_is_one_clear_message(unreachable: subprocess.Pop
 
 def test_a_pruned_plan_trains_on_survivors(service: Service, folder: Path) -> None:
     pruned = go(service, folder / "pruned", "iterations=1", "explore.prune={after: 1, keep: 10}", "explore.steps=3")
-    asked = Explorer(RolloutClient(service.url), pruned.config).explore(
-        [kept.prompt for kept in gathered(pruned).kept], 0, seed_root(pruned.config, 0)
-    )
-    for kept, group in zip(gathered(pruned).kept, asked.groups, strict=True):
+    with RolloutClient(service.url) as client:
+        source, root = rollout_source(pruned.config, client), seed_root(pruned.config.seed, 0)
+        asked = source.candidates_of([selection.prompt for selection in selections(pruned)], 0, root)
+    for selection, group in zip(selections(pruned), asked.groups, strict=True):
         survivors = {seed for seed, score in zip(group.seeds, group.scores, strict=True) if score is not None}
         assert len(survivors) == 10
-        assert len(kept.seeds) == 8
-        assert set(kept.seeds) <= survivors
+        assert len(selection.seeds) == 8
+        assert set(selection.seeds) <= survivors
     assert pruned.result.spearman is not None
 
 
@@ -432,9 +443,9 @@ def test_a_lag_is_constant_and_recorded(lagging: Run) -> None:
     config = lagging.config
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 1, config.seed, 3)
     with RolloutClient(config.rollout_url) as client:
-        answer = Explorer(client, config).explore(prompts, 1, seed_root(config, 3))
+        answer = rollout_source(config, client).candidates_of(prompts, 1, seed_root(config.seed, 3))
     index = best_worst(answer.groups[0].scores, config.explore.keep)
-    assert gathered(lagging).kept[0].seeds == [answer.groups[0].seeds[i] for i in index]
+    assert selected(lagging)[0] == [answer.groups[0].seeds[i] for i in index]
 
 
 def test_a_lagging_run_in_parts_is_the_whole_bit_for_bit_though_the_service_lost_everything(
@@ -468,7 +479,7 @@ def test_versions_pushed_beyond_the_last_checkpoint_are_taken_back_by_a_resumed_
 class Stopping(Watcher):
     """Stops the run after its first iteration."""
 
-    def finished(self, line: dict[str, Any]) -> None:
+    def finished(self, record: IterationRecord) -> None:
         raise KeyboardInterrupt
 
 

@@ -5,7 +5,7 @@ import re
 import select
 
 from rich.console import Console
-from run_folders import RESULT, iteration_line
+from run_folders import RESULT, iteration_record
 from solrl_trainer.progress import RichReporter, result_table
 
 
@@ -16,7 +16,7 @@ def drive(reporter, iterations, start=0):
         for iteration in range(start, iterations):
             for name in ("explore", "regenerate", "train", "push"):
                 reporter.phase(iteration, name)
-            reporter.finished(iteration_line(iteration))
+            reporter.finished(iteration_record(iteration))
         reporter.phase(iterations, "evaluate")
 
 

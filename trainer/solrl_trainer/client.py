@@ -1,6 +1,7 @@
 """The trainer's side of the rollout service's API."""
 
 import base64
+import copy
 import hashlib
 import os
 import time
@@ -42,8 +43,8 @@ _LONGEST_PAUSE = 10.0
 _LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
 
 Value = TypeVar("Value")
-Mend = Callable[[Problem], bool]
-"""Mends what a refusal says, if it can; then the request is made again."""
+Restore = Callable[[Problem], bool]
+"""Removes the cause of a refusal, if it can; then the request is repeated."""
 
 
 def rollout_token() -> str | None:
@@ -70,6 +71,7 @@ class RolloutClient:
         timeout: seconds to wait for a sign of life of a request; exploring a large group takes a while.
         patience: seconds to go on trying.
         pause: seconds before the first repetition.
+        awaited: kinds of refusal that pass by themselves, and are retried too.
     """
 
     def __init__(
@@ -80,10 +82,12 @@ class RolloutClient:
         timeout: float = 1800.0,
         patience: float = 15.0,
         pause: float = 0.5,
+        awaited: Collection[str] = (),
     ) -> None:
         self.url = url.rstrip("/")
-        self.patience = patience
+        self._patience = patience
         self._pause = pause
+        self._awaited = frozenset(awaited)
         headers = {"Authorization": f"Bearer {token}"} if token else None
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
 
@@ -94,6 +98,12 @@ class RolloutClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def with_patience(self, seconds: float) -> "RolloutClient":
+        """A client with another patience that shares this one's connections, and is closed with it."""
+        client = copy.copy(self)
+        client._patience = seconds
+        return client
 
     def close(self) -> None:
         """Close the connections."""
@@ -134,7 +144,7 @@ class RolloutClient:
         request: RolloutRequest,
         *,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
-        mend: Mend = lambda problem: False,
+        restore: Restore | None = None,
     ) -> RolloutAnswer:
         """Explore: candidates' seeds and proxy rewards.
 
@@ -143,7 +153,7 @@ class RolloutClient:
         Args:
             request: what to ask.
             on_group: gets each group as it comes, once.
-            mend: see `Mend`.
+            restore: see `Restore`.
 
         Raises:
             ProblemError: refused, unreachable, or its parts were made in different ways.
@@ -153,7 +163,7 @@ class RolloutClient:
         def attempt() -> RolloutTimings:
             return self._stream(_remaining(request, made.keys()), made, on_group)
 
-        seconds = self._patiently(attempt, mend=mend, progress=lambda: len(made))
+        seconds = self._patiently(attempt, restore=restore, progress=lambda: len(made))
         lines = [made[prompt.id] for prompt in request.prompts]
         served = lines[0].served
         other = next((line.served for line in lines if line.served != served), None)
@@ -238,7 +248,7 @@ class RolloutClient:
         self,
         attempt: Callable[[], Value],
         *,
-        mend: Mend = lambda problem: False,
+        restore: Restore | None = None,
         progress: Callable[[], int] = lambda: 0,
     ) -> Value:
         """The result of `attempt`, which is made again while it fails in ways that pass; progress renews patience."""
@@ -251,14 +261,14 @@ class RolloutClient:
             except httpx.TransportError as error:
                 failure = self._unreachable(error, tries)
             except RefusedError as error:
-                if mend(error.problem):
+                if restore is not None and restore(error.problem):
                     continue
-                if error.problem.status not in _RETRIED:
+                if error.problem.status not in _RETRIED and error.problem.kind not in self._awaited:
                     raise
                 failure, pause = error, error.retry_after or pause
             if progress() > reached:
                 began, tries, reached = time.monotonic(), 1, progress()
-            if time.monotonic() + pause - began > self.patience:
+            if time.monotonic() + pause - began > self._patience:
                 raise failure
             time.sleep(pause)
             tries += 1

@@ -13,6 +13,8 @@ from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.section import Positive, Section
 
+SelectionMode = Literal["best_worst", "random", "mean_deviation", "extremes_random"]
+
 
 class Explore(Section):
     """The candidates of each prompt."""
@@ -24,7 +26,10 @@ class Explore(Section):
     """Prompt groups an iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96
     keep: Annotated[int, Field(ge=2)] = 24
-    """Kept of a group, half best and half worst."""
+    """Kept of a group."""
+    selection: SelectionMode = "best_worst"
+    """best_worst: half best, half worst. random: any. mean_deviation: furthest from the group's mean.
+    extremes_random: the best, the worst, and any others."""
     steps: Positive = 6
     precision: Precision = "auto"
     """auto: the fastest precision that the service's device computes natively. An emulation is used only by name."""
@@ -55,6 +60,8 @@ class Explore(Section):
         if self.prune is not None:
             if self.source != "service":
                 raise ValueError("prune is for candidates of the service; candidates made here are all made wholly")
+            if self.selection != "best_worst":
+                raise ValueError(f"prune keeps the best and the worst; selection {self.selection} needs all candidates")
             if self.prune.keep < self.keep or self.prune.after >= self.steps:
                 raise ValueError(
                     f"prune is after {self.prune.after} of {self.steps} steps to {self.prune.keep}; "
@@ -158,6 +165,11 @@ class RunConfig(Section):
     def model_name(self) -> str:
         """What the service calls the model."""
         return self.served_as or default_model_name(self.model)
+
+    @property
+    def two_stage(self) -> bool:
+        """Whether seeds are explored cheaply and regenerated; else the candidates themselves are trained on."""
+        return self.explore.source == "service"
 
     @property
     def trained(self) -> tuple[RewardSpec, ...]:

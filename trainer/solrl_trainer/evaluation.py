@@ -45,6 +45,10 @@ def evaluate(
     guidance: float = 1.0,
 ) -> Evaluation:
     """Generate `seeds` images a prompt, always from the same seeds, and score them with every loaded reward."""
+    if not prompts:
+        height, width = generator.backbone.height, generator.backbone.width
+        none = {name: torch.empty(0, seeds) for name in rewards.names}
+        return Evaluation(scores=none, images=torch.empty(0, 3, height, width))
     pairs = [(prompt, seed) for prompt in prompts for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
     scores: dict[str, list[torch.Tensor]] = {name: [] for name in rewards.names}
     images = []

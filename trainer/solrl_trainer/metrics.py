@@ -2,8 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,24 +60,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def own_time(seconds: dict[str, float]) -> dict[str, float]:
     """Those seconds by phase that add up to the trainer's time: of exploring at the service, what it waited for it."""
     return {phase: value for phase, value in seconds.items() if phase != "explore" or "wait" not in seconds}
-
-
-class Stopwatch:
-    """Adds up seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def add(self, other: "Stopwatch") -> None:
-        """Count another's time too."""
-        for phase, seconds in other.seconds.items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-
-    @contextmanager
-    def measure(self, phase: str) -> Iterator[None]:
-        """Count the time within towards `phase`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start

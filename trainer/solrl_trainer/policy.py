@@ -114,6 +114,14 @@ class Policy:
         for key, weight in self._weights[CURRENT].items():
             self.averaged[key].lerp_(weight.detach().cpu(), 1 - decay)
 
+    def behaviour(self) -> Adapter:
+        """The behaviour policy as an adapter."""
+        return self.adapter(self.tensors(OLD))
+
+    def average_adapter(self) -> Adapter:
+        """The evaluation weights as an adapter."""
+        return self.adapter(self.averaged)
+
     def adapter(self, tensors: dict[str, torch.Tensor]) -> Adapter:
         """Weights as an adapter of this run's rank and alpha."""
         return Adapter(rank=self._lora.rank, alpha=self._lora.alpha, tensors=tensors)

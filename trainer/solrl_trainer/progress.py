@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from solrl_trainer.records import IterationRecord
 from solrl_trainer.report.figures import duration_text, gain_text, interval_text, reward_label, reward_text
 
 _TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
@@ -93,15 +94,14 @@ class RichReporter:
         elif name in _WORDS:
             self._print(f"{_WORDS[name]} (version {iteration})")
 
-    def finished(self, line: dict[str, Any]) -> None:
-        """An iteration is done; `line` is what metrics.jsonl got."""
+    def finished(self, record: IterationRecord) -> None:
+        """An iteration is complete."""
         if self._printed % _HEADER_EVERY == 0:
             self._print(_HEADER, style="dim")
         self._printed += 1
-        done = line["iteration"] + 1
-        seconds = line["seconds"]
+        done, seconds = record.version, record.seconds
         times = "".join(f"{f'{seconds.get(name, 0.0):.1f} s':>{width}}" for name, width in _TIMES.items())
-        values = (line["proxy_mean"], line["reward_best"], line["reward_worst"], line["loss"])
+        values = (record.proxy_mean, record.score.best, record.score.worst, record.update.loss)
         self._print(f"{f'{done}/{self._iterations}':>9}{times}" + "".join(f"{value:9.4f}" for value in values))
         if self._progress is not None and self._began is not None:
             first, began = self._began

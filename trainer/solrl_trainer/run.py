@@ -11,12 +11,14 @@ from solrl_trainer import checkpoints
 from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import compare, verdicts
-from solrl_trainer.loop import Reporter, Result, train
+from solrl_trainer.loop import Result, train
 from solrl_trainer.progress import RichReporter
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
-from solrl_trainer.samples import BestAndWorst, best_and_worst
+from solrl_trainer.report.pairs import CandidatePairs, candidate_pairs
+from solrl_trainer.rollouts.source import rollout_source
+from solrl_trainer.run_log import Reporter
 
 _SHOWN_PROMPTS = 3
 _SHOWN_EACH = 3
@@ -77,7 +79,7 @@ def _export(config: RunConfig) -> None:
 
 def _save_images(config: RunConfig, result: Result, reporter: Reporter) -> None:
     before, after = result.before, result.after
-    shown = _shown(config, result, reporter)
+    shown = _candidate_pairs(config, result, reporter)
     save_gallery(
         config.output,
         prompts=result.prompts,
@@ -90,17 +92,18 @@ def _save_images(config: RunConfig, result: Result, reporter: Reporter) -> None:
     )
 
 
-def _shown(config: RunConfig, result: Result, reporter: Reporter) -> BestAndWorst | None:
-    """Some kept seeds of the last iteration; none where the recipe has no service, or nothing was left to do.
+def _candidate_pairs(config: RunConfig, result: Result, reporter: Reporter) -> CandidatePairs | None:
+    """Some selected seeds of the last iteration.
 
-    Nor are there any where the service has not kept the version they were explored under, or is gone: a training that
-    is finished does not fail for its pictures.
+    None if the recipe has no service, nothing was left to train, the service is gone, or it no longer holds the version
+    that was explored under: a finished training does not fail for its pictures.
     """
-    if result.gathered is None or config.explore.source != "service":
+    if result.samples is None or not config.two_stage:
         return None
     try:
         with RolloutClient(config.rollout_url, token=rollout_token()) as client:
-            return best_and_worst(result.gathered, client, config, prompts=_SHOWN_PROMPTS, each=_SHOWN_EACH)
+            source = rollout_source(config, client)
+            return candidate_pairs(result.samples, source, prompts=_SHOWN_PROMPTS, each=_SHOWN_EACH)
     except ProblemError as error:
-        reporter.note(f"the report does not show what was explored beside what was trained on: {error}")
+        reporter.note(f"the report does not show explored beside regenerated images: {error}")
         return None

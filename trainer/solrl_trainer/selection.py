@@ -1,5 +1,70 @@
-"""Which candidates of a group are kept; the service prunes by the same rule."""
+"""Selection: the candidates of a group whose samples are trained on.
 
+Every mode gives indices from the best to the worst score, so that the first half of a selection is its best half.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
 from solrl_core.selection import best_worst
+from solrl_proto.noise import expand_seeds
 
-__all__ = ["best_worst"]
+from solrl_trainer.config import Explore, SelectionMode
+from solrl_trainer.rollouts.groups import CandidateGroup, GroupSelection
+
+__all__ = ["MODES", "best_worst", "extremes_random", "mean_deviation", "select", "uniform"]
+
+Mode = Callable[[Sequence[float], int, int], list[int]]
+"""(scores, number to keep, seed) → indices, from the best to the worst."""
+
+
+def uniform(scores: Sequence[float], count: int, seed: int) -> list[int]:
+    """Any `count` candidates, whatever their scores."""
+    return _by_score(_shuffled(range(len(scores)), seed)[:count], scores)
+
+
+def mean_deviation(scores: Sequence[float], count: int) -> list[int]:
+    """The candidates whose scores are furthest from the group's mean."""
+    values = torch.as_tensor(scores, dtype=torch.float64)
+    order = torch.argsort((values - values.mean()).abs(), descending=True, stable=True).tolist()
+    return _by_score(order[:count], scores)
+
+
+def extremes_random(scores: Sequence[float], count: int, seed: int) -> list[int]:
+    """The best and the worst candidate, and any others."""
+    ends = best_worst(scores, 2)
+    others = [index for index in range(len(scores)) if index not in ends]
+    return _by_score([*ends, *_shuffled(others, seed)][:count], scores)
+
+
+MODES: Mapping[SelectionMode, Mode] = {
+    "best_worst": lambda scores, count, seed: best_worst(scores, count),
+    "random": uniform,
+    "mean_deviation": lambda scores, count, seed: mean_deviation(scores, count),
+    "extremes_random": extremes_random,
+}
+
+
+def select(group: CandidateGroup, settings: Explore, seed_root: int) -> GroupSelection:
+    """Keep `settings.keep` of a group's candidates; pruned candidates, which have no score, are never kept.
+
+    Args:
+        group: explored candidates of a prompt.
+        settings: mode of selection, and number to keep.
+        seed_root: of the iteration; a mode that draws at random does so from this and the prompt alone.
+    """
+    scored = [(index, score) for index, score in enumerate(group.scores) if score is not None]
+    seed = expand_seeds(seed_root, f"select/{group.prompt.id}", 1)[0]
+    chosen = MODES[settings.selection]([score for _, score in scored], settings.keep, seed)
+    index, proxy = zip(*(scored[i] for i in chosen), strict=True)
+    samples = group.samples.rows(list(index)) if group.samples is not None else None
+    return GroupSelection(group.prompt, [group.seeds[i] for i in index], torch.tensor(proxy), samples)
+
+
+def _shuffled(indices: Sequence[int], seed: int) -> list[int]:
+    order = torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed))
+    return [indices[i] for i in order.tolist()]
+
+
+def _by_score(indices: Sequence[int], scores: Sequence[float]) -> list[int]:
+    return sorted(indices, key=lambda index: (-scores[index], index))

@@ -1,180 +1,234 @@
-"""What a run holds: model, rewards, policies, client; loaded once, and checked against the service."""
+"""The parts of a run: loaded once, checked against the service, and connected."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.fingerprint import check_digests, fingerprint, model_digest, part_digests
-from solrl_core.generator import Generator
-from solrl_core.noise import check_noise_contract
+from solrl_core.fingerprint import fingerprint, model_digest, part_digests
 from solrl_core.rewards import RewardSet
-from solrl_proto.models import ModelInfo
-from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import ModelBinding, Precision, PromptItem
+from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer import checkpoints
+from solrl_trainer.algorithms.base import Algorithm
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.client import RolloutClient
+from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
-from solrl_trainer.explore import Explorer
-from solrl_trainer.policy import Policy
+from solrl_trainer.models import Models
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
-from solrl_trainer.rollouts import LocalRollouts, PromptsOf, Rollouts, ServiceRollouts
+from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
+from solrl_trainer.rollouts.agreement import check_bindings, check_service, note_emulation
+from solrl_trainer.rollouts.exploration import Explorer
+from solrl_trainer.rollouts.local import LocalExplorer
+from solrl_trainer.rollouts.regenerate import Regenerator
+from solrl_trainer.rollouts.scoring import Scorer
+from solrl_trainer.rollouts.service import ServiceExplorer
+from solrl_trainer.rollouts.source import RolloutSource, rollout_source
 from solrl_trainer.update import Updater
+from solrl_trainer.world import World, share, wait_for_first
+
+_FIRST_PATIENCE = 15.0
+"""Seconds to try to reach the service before anything is loaded; a wrong address should be reported soon."""
 
 
 @dataclass
 class Session:
-    """The parts of a run. `generator` is the BF16 one, with the behaviour policy merged while training."""
+    """The parts of a run.
+
+    Attributes:
+        config: all settings.
+        world: ranks that train together.
+        models: backbone, generators and policies.
+        rewards: loaded rewards, trained or only logged.
+        algorithm: gives advantages and loss.
+        source: candidates of the service; None where the recipe has none.
+        supply: hands adapters to the service; rank 0's alone.
+        explorer, regenerator, scorer: make an iteration's samples.
+        optimizer: of the current policy.
+        updater: takes the optimiser steps.
+        train_prompts, test_prompts: prompts to train on, and held out.
+        adapters: files of the behaviour policy by version: the newest, and those that exploration lags behind.
+    """
 
     config: RunConfig
-    backbone: Backbone
+    world: World
+    models: Models
     rewards: RewardSet
-    generator: Generator
-    policy: Policy
-    optimizer: torch.optim.AdamW
+    algorithm: Algorithm[Any, Any]
+    source: RolloutSource | None
+    supply: AdapterSupply | None
+    explorer: Explorer
+    regenerator: Regenerator
+    scorer: Scorer
+    optimizer: torch.optim.Optimizer
     updater: Updater
-    explorer: Explorer | None
-    """Asks the service; None where the recipe has none."""
-    rollouts: Rollouts
     train_prompts: list[PromptItem]
     test_prompts: list[PromptItem]
+    adapters: dict[int, bytes] = field(default_factory=dict)
 
-    @classmethod
-    def open(cls, config: RunConfig, client: RolloutClient | None, note: Callable[[str], None]) -> "Session":
-        """Load everything and refuse a service that differs from what is loaded here.
+    def prompts(self, iteration: int) -> list[PromptItem]:
+        """Prompts of an iteration, of all ranks."""
+        config = self.config
+        return prompts_of_iteration(self.train_prompts, config.explore.prompts, config.seed, iteration)
+
+    def start(self, adapters: Mapping[int, bytes], pushed: Collection[str]) -> None:
+        """Begin with these versions of the behaviour policy, and explore under them.
 
         Args:
-            config: the run's settings.
-            client: the service; None for recipes that roll out here.
-            note: told what is worth a line.
-
-        Raises:
-            ProblemError: the service is not there or does not host the model.
-            MismatchError: its noise contract or a part of its model differs (named).
-            ValueError, OSError: model, reward or prompts cannot be loaded.
+            adapters: files by version, the newest last.
+            pushed: digests of all versions that this run has pushed before.
         """
-        folder = find_prompts(config.prompts)
-        train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
-        if client is not None:
-            client.model(config.model_name)  # before anything large is loaded
+        self.adapters = dict(adapters)
+        if self.supply is not None:
+            self.supply.start(adapters, pushed)
+        newest = max(adapters)
+        self._serve(newest, adapters[newest])
+
+    def checkpoint(self, version: int, adapter: bytes) -> None:
+        """Take `adapter` as the newest version, and write a checkpoint where the settings ask for one."""
+        config = self.config
+        self.adapters[version] = adapter
+        for older in sorted(self.adapters)[: -(config.explore.lag + 1)]:
+            del self.adapters[older]
+        due = version % config.checkpoint_every == 0 or version == config.iterations
+        if due and self.world.rank == 0:
+            folder = config.output / "checkpoints"
+            checkpoints.save(folder, version, self.adapters, self.models.policy, self.optimizer, config)
+
+    def push(self, version: int, adapter: bytes) -> None:
+        """Hand the newest version to the service, and explore under it."""
+        if self.supply is not None:
+            self.supply.push(version, adapter)
+        self._serve(version, adapter)
+
+    def _serve(self, version: int, adapter: bytes) -> None:
+        # No rank may explore under a version before rank 0 has pushed it.
+        wait_for_first(self.world)
+        self.models.merge_behaviour(adapter)
+        self.explorer.look_ahead(version)
+
+
+@contextmanager
+def open_session(config: RunConfig, note: Callable[[str], None], world: World) -> Iterator[Session]:
+    """Load everything, and refuse a service that differs from what is loaded here.
+
+    Args:
+        config: the run's settings.
+        note: shows a line of text to a person.
+        world: ranks that train together.
+
+    Raises:
+        ProblemError: the service is not there, or does not host the model.
+        MismatchError: the service differs; names the part.
+        ValueError, OSError: model, reward or prompts cannot be loaded.
+    """
+    if config.explore.prompts < world.size:
+        raise ValueError(
+            f"explore.prompts is {config.explore.prompts}; expected at least one for each of {world.size} ranks"
+        )
+    folder = find_prompts(config.prompts)
+    train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
+    with _service(config, world) as service:
+        note(f"loading {config.model}" + (f" and comparing digests with {service.url}" if service else ""))
+        first = service.with_patience(_FIRST_PATIENCE) if service else None
+        if first is not None:
+            first.model(config.model_name)  # before anything large is loaded
         backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
         rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone, config.reward_options)
-        generator = Generator(backbone, "bf16")
-        explorer = None
-        if client is not None:
+        source = supply = None
+        if service is not None and first is not None:
+            # Before the policy changes the backbone's transformer.
             parts = part_digests(backbone.parts)
             check_bindings(config.bindings, model_digest(parts), config.model)
             digests = parts | rewards.digests()
-            check_service(client, config, digests)
-            warn_of_emulation(client.model(config.model_name), config.explore.precision, note)
-            ours = fingerprint(digests, [spec.name for spec in config.trained])
-            explorer = Explorer(client, config, ours, note)
+            check_service(first, config.model_name, config.trained, digests)
+            note_emulation(first.model(config.model_name), config.explore.precision, note)
+            own = fingerprint(digests, [spec.name for spec in config.trained])
+            if world.rank == 0:
+                supply = AdapterSupply(
+                    service, run=config.run, model=config.model_name, lag=config.explore.lag, note=note
+                )
+            source = rollout_source(config, service, fingerprint=own, restore=supply.restore if supply else None)
+        yield _connected(config, world, backbone, rewards, source, supply, train, test)
 
-        def prompts_of(iteration: int) -> list[PromptItem]:
-            return prompts_of_iteration(train, config.explore.prompts, config.seed, iteration)
 
-        rollouts = _rollouts(config, explorer, generator, rewards, prompts_of)
-        settings = config.optimizer
-        policy = Policy(backbone, config.lora, config.seed, checkpointing=settings.checkpointing)
-        optimizer = torch.optim.AdamW(
-            policy.parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            eps=settings.eps,
-        )
-        updater = Updater(
+def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutClient | None]:
+    if not config.two_stage:
+        return nullcontext()
+    # Versions that the service lost are pushed again by rank 0; the others wait for it.
+    awaited = LOST if world.rank else ()
+    return RolloutClient(config.rollout_url, token=rollout_token(), patience=config.patience, awaited=awaited)
+
+
+def _connected(
+    config: RunConfig,
+    world: World,
+    backbone: Backbone,
+    rewards: RewardSet,
+    source: RolloutSource | None,
+    supply: AdapterSupply | None,
+    train: list[PromptItem],
+    test: list[PromptItem],
+) -> Session:
+    explore, optimizer = config.explore, config.optimizer
+    models = Models.build(
+        backbone,
+        config.lora,
+        seed=config.seed,
+        checkpointing=optimizer.checkpointing,
+        precision="bf16" if source is not None or explore.precision == "auto" else explore.precision,
+    )
+    adamw = torch.optim.AdamW(
+        models.policy.parameters,
+        lr=optimizer.learning_rate,
+        betas=optimizer.betas,
+        weight_decay=optimizer.weight_decay,
+        eps=optimizer.eps,
+    )
+    sampling: dict[str, Any] = {"solver": config.solver, "guidance": config.guidance}
+    scorer = Scorer(rewards, tuple(config.rewards), config.trained)
+
+    def own_prompts(iteration: int) -> Sequence[PromptItem]:
+        return share(prompts_of_iteration(train, explore.prompts, config.seed, iteration), world)
+
+    explorer: Explorer
+    if source is not None:
+        explorer = ServiceExplorer(source, own_prompts, seed=config.seed, lag=explore.lag, iterations=config.iterations)
+    else:
+        explorer = LocalExplorer(models.behaviour, scorer, own_prompts, explore, seed=config.seed, **sampling)
+    algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
+    return Session(
+        config=config,
+        world=world,
+        models=models,
+        rewards=rewards,
+        algorithm=algorithm,
+        source=source,
+        supply=supply,
+        explorer=explorer,
+        regenerator=Regenerator(models.generator, config.regenerate, **sampling),
+        scorer=scorer,
+        optimizer=adamw,
+        updater=Updater(
             backbone=backbone,
-            policy=policy,
-            optimizer=optimizer,
-            algorithm=ALGORITHMS.find(config.algorithm.name)(config.algorithm),
-            settings=settings,
+            policy=models.policy,
+            optimizer=adamw,
+            algorithm=algorithm,
+            settings=optimizer,
             sigmas=backbone.sigmas(config.regenerate.steps),
             guidance=config.guidance,
             seed=config.seed,
-        )
-        return cls(
-            config=config,
-            backbone=backbone,
-            rewards=rewards,
-            generator=generator,
-            policy=policy,
-            optimizer=optimizer,
-            updater=updater,
-            explorer=explorer,
-            rollouts=rollouts,
-            train_prompts=train,
-            test_prompts=test[: config.evaluate.prompts],
-        )
-
-
-def check_service(client: RolloutClient, config: RunConfig, digests: Mapping[str, str]) -> None:
-    """Compare noise contract and digests before any work; `digests` are of all parts and rewards here.
-
-    Raises:
-        MismatchError: the noise contract or a digest differs (named).
-        ProblemError: the service does not score a reward.
-    """
-    hosted = client.models()
-    check_noise_contract(hosted.noise)
-    model = client.model(config.model_name)
-    wanted = [spec.name for spec in config.trained]
-    missing = sorted(set(wanted) - set(model.rewards))
-    if missing:
-        raise ProblemError(
-            ProblemKind.REWARD_NOT_LOADED,
-            f"the service at {client.url} does not score {', '.join(missing)}",
-            got=wanted,
-            expected=sorted(model.rewards),
-            action=f"start the service with --rewards {' '.join(sorted({*model.rewards, *missing}))}",
-        )
-    trained = {f"reward:{name}" for name in wanted}
-    ours = {name: digest for name, digest in digests.items() if name in trained or not name.startswith("reward:")}
-    check_digests(model.digests, ours)
-
-
-def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) -> None:
-    """Refuse a plan or a solver that was calibrated or fitted for another model.
-
-    Raises:
-        MismatchError: naming both digests.
-    """
-    for bound in bindings:
-        if bound.model != digest:
-            raise MismatchError(
-                "digests",
-                f"the exploration plan was calibrated for another model than {model}",
-                where="explore.calibrated_for.model",
-                got=digest,
-                expected=bound.model,
-                action="run `solrl-train calibrate` for this model, or leave the plan out",
-            )
-
-
-def warn_of_emulation(model: ModelInfo, precision: Precision, note: Callable[[str], None]) -> None:
-    """Note what it costs that the service emulates NVFP4, which is asked for by name."""
-    emulated = [tier.precision for tier in model.precisions if tier.numerics == "emulated"]
-    if precision == "nvfp4" and precision in emulated:
-        note(
-            "explore.precision=nvfp4: the service's device has no NVFP4 units and emulates them. That is slower than "
-            "BF16 and holds a second copy of the adapted weights; explore.precision=auto takes the fastest native one"
-        )
-
-
-def _rollouts(
-    config: RunConfig, explorer: Explorer | None, generator: Generator, rewards: RewardSet, prompts_of: PromptsOf
-) -> Rollouts:
-    if explorer is not None:
-        return ServiceRollouts(explorer, generator, rewards, prompts_of, config)
-    precision = "bf16" if config.explore.precision == "auto" else config.explore.precision
-    own = generator if precision == generator.precision else Generator(generator.backbone, precision)
-    return LocalRollouts(own, rewards, prompts_of, config)
+            world=world,
+        ),
+        train_prompts=train,
+        test_prompts=test[: config.evaluate.prompts],
+    )
 
 
 def pick_device(name: str) -> str:
-    """`auto` takes CUDA where there is one."""
+    """The device called `name`; `auto` is CUDA where there is one."""
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -50,8 +50,8 @@ class SoloWorld:
 
 
 def share(items: Sequence[Item], world: World) -> Sequence[Item]:
-    """This rank's part of `items`; the parts of all ranks, in their order, are `items`."""
-    start, stop = (len(items) * rank // world.size for rank in (world.rank, world.rank + 1))
+    """This rank's part of `items`; the parts of all ranks, in their order, are `items`. Later ranks may get less."""
+    start, stop = (-(-len(items) * rank // world.size) for rank in (world.rank, world.rank + 1))
     return items[start:stop]
 
 

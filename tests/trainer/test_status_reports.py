@@ -2,10 +2,8 @@
 
 import base64
 import io
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,14 +12,12 @@ import torch
 from PIL import Image
 from service_helpers import RunningService, running_service
 from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
-from solrl_trainer import telling
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.loop import train
 from solrl_trainer.metrics import read_metrics
-from solrl_trainer.report.gallery import Pair
-from solrl_trainer.samples import BestAndWorst
-from solrl_trainer.telling import Teller, thumbnail
+from solrl_trainer.records import IterationRecord
+from solrl_trainer.status_reports import ImageBudget, thumbnail
 from training_helpers import tiny_config
 
 SMALL = (
@@ -40,7 +36,7 @@ class Notes:
     def phase(self, iteration: int, name: str) -> None:
         pass
 
-    def finished(self, line: dict[str, Any]) -> None:
+    def finished(self, record: IterationRecord) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -113,25 +109,18 @@ def test_a_service_that_does_not_listen_costs_one_note(
     assert [line["event"] for line in read_metrics(config.output / "metrics.jsonl")].count("iteration") == 2
 
 
-def test_images_take_no_more_than_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_take_no_more_than_a_hundredth_of_the_time() -> None:
     now, asked = 0.0, []
-    image = torch.zeros(1, 3, 8, 8)
-
-    def slow(*_: Any, **__: Any) -> BestAndWorst:
-        nonlocal now
-        asked.append(now)
-        now += 7.0  # most of which it waited for its turn
-        if len(asked) == 3:
-            raise ConnectionError("gone for once")
-        return BestAndWorst([Pair("a red circle", 1, "best", 0.5, 0.6)], 2.0, image, image)
-
-    monkeypatch.setattr(telling, "best_and_worst", slow)
-    teller = Teller(tiny_config(), lambda _: None, clock=lambda: now)
-    gathered = SimpleNamespace(version=0, precision="nvfp4", numerics="emulated")
-    for iteration in range(70):
-        teller.gathered(iteration, gathered)  # type: ignore[arg-type]
-        while teller._due == float("inf"):
-            time.sleep(0.01)
+    budget = ImageBudget(clock=lambda: now)
+    for _ in range(70):
+        if budget.take():
+            asked.append(now)
+            assert not budget.take()
+            now += 7.0  # most of which was spent in the queue
+            if len(asked) == 3:
+                budget.failed()
+            else:
+                budget.spent(2.0)
         now += 10.0
     assert asked[:4] == [0.0, 207.0, 414.0, 481.0]
 

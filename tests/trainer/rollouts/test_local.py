@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,12 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
-from solrl_trainer.rollouts import LocalRollouts, seed_root
+from solrl_trainer.rollouts.exploration import seed_root
+from solrl_trainer.rollouts.local import LocalExplorer
+from solrl_trainer.rollouts.regenerate import Regenerator
+from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.run import run
-from solrl_trainer.selection import best_worst
+from solrl_trainer.selection import best_worst, select
 from training_helpers import TINY
 
 SMALL = (
@@ -43,36 +45,33 @@ def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> N
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
-class Watch:
-    """Remembers the phases."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def __call__(self, name: str) -> Any:
-        from contextlib import nullcontext
-
-        self.names.append(name)
-        return nullcontext()
-
-
 @pytest.mark.parametrize("precision", ["bf16", "nvfp4"])
-def test_the_kept_samples_are_the_candidates_themselves(precision: str, tmp_path: Path) -> None:
+def test_the_selected_candidates_themselves_are_trained_on(precision: str, tmp_path: Path) -> None:
     config = config_of("naive_scaling", tmp_path)
     backbone = load_backbone("mini-sana")
     rewards = RewardSet.load(["clipscore"], backbone)
     generator = Generator(backbone, precision)
+    scorer = Scorer(rewards, ["clipscore"], config.trained)
     prompt = read_prompts(find_prompts("shapes"), "train")[0]
-    watch = Watch()
-    gathered = LocalRollouts(generator, rewards, lambda iteration: [prompt], config).gather(3, watch)
-    assert watch.names == ["explore"]
-    assert (gathered.precision, gathered.made.latents.shape[:2]) == (precision, (1, 4))
-    kept = gathered.kept[0]
+    explorer = LocalExplorer(
+        generator, scorer, lambda iteration: [prompt], config.explore, solver="euler", guidance=1.0, seed=config.seed
+    )
+    exploration = explorer.explore(3)
+    (group,) = exploration
+    root = seed_root(config.seed, 3)
+    selection = select(group, config.explore, root)
+    kept = scorer.score(
+        prompt, Regenerator(generator, config.regenerate, solver="euler", guidance=1.0).regenerate(selection)
+    )
+    assert kept is selection.samples
+    summary = exploration.summary
+    assert (summary.version, summary.precision, summary.score_count) == (3, precision, 12)
+    assert summary.score_sum == pytest.approx(sum(score for score in group.scores if score is not None))
     # All of them in one batch, as they were made: in another batch a rounding may take an NVFP4 value to its neighbour.
-    seeds = expand_seeds(seed_root(config, 3), prompt.id, config.explore.candidates)
+    seeds = expand_seeds(root, prompt.id, config.explore.candidates)
     candidates = generator.generate(prompt.text, seeds, steps=2).latents
-    index = [seeds.index(seed) for seed in kept.seeds]
-    assert torch.allclose(candidates[index], gathered.made.latents[0], atol=1e-4)
-    again = rewards.score(["clipscore"], gathered.made.images[0], [prompt.text] * 4, [{}] * 4)["clipscore"]
-    assert torch.allclose(again, gathered.made.scores[0], atol=1e-4)
-    assert best_worst(gathered.made.scores[0], 4) == [0, 1, 2, 3]
+    index = [seeds.index(seed) for seed in selection.seeds]
+    assert torch.allclose(candidates[index], kept.latents, atol=1e-4)
+    again = rewards.score(["clipscore"], kept.images, [prompt.text] * 4, [{}] * 4)["clipscore"]
+    assert torch.allclose(again, kept.scores, atol=1e-4)
+    assert best_worst(kept.scores, 4) == [0, 1, 2, 3]

@@ -1,0 +1,64 @@
+"""The versions of a run at a real service: pushed, taken back, and pushed anew."""
+
+from collections.abc import Iterator
+
+import pytest
+from service_helpers import MODEL, RunningService, adapter_file, running_service
+from solrl_core.adapter import adapter_digest
+from solrl_core.families import load_backbone
+from solrl_core.lora import adapter_layout
+from solrl_proto.problems import ProblemError
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.rollouts.adapter_supply import AdapterSupply
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with running_service() as running:
+        yield running
+
+
+def supply_of(client: RolloutClient) -> AdapterSupply:
+    return AdapterSupply(client, run="behind", model=MODEL, lag=0)
+
+
+class Restarting(RolloutClient):
+    """Its service has lost the run by the time it is to go back."""
+
+    def rewind(self, run: str, version: int, head: int) -> None:
+        self.delete(run)
+        super().rewind(run, version, head)
+
+
+def test_a_run_goes_back_and_is_pushed_anew_only_where_the_service_has_lost_its_versions(
+    service: RunningService,
+) -> None:
+    backbone = load_backbone("mini-sana")
+    layout = adapter_layout(backbone.transformer, backbone.lora_targets)
+    files = [adapter_file(layout, seed) for seed in range(4)]
+    own = {adapter_digest(file) for file in files}
+
+    def held() -> tuple[list[int], tuple[int, ...]]:
+        listed = client.adapters("behind")
+        assert listed is not None
+        return [info.version for info in listed.versions], listed.pinned
+
+    with RolloutClient(service.url) as client, Restarting(service.url) as restarting:
+        supply = supply_of(client)
+        supply.start({0: files[0]})
+        for version in (1, 2, 3):
+            supply.push(version, files[version])
+        service.client.put("/v1/runs/behind/adapters/1/pin").raise_for_status()
+        supply_of(client).start({1: files[1], 2: files[2]}, own)
+        assert held() == ([0, 1, 2], (1,))
+        with pytest.raises(ProblemError) as raised:
+            supply_of(client).start({1: files[1]})
+        assert raised.value.problem.kind == "run-taken"
+        assert held() == ([0, 1, 2], (1,))
+        restarting.push("behind", 3, 2, MODEL, files[3])
+        supply_of(restarting).start({2: files[2]}, own)
+        assert held() == ([2], ())
+        service.client.delete("/v1/runs/behind").raise_for_status()
+        client.push("behind", 2, None, MODEL, files[2])
+        supply_of(client).start({0: files[0], 1: files[1]}, own)
+        assert held() == ([0, 1], ())

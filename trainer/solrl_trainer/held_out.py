@@ -1,0 +1,61 @@
+"""Measurements on held-out prompts during a run: rewards of the averaged weights, and rank fidelity of exploration."""
+
+import math
+
+import torch
+from solrl_core.fidelity import rank_fidelity
+
+from solrl_trainer.evaluation import Evaluation, evaluate
+from solrl_trainer.rollouts.exploration import seed_root
+from solrl_trainer.rollouts.groups import GroupSelection
+from solrl_trainer.run_log import RunLog
+from solrl_trainer.session import Session
+from solrl_trainer.world import gather_rows, share
+
+
+def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
+    """Evaluate the averaged weights of a version; version 0 is the base."""
+    config, settings, policy = session.config, session.config.evaluate, session.models.policy
+    average = policy.average_adapter() if version else None
+    with log.measuring(version, "evaluate"), session.models.serving(average) as generator:
+        own = evaluate(
+            generator,
+            session.rewards,
+            share(session.test_prompts, session.world),
+            seeds=settings.seeds,
+            steps=settings.steps,
+            solver=config.solver,
+            guidance=config.guidance,
+        )
+        scores = {name: gather_rows(values, session.world) for name, values in own.scores.items()}
+        found = Evaluation(scores, gather_rows(own.images, session.world))
+        log.evaluation(version, {name: found.mean(name) for name in found.scores})
+    return found
+
+
+def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
+    """Compare the service's scores of whole groups of held-out prompts with those of the regenerated candidates."""
+    config, source = session.config, session.source
+    prompts = session.test_prompts[: config.evaluate.fidelity_prompts]
+    if source is None or not prompts:
+        return
+    own = share(prompts, session.world)
+    proxy = true = torch.empty(0, config.explore.candidates)
+    with log.measuring(version, "fidelity"), session.models.serving(session.models.policy.behaviour()):
+        if own:
+            answer = source.candidates_of(own, version, seed_root(config.seed, -1), whole=True)
+            proxy = torch.tensor([group.scores for group in answer.groups])
+            groups = [GroupSelection(p, list(g.seeds), torch.empty(0)) for p, g in zip(own, answer.groups, strict=True)]
+            true = torch.stack(
+                [session.scorer.score(group.prompt, session.regenerator.regenerate(group)).scores for group in groups]
+            )
+        proxy, true = gather_rows(proxy, session.world), gather_rows(true, session.world)
+        fidelity = rank_fidelity(proxy, true, config.explore.keep)
+    if not math.isfinite(fidelity.spearman):
+        log.note("rank fidelity cannot be measured: all rewards of a group are equal")
+        return
+    log.fidelity(version, len(prompts), vars(fidelity))
+    log.note(
+        f"{source.plan.precision} at {config.explore.steps} steps against BF16 at {config.regenerate.steps}: "
+        f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {proxy.shape[1]}"
+    )

@@ -1,0 +1,66 @@
+"""The models of a run: one base, the policies trained on it, and the generators that sample from them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from solrl_core.adapter import Adapter, decode_adapter
+from solrl_core.families import Backbone
+from solrl_core.generator import Generator
+
+from solrl_trainer.config import Lora
+from solrl_trainer.policy import Policy
+
+
+@dataclass
+class Models:
+    """A backbone with its generators and policies.
+
+    Attributes:
+        backbone: the model; its transformer is the trained one.
+        generator: BF16; makes regenerated samples and evaluations.
+        behaviour: generator that has the behaviour policy merged: `generator`, or one at the precision of candidates
+            that are made here and trained on.
+        policy: current, behaviour and reference policies.
+    """
+
+    backbone: Backbone
+    generator: Generator
+    behaviour: Generator
+    policy: Policy
+    _merged: bytes | None = field(default=None, init=False)
+
+    @classmethod
+    def build(
+        cls, backbone: Backbone, lora: Lora, *, seed: int, checkpointing: bool, precision: str = "bf16"
+    ) -> "Models":
+        """Build everything on a clean backbone, in the only order that works.
+
+        A generator copies the clean transformer and keeps references to the weights under each adapter. PEFT then
+        replaces those layers in place, so every generator comes before the policy.
+
+        Args:
+            backbone: the loaded model; its transformer gets the policy's adapters.
+            lora: shape of the adapters.
+            seed: of their initialisation.
+            checkpointing: whether the backward pass recomputes activations.
+            precision: of the behaviour generator.
+        """
+        generator = Generator(backbone, "bf16")
+        behaviour = generator if precision == generator.precision else Generator(backbone, precision)
+        return cls(backbone, generator, behaviour, Policy(backbone, lora, seed, checkpointing=checkpointing))
+
+    def merge_behaviour(self, adapter: bytes) -> None:
+        """Sample from this behaviour policy from now on; `adapter` is the file that the service gets."""
+        self.behaviour.set_adapter(decode_adapter(adapter, self.behaviour.layout))
+        self._merged = adapter
+
+    @contextmanager
+    def serving(self, adapter: Adapter | None) -> Iterator[Generator]:
+        """Within: the BF16 generator samples from `adapter`, or from the base for None; afterwards as before."""
+        self.generator.set_adapter(adapter)
+        try:
+            yield self.generator
+        finally:
+            if self.behaviour is self.generator and self._merged is not None:
+                self.merge_behaviour(self._merged)

@@ -1,0 +1,122 @@
+"""Records of a run's iterations, and what they become in metrics.jsonl and in reports to the service."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from solrl_proto.status import IterationReport, Samples
+from solrl_proto.status import Spread as SpreadMessage
+
+from solrl_trainer.update import UpdateFigures
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean reward of an iteration's samples, of the best half of each group, and of the worst half."""
+
+    mean: float
+    best: float
+    worst: float
+
+    @classmethod
+    def of(cls, rewards: torch.Tensor) -> "Spread":
+        """The spread of rewards [groups, kept], of which each group's best half comes first."""
+        half = rewards.shape[1] // 2
+        return cls(float(rewards.mean()), float(rewards[:, :half].mean()), float(rewards[:, half:].mean()))
+
+    def message(self) -> SpreadMessage:
+        """As it is sent."""
+        return SpreadMessage(mean=self.mean, best=self.best, worst=self.worst)
+
+
+@dataclass(frozen=True)
+class IterationRecord:
+    """An iteration's outcome.
+
+    Attributes:
+        iteration: from 0; it makes version iteration + 1 of the behaviour policy.
+        explored_version: version that the candidates were made under.
+        precision, numerics: arithmetic that the candidates were made in.
+        proxy_mean: mean score of all candidates.
+        score: spread of the score of the samples that were trained on.
+        rewards: spread of each reward of these samples.
+        digest: of the new behaviour policy's adapter file.
+        update: figures of the optimiser steps.
+        explored_seconds: time that exploration took.
+        waited_seconds: of these, time that the trainer waited; None if exploration was the trainer's own work.
+        regenerated_seconds: time of regenerating and scoring; None if candidates were trained on as they were.
+        trained_seconds: time of the update.
+        pushed_seconds: time of the push; None before it.
+    """
+
+    iteration: int
+    explored_version: int
+    precision: str
+    numerics: str
+    proxy_mean: float
+    score: Spread
+    rewards: dict[str, Spread]
+    digest: str
+    update: UpdateFigures
+    explored_seconds: float
+    waited_seconds: float | None
+    regenerated_seconds: float | None
+    trained_seconds: float
+    pushed_seconds: float | None = None
+
+    @property
+    def version(self) -> int:
+        """Version of the behaviour policy that the iteration made."""
+        return self.iteration + 1
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, as metrics.jsonl names them."""
+        phases = {
+            "explore": self.explored_seconds,
+            "wait": self.waited_seconds,
+            "regenerate": self.regenerated_seconds,
+            "train": self.trained_seconds,
+            "push": self.pushed_seconds,
+        }
+        return {name: seconds for name, seconds in phases.items() if seconds is not None}
+
+    def line(self) -> dict[str, Any]:
+        """The iteration's line of metrics.jsonl."""
+        return {
+            "iteration": self.iteration,
+            "version": self.version,
+            "proxy_mean": self.proxy_mean,
+            "reward_best": self.score.best,
+            "reward_worst": self.score.worst,
+            "rewards": {name: spread.mean for name, spread in self.rewards.items()},
+            "explored_version": self.explored_version,
+            "precision": self.precision,
+            "numerics": self.numerics,
+            "digest": self.digest,
+            "loss": self.update.loss,
+            "grad_norm": self.update.grad_norm,
+            "grad_norm_max": self.update.grad_norm_max,
+            **{f"objective/{name}": value for name, value in self.update.figures.items()},
+            "seconds": self.seconds,
+        }
+
+    def report(self, planned: int, samples: Samples | None) -> IterationReport:
+        """The iteration as the service is told of it.
+
+        Args:
+            planned: iterations of the whole run.
+            samples: images to show.
+        """
+        return IterationReport(
+            iteration=self.iteration,
+            version=self.version,
+            explored_version=self.explored_version,
+            score=self.score.message(),
+            proxy_mean=self.proxy_mean,
+            loss=self.update.loss,
+            rewards={name: spread.message() for name, spread in self.rewards.items()},
+            seconds={name: round(seconds, 4) for name, seconds in self.seconds.items()},
+            planned=planned,
+            samples=samples,
+        )

@@ -1,0 +1,61 @@
+"""The same seeds as they were explored and as they were trained on, for people to look at."""
+
+from dataclasses import dataclass
+
+import torch
+
+from solrl_trainer.report.gallery import Pair
+from solrl_trainer.report.images import from_png
+from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.source import RolloutSource
+
+
+@dataclass(frozen=True)
+class CandidatePairs:
+    """Selected candidates with both of their images.
+
+    Attributes:
+        pairs: prompt, seed and scores of each.
+        explored, regenerated: float32 [len(pairs), 3, H, W] in [0, 1].
+        seconds: work of the service for them.
+    """
+
+    pairs: list[Pair]
+    explored: torch.Tensor
+    regenerated: torch.Tensor
+    seconds: float
+
+
+def candidate_pairs(samples: IterationSamples, source: RolloutSource, *, prompts: int, each: int) -> CandidatePairs:
+    """Ask the service for the images of the `each` best and worst candidates of the first `prompts` groups.
+
+    Raises:
+        ProblemError: the service refuses, has lost the adapter version, or is gone.
+    """
+    groups = samples.groups[:prompts]
+    kept = samples.scores.shape[1]
+    half = kept // 2
+    each = min(each, half)
+    places = [*range(each), *range(kept - each, kept)]
+    selections = [group.selection for group in groups]
+    answer = source.images_of(
+        [selection.prompt for selection in selections],
+        [[selection.seeds[i] for i in places] for selection in selections],
+        samples.exploration.version,
+    )
+    return CandidatePairs(
+        pairs=[
+            Pair(
+                prompt=group.selection.prompt.text,
+                seed=group.selection.seeds[i],
+                place="best" if i < half else "worst",
+                proxy=float(group.selection.proxy[i]),
+                true=float(group.samples.scores[i]),
+            )
+            for group in groups
+            for i in places
+        ],
+        explored=torch.stack([from_png(png) for one in answer.groups for png in one.images or () if png is not None]),
+        regenerated=torch.cat([group.samples.images[places] for group in groups]),
+        seconds=answer.seconds.switch + answer.seconds.generate + answer.seconds.reward,
+    )

@@ -1,0 +1,131 @@
+"""The versions of a run's behaviour policy at the service."""
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from solrl_core.adapter import adapter_digest
+from solrl_proto.adapters import AdapterList
+from solrl_proto.problems import Problem, ProblemError, ProblemKind
+
+from solrl_trainer.client import RolloutClient
+
+LOST = (ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND)
+"""Kinds of problem that say the service has lost versions of a run."""
+
+
+class AdapterSupply:
+    """Keeps the service supplied with the adapter versions that a run needs.
+
+    Versions that the service loses (it restarts, or its Redis comes back a version behind) are pushed again.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        *,
+        run: str,
+        model: str,
+        lag: int,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`lag`: versions that exploration stays behind the newest."""
+        self._client = client
+        self._run = run
+        self._model = model
+        self._lag = lag
+        self._note = note
+        self._adapters: dict[int, bytes] = {}
+        self._lock = threading.RLock()
+
+    def start(self, adapters: Mapping[int, bytes], own: Collection[str] = ()) -> None:
+        """Make the service hold these versions of the run, the last as its head.
+
+        Later versions at the service are deleted if this run pushed them before it was interrupted. The whole run is
+        deleted and pushed anew if the service no longer holds these versions.
+
+        Args:
+            adapters: files by version.
+            own: digests of every version that this run has pushed.
+
+        Raises:
+            ProblemError: 409 `run-taken`: the service holds another run of this name.
+        """
+        self._adapters = dict(adapters)
+        last = max(adapters)
+        held = self._client.adapters(self._run)
+        if held is not None and held.head > last:
+            if not all(info.digest in own for info in held.versions if info.version > last):
+                raise self._taken(held)
+            self._rewind(held, last)
+        self._push_missing()
+
+    def push(self, version: int, adapter: bytes) -> None:
+        """Push a new version on top of the newest."""
+        with self._lock:
+            parent = max(self._adapters, default=None)
+            self._adapters[version] = adapter
+            for old in sorted(self._adapters)[: -(self._lag + 2)]:
+                del self._adapters[old]
+            try:
+                self._client.push(self._run, version, parent, self._model, adapter)
+            except ProblemError as error:
+                if not self.restore(error.problem):
+                    raise
+
+    def restore(self, problem: Problem) -> bool:
+        """Push again what `problem` says the service has lost; whether anything was pushed."""
+        if problem.kind not in (*LOST, ProblemKind.PARENT_CONFLICT):
+            return False
+        with self._lock:
+            pushed = self._push_missing()
+        if pushed:
+            self._note(f"the service had lost this run's {_versions(pushed)}; pushed again")
+        return bool(pushed)
+
+    def _rewind(self, held: AdapterList, version: int) -> None:
+        """Make `version` the head again, or delete the run if the service lacks a version that is needed."""
+        stored = {info.version: info.digest for info in held.versions}
+        if all(stored.get(needed) == adapter_digest(adapter) for needed, adapter in self._adapters.items()):
+            try:
+                self._client.rewind(self._run, version, held.head)
+            except ProblemError as error:
+                if error.problem.kind not in LOST:
+                    raise
+            else:
+                self._note(f"the service went back to version {version} of this run; its head was {held.head}")
+                return
+        self._client.delete(self._run)
+        self._note(f"the service no longer held what version {version} needs; this run's versions are pushed anew")
+
+    def _push_missing(self) -> list[int]:
+        """Push all known versions beyond the service's head, and return them.
+
+        Raises:
+            ProblemError: 409 `run-taken`.
+        """
+        held = self._client.adapters(self._run)
+        stored = {info.version: info.digest for info in held.versions} if held else {}
+        for version, adapter in self._adapters.items():
+            if held is not None and stored.get(version, adapter_digest(adapter)) != adapter_digest(adapter):
+                raise self._taken(held)
+        head = held.head if held else None
+        missing = sorted(version for version in self._adapters if head is None or version > head)
+        for version in missing:
+            self._client.push(self._run, version, head, self._model, self._adapters[version])
+            head = version
+        return missing
+
+    def _taken(self, held: AdapterList) -> ProblemError:
+        run = self._run
+        return ProblemError(
+            ProblemKind.RUN_TAKEN,
+            f"the service at {self._client.url} holds another run {run!r}, whose head is version {held.head}",
+            where="run",
+            got=run,
+            action=f"choose another name (--set run=…), or delete that run (DELETE /v1/runs/{run})",
+        )
+
+
+def _versions(versions: Sequence[int]) -> str:
+    named = " and ".join(map(str, versions))
+    return f"version {named}" if len(versions) == 1 else f"versions {named}"

@@ -1,0 +1,67 @@
+"""The samples of an iteration, of all ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from solrl_proto.rollouts import PromptItem
+
+from solrl_trainer.rollouts.exploration import ExplorationSummary
+from solrl_trainer.rollouts.groups import ScoredGroup
+from solrl_trainer.world import World, gather_rows, gather_values
+
+
+@dataclass(frozen=True)
+class IterationSamples:
+    """All groups of an iteration in the order of its prompts.
+
+    Attributes:
+        prompts: of all ranks.
+        groups: this rank's.
+        exploration: this rank's.
+        proxy_mean: mean score of all ranks' candidates.
+        latents: clean latents x0 of all ranks' samples, float32 [groups, kept, ...].
+        scores: their scores [groups, kept].
+        rewards: each reward of theirs [groups, kept].
+    """
+
+    prompts: Sequence[PromptItem]
+    groups: Sequence[ScoredGroup]
+    exploration: ExplorationSummary
+    proxy_mean: float
+    latents: torch.Tensor
+    scores: torch.Tensor
+    rewards: dict[str, torch.Tensor]
+
+    @classmethod
+    def gather(
+        cls,
+        prompts: Sequence[PromptItem],
+        groups: Sequence[ScoredGroup],
+        exploration: ExplorationSummary,
+        world: World,
+    ) -> "IterationSamples":
+        """Gather the samples of all ranks.
+
+        Args:
+            prompts: of all ranks; the parts that `world.share` gives, one after the other.
+            groups: this rank's, in any order.
+            exploration: this rank's.
+            world: the ranks.
+        """
+        place = {prompt.id: index for index, prompt in enumerate(prompts)}
+        groups = sorted(groups, key=lambda group: place[group.selection.prompt.id])
+        own = [group.samples for group in groups]
+        sums, counts = zip(*gather_values([exploration.score_sum, exploration.score_count], world), strict=True)
+        return cls(
+            prompts=prompts,
+            groups=groups,
+            exploration=exploration,
+            proxy_mean=sum(sums) / sum(counts),
+            latents=gather_rows(torch.stack([samples.latents for samples in own]), world),
+            scores=gather_rows(torch.stack([samples.scores for samples in own]), world),
+            rewards={
+                name: gather_rows(torch.stack([samples.rewards[name] for samples in own]), world)
+                for name in own[0].rewards
+            },
+        )

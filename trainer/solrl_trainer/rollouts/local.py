@@ -1,0 +1,99 @@
+"""Candidates made on the trainer's own device, at full length; the kept ones are trained on as they are."""
+
+import time
+from collections.abc import Iterator
+
+from solrl_core.generator import Generator
+from solrl_proto.noise import expand_seeds
+
+from solrl_trainer.config import Explore
+from solrl_trainer.rollouts.exploration import ExplorationSummary, PromptsOf, seed_root
+from solrl_trainer.rollouts.groups import CandidateGroup, GroupSamples
+from solrl_trainer.rollouts.scoring import Scorer
+
+
+class LocalExplorer:
+    """Generates and scores all candidates when they are asked for, under the behaviour policy of the moment."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        scorer: Scorer,
+        prompts_of: PromptsOf,
+        settings: Explore,
+        *,
+        solver: str,
+        guidance: float,
+        seed: int,
+    ) -> None:
+        """Describe an explorer.
+
+        Args:
+            generator: with the behaviour policy merged.
+            scorer: of samples.
+            prompts_of: prompts of an iteration.
+            settings: number of candidates and steps.
+            solver, guidance: of sampling.
+            seed: of the run.
+        """
+        self._generator = generator
+        self._scorer = scorer
+        self._prompts_of = prompts_of
+        self._settings = settings
+        self._solver = solver
+        self._guidance = guidance
+        self._seed = seed
+
+    def look_ahead(self, version: int) -> None:
+        """Nothing: this device has other work."""
+
+    def explore(self, iteration: int) -> "LocalExploration":
+        """The candidates of an iteration."""
+        return LocalExploration(self._groups(iteration), iteration, self._generator)
+
+    def _groups(self, iteration: int) -> Iterator[CandidateGroup]:
+        root, settings = seed_root(self._seed, iteration), self._settings
+        for prompt in self._prompts_of(iteration):
+            seeds = expand_seeds(root, prompt.id, settings.candidates)
+            made = self._generator.generate(
+                prompt.text, seeds, steps=settings.steps, solver=self._solver, guidance=self._guidance
+            )
+            samples = self._scorer.score(prompt, GroupSamples(made.latents, made.images))
+            yield CandidateGroup(prompt, seeds, samples.scores.tolist(), samples)
+
+
+class LocalExploration:
+    """Groups made as they are asked for; see `Exploration`."""
+
+    def __init__(self, groups: Iterator[CandidateGroup], version: int, generator: Generator) -> None:
+        self._groups = groups
+        self._version = version
+        self._generator = generator
+        self._score_sum = 0.0
+        self._score_count = 0
+        self._seconds = 0.0
+
+    def __iter__(self) -> Iterator[CandidateGroup]:
+        """Make and yield each group."""
+        while True:
+            started = time.perf_counter()
+            group = next(self._groups, None)
+            self._seconds += time.perf_counter() - started
+            if group is None:
+                return
+            assert group.samples is not None
+            self._score_sum += float(group.samples.scores.sum())
+            self._score_count += len(group.seeds)
+            yield group
+
+    @property
+    def summary(self) -> ExplorationSummary:
+        """Available after the last group."""
+        return ExplorationSummary(
+            self._version,
+            self._generator.precision,
+            self._generator.numerics,
+            self._score_sum,
+            self._score_count,
+            self._seconds,
+        )

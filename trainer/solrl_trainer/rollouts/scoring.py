@@ -1,0 +1,33 @@
+"""Rewards of samples, and the score that is trained."""
+
+from collections.abc import Sequence
+
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import weighted_sum
+from solrl_proto.rollouts import PromptItem, RewardSpec
+
+from solrl_trainer.rollouts.groups import GroupSamples, ScoredSamples
+
+
+class Scorer:
+    """Scores a prompt's samples."""
+
+    def __init__(self, rewards: RewardSet, names: Sequence[str], trained: Sequence[RewardSpec]) -> None:
+        """Describe a scorer.
+
+        Args:
+            rewards: loaded rewards.
+            names: those to apply.
+            trained: those that make the score, with their weights.
+        """
+        self._rewards = rewards
+        self._names = tuple(names)
+        self._weights = {spec.name: spec.weight for spec in trained}
+
+    def score(self, prompt: PromptItem, samples: GroupSamples) -> ScoredSamples:
+        """Apply every reward to a prompt's samples. Samples that have their scores keep them."""
+        if isinstance(samples, ScoredSamples):
+            return samples
+        images, count = samples.images, len(samples.images)
+        rewards = self._rewards.score(self._names, images, [prompt.text] * count, [prompt.metadata] * count)
+        return ScoredSamples(samples.latents, images.cpu(), weighted_sum(rewards, self._weights), rewards)

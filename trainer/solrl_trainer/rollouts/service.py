@@ -1,0 +1,99 @@
+"""Exploration at a rollout service, concurrent with the trainer's own work."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from queue import SimpleQueue
+
+from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
+
+from solrl_trainer.rollouts.exploration import ExplorationSummary, PromptsOf, seed_root
+from solrl_trainer.rollouts.groups import CandidateGroup
+from solrl_trainer.rollouts.source import RolloutSource
+
+Request = Callable[[Callable[[RolloutGroup], None]], RolloutAnswer]
+"""Calls its argument with each group, and returns the whole answer."""
+
+
+class ServiceExplorer:
+    """Explores each iteration in a thread as soon as the version that it is explored under is pushed.
+
+    Iteration i is explored under version max(0, i − lag), while the iterations before i are trained. Its samples are
+    regenerated under version i, whatever the lag.
+    """
+
+    def __init__(self, source: RolloutSource, prompts_of: PromptsOf, *, seed: int, lag: int, iterations: int) -> None:
+        """Describe an explorer.
+
+        Args:
+            source: of candidates.
+            prompts_of: prompts of an iteration.
+            seed: of the run.
+            lag: versions that exploration stays behind.
+            iterations: in the whole run.
+        """
+        self.source = source
+        self._prompts_of = prompts_of
+        self._seed = seed
+        self._lag = lag
+        self._iterations = iterations
+        self._ahead: dict[int, ServiceExploration] = {}
+
+    def look_ahead(self, version: int) -> None:
+        """Begin to explore every iteration up to `version` + lag that has not begun."""
+        for iteration in range(version, min(version + self._lag + 1, self._iterations)):
+            if iteration not in self._ahead:
+                prompts = self._prompts_of(iteration)
+                explored, root = max(0, iteration - self._lag), seed_root(self._seed, iteration)
+                request = partial(self._request, prompts, explored, root)
+                self._ahead[iteration] = ServiceExploration(prompts, explored, request)
+
+    def explore(self, iteration: int) -> "ServiceExploration":
+        """The exploration of an iteration, which `look_ahead` has begun."""
+        return self._ahead.pop(iteration)
+
+    def _request(
+        self, prompts: Sequence[PromptItem], version: int, root: int, on_group: Callable[[RolloutGroup], None]
+    ) -> RolloutAnswer:
+        return self.source.candidates_of(prompts, version, root, on_group=on_group)
+
+
+class ServiceExploration:
+    """A request under way in a thread of its own; see `Exploration`."""
+
+    def __init__(self, prompts: Sequence[PromptItem], version: int, request: Request) -> None:
+        """Send the request."""
+        self._prompts = {prompt.id: prompt for prompt in prompts}
+        self._version = version
+        self._request = request
+        self._arrived: SimpleQueue[RolloutGroup | ExplorationSummary | BaseException] = SimpleQueue()
+        self._summary: ExplorationSummary | None = None
+        # A daemon, so that a run that fails does not wait for candidates that it will not use.
+        threading.Thread(target=self._run, name="solrl-explore", daemon=True).start()
+
+    def __iter__(self) -> Iterator[CandidateGroup]:
+        """Yield each group as it arrives; raise the request's error."""
+        while not isinstance(arrived := self._arrived.get(), ExplorationSummary):
+            if isinstance(arrived, BaseException):
+                raise arrived
+            yield CandidateGroup(self._prompts[arrived.prompt_id], arrived.seeds, arrived.scores)
+        self._summary = arrived
+
+    @property
+    def summary(self) -> ExplorationSummary:
+        """Available after the last group."""
+        assert self._summary is not None
+        return self._summary
+
+    def _run(self) -> None:
+        started = time.perf_counter()
+        try:
+            answer = self._request(self._arrived.put)
+            scores = [score for group in answer.groups for score in group.scores if score is not None]
+            seconds = time.perf_counter() - started
+            self._arrived.put(
+                ExplorationSummary(self._version, answer.precision, answer.numerics, sum(scores), len(scores), seconds)
+            )
+        except BaseException as error:
+            self._arrived.put(error)

@@ -1,0 +1,148 @@
+"""Requests to a rollout service for the candidates of one run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from solrl_proto.problems import Problem, ProblemError, ProblemKind
+from solrl_proto.rollouts import (
+    AdapterRef,
+    Candidates,
+    Plan,
+    PromptItem,
+    RewardSpec,
+    RolloutAnswer,
+    RolloutGroup,
+    RolloutRequest,
+)
+
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.config import RunConfig
+
+
+@dataclass(frozen=True)
+class RolloutSource:
+    """A service that makes a run's candidates, always under an exact adapter version.
+
+    Attributes:
+        client: of the service.
+        run, model: names at the service.
+        candidates: per prompt.
+        plan: how candidates are made.
+        rewards: that make their score.
+        fingerprint: of model and rewards, which every answer must carry; None to accept any.
+        restore: gives the service what a refusal says it lacks, if it can; then the request is repeated.
+    """
+
+    client: RolloutClient
+    run: str
+    model: str
+    candidates: int
+    plan: Plan
+    rewards: tuple[RewardSpec, ...]
+    fingerprint: str | None = None
+    restore: Callable[[Problem], bool] | None = None
+
+    def candidates_of(
+        self,
+        prompts: Sequence[PromptItem],
+        version: int,
+        seed_root: int,
+        *,
+        whole: bool = False,
+        on_group: Callable[[RolloutGroup], None] = lambda group: None,
+    ) -> RolloutAnswer:
+        """Seeds and scores of each prompt's candidates under `version`.
+
+        Args:
+            prompts: to explore.
+            version: of the run's adapter.
+            seed_root: of the candidates' seeds.
+            whole: without pruning any.
+            on_group: called with each group as it arrives, from this thread.
+
+        Raises:
+            ProblemError: refused, unreachable, or 409 `digest-mismatch`: the service now serves another model.
+        """
+        answer = self._answer(
+            prompts,
+            version,
+            Candidates(count=self.candidates, seed_root=seed_root),
+            self._whole if whole else self.plan,
+            on_group=on_group,
+        )
+        if self.fingerprint is not None and answer.fingerprint != self.fingerprint:
+            raise ProblemError(
+                ProblemKind.DIGEST_MISMATCH,
+                f"the service at {self.client.url} no longer serves the model that it served at the start",
+                got=answer.fingerprint,
+                expected=self.fingerprint,
+                action="start it with the same model, revision and rewards as before, then resume",
+            )
+        return answer
+
+    def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> RolloutAnswer:
+        """Images of these candidates of each prompt, as they were explored under `version`.
+
+        Raises:
+            ProblemError: refused or unreachable.
+        """
+        explicit = Candidates(seeds=tuple(map(tuple, seeds)))
+        return self._answer(prompts, version, explicit, self._whole, images=True)
+
+    @property
+    def _whole(self) -> Plan:
+        return self.plan.model_copy(update={"prune": None})
+
+    def _answer(
+        self,
+        prompts: Sequence[PromptItem],
+        version: int,
+        candidates: Candidates,
+        plan: Plan,
+        *,
+        images: bool = False,
+        on_group: Callable[[RolloutGroup], None] = lambda group: None,
+    ) -> RolloutAnswer:
+        request = RolloutRequest(
+            model=self.model,
+            adapter=AdapterRef(run=self.run, version=version),
+            prompts=tuple(prompts),
+            candidates=candidates,
+            plan=plan,
+            rewards=self.rewards,
+            images="png" if images else "none",
+        )
+        return self.client.rollouts(request, on_group=on_group, restore=self.restore)
+
+
+def rollout_source(
+    config: RunConfig,
+    client: RolloutClient,
+    *,
+    fingerprint: str | None = None,
+    restore: Callable[[Problem], bool] | None = None,
+) -> RolloutSource:
+    """The source of a run's candidates, by its settings."""
+    return RolloutSource(
+        client=client,
+        run=config.run,
+        model=config.model_name,
+        candidates=config.explore.candidates,
+        plan=exploration_plan(config),
+        rewards=config.trained,
+        fingerprint=fingerprint,
+        restore=restore,
+    )
+
+
+def exploration_plan(config: RunConfig) -> Plan:
+    """How the service is to make a run's candidates."""
+    explore = config.explore
+    return Plan(
+        steps=explore.steps,
+        prune=explore.prune,
+        solver=config.solver,
+        fitted=explore.fitted,
+        guidance=config.guidance,
+        precision=explore.precision,
+    )

@@ -1,0 +1,144 @@
+"""The log of a run: metrics.jsonl, progress for a person, and reports for the service's page."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from solrl_trainer.metrics import Metrics, own_time
+from solrl_trainer.records import IterationRecord
+from solrl_trainer.rollouts.exploration import Exploration
+from solrl_trainer.rollouts.groups import CandidateGroup
+from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.status_reports import StatusReporter
+
+
+class Reporter(Protocol):
+    """Shows progress to a person."""
+
+    def phase(self, iteration: int, name: str) -> None:
+        """A phase of an iteration begins."""
+
+    def finished(self, record: IterationRecord) -> None:
+        """An iteration is complete."""
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+
+
+class RunLog:
+    """Where a run's metrics, progress and reports go. Ranks other than the first have none of them and say nothing."""
+
+    def __init__(
+        self,
+        metrics: Metrics | None = None,
+        reporter: Reporter | None = None,
+        status: StatusReporter | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._reporter = reporter
+        self._status = status
+        self._started = time.perf_counter()
+        self._iteration: dict[str, float] = {}
+        self._run: dict[str, float] = {}
+        self._earlier: dict[str, float] = {}
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        if self._reporter is not None:
+            self._reporter.note(text)
+
+    def pushed_digests(self) -> set[str]:
+        """Digests of the adapter files of all iterations in metrics.jsonl."""
+        return {line["digest"] for line in self._metrics.lines("iteration")} if self._metrics is not None else set()
+
+    def rewind(self, version: int) -> None:
+        """Drop lines beyond `version`, from which the run continues; −1 drops all."""
+        if self._metrics is not None:
+            self._metrics.rewind(version)
+            self._earlier = self._metrics.seconds()
+
+    def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
+        """Groups of an exploration; the time that each takes to arrive counts as "wait"."""
+        groups = iter(exploration)
+        while True:
+            with self.phase(iteration, "explore", clock="wait"):
+                group = next(groups, None)
+            if group is None:
+                return
+            yield group
+
+    @contextmanager
+    def phase(self, iteration: int, name: str, clock: str | None = None) -> Iterator[None]:
+        """Show a phase of an iteration, and time it under the name `clock`, by default its own."""
+        self._show(iteration, name)
+        with _timed(self._iteration, clock or name):
+            yield
+
+    def elapsed(self, name: str) -> float:
+        """Seconds of a phase of this iteration so far."""
+        return self._iteration.get(name, 0.0)
+
+    def samples_ready(self, iteration: int, samples: IterationSamples) -> None:
+        """An iteration's samples are complete, and the service has nothing to do for this run."""
+        if self._status is not None:
+            self._status.show(iteration, samples)
+
+    def iteration_trained(self, record: IterationRecord) -> None:
+        """An iteration is trained; its checkpoint and push follow."""
+        self._log("iteration", **record.line())
+
+    def iteration_finished(self, record: IterationRecord) -> None:
+        """An iteration is pushed."""
+        self._log("push", version=record.version, seconds={"push": record.pushed_seconds})
+        if self._status is not None:
+            self._status.report(record)
+        if self._reporter is not None:
+            self._reporter.finished(record)
+        for name, seconds in record.seconds.items():
+            self._run[name] = self._run.get(name, 0.0) + seconds
+        self._iteration.clear()
+
+    @contextmanager
+    def measuring(self, version: int, name: str) -> Iterator[None]:
+        """Show a measurement on held-out prompts; all of them are timed as "evaluate"."""
+        self._show(version, name)
+        with _timed(self._run, "evaluate"):
+            yield
+
+    def evaluation(self, version: int, means: Mapping[str, float]) -> None:
+        """Mean rewards of a version on held-out prompts; a resumed run measures its first version again."""
+        if self._metrics is not None and all(line["version"] != version for line in self._metrics.lines("evaluation")):
+            self._log("evaluation", version=version, rewards=means)
+        self.note(f"held out, version {version}: " + ", ".join(f"{k} {v:.4f}" for k, v in means.items()))
+
+    def fidelity(self, version: int, prompts: int, figures: Mapping[str, Any]) -> None:
+        """Rank fidelity of exploration at a version."""
+        self._log("fidelity", version=version, prompts=prompts, **figures)
+
+    def last(self, event: str) -> dict[str, Any] | None:
+        """The newest line of a kind in metrics.jsonl."""
+        return self._metrics.last(event) if self._metrics is not None else None
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase and in "total", including those before the run was resumed."""
+        names = {**self._earlier, **self._run}
+        by_phase = {name: self._run.get(name, 0.0) + self._earlier.get(name, 0.0) for name in names}
+        return by_phase | {"total": time.perf_counter() - self._started + sum(own_time(self._earlier).values())}
+
+    def _show(self, iteration: int, name: str) -> None:
+        if self._reporter is not None:
+            self._reporter.phase(iteration, name)
+
+    def _log(self, event: str, **values: Any) -> None:
+        if self._metrics is not None:
+            self._metrics.log(event, **values)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
