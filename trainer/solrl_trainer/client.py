@@ -38,8 +38,25 @@ from solrl_proto.rollouts import (
 )
 from solrl_proto.status import IterationReport
 
-_RETRIED = {429, 502, 503, 504}
+from solrl_trainer.addresses import check_rollout_url
+from solrl_trainer.answers import AnswerCheck, check_pushed, longest_line
+from solrl_trainer.text import printable
+from solrl_trainer.transport import (
+    HEADERS,
+    Document,
+    RefusedError,
+    invalid_line,
+    read_body,
+    read_document,
+    read_lines,
+    refusal,
+    unexpected,
+)
+
+_RETRIED = {408, 429, 502, 503, 504}
 _LONGEST_PAUSE = 10.0
+_RESTORES = 3
+"""Immediate repetitions after `Restore`, without progress; replicas that share no store would need them for ever."""
 _LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
 
 Value = TypeVar("Value")
@@ -50,20 +67,31 @@ Restore = Callable[[Problem], bool]
 def rollout_token() -> str | None:
     """The bearer token for the service, from SOLRL_TOKEN or the file that SOLRL_TOKEN_PATH names.
 
-    Never from the command line, which others can read.
+    Never from the command line, which others can read. White space around it is dropped: files end in a newline.
 
     Raises:
         OSError: the file cannot be read.
+        ValueError: it cannot be a token. The message does not show it.
     """
     path = os.environ.get("SOLRL_TOKEN_PATH")
-    return Path(path).read_text().strip() if path else os.environ.get("SOLRL_TOKEN") or None
+    source = f"the file of SOLRL_TOKEN_PATH ({path})" if path else "SOLRL_TOKEN"
+    token = (Path(path).read_text() if path else os.environ.get("SOLRL_TOKEN", "")).strip()
+    if path and not token:
+        raise ValueError(f"{source} is empty; expected a token of `solrl-rollout token create`")
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise ValueError(
+            f"{source} holds white space, control or non-ASCII characters, so it is no token; "
+            "expected one line as `solrl-rollout token create` prints it"
+        )
+    return token or None
 
 
 class RolloutClient:
     """Asks a rollout service for candidates and pushes adapters to it.
 
-    Requests may be repeated (all of them: versions and seeds are exact) and are, on transport errors and on 429 and
-    502 to 504, with growing pauses, until `patience` seconds went by without an answer.
+    Requests may be repeated (all of them: versions and seeds are exact) and are, on transport errors and on 408, 429
+    and 502 to 504, with growing pauses, until `patience` seconds went by without an answer. An answer is compared with
+    what was asked before anything of it is used.
 
     Args:
         url: base URL, e.g. http://gpu-node:8100.
@@ -72,6 +100,9 @@ class RolloutClient:
         patience: seconds to go on trying.
         pause: seconds before the first repetition.
         awaited: kinds of refusal that pass by themselves, and are retried too.
+
+    Raises:
+        ValueError: the URL cannot be used.
     """
 
     def __init__(
@@ -84,11 +115,11 @@ class RolloutClient:
         pause: float = 0.5,
         awaited: Collection[str] = (),
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = check_rollout_url(url)
         self._patience = patience
         self._pause = pause
         self._awaited = frozenset(awaited)
-        headers = {"Authorization": f"Bearer {token}"} if token else None
+        headers = HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
 
     def __enter__(self) -> Self:
@@ -111,7 +142,7 @@ class RolloutClient:
 
     def models(self) -> ModelList:
         """What the service hosts."""
-        return ModelList.model_validate(self._ask("GET", "/v1/models").json())
+        return self._document(ModelList, "GET", "/v1/models")
 
     def model(self, name: str) -> ModelInfo:
         """One hosted model.
@@ -133,7 +164,7 @@ class RolloutClient:
     def adapters(self, run: str) -> AdapterList | None:
         """What the service holds of a run; None if it knows no such run."""
         try:
-            return AdapterList.model_validate_json(self._ask("GET", f"/v1/runs/{run}/adapters").content)
+            return self._document(AdapterList, "GET", f"/v1/runs/{run}/adapters")
         except ProblemError as error:
             if error.problem.kind != ProblemKind.RUN_NOT_FOUND:
                 raise
@@ -143,6 +174,7 @@ class RolloutClient:
         self,
         request: RolloutRequest,
         *,
+        fingerprint: str | None = None,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
         restore: Restore | None = None,
     ) -> RolloutAnswer:
@@ -152,56 +184,69 @@ class RolloutClient:
 
         Args:
             request: what to ask.
-            on_group: gets each group as it comes, once.
+            fingerprint: of model and rewards, which every group must carry; None to accept any.
+            on_group: gets each group as it comes, once, and after it was checked.
             restore: see `Restore`.
 
+        Returns:
+            The answer; where only its end was lost, `seconds.generate` is the time until then, and the others 0.
+
         Raises:
-            ProblemError: refused, unreachable, or its parts were made in different ways.
+            ProblemError: refused, unreachable, 409 `served-differently`: something was answered that was not asked,
+                or parts of the answer differ; or 422 `digest-mismatch`: the service serves another model.
         """
         made: dict[str, GroupLine] = {}
+        check = AnswerCheck(request, self.url, fingerprint)
+        began = time.monotonic()
 
         def attempt() -> RolloutTimings:
-            return self._stream(_remaining(request, made.keys()), made, on_group)
+            if len(made) == len(request.prompts):
+                return RolloutTimings(queued=0, switch=0, generate=time.monotonic() - began, reward=0)
+            return self._stream(_remaining(request, made.keys()), made, check, on_group)
 
         seconds = self._patiently(attempt, restore=restore, progress=lambda: len(made))
         lines = [made[prompt.id] for prompt in request.prompts]
-        served = lines[0].served
-        other = next((line.served for line in lines if line.served != served), None)
-        if other is not None:
-            raise ProblemError(
-                ProblemKind.SERVED_DIFFERENTLY,
-                f"the service at {self.url} made one part of an answer in another way than the rest",
-                got=other.model_dump(mode="json"),
-                expected=served.model_dump(mode="json"),
-                action="it was restarted with other settings, or replicas differ: make them equal, then resume",
-            )
-        return RolloutAnswer(**dict(served), groups=tuple(line.group for line in lines), seconds=seconds)
+        return RolloutAnswer(**dict(lines[0].served), groups=tuple(line.group for line in lines), seconds=seconds)
 
     def push(self, run: str, version: int, parent: int | None, model: str, body: bytes) -> AdapterInfo:
-        """Store adapter bytes as `version` on top of `parent`. Pushing the same bytes again is a success."""
+        """Store adapter bytes as `version` on top of `parent`. Pushing the same bytes again is a success.
+
+        Raises:
+            ProblemError: refused, unreachable, or 409 `served-differently`: something else was stored.
+        """
         digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
-        answer = self._ask(
+        stored = self._document(
+            AdapterInfo,
             "PUT",
             f"/v1/runs/{run}/adapters/{version}",
             params={MODEL_PARAMETER: model} | ({} if parent is None else {PARENT_PARAMETER: parent}),
             content=body,
             headers={DIGEST_HEADER: f"sha-256=:{digest}:", "Content-Type": ADAPTER_MEDIA_TYPE},
         )
-        return AdapterInfo.model_validate_json(answer.content)
+        check_pushed(self.url, stored, run=run, version=version, model=model, body=body)
+        return stored
 
     def tell(self, run: str, report: IterationReport) -> None:
         """Tell what an iteration came to."""
         body = report.model_dump_json(exclude_none=True).encode()
-        self._ask("POST", f"/v1/runs/{run}/iterations", content=body, headers={"Content-Type": "application/json"})
+        self._ask(
+            "POST",
+            f"/v1/runs/{run}/iterations",
+            read_body,
+            content=body,
+            headers={"Content-Type": "application/json"},
+        )
 
     def rewind(self, run: str, version: int, head: int) -> None:
         """Make a version that the service holds the run's head again, instead of `head`; those after it are deleted."""
-        self._ask("DELETE", f"/v1/runs/{run}/adapters", params={AFTER_PARAMETER: version, HEAD_PARAMETER: head})
+        self._ask(
+            "DELETE", f"/v1/runs/{run}/adapters", read_body, params={AFTER_PARAMETER: version, HEAD_PARAMETER: head}
+        )
 
     def delete(self, run: str) -> None:
         """Delete all versions of a run, if there are any."""
         try:
-            self._ask("DELETE", f"/v1/runs/{run}")
+            self._ask("DELETE", f"/v1/runs/{run}", read_body)
         except ProblemError as error:
             if (
                 error.problem.kind != ProblemKind.RUN_NOT_FOUND
@@ -209,38 +254,43 @@ class RolloutClient:
                 raise
 
     def _stream(
-        self, request: RolloutRequest, made: dict[str, GroupLine], on_group: Callable[[RolloutGroup], None]
+        self,
+        request: RolloutRequest,
+        made: dict[str, GroupLine],
+        check: AnswerCheck,
+        on_group: Callable[[RolloutGroup], None],
     ) -> RolloutTimings:
         """Put each line of one try into `made`."""
         body = request.model_dump_json(exclude_none=True).encode()
         headers = {"Content-Type": "application/json", "Accept": STREAM_MEDIA_TYPE}
         asked = {prompt.id for prompt in request.prompts}
         with self._http.stream("POST", "/v1/rollouts", content=body, headers=headers) as answer:
-            if not answer.is_success:
-                answer.read()
-                raise _refusal(answer)
-            for text in answer.iter_lines():
-                line = _LINE.validate_json(text)
+            for text in read_lines(answer, longest_line(request)):
+                try:
+                    line = _LINE.validate_json(text)
+                except ValidationError as error:
+                    raise invalid_line(answer, error) from None
                 if isinstance(line, ErrorLine):
-                    raise RefusedError(line.problem)
+                    raise refusal(line.problem)
                 if isinstance(line, EndLine):
-                    if asked:
-                        raise _unexpected(answer, f"an end without the groups {sorted(asked)}")
+                    if asked or line.groups != len(request.prompts):
+                        raise unexpected(answer, f"an end after {line.groups} groups, without {sorted(asked)}")
                     return line.seconds
                 if line.group.prompt_id not in asked:
-                    raise _unexpected(answer, f"a group {line.group.prompt_id!r} that was not asked for")
-                _check_served(request, line, self.url)
+                    raise unexpected(answer, f"a group {line.group.prompt_id!r} that was not asked for")
+                check.check(line)
                 asked.remove(line.group.prompt_id)
                 made[line.group.prompt_id] = line
                 on_group(line.group)
         raise httpx.RemoteProtocolError("the stream ended without its end line")
 
-    def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        def attempt() -> httpx.Response:
-            answer = self._http.request(method, path, **arguments)
-            if not answer.is_success:
-                raise _refusal(answer)
-            return answer
+    def _document(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
+        return self._ask(method, path, lambda answer: read_document(answer, model), **arguments)
+
+    def _ask(self, method: str, path: str, read: Callable[[httpx.Response], Value], **arguments: Any) -> Value:
+        def attempt() -> Value:
+            with self._http.stream(method, path, **arguments) as answer:
+                return read(answer)
 
         return self._patiently(attempt)
 
@@ -251,77 +301,42 @@ class RolloutClient:
         restore: Restore | None = None,
         progress: Callable[[], int] = lambda: 0,
     ) -> Value:
-        """The result of `attempt`, which is made again while it fails in ways that pass; progress renews patience."""
-        began, tries, reached = time.monotonic(), 1, progress()
+        """The result of `attempt`, which is repeated while it fails in ways that pass; progress renews patience."""
+        began, tries, restores, reached = time.monotonic(), 1, 0, progress()
         while True:
             failure: ProblemError
             pause = min(self._pause * 2 ** (tries - 1), _LONGEST_PAUSE)
             try:
                 return attempt()
+            except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+                # The request cannot be sent at all. Its text may hold the token, so it is not shown.
+                raise self._unreachable(type(error).__name__, tries) from None
             except httpx.TransportError as error:
-                failure = self._unreachable(error, tries)
+                failure = self._unreachable(f"{type(error).__name__}: {error}", tries)
             except RefusedError as error:
-                if restore is not None and restore(error.problem):
+                restored = restore is not None and restore(error.problem)
+                if restored and restores < _RESTORES:
+                    restores += 1
                     continue
-                if error.problem.status not in _RETRIED and error.problem.kind not in self._awaited:
+                passes = error.problem.status in _RETRIED or error.problem.kind in self._awaited
+                if not restored and not passes:
                     raise
                 failure, pause = error, error.retry_after or pause
             if progress() > reached:
-                began, tries, reached = time.monotonic(), 1, progress()
+                began, tries, restores, reached = time.monotonic(), 1, 0, progress()
             if time.monotonic() + pause - began > self._patience:
                 raise failure
             time.sleep(pause)
             tries += 1
 
-    def _unreachable(self, error: httpx.TransportError, tries: int) -> ProblemError:
+    def _unreachable(self, reason: str, tries: int) -> ProblemError:
         return ProblemError(
             ProblemKind.SERVICE_UNREACHABLE,
-            f"no answer from {self.url} after {tries} tries ({type(error).__name__}: {error})",
+            f"no answer from {self.url} after {tries} tries ({printable(reason, 400)})",
             where="--rollout-url",
             got=self.url,
             expected="the address of a running rollout service",
             action="start one with `solrl-rollout serve --model …`, or correct --rollout-url",
-        )
-
-
-class RefusedError(ProblemError):
-    """The service's own problem; `retry_after` seconds from now it may be gone."""
-
-    def __init__(self, problem: Problem, retry_after: float | None = None) -> None:
-        Exception.__init__(self, str(problem))
-        self.problem = problem
-        self.retry_after = retry_after
-
-
-def _refusal(answer: httpx.Response) -> RefusedError:
-    try:
-        problem = Problem.model_validate_json(answer.content)
-    except ValidationError:
-        raise _unexpected(answer, answer.text[:200]) from None
-    after = answer.headers.get("Retry-After", "")
-    return RefusedError(problem, float(after) if after.isdigit() else None)
-
-
-def _unexpected(answer: httpx.Response, got: str) -> RefusedError:
-    return RefusedError(
-        ProblemKind.UNEXPECTED_ANSWER.problem(
-            f"{answer.request.method} {answer.request.url} answered {answer.status_code}: {got}",
-            status=answer.status_code,
-            action="check that the URL is a solrl rollout service",
-        )
-    )
-
-
-def _check_served(request: RolloutRequest, line: GroupLine, url: str) -> None:
-    """Raise 409 `served-differently` for a group of another model or adapter version, before anybody uses it."""
-    if (line.served.model, line.served.adapter) != (request.model, request.adapter):
-        raise ProblemError(
-            ProblemKind.SERVED_DIFFERENTLY,
-            f"the service at {url} made group {line.group.prompt_id!r} in another way than it was asked to",
-            where="served.adapter",
-            got=line.served.model_dump(mode="json", include={"model", "adapter"}),
-            expected=request.model_dump(mode="json", include={"model", "adapter"}),
-            action="a service answers under exactly the version it is asked for: look at what stands between",
         )
 
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import FittedSolver, ModelBinding, Precision, Prune, RewardSpec, Solver
 
+from solrl_trainer.addresses import check_rollout_url
 from solrl_trainer.algorithms.base import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
@@ -128,6 +129,9 @@ class Evaluate(Section):
 class RunConfig(Section):
     """Everything that decides a run."""
 
+    # A rollout URL may be refused for the password in it.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
     preset: str
     model: str
     """Registered name, local folder in diffusers format, or hub id."""
@@ -139,7 +143,7 @@ class RunConfig(Section):
     """Reward → weight in the score; one of weight 0 is logged and not trained."""
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device."""
-    rollout_url: str = "http://127.0.0.1:8100"
+    rollout_url: Annotated[str, AfterValidator(check_rollout_url)] = "http://127.0.0.1:8100"
     patience: Annotated[float, Field(ge=0)] = 600.0
     """Seconds to go on asking a rollout service that went away under the run (it restarts, say)."""
     run: RunName

@@ -147,7 +147,9 @@ def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
     given = [source for name, source in sources.items() if f"{key}.".startswith(f"{name}.")]
     given = given or [source for name, source in sources.items() if name.startswith(f"{key}.")]
     source = ", ".join(dict.fromkeys(given)) or "defaults"
-    return ConfigError(f"setting {key} (from {source}): got {first['input']!r}; {first['msg']}")
+    # A rollout URL may be refused for the password in it.
+    got = "" if key == "rollout_url" else f"got {first['input']!r}; "
+    return ConfigError(f"setting {key} (from {source}): {got}{first['msg']}")
 
 
 def parse_override(override: str) -> tuple[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from solrl_proto.problems import Problem, ProblemError, ProblemKind
+from solrl_proto.problems import Problem
 from solrl_proto.rollouts import (
     AdapterRef,
     Candidates,
@@ -61,24 +61,16 @@ class RolloutSource:
             on_group: called with each group as it arrives, from this thread.
 
         Raises:
-            ProblemError: refused, unreachable, or 409 `digest-mismatch`: the service now serves another model.
+            ProblemError: refused, unreachable, 422 `digest-mismatch`: the service now serves another model, or 409
+                `served-differently`: it answered otherwise than it was asked.
         """
-        answer = self._answer(
+        return self._answer(
             prompts,
             version,
             Candidates(count=self.candidates, seed_root=seed_root),
             self._whole if whole else self.plan,
             on_group=on_group,
         )
-        if self.fingerprint is not None and answer.fingerprint != self.fingerprint:
-            raise ProblemError(
-                ProblemKind.DIGEST_MISMATCH,
-                f"the service at {self.client.url} no longer serves the model that it served at the start",
-                got=answer.fingerprint,
-                expected=self.fingerprint,
-                action="start it with the same model, revision and rewards as before, then resume",
-            )
-        return answer
 
     def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> RolloutAnswer:
         """Images of these candidates of each prompt, as they were explored under `version`.
@@ -112,7 +104,7 @@ class RolloutSource:
             rewards=self.rewards,
             images="png" if images else "none",
         )
-        return self.client.rollouts(request, on_group=on_group, restore=self.restore)
+        return self.client.rollouts(request, fingerprint=self.fingerprint, on_group=on_group, restore=self.restore)
 
 
 def rollout_source(

@@ -1,0 +1,127 @@
+"""A small real HTTP service that answers like a rollout service, except for what a test makes it answer otherwise."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from solrl_core.adapter import adapter_digest
+from solrl_proto.rollouts import RolloutRequest
+
+Scope = dict[str, Any]
+Receive = Callable[[], Any]
+Send = Callable[[dict[str, Any]], Any]
+DIGEST = "sha256:" + "0" * 64
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer, sent as it stands; `cut` leaves it without its end."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    parts: tuple[bytes, ...] = (b"",)
+    cut: bool = False
+
+
+@dataclass
+class HostileService:
+    """What it answers, and what it was asked.
+
+    Attributes:
+        change_group: changes a line of a rollout answer.
+        change_stored: changes the answer to a PUT.
+        change_lines: changes all lines of a rollout answer.
+        answers: whole answers for the next requests, before it answers by itself again.
+        asked: bodies of the rollout requests.
+        headers: of all requests.
+    """
+
+    url: str = ""
+    change_group: Callable[[dict[str, Any]], None] = lambda line: None
+    change_stored: Callable[[dict[str, Any]], None] = lambda stored: None
+    change_lines: Callable[[list[bytes]], list[bytes]] = lambda lines: lines
+    answers: list[Answer] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.headers.append({name.decode(): value.decode("latin-1") for name, value in scope["headers"]})
+        if scope["path"] == "/v1/rollouts":
+            self.asked.append(json.loads(body))
+        answer = self.answers.pop(0) if self.answers else self._answer(scope, body)
+        headers = [(name.encode(), value.encode("utf-8")) for name, value in answer.headers.items()]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        for part in answer.parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        if answer.cut:
+            raise ConnectionError  # uvicorn then drops the connection without the end of the body
+        await send({"type": "http.response.body", "body": b""})
+
+    def _answer(self, scope: Scope, body: bytes) -> Answer:
+        if scope["method"] == "PUT":
+            _, run, _, version = scope["path"].removeprefix("/v1/").split("/")
+            stored = {"run": run, "version": int(version), "parent": None, "model": "mini-sana", "size": len(body)}
+            stored |= {"digest": adapter_digest(body), "modules": 1, "rank": 2, "alpha": 2.0}
+            self.change_stored(stored)
+            return Answer(parts=(json.dumps(stored).encode(),))
+        lines = []
+        for line in honest_lines(RolloutRequest.model_validate_json(body)):
+            if line["kind"] == "group":
+                self.change_group(line)
+            lines.append(json.dumps(line).encode() + b"\n")
+        return Answer(parts=tuple(self.change_lines(lines)))
+
+
+def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
+    """The lines of an answer in which everything is as it was asked; rewards are made of the seeds."""
+    tier = "bf16" if request.plan.precision == "auto" else request.plan.precision
+    served = {"precision": tier, "numerics": "native", "fingerprint": DIGEST}
+    served |= request.model_dump(mode="json", include={"model", "adapter", "plan"})
+    lines: list[dict[str, Any]] = []
+    for prompt, seeds in request.groups():
+        kept = len(seeds) if request.plan.prune is None else min(request.plan.prune.keep, len(seeds))
+        rewards = {
+            spec.name: [(seed % 1009) / 1009 + place for seed in seeds[:kept]] + [None] * (len(seeds) - kept)
+            for place, spec in enumerate(request.rewards)
+        }
+        weights = {spec.name: spec.weight for spec in request.rewards}
+        scores = [
+            sum(weights[name] * values[i] for name, values in rewards.items()) if i < kept else None
+            for i in range(len(seeds))
+        ]
+        group = {"prompt_id": prompt.id, "seeds": seeds, "scores": scores, "rewards": rewards}
+        if request.plan.prune is not None:
+            group["pruned"] = [i >= kept for i in range(len(seeds))]
+        if request.images == "png":
+            group["images"] = ["aW1hZ2U=" if i < kept else None for i in range(len(seeds))]
+        lines.append({"kind": "group", "served": json.loads(json.dumps(served)), "group": group})
+    seconds = {"queued": 0.1, "switch": 0.2, "generate": 0.3, "reward": 0.4}
+    return [*lines, {"kind": "end", "groups": len(lines), "seconds": seconds}]
+
+
+@contextlib.contextmanager
+def hostile_service() -> Iterator[HostileService]:
+    """The service on a loopback port of its own, in a thread."""
+    service = HostileService()
+    config = uvicorn.Config(service, host="127.0.0.1", port=0, log_config=None, lifespan="off", access_log=False)
+    server = uvicorn.Server(config)
+    listener = config.bind_socket()
+    service.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
+    thread.start()
+    try:
+        yield service
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()

@@ -1,0 +1,387 @@
+"""The client against a service that answers otherwise than it was asked: nothing of such an answer is used."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hostile_service import DIGEST, Answer, HostileService, hostile_service
+from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import RolloutGroup, RolloutRequest
+from solrl_trainer.addresses import check_rollout_url
+from solrl_trainer.client import RolloutClient, rollout_token
+from solrl_trainer.older_settings import read_settings
+from solrl_trainer.presets import ConfigError, resolve
+
+Line = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[HostileService]:
+    with hostile_service() as service:
+        yield service
+
+
+@pytest.fixture
+def service(shared: HostileService) -> HostileService:
+    """Honest again for each test."""
+    honest = HostileService(url=shared.url)
+    vars(shared).update(vars(honest))
+    return shared
+
+
+def request_of(**more: Any) -> RolloutRequest:
+    """Two prompts with twelve candidates each, two rewards."""
+    return RolloutRequest.model_validate(
+        {
+            "model": "mini-sana",
+            "adapter": {"run": "run", "version": 3},
+            "prompts": [{"id": "p0", "text": "a red circle"}, {"id": "p1", "text": "a blue cross"}],
+            "candidates": {"count": 12, "seed_root": 7},
+            "plan": {"steps": 6, "precision": "bf16"},
+            "rewards": [{"name": "clipscore", "weight": 1.0}, {"name": "verifier", "weight": -0.5}],
+        }
+        | more
+    )
+
+
+def refused(service: HostileService, request: RolloutRequest, **more: Any) -> ProblemError:
+    """What the client says; nothing was handed on, and it asked once."""
+    used: list[RolloutGroup] = []
+    with RolloutClient(service.url, pause=0.01) as client, pytest.raises(ProblemError) as raised:
+        client.rollouts(request, on_group=used.append, **more)
+    assert used == []
+    assert len(service.asked) == 1
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"plan": {"steps": 6, "precision": "auto"}},
+        {"plan": {"steps": 6, "prune": {"after": 3, "keep": 6}}},
+        {"plan": {"steps": 6, "prune": {"after": 3, "keep": 20}}},
+        {"images": "png"},
+        {"images": "png", "plan": {"steps": 6, "prune": {"after": 3, "keep": 6}}},
+        {"candidates": {"seeds": [[5, 3], [9, 1, 2]]}},
+        {"adapter": None},
+    ],
+    ids=["plain", "auto", "pruned", "none pruned", "images", "pruned images", "explicit seeds", "base"],
+)
+def test_what_was_asked_is_taken(service: HostileService, more: dict[str, Any]) -> None:
+    used: list[RolloutGroup] = []
+    with RolloutClient(service.url) as client:
+        answer = client.rollouts(request_of(**more), fingerprint=DIGEST, on_group=used.append)
+    assert tuple(used) == answer.groups
+    assert [group.prompt_id for group in answer.groups] == ["p0", "p1"]
+
+
+def change(**fields: Callable[[Any], Any]) -> Callable[[Line], None]:
+    """Change fields of a line's group."""
+
+    def apply(line: Line) -> None:
+        for name, new in fields.items():
+            line["group"][name] = new(line["group"].get(name))
+
+    return apply
+
+
+def resized(count: int) -> Callable[[Line], None]:
+    """Make it a group of another size, whole and consistent in itself."""
+
+    def apply(line: Line) -> None:
+        group = line["group"]
+        group["seeds"] = list(range(count))
+        group["rewards"] = {name: [0.5] * count for name in group["rewards"]}
+        group["scores"] = [0.25] * count
+
+    return apply
+
+
+def of_plan(name: str, value: Any) -> Callable[[Line], None]:
+    """Change one setting of the plan."""
+    return lambda line: line["served"]["plan"].update({name: value})
+
+
+def of_served(name: str, value: Any) -> Callable[[Line], None]:
+    """Change how the answer says it was made."""
+    return lambda line: line["served"].update({name: value})
+
+
+LIES: dict[str, tuple[Callable[[Line], None], str]] = {
+    "seeds all + 1": (change(seeds=lambda seeds: [seed + 1 for seed in seeds]), "seeds[0]"),
+    "seeds reversed": (change(seeds=lambda seeds: seeds[::-1]), "seeds[0]"),
+    "two seeds swapped": (change(seeds=lambda seeds: [*seeds[:10], seeds[11], seeds[10]]), "seeds[10]"),
+    "5 candidates for 12": (resized(5), "seeds"),
+    "24 candidates for 12": (resized(24), "seeds"),
+    "1000 candidates for 12": (resized(1000), "seeds"),
+    "scores negated": (change(scores=lambda scores: [-score for score in scores]), "scores[0]"),
+    "scores of other candidates": (change(scores=lambda scores: scores[1:] + scores[:1]), "scores[0]"),
+    "scores without a weight": (
+        lambda line: line["group"].update(scores=line["group"]["rewards"]["clipscore"]),
+        "scores[0]",
+    ),
+    "a score that is no number": (change(scores=lambda scores: [float("nan"), *scores[1:]]), "scores[0]"),
+    "endless score": (change(scores=lambda scores: [*scores[:-1], float("inf")]), "scores[11]"),
+    "no score": (change(scores=lambda scores: [*scores[:-1], None]), "scores[11]"),
+    "fewer scores": (change(scores=lambda scores: scores[:-1]), "scores"),
+    "other reward names": (
+        change(rewards=lambda rewards: {"pickscore": rewards["clipscore"], "verifier": rewards["verifier"]}),
+        "rewards",
+    ),
+    "a reward more": (change(rewards=lambda rewards: rewards | {"more": rewards["verifier"]}), "rewards"),
+    "a reward less": (change(rewards=lambda rewards: {"clipscore": rewards["clipscore"]}), "rewards"),
+    "fewer rewards": (
+        change(rewards=lambda rewards: rewards | {"verifier": rewards["verifier"][1:]}),
+        "rewards['verifier']",
+    ),
+    "pruned, unasked": (change(pruned=lambda _: [False] * 12), "pruned"),
+    "images, unasked": (change(images=lambda _: ["aW1hZ2U="] * 12), "images"),
+    "another model": (of_served("model", "mini-flux"), "served.model"),
+    "another version": (of_served("adapter", {"run": "run", "version": 2}), "served.adapter"),
+    "the base": (of_served("adapter", None), "served.adapter"),
+    "fewer steps": (of_plan("steps", 5), "served.plan.steps"),
+    "another solver": (of_plan("solver", "dpm2"), "served.plan.solver"),
+    "another guidance": (of_plan("guidance", 2.0), "served.plan.guidance"),
+    "other pruning": (of_plan("prune", {"after": 3, "keep": 6}), "served.plan.prune"),
+    "another precision": (of_served("precision", "nvfp4"), "served.precision"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_answer_to_another_question_is_refused(service: HostileService, lie: str) -> None:
+    service.change_group, where = LIES[lie]
+    problem = refused(service, request_of()).problem
+    assert (problem.kind, problem.status) == ("served-differently", 409)
+    assert (problem.where or "").removeprefix("group 'p0': ") == where
+    assert (problem.got, problem.expected) != (None, None)
+
+
+PRUNED = {"steps": 6, "precision": "bf16", "prune": {"after": 3, "keep": 6}}
+
+
+@pytest.mark.parametrize(
+    ("lie", "where"),
+    [
+        (change(pruned=lambda pruned: [True, *pruned[1:]]), "pruned"),
+        (change(pruned=lambda _: None), "pruned"),
+        (change(pruned=lambda pruned: pruned[::-1]), "scores[0]"),
+        (change(images=lambda images: ["aW1hZ2U="] * 12), "images[6]"),
+        (change(images=lambda images: images[:-1]), "images"),
+        (change(images=lambda _: None), "images"),
+    ],
+    ids=["pruned more", "not said", "others", "pruned images", "fewer images", "no images"],
+)
+def test_pruned_candidates_and_images_are_those_that_were_asked_for(
+    service: HostileService, lie: Callable[[Line], None], where: str
+) -> None:
+    service.change_group = lie
+    problem = refused(service, request_of(plan=PRUNED, images="png")).problem
+    assert problem.kind == "served-differently"
+    assert problem.where == f"group 'p0': {where}"
+
+
+def test_another_fingerprint_is_refused_before_the_group_is_used(service: HostileService) -> None:
+    wanted = "sha256:" + "1" * 64
+    problem = refused(service, request_of(), fingerprint=wanted).problem
+    assert (problem.kind, problem.got, problem.expected) == ("digest-mismatch", DIGEST, wanted)
+
+
+def test_parts_of_one_answer_are_made_in_one_way(service: HostileService) -> None:
+    tiers = iter(("bf16", "nvfp4"))
+    service.change_group = lambda line: line["served"].update(precision=next(tiers))
+    with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
+        client.rollouts(request_of(plan={"steps": 6}))
+    assert raised.value.problem.kind == "served-differently"
+    assert raised.value.problem.where == "served"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("digest", "sha256:" + "2" * 64),
+        ("version", 4),
+        ("run", "another"),
+        ("model", "mini-flux"),
+        ("size", 3),
+    ],
+)
+def test_a_push_that_stored_something_else_is_refused(service: HostileService, field: str, value: Any) -> None:
+    service.change_stored = lambda stored: stored.update({field: value})
+    with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
+        client.push("run", 3, 2, "mini-sana", b"adapter")
+    problem = raised.value.problem
+    assert (problem.kind, problem.where, problem.got) == ("served-differently", field, value)
+
+
+def test_a_stream_that_loses_only_its_end_line_is_whole(service: HostileService) -> None:
+    service.change_lines = lambda lines: lines[:-1]
+    used: list[RolloutGroup] = []
+    with RolloutClient(service.url, pause=0.01) as client:
+        answer = client.rollouts(request_of(), on_group=used.append)
+    assert len(service.asked) == 1
+    assert tuple(used) == answer.groups
+    assert answer.seconds.generate > 0
+
+
+def test_a_stream_that_is_cut_within_a_line_is_taken_up_there(service: HostileService) -> None:
+    cut = iter((True, False))
+    service.change_lines = lambda lines: [lines[0], lines[1][:40]] if next(cut) else lines
+    with RolloutClient(service.url, pause=0.01) as client:
+        answer = client.rollouts(request_of())
+    assert [group.prompt_id for group in answer.groups] == ["p0", "p1"]
+    assert [prompt["id"] for prompt in service.asked[1]["prompts"]] == ["p1"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        lambda lines: [lines[0], lines[0], lines[2]],
+        lambda lines: [lines[2]],
+        lambda lines: [*lines[:2], lines[2].replace(b'"groups": 2', b'"groups": 7')],
+        lambda lines: [b"[]\n", *lines],
+        lambda lines: [b"\n", *lines],
+        lambda lines: [lines[0].replace(b"p0", b"p7"), *lines[1:]],
+    ],
+    ids=["a group twice", "the end first", "another count", "no line", "an empty line", "an unknown prompt"],
+)
+def test_a_stream_of_other_lines_is_refused(
+    service: HostileService, lines: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    service.change_lines = lines
+    with RolloutClient(service.url, pause=0.01) as client, pytest.raises(ProblemError) as raised:
+        client.rollouts(request_of())
+    assert raised.value.problem.kind == "unexpected-answer"
+    assert len(service.asked) == 1
+
+
+def test_no_more_of_an_answer_is_read_than_it_can_need(service: HostileService) -> None:
+    service.answers = [Answer(parts=(b"x" * 2**20,) * 400)]
+    with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
+        client.rollouts(request_of())
+    assert "a line of more than" in raised.value.problem.detail
+    service.answers = [Answer(parts=(b"[" * 2**20,) * 400)]
+    with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
+        client.models()
+    assert "a document of more than" in raised.value.problem.detail
+    service.answers = [Answer(status=500, parts=(b"x" * 2**20,) * 400)]
+    with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
+        client.models()
+    assert "a refusal of more than" in raised.value.problem.detail
+    assert raised.value.problem.status == 500
+
+
+def test_a_compressed_body_is_neither_asked_for_nor_read(service: HostileService) -> None:
+    bomb = gzip.compress(b" " * 2**24)
+    for status in (200, 500):
+        service.answers = [Answer(status, {"Content-Encoding": "gzip"}, (bomb,))]
+        with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
+            client.models()
+        assert "Content-Encoding" in raised.value.problem.detail
+    assert {headers["accept-encoding"] for headers in service.headers} == {"identity"}
+
+
+def problem_body(**more: Any) -> bytes:
+    """A problem document."""
+    fields = {"type": "urn:solrl:problem:queue-full", "title": "Queue is full", "status": 429, "detail": "wait"}
+    return json.dumps(fields | more).encode()
+
+
+@pytest.mark.parametrize("after", ["²", "٣", "-1", "1e9", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", ""])
+def test_a_retry_after_that_is_no_number_is_not_one(service: HostileService, after: str) -> None:
+    service.answers = [Answer(429, {"Retry-After": after}, (problem_body(),))]
+    with RolloutClient(service.url, pause=0.01) as client:
+        client.rollouts(request_of())
+    assert len(service.asked) == 2
+
+
+def test_a_request_that_took_too_long_is_made_again(service: HostileService) -> None:
+    late = problem_body(type="urn:solrl:problem:request-timeout", status=408)
+    service.answers = [Answer(408, {}, (late,))]
+    with RolloutClient(service.url, pause=0.01) as client:
+        client.rollouts(request_of())
+    assert len(service.asked) == 2
+
+
+def test_a_services_texts_are_printed_without_what_a_terminal_obeys(service: HostileService) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e\r\n\x9b31m" + "long " * 10_000
+    body = problem_body(status=422, title=evil, detail=evil, where=evil, got={"a": evil}, expected=evil, action=evil)
+    service.answers = [
+        Answer(422, {}, (body,)),
+        Answer(200, {}, (json.dumps({"kind": "error", "problem": json.loads(body)}).encode() + b"\n",)),
+        Answer(500, {}, (evil.encode(),)),
+        Answer(200, {}, (json.dumps({"kind": "group", evil: 1}).encode() + b"\n",)),
+    ]
+    for _ in range(4):
+        with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
+            client.rollouts(request_of())
+        assert str(raised.value).isprintable()
+        assert len(str(raised.value)) < 12_000
+
+
+def test_a_service_that_always_says_that_it_lost_the_run_is_given_up(service: HostileService) -> None:
+    lost = problem_body(type="urn:solrl:problem:run-not-found", status=404)
+    service.answers = [Answer(404, {}, (lost,))] * 1000
+    restored: list[str] = []
+    with RolloutClient(service.url, pause=0.05, patience=0.3) as client, pytest.raises(ProblemError) as raised:
+        client.rollouts(request_of(), restore=lambda problem: not restored.append(problem.kind))
+    assert raised.value.problem.kind == "run-not-found"
+    assert 3 < len(restored) < 20
+
+
+def test_a_token_ends_where_its_line_does(service: HostileService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
+    monkeypatch.setenv("SOLRL_TOKEN", " solrl_secret\n")
+    assert rollout_token() == "solrl_secret"
+    with RolloutClient(service.url, token=rollout_token()) as client:
+        client.rollouts(request_of())
+    assert service.headers[0]["authorization"] == "Bearer solrl_secret"
+
+
+@pytest.mark.parametrize("token", ["se\ncret", "se cret", "se\x1bcret", "sécret", "se\tcret"])
+def test_what_is_no_token_is_refused_unseen(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
+    monkeypatch.setenv("SOLRL_TOKEN", token)
+    with pytest.raises(ValueError, match="SOLRL_TOKEN") as raised:
+        rollout_token()
+    assert token not in str(raised.value)
+
+
+def test_an_empty_token_file_is_a_mistake(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    (tmp_path / "token").write_text("\n")
+    monkeypatch.setenv("SOLRL_TOKEN_PATH", str(tmp_path / "token"))
+    with pytest.raises(ValueError, match="SOLRL_TOKEN_PATH"):
+        rollout_token()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:hunter2@host:1", "https://hunter2@host", "http://host/?token=hunter2", "http://h:hunter2"]
+)
+def test_a_password_in_the_address_is_refused_unseen(url: str) -> None:
+    with pytest.raises(ValueError, match=r"SOLRL_TOKEN|expected") as raised:
+        check_rollout_url(url)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["gpu-node:8100", "ftp://gpu-node", "http://", "http://\nhost", ""])
+def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="rollout URL"):
+        RolloutClient(url)
+
+
+def test_an_address_may_end_in_a_slash_or_have_a_path() -> None:
+    assert check_rollout_url(" http://gpu-node:8100/ ") == "http://gpu-node:8100"
+    assert check_rollout_url("https://[::1]/solrl/") == "https://[::1]/solrl"
+
+
+def test_the_settings_refuse_a_password_unseen() -> None:
+    for given in ({"overrides": ["rollout_url=http://me:hunter2@host"]}, {"file": {"rollout_url": "me:hunter2@host"}}):
+        with pytest.raises(ConfigError, match="rollout URL") as raised:
+            resolve("mini-sana/sol_rl/clipscore", **given)
+        assert "hunter2" not in str(raised.value)
+    saved = resolve("mini-sana/sol_rl/clipscore").config.model_dump(mode="json")
+    with pytest.raises(ValueError, match="rollout URL") as kept:
+        read_settings(json.dumps(saved | {"rollout_url": "http://me:hunter2@host"}))
+    assert "hunter2" not in str(kept.value)

@@ -1,0 +1,26 @@
+"""Addresses of rollout services."""
+
+from urllib.parse import urlsplit
+
+
+def check_rollout_url(url: str) -> str:
+    """The address of a service, without the slash at its end.
+
+    Raises:
+        ValueError: it is no http or https address, or holds a password, which the message does not show.
+    """
+    expected = "expected http://HOST:PORT or https://HOST:PORT"
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        raise ValueError(f"the rollout URL cannot be read; {expected}") from None
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(
+            f"the rollout URL holds a user or password; {expected}, and the token in SOLRL_TOKEN or SOLRL_TOKEN_PATH"
+        )
+    if parts.query or parts.fragment or "@" in url:
+        raise ValueError(f"the rollout URL holds more than an address; {expected}")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or port == 0:
+        raise ValueError(f"got rollout URL {url!r}; {expected}")
+    return url.strip().rstrip("/")

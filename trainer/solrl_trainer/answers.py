@@ -1,0 +1,175 @@
+"""Comparison of a rollout service's answers with what was asked.
+
+The scores of a service decide what is trained on. Everything in an answer that the trainer knows beforehand or can
+compute itself is therefore checked before a group is used.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from solrl_core.adapter import adapter_digest
+from solrl_proto.adapters import AdapterInfo
+from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.rollouts import GroupLine, Plan, RolloutGroup, RolloutRequest, Served
+
+from solrl_trainer.text import printable_value
+
+_ROUNDING = 1e-5
+"""Relative to the sum of absolute terms; the service adds up at most 16 terms in float32."""
+_LINE_BYTES = 2**17
+_CANDIDATE_BYTES = 2**10
+_IMAGE_BYTES = 2**25
+
+
+def longest_line(request: RolloutRequest) -> int:
+    """Bytes that no line of the answer needs: generous for a group's numbers, texts and, if asked for, images."""
+    explicit, count = request.candidates.seeds, request.candidates.count
+    candidates = max(map(len, explicit)) if explicit is not None else count or 0
+    each = _CANDIDATE_BYTES + (_IMAGE_BYTES if request.images == "png" else 0)
+    return _LINE_BYTES + candidates * each
+
+
+class AnswerCheck:
+    """Checks the groups of one answer against its request and against each other."""
+
+    def __init__(self, request: RolloutRequest, url: str, fingerprint: str | None = None) -> None:
+        """Describe what is expected.
+
+        Args:
+            request: the whole request.
+            url: of the service, for messages.
+            fingerprint: of model and rewards; None accepts any.
+        """
+        self._request = request
+        self._url = url
+        self._fingerprint = fingerprint
+        self._seeds = {prompt.id: tuple(seeds) for prompt, seeds in request.groups()}
+        self._served: Served | None = None
+
+    def check(self, line: GroupLine) -> None:
+        """Check one group of the prompts asked for.
+
+        Raises:
+            ProblemError: 409 `served-differently`, naming the field; 422 `digest-mismatch`, for another fingerprint.
+        """
+        self._check_served(line.served)
+        self._check_shape(line.group)
+        self._check_scores(line.group)
+        if self._served is None:
+            self._served = line.served
+        elif line.served != self._served:
+            raise ProblemError(
+                ProblemKind.SERVED_DIFFERENTLY,
+                f"the service at {self._url} made one part of an answer in another way than the rest",
+                where="served",
+                got=line.served.model_dump(mode="json"),
+                expected=self._served.model_dump(mode="json"),
+                action="it was restarted with other settings, or replicas differ: make them equal, then resume",
+            )
+
+    def _check_served(self, served: Served) -> None:
+        asked = self._request
+        self._require("served.model", served.model, asked.model)
+        self._require("served.adapter", _plain(served.adapter), _plain(asked.adapter))
+        for field in Plan.model_fields:
+            self._require(f"served.plan.{field}", *(_plain(getattr(plan, field)) for plan in (served.plan, asked.plan)))
+        if asked.plan.precision != "auto":
+            self._require("served.precision", served.precision, asked.plan.precision)
+        if self._fingerprint is not None and served.fingerprint != self._fingerprint:
+            raise ProblemError(
+                ProblemKind.DIGEST_MISMATCH,
+                f"the service at {self._url} no longer serves the model that it served at the start",
+                where="served.fingerprint",
+                got=served.fingerprint,
+                expected=self._fingerprint,
+                action="start it with the same model, revision and rewards as before, then resume",
+            )
+
+    def _check_shape(self, group: RolloutGroup) -> None:
+        """Seeds, and the length and gaps of every list."""
+        seeds, prune = self._seeds[group.prompt_id], self._request.plan.prune
+        name = f"group {group.prompt_id!r}: "
+        if len(group.seeds) != len(seeds):
+            self._require(name + "seeds", f"{len(group.seeds)} seeds", f"{len(seeds)} seeds")
+        for place, (got, asked) in enumerate(zip(group.seeds, seeds, strict=True)):
+            self._require(f"{name}seeds[{place}]", got, asked)
+        self._require(name + "rewards", sorted(group.rewards), sorted(spec.name for spec in self._request.rewards))
+
+        pruned = (False,) * len(seeds)
+        if prune is None:
+            self._require(name + "pruned", group.pruned, None)
+        elif group.pruned is None or len(group.pruned) != len(seeds):
+            self._require(name + "pruned", _size(group.pruned), _size(seeds))
+        else:
+            pruned = group.pruned
+            kept = min(prune.keep, len(seeds))
+            self._require(name + "pruned", f"{pruned.count(False)} candidates kept", f"{kept} candidates kept")
+        lists: dict[str, Sequence[Any] | None] = {"scores": group.scores}
+        lists |= {f"rewards[{reward!r}]": values for reward, values in group.rewards.items()}
+        if self._request.images == "png":
+            lists["images"] = group.images
+        else:
+            self._require(name + "images", _size(group.images), None)
+        for field, values in lists.items():
+            self._require(name + field, _size(values), _size(seeds))
+            for place, value in enumerate(values or ()):
+                if (value is None) != pruned[place]:
+                    expected = "null, since it was pruned" if pruned[place] else "a value"
+                    self._require(f"{name}{field}[{place}]", "null" if value is None else "a value", expected)
+
+    def _check_scores(self, group: RolloutGroup) -> None:
+        """Each score is the weighted sum of its own rewards."""
+        weights = {spec.name: spec.weight for spec in self._request.rewards}
+        for place, score in enumerate(group.scores):
+            if score is None:
+                continue
+            terms = [weight * (group.rewards[name][place] or 0.0) for name, weight in weights.items()]
+            expected, size = sum(terms), sum(map(abs, terms))
+            if not (math.isfinite(score) and math.isfinite(size) and abs(score - expected) <= _ROUNDING * size):
+                where = f"group {group.prompt_id!r}: scores[{place}]"
+                raise self._differs(where, score, f"{expected}, the weighted sum of its rewards")
+
+    def _require(self, where: str, got: Any, expected: Any) -> None:
+        if got != expected:
+            raise self._differs(where, got, expected)
+
+    def _differs(self, where: str, got: Any, expected: Any) -> ProblemError:
+        return _differs(self._url, where, got, expected)
+
+
+def check_pushed(url: str, stored: AdapterInfo, *, run: str, version: int, model: str, body: bytes) -> None:
+    """Compare what a service says it stored with what it was sent; a version stored before may have another parent.
+
+    Raises:
+        ProblemError: 409 `served-differently`, naming the field.
+    """
+    sent: Mapping[str, Any] = {
+        "run": run,
+        "version": version,
+        "model": model,
+        "digest": adapter_digest(body),
+        "size": len(body),
+    }
+    for field, expected in sent.items():
+        if (got := getattr(stored, field)) != expected:
+            raise _differs(url, field, got, expected)
+
+
+def _differs(url: str, where: str, got: Any, expected: Any) -> ProblemError:
+    return ProblemError(
+        ProblemKind.SERVED_DIFFERENTLY,
+        f"the service at {url} answered otherwise than it was asked",
+        where=where,
+        got=printable_value(got),
+        expected=printable_value(expected),
+        action="a service answers exactly what it is asked: look at what stands between, and at its version",
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def _size(values: Sequence[Any] | None) -> str | None:
+    return None if values is None else f"{len(values)} values"

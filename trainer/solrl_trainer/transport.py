@@ -1,0 +1,153 @@
+"""HTTP answers of a rollout service, read within bounds and with their refusals as exceptions.
+
+The service may be broken, overloaded or not a rollout service at all, so nothing that it sends is trusted: bodies are
+bounded and never decompressed, and its texts are made safe to print.
+"""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+from solrl_proto.problems import Problem, ProblemError, ProblemKind
+
+from solrl_trainer.text import printable, printable_value
+
+HEADERS = {"Accept-Encoding": "identity"}
+"""Asks for bodies as they are: a compressed one could be of any size."""
+MAX_DOCUMENT = 16 * 2**20
+"""Bytes of the largest JSON document."""
+_MAX_PROBLEM = 2**18
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+class RefusedError(ProblemError):
+    """The service's own problem; `retry_after` seconds from now it may be gone."""
+
+    def __init__(self, problem: Problem, retry_after: float | None = None) -> None:
+        Exception.__init__(self, str(problem))
+        self.problem = problem
+        self.retry_after = retry_after
+
+
+def read_document(answer: httpx.Response, model: type[Document]) -> Document:
+    """The JSON document of a streamed answer.
+
+    Raises:
+        RefusedError: the answer is a refusal, is too large, or is no such document.
+    """
+    body = read_body(answer)
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise unexpected(answer, _first_fault(error)) from None
+
+
+def read_body(answer: httpx.Response) -> bytes:
+    """The body of a streamed answer.
+
+    Raises:
+        RefusedError: the answer is a refusal, or is too large.
+    """
+    if not answer.is_success:
+        raise _refusal(answer)
+    body = _read(answer, MAX_DOCUMENT)
+    if body is None:
+        raise unexpected(answer, f"a document of more than {MAX_DOCUMENT} bytes")
+    return body
+
+
+def read_lines(answer: httpx.Response, limit: int) -> Iterator[bytes]:
+    """Lines of a streamed answer, without their newlines.
+
+    Args:
+        answer: the answer to a request for a stream.
+        limit: bytes of the longest line.
+
+    Raises:
+        RefusedError: the answer is a refusal, or a line is too long.
+        httpx.TransportError: the answer was cut, perhaps within a line.
+    """
+    if not answer.is_success:
+        raise _refusal(answer)
+    _require_plain(answer)
+    line = bytearray()
+    for part in answer.iter_raw():
+        first, *others = part.split(b"\n")
+        line += first
+        for other in others:
+            if len(line) > limit:
+                break
+            yield bytes(line)
+            line = bytearray(other)
+        if len(line) > limit:
+            raise unexpected(answer, f"a line of more than {limit} bytes")
+    if line:
+        raise httpx.RemoteProtocolError("the stream was cut within a line")
+
+
+def unexpected(answer: httpx.Response, got: str) -> RefusedError:
+    """The problem of an answer that a rollout service would not give."""
+    return RefusedError(
+        ProblemKind.UNEXPECTED_ANSWER.problem(
+            f"{answer.request.method} {answer.request.url} answered {answer.status_code}: {printable(got, 400)}",
+            status=answer.status_code,
+            action="check that the URL is a solrl rollout service",
+        )
+    )
+
+
+def invalid_line(answer: httpx.Response, error: ValidationError) -> RefusedError:
+    """The problem of a line that is none of a stream's."""
+    return unexpected(answer, f"a line that cannot be read ({_first_fault(error)})")
+
+
+def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
+    """A service's problem, safe to print."""
+    cleaned = problem.model_copy(
+        update={
+            "title": printable(problem.title, 200),
+            "detail": printable(problem.detail),
+            "where": printable(problem.where, 200) if problem.where else None,
+            "got": printable_value(problem.got),
+            "expected": printable_value(problem.expected),
+            "action": printable(problem.action) if problem.action else None,
+        }
+    )
+    return RefusedError(cleaned, retry_after)
+
+
+def _refusal(answer: httpx.Response) -> RefusedError:
+    body = _read(answer, _MAX_PROBLEM)
+    if body is None:
+        return unexpected(answer, f"a refusal of more than {_MAX_PROBLEM} bytes")
+    try:
+        problem = Problem.model_validate_json(body)
+    except ValidationError:
+        return unexpected(answer, body[:200].decode(errors="replace"))
+    after = answer.headers.get("Retry-After", "")
+    return refusal(problem, float(after) if after.isascii() and after.isdigit() else None)
+
+
+def _read(answer: httpx.Response, limit: int) -> bytes | None:
+    """The whole body, or None if it is longer than `limit` bytes."""
+    _require_plain(answer)
+    body = bytearray()
+    for part in answer.iter_raw():
+        body += part
+        if len(body) > limit:
+            return None
+    return bytes(body)
+
+
+def _require_plain(answer: httpx.Response) -> None:
+    coding = answer.headers.get("Content-Encoding", "identity")
+    if coding != "identity":
+        raise unexpected(answer, f"a body in Content-Encoding {coding!r}, which was not asked for")
+
+
+def _first_fault(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
