@@ -15,11 +15,11 @@ from solrl_core.rewards import RewardSet
 from solrl_core.sampler import Trajectory
 from solrl_core.selection import best_worst
 from solrl_proto.rollouts import FittedSolver, Plan
-from solrl_rollout.engine.scoring_thread import Beside
+from solrl_rollout.engine.scoring_thread import ScoringThread
 
 
 class ServedWay:
-    """Makes candidates a chunk at a time and scores each chunk while the next is made, as `Executor` does."""
+    """Makes candidates a chunk at a time and scores each chunk while the next is made, as the service does."""
 
     def __init__(self, generator: Generator, rewards: RewardSet) -> None:
         self.generator = generator
@@ -55,7 +55,7 @@ class ServedWay:
                 to = torch.device("cpu") if stay else self._device
                 scored.append((sum(scores.values(), torch.zeros(len(images))), generated.trajectory.to(to)))
 
-        beside = Beside(lambda: None)
+        scoring = ScoringThread(lambda: None)
         for start in range(0, len(seeds), CHUNK):
             rows = slice(start, start + CHUNK)
             generated = self.generator.generate(
@@ -69,11 +69,11 @@ class ServedWay:
             )
             work = partial(finish, generated, mark(self._device))
             if overlap:
-                beside.run(work)
+                scoring.run(work)
             else:
                 work()
-        beside.wait()
-        beside.close()
+        scoring.wait()
+        scoring.close()
         return torch.cat([scores for scores, _ in scored]), Trajectory.join([stands for _, stands in scored])
 
     def pruned(self, text: str, seeds: Sequence[int], plan: Plan) -> torch.Tensor:

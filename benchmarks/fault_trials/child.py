@@ -25,8 +25,9 @@ def serve(argv: Sequence[str], witness: str) -> None:
     """`solrl-rollout serve`; notes each chunk that is begun, its steps, its end, and each job that is cancelled."""
     from solrl_rollout.cli import main
     from solrl_rollout.engine.engine import Engine
-    from solrl_rollout.engine.executor import Executor, Started
-    from solrl_rollout.engine.work import Chunk, Job, Scored
+    from solrl_rollout.engine.model_runner import ModelRunner
+    from solrl_rollout.engine.scoring import Scorer
+    from solrl_rollout.engine.work import Chunk, GeneratedChunk, Job, ScoredChunk
 
     noted = Witness(Path(witness))
 
@@ -35,28 +36,28 @@ def serve(argv: Sequence[str], witness: str) -> None:
             job = f"{os.getpid()}/{id(chunk.job)}"
             noted.note(event, job=job, run=chunk.job.run, prompt=chunk.prompt.id, **more)
 
-    start, finish, cancel = Executor.start, Executor.finish, Engine.cancel
+    generate, score, cancel = ModelRunner.generate, Scorer.score, Engine.cancel
 
-    def watched_start(self: Executor, chunk: Chunk, between: Callable[[], None], *rest: Any) -> Started:
+    def watched_generate(self: ModelRunner, chunk: Chunk, between: Callable[[], None], *rest: Any) -> GeneratedChunk:
         note("begun", chunk, seeds=list(chunk.seeds))
 
         def step() -> None:
             between()
             note("step", chunk)
 
-        return start(self, chunk, step, *rest)
+        return generate(self, chunk, step, *rest)
 
-    def watched_finish(self: Executor, started: Started) -> Scored:
-        scored = finish(self, started)
-        note("made", started.chunk, seeds=list(started.chunk.seeds))
+    def watched_score(self: Scorer, generated: GeneratedChunk) -> ScoredChunk:
+        scored = score(self, generated)
+        note("made", generated.chunk, seeds=list(generated.chunk.seeds))
         return scored
 
     def watched_cancel(self: Engine, job: Job) -> None:
         cancel(self, job)
         noted.note("cancelled", job=f"{os.getpid()}/{id(job)}", run=job.run)
 
-    replace(Executor, "start", watched_start)
-    replace(Executor, "finish", watched_finish)
+    replace(ModelRunner, "generate", watched_generate)
+    replace(Scorer, "score", watched_score)
     replace(Engine, "cancel", watched_cancel)
     sys.argv = ["solrl-rollout", *argv]
     main()

@@ -9,7 +9,7 @@ import redis
 from solrl_core.adapter import encode_adapter
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError
-from solrl_rollout.store.redis import RedisAdapterStore
+from solrl_rollout.store.redis import RedisRunStore
 from support.redis_server import running_redis
 
 from fault_trials.adapters import content_digest, kind, make_adapter, put, rollout_body
@@ -72,7 +72,7 @@ async def _in_redis(body: bytes, share: float, findings: Findings, tell: Tell) -
     )
     chance = random.Random(2)
     with running_redis() as server, redis.Redis.from_url(server.url) as client:
-        store = RedisAdapterStore(server.url)
+        store = RedisRunStore(server.url)
         await store.put("tenant", info, body)
         (chunk,) = client.keys("*:blob:*")
         places = [chance.randrange(len(body)) for _ in range(1000)]

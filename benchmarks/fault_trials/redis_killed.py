@@ -11,7 +11,7 @@ from typing import Any
 
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError
-from solrl_rollout.store.redis import CHUNK_BYTES, RedisAdapterStore
+from solrl_rollout.store.redis import CHUNK_BYTES, RedisRunStore
 from support.redis_server import RedisServer, dump, running_redis
 
 from fault_trials.findings import Findings, Row, Tell
@@ -105,15 +105,15 @@ async def _commands() -> list[str]:
             await asyncio.to_thread(server.kill)
 
 
-async def _begin(server: RedisServer) -> tuple[RedisProxy, RedisAdapterStore]:
+async def _begin(server: RedisServer) -> tuple[RedisProxy, RedisRunStore]:
     """Start a server with the old version, and a store that reaches it through a proxy."""
     await asyncio.to_thread(server.start)
-    direct = RedisAdapterStore(server.url)
+    direct = RedisRunStore(server.url)
     await direct.put(TENANT, *OLD)
     await direct.close()
     await asyncio.to_thread(server.wait_until_written)  # otherwise everysec could lose the old version, too
     proxy = RedisProxy(server.port)
-    return proxy, RedisAdapterStore(await proxy.start())
+    return proxy, RedisRunStore(await proxy.start())
 
 
 async def _trial(plan: Plan, server: RedisServer, waits: bool, findings: Findings) -> str:
@@ -131,7 +131,7 @@ async def _trial(plan: Plan, server: RedisServer, waits: bool, findings: Finding
         await proxy.close()
     if not plan.at_once:
         await asyncio.to_thread(server.start)
-    store = RedisAdapterStore(server.url)
+    store = RedisRunStore(server.url)
     try:
         head = await _held(store, server, plan, findings)
         # Without WAITAOF, everysec may lose writes that it has acknowledged but not yet written.
@@ -150,7 +150,7 @@ async def _trial(plan: Plan, server: RedisServer, waits: bool, findings: Finding
     return f"{'acknowledged' if acknowledged else 'refused'}, {('old', 'new')[head]} version held"
 
 
-async def _held(store: RedisAdapterStore, server: RedisServer, plan: Plan, findings: Findings) -> int:
+async def _held(store: RedisRunStore, server: RedisServer, plan: Plan, findings: Findings) -> int:
     """Head of the run. All versions up to it must be intact, with no other keys except expiring uploads."""
     listed = await store.list(TENANT, RUN)
     wanted = (OLD, NEW, NEXT)[: listed.head + 1]

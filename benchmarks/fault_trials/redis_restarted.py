@@ -16,7 +16,7 @@ from pathlib import Path
 
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
-from solrl_rollout.store.redis import RedisAdapterStore
+from solrl_rollout.store.redis import RedisRunStore
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.rollouts.adapter_supply import AdapterSupply
 from solrl_trainer.rollouts.source import rollout_source
@@ -73,7 +73,7 @@ async def _restart(trial: str, case: Case, findings: Findings) -> None:
         try:
             server.start()
             snapshots = [dump(server.url)]
-            store = RedisAdapterStore(server.url, retain=_RETAIN)
+            store = RedisRunStore(server.url, retain=_RETAIN)
             for number in range(_VERSIONS):
                 await store.put(TENANT, *version(number, chance.randbytes(chance.randrange(1, 2**16))))
                 snapshots.append(dump(server.url))
@@ -99,7 +99,7 @@ async def _restart(trial: str, case: Case, findings: Findings) -> None:
 
 
 async def judge_older(
-    store: RedisAdapterStore, after: Keys, snapshots: Sequence[Keys], trial: str, findings: Findings
+    store: RedisRunStore, after: Keys, snapshots: Sequence[Keys], trial: str, findings: Findings
 ) -> int | None:
     """Head that Redis recovered. Its keys must be those after that push, and it must accept the next version."""
     head = await store.head(TENANT, RUN)

@@ -23,6 +23,7 @@ from solrl_rollout.status import logs
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from solrl_rollout.engine.backends.base import BackendLoader
     from solrl_rollout.service import Service
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,12 @@ logger = logging.getLogger(__name__)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-def serve(settings: Settings) -> None:
-    """Serve until a SIGTERM or SIGINT, then finish what was accepted.
+def serve(settings: Settings, load_backend: "BackendLoader | None" = None) -> None:
+    """Serve until a SIGTERM or SIGINT, then finish accepted work.
+
+    Args:
+        settings: of the service.
+        load_backend: loads each model's backend; None for the one that the settings name.
 
     Raises:
         ProblemError, ValueError, OSError, RuntimeError: the service cannot start.
@@ -42,7 +47,7 @@ def serve(settings: Settings) -> None:
     check_doors(settings)
     listener = bind(settings.host, settings.port)
     with contextlib.closing(listener):
-        asyncio.run(_serve(settings, listener))
+        asyncio.run(_serve(settings, listener, load_backend))
 
 
 def fix_malloc() -> None:
@@ -134,11 +139,12 @@ class DrainingServer(uvicorn.Server):
         return not self.server_state.tasks or not left or self._service.engine.dead
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> None:
+async def _serve(settings: Settings, listener: socket.socket, load_backend: "BackendLoader | None") -> None:
     # Not at the top, so that a port that is taken is told without waiting for torch.
+    from solrl_rollout.engine import backends
     from solrl_rollout.http.app import create_app
 
-    app = create_app(settings)
+    app = create_app(settings, load_backend=load_backend or backends.load_backend)
     # The lifespan is entered here rather than by uvicorn, which would turn a start error into a traceback.
     async with app.router.lifespan_context(app):
         host, port = listener.getsockname()[:2]

@@ -1,4 +1,4 @@
-"""One service process: settings, store and engine, and what requests ask of them."""
+"""One service process: its store and engine, and the operations behind the routes."""
 
 import asyncio
 import logging
@@ -13,87 +13,82 @@ from solrl_proto.problems import ProblemKind
 from solrl_proto.rollouts import RolloutRequest, Served
 
 from solrl_rollout.engine.adapters import Adapters
-from solrl_rollout.engine.admission import check_fitted, check_model, check_precision, check_rewards, check_size
+from solrl_rollout.engine.admission import check_model, check_request
+from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.problems import RetryLaterError
 from solrl_rollout.engine.rollout import Rollout
-from solrl_rollout.engine.work import Hosted, Job
-from solrl_rollout.http.access import Caller
-from solrl_rollout.http.problems import RetryLaterError
+from solrl_rollout.engine.work import HostedModel, Job
 from solrl_rollout.settings import Settings
 from solrl_rollout.status import logs
-from solrl_rollout.status.curves import Curves
-from solrl_rollout.status.metrics import Telemetry
-from solrl_rollout.store import AdapterStore, open_store
+from solrl_rollout.status.curves import OverviewCurves
+from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.store import RunStore, open_store
 
 logger = logging.getLogger(__name__)
 
 
 class Service:
-    """A running service. `draining` is set when it is told to stop: new work is refused from then on."""
+    """A running service. Once `draining` is set, it refuses new work."""
 
     def __init__(
         self,
         settings: Settings,
-        store: AdapterStore,
+        store: RunStore,
         engine: Engine,
-        hosted: Sequence[Hosted],
-        telemetry: Telemetry,
+        hosted: Sequence[HostedModel],
+        metrics: Metrics,
     ) -> None:
         self.settings = settings
-        self.telemetry = telemetry
+        self.metrics = metrics
         self.store = store
         self.engine = engine
         self.hosted = {model.info.name: model for model in hosted}
         self.noise: NoiseContract = noise_contract()
         self.adapters = Adapters(store)
-        self.curves = Curves(store)
-        self.started = time.monotonic()
+        self.curves = OverviewCurves(store)
+        self.started_at = time.monotonic()
         self.draining = False
 
-    def host(self, model: str) -> Hosted:
-        """The hosted model of that name; 404 `model-not-found` if there is none."""
-        check_model(model, self.hosted)
-        return self.hosted[model]
+    def find_model(self, name: str) -> HostedModel:
+        """The hosted model of that name; raises 404 `model-not-found` if there is none."""
+        check_model(name, self.hosted)
+        return self.hosted[name]
 
     def require_accepting(self) -> None:
         """Raises 503 `draining` once the service was told to stop."""
         if self.draining:
             raise RetryLaterError(
                 ProblemKind.DRAINING,
-                "the service finishes what it has accepted and takes nothing new",
+                "the service finishes accepted work and takes no more",
                 retry_after=10,
                 action="send the same request to another replica, or again after the restart",
             )
 
-    def require_room(self, caller: Caller) -> None:
-        """See that anything new of a caller's can be taken, whatever it is.
+    def require_capacity(self, tenant: str) -> None:
+        """Check that a tenant's request for at least one candidate could be accepted.
 
         Raises:
             ProblemError: 429 `queue-full`, 503.
         """
         self.require_accepting()
-        self.engine.require_room(caller.tenant)
+        self.engine.require_capacity(tenant)
 
-    async def accept(self, request: RolloutRequest, caller: Caller) -> Rollout:
+    async def accept(self, request: RolloutRequest, tenant: str) -> Rollout:
         """Check a request and queue its work.
 
         Raises:
             ProblemError: 404, 422, 429 `queue-full`, 503, as the parts say.
         """
         self.require_accepting()
-        hosted = self.host(request.model)
-        check_rewards((reward.name for reward in request.rewards), hosted.info)
-        check_size(request, hosted.info, self.settings.queue_limit)
-        wanted = request.plan.precision
-        precision = hosted.default_precision if wanted == "auto" else wanted
-        check_precision(precision, hosted.info)
-        check_fitted(request.plan.fitted, hosted.info)
+        hosted = self.find_model(request.model)
+        precision = check_request(request, hosted, self.settings.queue_limit)
         ref = request.adapter
         job = Job(
-            tenant=caller.tenant,
+            tenant=tenant,
             run=ref.run if ref else None,
             model=request.model,
-            adapter=await self.adapters.fetch(caller.tenant, ref, hosted) if ref else None,
+            adapter=await self.adapters.fetch(tenant, ref, hosted) if ref else None,
             precision=precision,
             plan=request.plan,
             rewards=tuple(reward.name for reward in request.rewards),
@@ -107,30 +102,30 @@ class Service:
             fingerprint=fingerprint(hosted.info.digests, job.rewards),
             plan=request.plan,
         )
-        logs.note(run=job.run, model=job.model)
-        head = await self.store.head(caller.tenant, ref.run) if ref else None
+        logs.add_fields(run=job.run, model=job.model)
+        head = await self.store.head(tenant, ref.run) if ref else None
         rollout = Rollout(request, job, served, self.engine)
         if ref is not None:
-            self.telemetry.served(caller.tenant, ref.run, ref.version, head)
+            self.metrics.adapter_served(tenant, ref.run, ref.version, head)
         return rollout
 
 
 @asynccontextmanager
-async def running(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Service]:
-    """A service with its store reached and its models loaded and warm; stopped at the end.
+async def running_service(settings: Settings, metrics: Metrics, load_backend: BackendLoader) -> AsyncIterator[Service]:
+    """A service whose store answers and whose models are loaded and warm; stopped at the end.
 
     Raises:
         ProblemError: the store cannot be reached.
         ValueError, OSError, RuntimeError: the model or a reward cannot be loaded.
     """
     store = open_store(settings.redis_url, settings.retain, settings.tenant_adapter_bytes)
-    engine = Engine(settings, telemetry)
+    engine = Engine(settings, metrics, load_backend=load_backend)
     try:
         await store.ping()
         for warning in await store.warnings():
             logger.warning(warning)
         hosted = await asyncio.wrap_future(engine.start())
-        yield Service(settings, store, engine, hosted, telemetry)
+        yield Service(settings, store, engine, hosted, metrics)
     finally:
         await asyncio.to_thread(engine.close)
         await store.close()

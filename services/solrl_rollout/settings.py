@@ -126,6 +126,15 @@ class Settings(BaseSettings):
     """Bytes that the adapters of one tenant may take in the store; no bound by default."""
 
     @property
+    def torch_device(self) -> str:
+        """The device, with `auto` resolved."""
+        if self.device != "auto":
+            return self.device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
     def models(self) -> list["ModelSpec"]:
         """The models to host."""
         return [parse_model(text) for text in self.model]

@@ -7,7 +7,7 @@ import redis
 from fault_trials.findings import Findings
 from fault_trials.redis_killed import RUN, TENANT, version
 from fault_trials.redis_restarted import CASES, Case, judge_older
-from solrl_rollout.store.redis import RedisAdapterStore
+from solrl_rollout.store.redis import RedisRunStore
 from support.redis_server import Keys, RedisServer, dump, running_redis
 
 pytestmark = pytest.mark.anyio
@@ -19,16 +19,16 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
-async def pushed(server: RedisServer, count: int) -> tuple[RedisAdapterStore, list[Keys]]:
+async def pushed(server: RedisServer, count: int) -> tuple[RedisRunStore, list[Keys]]:
     """A store with `count` versions, and the server's keys before them and after each."""
-    store, snapshots = RedisAdapterStore(server.url), [dump(server.url)]
+    store, snapshots = RedisRunStore(server.url), [dump(server.url)]
     for number in range(count):
         await store.put(TENANT, *version(number, b"weights %d" % number))
         snapshots.append(dump(server.url))
     return store, snapshots
 
 
-async def judged(store: RedisAdapterStore, server: RedisServer, snapshots: list[Keys]) -> tuple[int | None, list[str]]:
+async def judged(store: RedisRunStore, server: RedisServer, snapshots: list[Keys]) -> tuple[int | None, list[str]]:
     findings = Findings()
     head = await judge_older(store, dump(server.url), snapshots, "trial", findings)
     await store.close()

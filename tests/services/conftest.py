@@ -1,8 +1,9 @@
-"""One real service for all tests of this folder that only ask it things, and its backbone in this process."""
+"""Real services that the tests of this folder share, and their backbone in this process."""
 
 from collections.abc import Iterator
 
 import pytest
+from security_helpers import Guarded, guarded_service
 from service_helpers import BODY_LIMIT, MODEL, QUEUE_LIMIT, Layout, RunningService, running_service
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import adapter_layout
@@ -15,6 +16,14 @@ def service() -> Iterator[RunningService]:
     with running_service(*limits, "--max-body-bytes", str(BODY_LIMIT)) as running:
         yield running
         assert "Traceback" not in running.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """A service behind tokens."""
+    with guarded_service(tmp_path_factory.mktemp("tokens"), "--log-format", "json") as running:
+        yield running
+        assert "Traceback" not in running.service.log.read_text()
 
 
 @pytest.fixture(scope="session")

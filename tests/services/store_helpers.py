@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 import pytest
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import Problem, ProblemError
-from solrl_rollout.store import AdapterStore
+from solrl_rollout.store import RunStore
 
 TENANT = "tenant-a"
 
@@ -35,7 +35,7 @@ def adapter(
     return info, body
 
 
-async def fill(store: AdapterStore, count: int, run: str = "run-a") -> None:
+async def fill(store: RunStore, count: int, run: str = "run-a") -> None:
     """Put versions 0 to count - 1."""
     for version in range(count):
         await store.put(TENANT, *adapter(version, version - 1 if version else None, run=run))
@@ -47,5 +47,5 @@ async def refusal(doing: Awaitable[object]) -> Problem:
     return caught.value.problem
 
 
-async def kept(store: AdapterStore, run: str = "run-a") -> list[int]:
+async def kept(store: RunStore, run: str = "run-a") -> list[int]:
     return [info.version for info in (await store.list(TENANT, run)).versions]

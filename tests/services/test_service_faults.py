@@ -23,7 +23,7 @@ from service_helpers import (
 )
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.serve import DrainingServer, bind
-from solrl_rollout.store.redis import RedisAdapterStore
+from solrl_rollout.store.redis import RedisRunStore
 from store_helpers import adapter
 from support.redis_server import RedisServer, running_redis
 
@@ -56,7 +56,7 @@ def test_adapters_are_served_from_redis(frail: RunningService, layout: Layout) -
 
 def test_the_lag_counts_versions_that_came_through_others(frail: RunningService, redis_server: RedisServer) -> None:
     async def push_past_it() -> None:
-        replica = RedisAdapterStore(redis_server.url)
+        replica = RedisRunStore(redis_server.url)
         await replica.put("local", *adapter(5, 1, run="kept", model="mini-sana"))
         await replica.close()
 

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from solrl_core.errors import RewardError
-from solrl_core.families.base import Backbone
+from solrl_core.families.base import ModelOptions
 from solrl_core.fingerprint import source_digest
 from solrl_core.registry import Registry
 
@@ -32,8 +32,20 @@ REWARDS: Registry[Any] = Registry(
 """Reward functions, and classes that construct them."""
 
 
-def load_reward(name: str, backbone: Backbone, options: Mapping[str, Any] | None = None) -> Reward:
-    """Load a reward on the backbone's device.
+class RewardDefaults(Protocol):
+    """A model's defaults for its rewards. Every backbone has them."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that rewards run on."""
+
+    @property
+    def options(self) -> ModelOptions:
+        """The model's `solrl.json`, of which `rewards` applies."""
+
+
+def load_reward(name: str, model: RewardDefaults, options: Mapping[str, Any] | None = None) -> Reward:
+    """Load a reward on the model's device.
 
     A class is constructed with `device` and its options. Those of a built-in reward are its weights (`model`,
     `checkpoint`, `processor`), `dtype` and `batch_size`. Options given here override those in the model's
@@ -43,15 +55,15 @@ def load_reward(name: str, backbone: Backbone, options: Mapping[str, Any] | None
         ValueError: no such reward, or its options, weights or tokenizer are invalid.
         OSError: files are missing.
     """
-    given = _options(name, backbone, options)
+    given = _options(name, model, options)
     if isinstance(REWARDS.find(name), type):
-        given = {"device": str(backbone.device), **given}
+        given = {"device": str(model.device), **given}
     loaded: Reward = REWARDS.make(name, given)
     return loaded
 
 
-def _options(name: str, backbone: Backbone, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {**backbone.options.rewards.get(name, {}), **(options or {})}
+def _options(name: str, model: RewardDefaults, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**model.options.rewards.get(name, {}), **(options or {})}
 
 
 class RewardSet:
@@ -64,7 +76,7 @@ class RewardSet:
     def load(
         cls,
         names: Sequence[str],
-        backbone: Backbone,
+        model: RewardDefaults,
         options: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         loaded: dict[str, Reward] | None = None,
@@ -73,7 +85,7 @@ class RewardSet:
 
         Args:
             names: rewards to load; repeated names load once.
-            backbone: the model whose device and `solrl.json` apply.
+            model: the model whose device and `solrl.json` apply.
             options: reward name → options, see `load_reward`.
             loaded: cache shared between models. Rewards with the same options are taken from it, new ones added.
 
@@ -86,10 +98,10 @@ class RewardSet:
         shared = {} if loaded is None else loaded
         rewards = {}
         for name in wanted:
-            identity = [name, str(backbone.device), _options(name, backbone, given.get(name))]
+            identity = [name, str(model.device), _options(name, model, given.get(name))]
             key = json.dumps(identity, sort_keys=True, default=str)
             if key not in shared:
-                shared[key] = load_reward(name, backbone, given.get(name))
+                shared[key] = load_reward(name, model, given.get(name))
             rewards[name] = shared[key]
         return cls(rewards)
 

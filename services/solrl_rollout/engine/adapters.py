@@ -1,4 +1,4 @@
-"""Adapters between the store and the engine: validated on the way in, decoded once on the way out."""
+"""Adapter versions between the store and the engine: validated when pushed, decoded once when served."""
 
 import asyncio
 from collections import OrderedDict
@@ -9,35 +9,35 @@ from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
 
-from solrl_rollout.engine.admission import wrong_model
-from solrl_rollout.engine.work import Hosted, VersionedAdapter
-from solrl_rollout.store import AdapterStore
+from solrl_rollout.engine.work import HostedModel, VersionedAdapter
+from solrl_rollout.store import RunStore
 
-_DECODED = 8  # kept in memory; a rank-32 FLUX.1 adapter is 150 MB
+_CACHED_ADAPTERS = 8
+"""Decoded adapters kept in memory; a rank-32 FLUX.1 adapter is 150 MB."""
 
 
 class Adapters:
-    """The hosted models' adapters in `store`."""
+    """The stored adapters of the hosted models, with a cache of decoded ones."""
 
-    def __init__(self, store: AdapterStore) -> None:
+    def __init__(self, store: RunStore) -> None:
         self._store = store
         self._decoded: OrderedDict[tuple[str, str], Adapter] = OrderedDict()
 
     async def push(
-        self, tenant: str, run: str, version: int, parent: int | None, digest: str, body: bytes, hosted: Hosted
+        self, tenant: str, run: str, version: int, parent: int | None, digest: str, body: bytes, hosted: HostedModel
     ) -> tuple[AdapterInfo, bool]:
-        """Validate and store a version for a hosted model; also whether it is new.
+        """Validate and store a version for a hosted model; returns it, and whether it is new.
 
         Raises:
             ProblemError: 422 `digest-mismatch` or `adapter-…`, 409 and 413 from the store.
         """
-        got = await asyncio.to_thread(adapter_digest, body)
-        if got != digest:
+        received = await asyncio.to_thread(adapter_digest, body)
+        if received != digest:
             raise ProblemError(
                 ProblemKind.DIGEST_MISMATCH,
-                "the body is not what its Content-Digest says: it was damaged or cut short on the way",
+                "the body does not match its Content-Digest: it was damaged or cut short on the way",
                 where="header.Content-Digest",
-                got=f"{got}, {len(body)} bytes",
+                got=f"{received}, {len(body)} bytes",
                 expected=digest,
                 action="send the file again",
             )
@@ -55,15 +55,22 @@ class Adapters:
         )
         return await self._store.put(tenant, info, body)
 
-    async def fetch(self, tenant: str, ref: AdapterRef, hosted: Hosted) -> VersionedAdapter:
-        """A version, decoded.
+    async def fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> VersionedAdapter:
+        """A stored version, decoded.
 
         Raises:
             ProblemError: 404 for an unknown run or version, 422 `adapter-model`.
         """
         info = await self._store.info(tenant, ref.run, ref.version)
         if info.model != hosted.info.name:
-            raise wrong_model(info.model, hosted.info.name)
+            raise ProblemError(
+                ProblemKind.ADAPTER_MODEL,
+                f"the adapter was pushed for model {info.model!r}",
+                where="body.adapter",
+                got=info.model,
+                expected=hosted.info.name,
+                action="name a version that was pushed for this model",
+            )
         adapter = self._decoded.get((hosted.info.name, info.digest))
         if adapter is None:
             info, body = await self._store.get(tenant, ref.run, ref.version)
@@ -71,12 +78,12 @@ class Adapters:
         self._decoded.move_to_end((hosted.info.name, info.digest))
         return VersionedAdapter(info.digest, adapter)
 
-    async def _decode(self, digest: str, body: bytes, hosted: Hosted) -> Adapter:
+    async def _decode(self, digest: str, body: bytes, hosted: HostedModel) -> Adapter:
         try:
-            adapter = await asyncio.to_thread(decode_adapter, body, hosted.layout)
+            adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
         except AdapterError as error:
             raise ProblemError(ProblemKind[f"ADAPTER_{error.fault.upper()}"], error.detail, **error.fields) from error
         self._decoded[hosted.info.name, digest] = adapter
-        while len(self._decoded) > _DECODED:
+        while len(self._decoded) > _CACHED_ADAPTERS:
             self._decoded.popitem(last=False)
         return adapter

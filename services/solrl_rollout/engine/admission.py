@@ -1,4 +1,4 @@
-"""The problems of a request that asks for what this service does not have, or for too much of it."""
+"""Admission: whether this service can serve a request at all, before any of its work is queued."""
 
 from collections.abc import Iterable
 
@@ -8,8 +8,33 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import FittedSolver, RolloutRequest
 
+from solrl_rollout.engine.work import HostedModel
+
 MAX_ANSWER_PIXELS = 2**28
 """Pixel values (1 byte each, before compression) that one answer may carry as images."""
+
+
+def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int) -> Tier:
+    """Check a request against the model that it names; returns the precision that it will run at.
+
+    Raises:
+        ProblemError: 422 `reward-unknown`, `too-many-candidates`, `too-many-images`, `precision-unsupported`,
+            `fitted-mismatch` or `invalid-request`.
+    """
+    _check_rewards((reward.name for reward in request.rewards), hosted.info)
+    _check_size(request, hosted.info, queue_limit)
+    precision = hosted.default_precision if request.plan.precision == "auto" else request.plan.precision
+    _check_precision(precision, hosted.info)
+    _check_fitted(request.plan.fitted, hosted.info)
+    if request.plan.prune is not None and not hosted.prunes:
+        raise ProblemError(
+            ProblemKind.INVALID_REQUEST,
+            f"the backend of {hosted.info.name!r} cannot prune",
+            where="body.plan.prune",
+            expected="no pruning",
+            action="leave plan.prune out",
+        )
+    return precision
 
 
 def check_model(name: str, hosted: Iterable[str]) -> None:
@@ -25,8 +50,7 @@ def check_model(name: str, hosted: Iterable[str]) -> None:
         )
 
 
-def check_rewards(names: Iterable[str], hosted: ModelInfo) -> None:
-    """Raises 422 `reward-unknown` for a reward that was not loaded."""
+def _check_rewards(names: Iterable[str], hosted: ModelInfo) -> None:
     for i, name in enumerate(names):
         if name not in hosted.rewards:
             raise ProblemError(
@@ -39,47 +63,45 @@ def check_rewards(names: Iterable[str], hosted: ModelInfo) -> None:
             )
 
 
-def check_precision(precision: Tier, hosted: ModelInfo) -> None:
-    """Raises 422 `precision-unsupported` for a tier that this service's device does not run."""
-    known = [tier.precision for tier in hosted.precisions]
-    if precision not in known:
+def _check_precision(precision: Tier, hosted: ModelInfo) -> None:
+    supported = [tier.precision for tier in hosted.precisions]
+    if precision not in supported:
         raise ProblemError(
             ProblemKind.PRECISION_UNSUPPORTED,
             f"this service's device does not compute in {precision}",
             where="body.plan.precision",
             got=precision,
-            expected=known,
-            action="ask for one that it does, or for auto; FP8 needs an Ada, Hopper or Blackwell GPU",
+            expected=supported,
+            action="ask for a supported precision, or for auto; FP8 needs an Ada, Hopper or Blackwell GPU",
         )
 
 
-def check_fitted(fitted: FittedSolver | None, hosted: ModelInfo) -> None:
-    """Raises 422 `fitted-mismatch` for a solver that was fitted to another model."""
-    bound = fitted.fitted_for if fitted is not None else None
-    here = model_digest({part: digest for part, digest in hosted.digests.items() if not part.startswith("reward:")})
-    if bound is not None and bound.model != here:
+def _check_fitted(fitted: FittedSolver | None, hosted: ModelInfo) -> None:
+    target = fitted.fitted_for if fitted is not None else None
+    digest = model_digest({part: digest for part, digest in hosted.digests.items() if not part.startswith("reward:")})
+    if target is not None and target.model != digest:
         raise ProblemError(
             ProblemKind.FITTED_MISMATCH,
-            f"the plan's solver was not fitted to {hosted.name}, and would end elsewhere",
+            f"the plan's solver was fitted to another model than {hosted.name}",
             where="body.plan.fitted.fitted_for.model",
-            got=bound.model,
-            expected=here,
+            got=target.model,
+            expected=digest,
             action="fit one for this model with `solrl-train calibrate`, or leave plan.fitted out",
         )
 
 
-def check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> None:
-    """Raises 422 for a request that could never be served: `too-many-candidates`, `too-many-images`."""
-    asked = request.candidates
-    groups = [len(seeds) for seeds in asked.seeds or ()] or [asked.count or 0] * len(request.prompts)
+def _check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> None:
+    """Refuse a request that no empty queue could hold, or whose images no answer could carry."""
+    requested = request.candidates
+    groups = [len(seeds) for seeds in requested.seeds or ()] or [requested.count or 0] * len(request.prompts)
     total = sum(groups)
     if total > queue_limit:
         raise ProblemError(
             ProblemKind.TOO_MANY_CANDIDATES,
-            "the request asks for more candidates than may ever wait here",
+            "the request has more candidates than this service's queue holds",
             where="body.candidates",
             got=total,
-            expected=f"at most {queue_limit} candidates a request",
+            expected=f"at most {queue_limit} candidates per request",
             action="send fewer prompts at a time, or raise queue_limit of the service",
         )
     most = MAX_ANSWER_PIXELS // (hosted.height * hosted.width * 3)
@@ -89,29 +111,6 @@ def check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> 
             "the request asks for more images than one answer carries",
             where="body.images",
             got=total,
-            expected=f"at most {most} images of {hosted.width}×{hosted.height} a request",
-            action="ask for images of fewer candidates at a time",
+            expected=f"at most {most} images of {hosted.width}×{hosted.height} per request",
+            action="ask for the images of fewer candidates at a time",
         )
-
-
-def wrong_model(got: str, expected: str) -> ProblemError:
-    """The 422 for an adapter that was pushed for another model than the request's."""
-    return ProblemError(
-        ProblemKind.ADAPTER_MODEL,
-        f"the adapter was pushed for model {got!r}",
-        where="body.adapter",
-        got=got,
-        expected=expected,
-        action="name a version that was pushed for this model",
-    )
-
-
-def score_not_finite(prompt: str) -> ProblemError:
-    """The 422 for weights that carry a score out of float32's range."""
-    return ProblemError(
-        ProblemKind.SCORE_NONFINITE,
-        f"the weighted sum of the rewards overflows for prompt {prompt!r}",
-        where="body.rewards",
-        expected="weights whose weighted sum stays within float32",
-        action="use smaller weights",
-    )

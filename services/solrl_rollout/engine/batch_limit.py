@@ -1,88 +1,98 @@
-"""How many candidates at once a device's memory holds, found out by trying."""
+"""Recovery from exhausted device memory: smaller batches, found by halving."""
 
 import gc
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 from solrl_core.generator import CHUNK
 
-Part = TypeVar("Part")
+from solrl_rollout.engine.problems import out_of_memory
+from solrl_rollout.engine.work import Job
+from solrl_rollout.status.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
-class NoRoomError(Exception):
-    """Memory ran out, and again for half of it: `at_once` candidates are too many."""
-
-    def __init__(self, at_once: int) -> None:
-        super().__init__(f"memory holds less than {at_once} candidates at once")
-        self.at_once = at_once
-
-
-class Room:
-    """Memory for a kind of work on candidates.
+class BatchLimit:
+    """The most candidates that one kind of work on a model computes at once.
 
     Attributes:
-        most: candidates at once; half of what ran out of memory, once something did with nothing beside it.
-        alone: whether what else takes memory is waited for first, since memory ran out beside it.
+        size: the limit, halved whenever memory runs out with nothing else under way.
+        exclusive: whether other work must end first, since memory once ran out while both were under way.
     """
 
-    def __init__(self) -> None:
-        self.most = CHUNK
-        self.alone = False
+    def __init__(self, model: str, part: str, metrics: Metrics) -> None:
+        """`part`: the kind of work, as metrics name it: a precision, or "rewards"."""
+        self._model = model
+        self._part = part
+        self._metrics = metrics
+        self.size = CHUNK
+        self.exclusive = False
 
     def run(
         self,
-        work: Callable[[slice], Part],
+        job: Job,
         count: int,
-        ran_out: Callable[[int, str, bool], None],
-        settle: Callable[[], bool] = lambda: False,
-    ) -> list[Part]:
-        """Apply `work` to `count` rows, in slices of at most `most`; where memory runs out, once more in halves.
+        work: Callable[[slice], Result],
+        wait_for_others: Callable[[], bool] = lambda: False,
+    ) -> list[Result]:
+        """Apply `work` to `count` candidates in slices of at most `size`; where memory runs out, once more in halves.
 
-        Where it ran out beside something else, it is tried again when that has ended, before it is halved.
+        If other work was under way, it is awaited and the same slices are tried again before they are halved.
 
         Args:
-            work: makes what it makes of some rows; the same of each, whichever others come with it.
-            count: how many rows there are.
-            ran_out: told whenever memory did: with how many candidates at once, what torch said, and whether half as
-                many are made from then on.
-            settle: waits for what else takes memory; whether there was anything.
+            job: the job that the candidates belong to.
+            count: number of candidates.
+            work: called with each slice; its result for a candidate does not depend on the others.
+            wait_for_others: waits for other work that uses the memory; returns whether there was any.
 
         Raises:
-            NoRoomError: memory ran out in halves, too.
+            ProblemError: 503 or 507 `out-of-memory`, where halves did not fit either.
         """
-        if self.alone:
-            settle()
-        at_once = min(self.most, count)
-        made = self._tried(work, count)
-        if isinstance(made, str) and settle():
-            self.alone = True
-            ran_out(at_once, made, False)
+        if self.exclusive:
+            wait_for_others()
+        results = self._attempt(count, work)
+        if isinstance(results, str) and wait_for_others():
+            self.exclusive = True
+            self._report(job, min(self.size, count), results, "scoring ends before the next chunk begins")
             free_memory()
-            made = self._tried(work, count)
-        if isinstance(made, str):
-            self.most = max(1, at_once // 2)
-            ran_out(at_once, made, True)
-            at_once = min(self.most, count)
-            free_memory()
-            made = self._tried(work, count)
-        if isinstance(made, str):
-            self.most = max(1, at_once // 2)
-            ran_out(at_once, made, True)
-            raise NoRoomError(at_once)
-        return made
+            results = self._attempt(count, work)
+        if isinstance(results, str):
+            self._halve(job, count, results)
+            results = self._attempt(count, work)
+        if isinstance(results, str):
+            batch = min(self.size, count)
+            self._halve(job, count, results)
+            raise out_of_memory(job.model, job.precision, batch)
+        return results
 
-    def _tried(self, work: Callable[[slice], Part], count: int) -> list[Part] | str:
-        """What came of it, or what torch said when memory ran out."""
-        at_once = min(self.most, count)
+    def _attempt(self, count: int, work: Callable[[slice], Result]) -> list[Result] | str:
+        """The results; or torch's message, where memory ran out."""
+        size = min(self.size, count)
         try:
-            return [work(slice(start, min(start + at_once, count))) for start in range(0, count, at_once)]
+            return [work(slice(start, min(start + size, count))) for start in range(0, count, size)]
         except torch.OutOfMemoryError as error:
-            # Not the error: it holds the frames, and so the tensors, of what did not fit.
+            # Not the error itself: its traceback holds the tensors that did not fit.
             return str(error)
+
+    def _halve(self, job: Job, count: int, message: str) -> None:
+        batch = min(self.size, count)
+        self.size = max(1, batch // 2)
+        self._report(job, batch, message, f"the batch limit is now {self.size}")
+        free_memory()
+
+    def _report(self, job: Job, batch: int, message: str, consequence: str) -> None:
+        self._metrics.out_of_memory(self._model, self._part)
+        fields = {"model": self._model, "part": self._part, "run": job.run, "tenant": job.tenant, "limit": self.size}
+        text = "memory ran out with %d candidates at once; %s: %s"
+        logger.warning(text, batch, consequence, message, extra={"fields": fields})
 
 
 def free_memory() -> None:
-    """Give back what no tensor holds any more."""
+    """Return unused device memory to the driver."""
     gc.collect()
-    torch.cuda.empty_cache()  # nothing, where CUDA was never used
+    torch.cuda.empty_cache()  # does nothing where CUDA was never used

@@ -1,27 +1,27 @@
-"""What a step of one candidate costs, by kind of work: a large model must not take most of the time in equal turns."""
+"""Relative cost of work by kind, measured: in equal turns a large model would otherwise take most of the time."""
 
 from collections.abc import Hashable
 
-_NEWEST = 0.1
-"""What the newest measurement counts of the mean."""
+_NEWEST_WEIGHT = 0.1
+"""Weight of the newest measurement in the running mean."""
 
 
-class Costs:
-    """Costs of kinds, as multiples of that of the kind that was measured first. To be used under its owner's lock."""
+class StepCosts:
+    """Seconds per step and candidate of each kind, relative to the kind measured first. Its owner holds a lock."""
 
     def __init__(self) -> None:
-        self._begun: set[Hashable] = set()
+        self._started: set[Hashable] = set()
         self._seconds: dict[Hashable, float] = {}
 
-    def of(self, kind: Hashable) -> float:
-        """The weight of a candidate's step; 1 until it is known."""
+    def weight(self, kind: Hashable) -> float:
+        """The relative cost of a kind; 1 until it is measured."""
         first = next(iter(self._seconds.values()), 1.0)
         return self._seconds.get(kind, first) / first
 
-    def measured(self, kind: Hashable, seconds: float) -> None:
-        """A candidate's step of that kind took so long."""
-        if kind not in self._begun:
-            self._begun.add(kind)  # it may have waited for a compiler
+    def record(self, kind: Hashable, seconds: float) -> None:
+        """Add a measurement. The first of each kind is ignored: it may have waited for a compiler."""
+        if kind not in self._started:
+            self._started.add(kind)
             return
-        known = self._seconds.get(kind, seconds)
-        self._seconds[kind] = (1 - _NEWEST) * known + _NEWEST * seconds
+        mean = self._seconds.get(kind, seconds)
+        self._seconds[kind] = (1 - _NEWEST_WEIGHT) * mean + _NEWEST_WEIGHT * seconds

@@ -1,9 +1,8 @@
-"""The engine thread: owns the models, takes chunks from the fair queue, and makes and scores their candidates.
+"""The engine thread: takes chunks from the fair queue, has them generated and scored, and resolves their results.
 
-Everything that touches torch's model state happens on this one thread. On a GPU a second one scores what is made,
-because images come back to the CPU there, and several rewards cut and resize them on it: meanwhile the GPU makes the
-next chunk. A fault of a request's own is its answer; a fault of a thread or the device ends the engine, and the
-health routes say so.
+All calls to the backends come from this one thread. Where a backend leaves the CPU free, a second thread scores one
+chunk while the next is generated. A request's own fault is its answer; a fault of a thread or a device ends the
+engine, and the health routes report it.
 """
 
 import logging
@@ -11,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -19,115 +18,133 @@ from functools import partial
 from solrl_core.errors import RewardError
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.engine.costs import Costs
-from solrl_rollout.engine.executor import Executor, Started, load
+from solrl_rollout.engine.backends import load_backend
+from solrl_rollout.engine.backends.base import BackendLoader
+from solrl_rollout.engine.costs import StepCosts
 from solrl_rollout.engine.fair_queue import FairQueue, QueueFull
-from solrl_rollout.engine.scoring_thread import Beside
-from solrl_rollout.engine.work import Chunk, Hosted, Job, Scored
-from solrl_rollout.http.problems import engine_dead, generation_failed, queue_full
+from solrl_rollout.engine.model_runner import ModelRunner, load_models
+from solrl_rollout.engine.problems import engine_dead, generation_failed, queue_full
+from solrl_rollout.engine.scoring_thread import ScoringThread
+from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job, ScoredChunk
 from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import QueueState, Telemetry
-from solrl_rollout.status.throughput import Done, Recent
+from solrl_rollout.status.metrics import Metrics, QueueState
+from solrl_rollout.status.throughput import FinishedChunk, RecentThroughput
 
 logger = logging.getLogger(__name__)
 
 _TURN = 4
-"""Chunks in a row of one run: what a group of 96 candidates takes."""
+"""Chunks in a row of one run: a group of 96 candidates."""
 
 
-class Abandoned(Exception):  # noqa: N818
+class Cancelled(Exception):  # noqa: N818
     """The client left, or the service closes."""
 
 
 class Engine:
-    """Starts and stops the thread, and passes work to it from any other.
+    """The engine thread's owner, through which every other thread gives it work. Once `dead`, it takes no more."""
 
-    Once `dead`, it makes nothing any more.
-    """
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        load_backend: BackendLoader = load_backend,
+        overlap: bool | None = None,
+    ) -> None:
+        """Prepare the thread.
 
-    def __init__(self, settings: Settings, telemetry: Telemetry, *, overlap: bool | None = None) -> None:
-        """`overlap`: whether a chunk is scored while the next one is made; None for on a GPU only."""
+        Args:
+            settings: models, rewards and limits.
+            metrics: where the work is counted.
+            load_backend: loads each model's backend, in the engine thread.
+            overlap: whether a chunk is scored while the next is generated; None leaves it to the backends.
+        """
         self._settings = settings
-        self._telemetry = telemetry
-        self.recent = Recent()
-        telemetry.watch_queue(self._waiting)
+        self._metrics = metrics
+        self._load_backend = load_backend
+        self._overlap = overlap
+        self.throughput = RecentThroughput()
+        metrics.watch_queue(self._queue_state)
         self._wake = threading.Condition()
-        self.costs = Costs()
+        self._costs = StepCosts()
         self._queue: FairQueue[Chunk] = FairQueue(
             settings.queue_limit,
             tenant_limit=settings.tenant_queue_limit,
             turn=_TURN,
-            weight=lambda chunk: self.costs.of(chunk.kind),
+            weight=lambda chunk: self._costs.weight(chunk.kind),
         )
-        self._calls: deque[Future[None]] = deque()
+        self._pings: deque[Future[None]] = deque()
         self._running: Job | None = None
-        self._overlap = overlap
-        self._beside: Beside | None = None
+        self._scoring: ScoringThread | None = None
         self._closing = False
         self.dead = False
         self._seconds_per_cost = 0.0
-        self._ended = 0.0
+        self._last_end = 0.0
         self._thread: threading.Thread | None = None
 
-    def start(self) -> Future[list[Hosted]]:
-        """Start the thread; the future holds the models once they are loaded and warm, or why they are not."""
-        ready: Future[list[Hosted]] = Future()
-        self._thread = threading.Thread(target=self._main, args=(ready,), name="solrl-engine")
+    def start(self) -> Future[list[HostedModel]]:
+        """Start the thread. The future resolves with the models once they are warm, or with the reason they are not."""
+        ready: Future[list[HostedModel]] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="solrl-engine")
         self._thread.start()
         return ready
 
-    def submit(self, chunks: list[Chunk], *, admitted: bool = False) -> None:
-        """Queue a request's chunks; `admitted`: what of a pruned request comes again.
+    def submit(self, chunks: list[Chunk], *, reserved: bool = False) -> None:
+        """Queue chunks.
+
+        Args:
+            chunks: in the order in which they are to run.
+            reserved: whether they are survivors of pruning, for which the queue reserved capacity.
 
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
         """
         with self._wake:
             self._require_alive()
-            with self._refusing(sum(chunk.candidates for chunk in chunks)):
-                self._queue.put(chunks, admitted=admitted)
+            with self._refuse_when_full(sum(chunk.candidates for chunk in chunks)):
+                self._queue.put(chunks, reserved=reserved)
             self._wake.notify()
 
-    def require_room(self, tenant: str) -> None:
-        """See that at least one candidate more of a tenant's may wait.
+    def require_capacity(self, tenant: str) -> None:
+        """Check that at least one more candidate of a tenant may wait.
 
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
         """
         with self._wake:
             self._require_alive()
-            with self._refusing(None):
-                self._queue.require_room({tenant: 1})
+            with self._refuse_when_full(None):
+                self._queue.require_capacity({tenant: 1})
 
     def cancel(self, job: Job) -> None:
-        """Drop what waits of a job and stop what runs of it at the next step. Harmless after its end."""
+        """Remove a job's waiting chunks and stop its running one at the next step. Harmless after its end."""
         with self._wake:
             job.cancelled.set()
-            dropped = self._queue.drop(lambda chunk: chunk.job is job)
+            removed = self._queue.remove(lambda chunk: chunk.job is job)
             self._queue.release(job.tenant, job)
-        for chunk in dropped:
-            chunk.done.cancel()
+        for chunk in removed:
+            chunk.result.cancel()
 
-    def call(self) -> Future[None]:
-        """A trivial call; done when the thread gets to it, between two steps at the latest.
+    def ping(self) -> Future[None]:
+        """A future that the thread resolves, between two steps at the latest.
 
         Raises:
             ProblemError: 503 `engine-dead`.
         """
-        answered: Future[None] = Future()
+        ping: Future[None] = Future()
         with self._wake:
             self._require_alive()
-            self._calls.append(answered)
+            self._pings.append(ping)
             self._wake.notify()
-        return answered
+        return ping
 
     def waiting(self, tenant: str) -> tuple[list[Chunk], bool]:
-        """What waits of a tenant's, and whether one of its chunks is being made."""
+        """A tenant's waiting chunks, and whether one of its chunks is running."""
         with self._wake:
-            return self._queue.of(tenant), self._running is not None and self._running.tenant == tenant
+            return self._queue.of_tenant(tenant), self._running is not None and self._running.tenant == tenant
 
     def close(self) -> None:
-        """Abandon what is left and end the thread."""
+        """Cancel unfinished work and end the thread."""
         with self._wake:
             self._closing = True
             if self._running is not None:
@@ -141,142 +158,150 @@ class Engine:
             raise engine_dead()
 
     @contextmanager
-    def _refusing(self, asked: int | None) -> Iterator[None]:
-        """A full queue is the request's answer, and when to come again."""
+    def _refuse_when_full(self, requested: int | None) -> Iterator[None]:
+        """Turn a full queue into the 429 that says when to come again."""
         try:
             yield
         except QueueFull as full:
             wait = max(1, min(60, math.ceil(self._queue.cost * self._seconds_per_cost)))
-            raise queue_full(full, asked, wait) from None
+            raise queue_full(full.waiting, full.limit, full.tenant, requested=requested, retry_after=wait) from None
 
-    def _main(self, ready: Future[list[Hosted]]) -> None:
+    def _run(self, ready: Future[list[HostedModel]]) -> None:
+        """The thread's main function."""
         try:
-            executors = load(self._settings, self._telemetry)
+            runners = load_models(self._settings, self._metrics, self._load_backend)
         except BaseException as error:
             self._end()
             ready.set_exception(error)
             return
-        on_gpu = any(executor.device.type == "cuda" for executor in executors.values())
-        if on_gpu if self._overlap is None else self._overlap:
-            self._beside = Beside(self._notify)
-        ready.set_result([executor.hosted for executor in executors.values()])
+        overlaps = any(runner.backend.capabilities.overlaps for runner in runners.values())
+        if overlaps if self._overlap is None else self._overlap:
+            self._scoring = ScoringThread(self._notify)
+        ready.set_result([runner.hosted for runner in runners.values()])
         try:
-            while (chunk := self._next()) is not None:
-                self._start(executors[chunk.job.model], chunk)
+            while (chunk := self._next_chunk()) is not None:
+                self._process(runners[chunk.job.model], chunk)
         except BaseException:
             logger.exception("the engine thread died; health routes answer 503 from now on")
         finally:
             self._end()
+            for runner in runners.values():
+                runner.backend.close()
 
     def _notify(self) -> None:
         with self._wake:
             self._wake.notify()
 
-    def _next(self) -> Chunk | None:
+    def _next_chunk(self) -> Chunk | None:
+        """Wait for the next chunk; None once the engine closes."""
         while True:
-            self._answer_calls()
+            self._answer_pings()
             with self._wake:
                 self._running = None
-                if self._beside is not None:
-                    self._beside.check()
+                if self._scoring is not None:
+                    self._scoring.check()
                 if self._closing:
                     return None
                 chunk = self._queue.take()
                 if chunk is not None:
                     self._running = chunk.job
                     return chunk
-                if not self._calls:
+                if not self._pings:
                     self._wake.wait()
 
-    def _start(self, executor: Executor, chunk: Chunk) -> None:
-        if not chunk.done.set_running_or_notify_cancel():
+    def _process(self, runner: ModelRunner, chunk: Chunk) -> None:
+        """Generate a chunk, then score it here or on the scoring thread."""
+        if not chunk.result.set_running_or_notify_cancel():
             return
 
-        def between() -> None:
-            self._answer_calls()
-            self._abandon(chunk)
+        def between_steps() -> None:
+            self._answer_pings()
+            self._stop_if_cancelled(chunk)
 
-        started = None
-        with self._answering(executor, chunk):
-            started = executor.start(chunk, between, self._settle)
-            self._settle()
-        if started is None:
+        generated = None
+        with self._resolving_errors(chunk, runner.backend.check):
+            generated = runner.generate(chunk, between_steps, self._wait_for_scoring)
+            self._wait_for_scoring()
+        if generated is None:
             return
-        if self._beside is None:
-            self._finish(executor, chunk, started)
+        if self._scoring is None:
+            self._score(runner, generated)
         else:
-            self._beside.run(partial(self._finish, executor, chunk, started))
+            self._scoring.run(partial(self._score, runner, generated))
 
-    def _finish(self, executor: Executor, chunk: Chunk, started: Started) -> None:
-        with self._answering(executor, chunk):
-            self._abandon(chunk)
-            scored = executor.finish(started)
-            self._measure(chunk, scored)
-            chunk.done.set_result(scored)
+    def _score(self, runner: ModelRunner, generated: GeneratedChunk) -> None:
+        chunk = generated.chunk
+        with self._resolving_errors(chunk, runner.scorer.check):
+            self._stop_if_cancelled(chunk)
+            scored = runner.scorer.score(generated)
+            self._record(chunk, scored)
+            chunk.result.set_result(scored)
 
-    def _settle(self) -> bool:
-        """Wait for the chunk that is being scored, and answer calls meanwhile; whether there was one."""
-        if self._beside is None:
+    def _wait_for_scoring(self) -> bool:
+        """Wait for the chunk being scored, answering pings meanwhile; returns whether there was one."""
+        if self._scoring is None:
             return False
-        busy = not self._beside.idle
-        while not self._beside.idle:
-            self._answer_calls()
+        busy = not self._scoring.idle
+        while not self._scoring.idle:
+            self._answer_pings()
             with self._wake:
-                if not self._beside.idle and not self._calls:
+                if not self._scoring.idle and not self._pings:
                     self._wake.wait()
-        self._beside.wait()
+        self._scoring.wait()
         return busy
 
-    def _abandon(self, chunk: Chunk) -> None:
+    def _stop_if_cancelled(self, chunk: Chunk) -> None:
         if chunk.job.cancelled.is_set():
-            raise Abandoned
+            raise Cancelled
 
     @contextmanager
-    def _answering(self, executor: Executor, chunk: Chunk) -> Iterator[None]:
-        """What goes wrong within is the chunk's answer; it is raised, too, if it is the thread's or the device's."""
+    def _resolving_errors(self, chunk: Chunk, check: Callable[[], None]) -> Iterator[None]:
+        """Resolve the chunk's result with any error raised within. Faults of the thread are raised, too.
+
+        `check` raises if the device that failed computes no more.
+        """
         try:
             yield
         except ProblemError as error:
             if isinstance(error.__cause__, RewardError):
-                self._telemetry.reward_error(error.__cause__.reward)
-            chunk.done.set_exception(error)
+                self._metrics.reward_failed(error.__cause__.reward)
+            chunk.result.set_exception(error)
             if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
-                executor.probe()
-        except Abandoned:
+                check()
+        except Cancelled:
             # Read only where the service was forced to stop: a client that left reads nothing.
-            chunk.done.set_exception(engine_dead())
+            chunk.result.set_exception(engine_dead())
         except Exception:
             logger.exception("a chunk of run %r of %r failed", chunk.job.run, chunk.tenant)
-            chunk.done.set_exception(generation_failed())
-            executor.probe()
+            chunk.result.set_exception(generation_failed())
+            check()
         except BaseException:
-            chunk.done.set_exception(engine_dead())
+            chunk.result.set_exception(engine_dead())
             raise
 
-    def _measure(self, chunk: Chunk, scored: Scored) -> None:
-        now = time.monotonic()
-        # What it took beside the chunk before it is not counted twice.
-        measured = (now - max(scored.started, self._ended)) / chunk.cost
-        self._ended = now
+    def _record(self, chunk: Chunk, scored: ScoredChunk) -> None:
+        """Count a finished chunk: for the queue's turns, for the status page and for metrics."""
+        now, job = time.monotonic(), chunk.job
+        # Without the time that it shared with the chunk before it.
+        seconds = (now - max(scored.started_at, self._last_end)) / chunk.cost
+        self._last_end = now
         with self._wake:
-            self.costs.measured(chunk.kind, measured)
-        known = self._seconds_per_cost or measured
-        self._seconds_per_cost = 0.9 * known + 0.1 * measured
-        job = chunk.job
-        self.recent.add(
-            Done(
+            self._costs.record(chunk.kind, seconds)
+        self._seconds_per_cost = 0.9 * (self._seconds_per_cost or seconds) + 0.1 * seconds
+        self.throughput.add(
+            FinishedChunk(
                 tenant=job.tenant,
                 candidates=chunk.candidates,
                 steps=chunk.steps,
-                began=scored.started,
-                ended=now,
+                started_at=scored.started_at,
+                ended_at=now,
                 generate=scored.generate,
                 switched=scored.switched,
             )
         )
         if scored.switched:
-            self._telemetry.switched(job.model, job.precision, scored.switch)
-        self._telemetry.chunk_done(
+            self._metrics.adapter_switched(job.model, job.precision, scored.switch)
+        self._metrics.chunk_finished(
             job.tenant,
             job.run,
             job.model,
@@ -287,26 +312,27 @@ class Engine:
             reward=scored.reward,
         )
 
-    def _waiting(self) -> QueueState:
+    def _queue_state(self) -> QueueState:
         with self._wake:
-            oldest = min((chunk.queued for chunk in self._queue.heads()), default=None)
+            oldest = min((chunk.queued_at for chunk in self._queue.heads()), default=None)
             age = 0.0 if oldest is None else time.monotonic() - oldest
             return QueueState(dict(self._queue.by_tenant), age)
 
-    def _answer_calls(self) -> None:
-        while self._calls:
-            call = self._calls.popleft()
-            if call.set_running_or_notify_cancel():
-                call.set_result(None)
+    def _answer_pings(self) -> None:
+        while self._pings:
+            ping = self._pings.popleft()
+            if ping.set_running_or_notify_cancel():
+                ping.set_result(None)
 
     def _end(self) -> None:
-        if self._beside is not None:
-            self._beside.close()
+        """Resolve all that is left with `engine-dead`."""
+        if self._scoring is not None:
+            self._scoring.close()
         with self._wake:
             self.dead = True
-            left = self._queue.drop(lambda _: True)
-            calls, self._calls = self._calls, deque()
-        futures: list[Future[Scored] | Future[None]] = [*(chunk.done for chunk in left), *calls]
+            left = self._queue.remove(lambda _: True)
+            pings, self._pings = self._pings, deque()
+        futures: list[Future[ScoredChunk] | Future[None]] = [*(chunk.result for chunk in left), *pings]
         for future in futures:
             if future.set_running_or_notify_cancel():
                 future.set_exception(engine_dead())

@@ -1,4 +1,4 @@
-"""A prompt's candidates, from finished chunks to their part of the answer; pruned halfway if the plan says so."""
+"""A prompt's group, from scored chunks to its part of the answer; pruned halfway if the plan says so."""
 
 import base64
 import io
@@ -14,79 +14,84 @@ from solrl_core.sampler import Trajectory
 from solrl_core.selection import best_worst
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
 
-from solrl_rollout.engine.admission import score_not_finite
-from solrl_rollout.engine.work import Chunk, Scored
+from solrl_rollout.engine.problems import score_nonfinite
+from solrl_rollout.engine.work import Chunk, ScoredChunk
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Group:
-    """A group whose chunks are finished.
+class ScoredGroup:
+    """All candidates of one prompt.
 
     Attributes:
-        chunks: all that ran for it, in order; `scored`: what came of each.
-        ends: those of `scored` that reached the last step.
-        places: where in the group the candidates of `ends` stand; None if all of it reached the end.
+        request: the request it belongs to.
+        chunks: the chunks that hold all its candidates, in order.
+        finished: scored chunks; those of `chunks`, or after pruning those of the survivors.
+        places: after pruning, the survivors' places among all candidates.
     """
 
     request: RolloutRequest
     chunks: Sequence[Chunk]
-    scored: Sequence[Scored]
-    ends: Sequence[Scored]
-    places: list[int] | None = None
+    finished: Sequence[ScoredChunk]
+    places: Sequence[int] | None = None
 
     @property
     def seeds(self) -> list[int]:
-        """Of all its candidates."""
+        """The seeds of all candidates."""
         return [seed for chunk in self.chunks for seed in chunk.seeds]
 
     def survivors(self, keep: int) -> tuple[list[int], list[Chunk]]:
-        """The places of the `keep` candidates that are most extreme by their predicted images, and their next chunks.
+        """Select the `keep` candidates whose predicted images score best and worst.
+
+        Returns:
+            Their places, and the chunks in which they continue.
 
         Raises:
-            ProblemError: 422 `score-not-finite`.
+            ProblemError: 422 `score-nonfinite`.
         """
         seeds, scores = self.seeds, self._scores()
         places = sorted(best_worst(scores, min(keep, len(scores))))
-        halfway = Trajectory.join([one.trajectory for one in self.scored if one.trajectory is not None])
+        halfway = Trajectory.join([chunk.trajectory for chunk in self.finished if chunk.trajectory is not None])
         parts = [places[start : start + CHUNK] for start in range(0, len(places), CHUNK)]
         job, prompt = self.chunks[0].job, self.chunks[0].prompt
-        return places, [Chunk(job, prompt, [seeds[i] for i in part], begin=halfway.rows(part)) for part in parts]
+        return places, [Chunk(job, prompt, [seeds[i] for i in part], start=halfway.rows(part)) for part in parts]
 
-    def pruned(self, places: list[int], ends: Sequence[Scored]) -> "Group":
-        """This group once its survivors have ended."""
-        return replace(self, scored=[*self.scored, *ends], ends=ends, places=places)
+    def after_pruning(self, places: Sequence[int], finished: Sequence[ScoredChunk]) -> "ScoredGroup":
+        """This group with its survivors finished."""
+        return replace(self, finished=finished, places=places)
 
     def answer(self) -> RolloutGroup:
-        """What the client gets.
+        """Its part of the answer.
 
         Raises:
-            ProblemError: 422 `score-not-finite`.
+            ProblemError: 422 `score-nonfinite`.
         """
         images = None
         if self.request.images == "png":
-            images = [_png(pixels) for one in self.ends if one.images is not None for pixels in one.images]
+            images = [_png(pixels) for chunk in self.finished if chunk.images is not None for pixels in chunk.images]
         rewards = {name: values.tolist() for name, values in self._rewards().items()}
+        survived = None if self.places is None else set(self.places)
         return RolloutGroup(
             prompt_id=self.chunks[0].prompt.id,
             seeds=tuple(self.seeds),
             scores=self._in_place(self._scores().tolist()),
             rewards={name: self._in_place(values) for name, values in rewards.items()},
-            pruned=None if self.places is None else tuple(i not in set(self.places) for i in range(len(self.seeds))),
+            pruned=None if survived is None else tuple(i not in survived for i in range(len(self.seeds))),
             images=None if images is None else self._in_place(images),
         )
 
     def _rewards(self) -> dict[str, torch.Tensor]:
-        return {name: torch.cat([one.rewards[name] for one in self.ends]) for name in self.ends[0].rewards}
+        return {name: torch.cat([chunk.rewards[name] for chunk in self.finished]) for name in self.finished[0].rewards}
 
     def _scores(self) -> torch.Tensor:
         scores = weighted_sum(self._rewards(), {reward.name: reward.weight for reward in self.request.rewards})
         if not torch.isfinite(scores).all():
-            raise score_not_finite(self.chunks[0].prompt.id)
+            raise score_nonfinite(self.chunks[0].prompt.id)
         return scores
 
     def _in_place(self, values: Sequence[Value]) -> tuple[Value | None, ...]:
+        """The finished candidates' values in their places; None for pruned candidates."""
         if self.places is None:
             return tuple(values)
         found = dict(zip(self.places, values, strict=True))

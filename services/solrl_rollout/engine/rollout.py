@@ -1,4 +1,4 @@
-"""An accepted request on its way through the engine: its groups as they are finished, then what they took."""
+"""An accepted request: its groups as they are finished, then the whole answer."""
 
 import asyncio
 import time
@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from solrl_proto.rollouts import EndLine, RolloutAnswer, RolloutGroup, RolloutRequest, RolloutTimings, Served
 
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.groups import Group
-from solrl_rollout.engine.work import Chunk, Job, Scored, split
+from solrl_rollout.engine.groups import ScoredGroup
+from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks
 
 
 class Rollout:
-    """One request's work. Whoever holds it closes it: what is not made by then is not made any more."""
+    """The work of one request. Its owner closes it; closing cancels unfinished work."""
 
     def __init__(self, request: RolloutRequest, job: Job, served: Served, engine: Engine) -> None:
         """Queue the request's chunks.
@@ -24,57 +24,60 @@ class Rollout:
         self._job = job
         self.served = served
         self._engine = engine
-        self._asked = self._begun = time.monotonic()
-        self._took = dict.fromkeys(("switch", "generate", "reward"), 0.0)
-        self._split = split(request, job)
+        self._submitted_at = time.monotonic()
+        self._started_at: float | None = None
+        self._seconds = dict.fromkeys(("switch", "generate", "reward"), 0.0)
+        self._chunks = cut_into_chunks(request, job)
         self._tasks: list[asyncio.Task[RolloutGroup]] = []
-        engine.submit([chunk for chunks in self._split for chunk in chunks])
+        engine.submit([chunk for chunks in self._chunks for chunk in chunks])
 
     async def groups(self) -> AsyncIterator[RolloutGroup]:
-        """Each group as it is finished.
+        """Yield each group as soon as it is finished.
 
         Raises:
-            ProblemError: of the first group that fails; 422, 500, 503.
+            ProblemError: 422, 500 or 503, of the first group that fails.
         """
-        self._tasks = [asyncio.create_task(self._finish(chunks)) for chunks in self._split]
+        self._tasks = [asyncio.create_task(self._finish_group(chunks)) for chunks in self._chunks]
         for finished in asyncio.as_completed(self._tasks):
             yield await finished
 
     async def answer(self) -> RolloutAnswer:
         """All groups, in the order of the prompts. Raises as `groups` does."""
-        made = {group.prompt_id: group async for group in self.groups()}
-        ordered = tuple(made[prompt.id] for prompt in self._request.prompts)
-        return RolloutAnswer(**dict(self.served), groups=ordered, seconds=self._seconds())
+        groups = {group.prompt_id: group async for group in self.groups()}
+        ordered = tuple(groups[prompt.id] for prompt in self._request.prompts)
+        return RolloutAnswer(**dict(self.served), groups=ordered, seconds=self._timings())
 
     def end(self) -> EndLine:
-        """What closes a stream of all groups."""
-        return EndLine(groups=len(self._split), seconds=self._seconds())
+        """The line that closes a stream of all groups."""
+        return EndLine(groups=len(self._chunks), seconds=self._timings())
 
     async def close(self) -> None:
-        """Free what waits and stop what runs. Harmless after the end."""
+        """Cancel unfinished work. Harmless after the end."""
         self._engine.cancel(self._job)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _finish(self, chunks: list[Chunk]) -> RolloutGroup:
-        done = await self._made(chunks)
-        group = Group(self._request, chunks, done, done)
+    async def _finish_group(self, chunks: list[Chunk]) -> RolloutGroup:
+        """Wait for a prompt's chunks, prune and continue where the plan says so, and build its part of the answer."""
+        scored = await self._scored(chunks)
+        group = ScoredGroup(self._request, chunks, finished=scored)
         if self._request.plan.prune is not None:
-            # In a thread, since whole latents are copied there.
-            places, chosen = await asyncio.to_thread(group.survivors, self._request.plan.prune.keep)
-            self._engine.submit(chosen, admitted=True)
-            group = group.pruned(places, await self._made(chosen))
-        # In a thread, since images are compressed there.
+            # In a thread, since it copies whole latents.
+            places, survivors = await asyncio.to_thread(group.survivors, self._request.plan.prune.keep)
+            self._engine.submit(survivors, reserved=True)
+            group = group.after_pruning(places, await self._scored(survivors))
+        # In a thread, since it compresses images.
         return await asyncio.to_thread(group.answer)
 
-    async def _made(self, chunks: Sequence[Chunk]) -> list[Scored]:
-        done = await asyncio.gather(*(asyncio.wrap_future(chunk.done) for chunk in chunks))
-        for one in done:
-            self._begun = one.started if self._begun == self._asked else min(self._begun, one.started)
-            for what in self._took:
-                self._took[what] += getattr(one, what)
-        return done
+    async def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredChunk]:
+        scored = await asyncio.gather(*(asyncio.wrap_future(chunk.result) for chunk in chunks))
+        for one in scored:
+            self._started_at = one.started_at if self._started_at is None else min(self._started_at, one.started_at)
+            for phase in self._seconds:
+                self._seconds[phase] += getattr(one, phase)
+        return scored
 
-    def _seconds(self) -> RolloutTimings:
-        return RolloutTimings(queued=self._begun - self._asked, **self._took)
+    def _timings(self) -> RolloutTimings:
+        started_at = self._submitted_at if self._started_at is None else self._started_at
+        return RolloutTimings(queued=started_at - self._submitted_at, **self._seconds)

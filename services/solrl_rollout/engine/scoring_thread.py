@@ -1,39 +1,39 @@
-"""A second thread for the end of one chunk, while the first begins the next."""
+"""A second thread, which scores one chunk while the engine thread generates the next."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
-class Beside:
-    """Runs one thing at a time, in order, on a thread of its own. To be used from one thread."""
+class ScoringThread:
+    """Runs one task at a time, in order. To be used from one thread."""
 
-    def __init__(self, ended: Callable[[], None]) -> None:
-        """`ended` is called, on the second thread, whenever something has ended."""
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        """`on_end` is called, on the second thread, whenever a task has ended."""
         self._pool = ThreadPoolExecutor(1, "solrl-scoring")
-        self._last: Future[None] | None = None
-        self._ended = ended
+        self._task: Future[None] | None = None
+        self._on_end = on_end
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Begin `work`; raises as `wait` does, for what was begun before."""
+    def run(self, task: Callable[[], None]) -> None:
+        """Start a task once the previous one has ended; raises as `wait` does."""
         self.wait()
-        self._last = self._pool.submit(work)
-        self._last.add_done_callback(lambda _: self._ended())
+        self._task = self._pool.submit(task)
+        self._task.add_done_callback(lambda _: self._on_end())
 
     @property
     def idle(self) -> bool:
-        """Whether what was begun last has ended."""
-        return self._last is None or self._last.done()
+        """Whether the last task has ended."""
+        return self._task is None or self._task.done()
 
     def wait(self) -> None:
-        """Wait for what was begun last; what ended it, is raised here."""
-        if self._last is not None:
-            self._last.result()
+        """Wait for the last task; raises the exception that ended it."""
+        if self._task is not None:
+            self._task.result()
 
     def check(self) -> None:
-        """Raise what ended it, if it has ended."""
-        if self._last is not None and self._last.done():
-            self._last.result()
+        """Raise the exception that ended the last task, if it has ended."""
+        if self.idle:
+            self.wait()
 
     def close(self) -> None:
-        """Wait for it, and end the thread."""
+        """Wait for the last task and end the thread."""
         self._pool.shutdown()

@@ -1,14 +1,15 @@
-"""What the service hands to the engine thread, and what comes back."""
+"""Units of the engine's work: jobs, their chunks, and chunks that are generated and scored."""
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
 from solrl_core.adapter import Adapter
 from solrl_core.generator import CHUNK
+from solrl_core.pace import Mark
 from solrl_core.sampler import Trajectory
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
@@ -16,15 +17,24 @@ from solrl_proto.rollouts import Plan, PromptItem, RolloutRequest
 
 
 @dataclass(frozen=True)
-class Hosted:
-    """The loaded model: what `GET /v1/models` says of it, what `auto` means, the layout of adapters, where it runs."""
+class HostedModel:
+    """A loaded model, as the rest of the service sees it.
+
+    Attributes:
+        info: its entry in `GET /v1/models`.
+        default_precision: the meaning of `precision: auto`.
+        adapter_layout: module → (out_features, in_features) of every LoRA target.
+        prunes: whether its backend can prune.
+        device: the hardware, for people to read.
+        batch_limits: returns the limits that were lowered since memory ran out, by precision or "rewards".
+    """
 
     info: ModelInfo
     default_precision: Tier
-    layout: dict[str, tuple[int, int]]
+    adapter_layout: Mapping[str, tuple[int, int]]
+    prunes: bool
     device: str
-    at_once: Mapping[str, int]
-    """What `HostedStatus.at_once` says; it changes while the service runs."""
+    batch_limits: Callable[[], dict[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +47,7 @@ class VersionedAdapter:
 
 @dataclass(eq=False)
 class Job:
-    """What all chunks of one request share. `cancelled` stops a running one at its next step."""
+    """The part of a request that its chunks share. Setting `cancelled` stops a running chunk at its next step."""
 
     tenant: str
     run: str | None
@@ -50,73 +60,106 @@ class Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A finished chunk: rewards float32 [N] by name, images uint8 [N, H, W, 3] if asked for, seconds.
+@dataclass(eq=False)
+class Chunk:
+    """At most 24 candidates of one prompt under one adapter and plan.
 
-    `trajectory` is where its candidates stand, on the CPU, if they are to go on.
+    Attributes:
+        start: latents to continue from; None for the seeds' noise.
+        until: the number of steps behind the candidates at the end; None for all.
+        reserved: the most candidates that may continue afterwards, in chunks of their own.
+        result: resolved with the scored chunk, or with the error that ended it.
+        queued_at: by `time.monotonic`.
+    """
+
+    job: Job
+    prompt: PromptItem
+    seeds: Sequence[int]
+    start: Trajectory | None = None
+    until: int | None = None
+    reserved: int = 0
+    result: "Future[ScoredChunk]" = field(default_factory=Future)
+    queued_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def tenant(self) -> str:
+        """The tenant whose quota it counts against."""
+        return self.job.tenant
+
+    @property
+    def run(self) -> tuple[str, str | None]:
+        """The run whose turn it takes; all requests of a tenant without an adapter share one."""
+        return self.job.tenant, self.job.run
+
+    @property
+    def candidates(self) -> int:
+        """Number of candidates."""
+        return len(self.seeds)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps to take."""
+        begin = self.start.index if self.start is not None else 0
+        return (self.until or self.job.plan.steps) - begin
+
+    @property
+    def kind(self) -> tuple[str, Tier, bool]:
+        """Chunks of one kind take equally long per cost; guidance is a second pass for most models."""
+        return self.job.model, self.job.precision, self.job.plan.guidance > 1
+
+    @property
+    def cost(self) -> int:
+        """Candidates × steps."""
+        return len(self.seeds) * self.steps
+
+
+@dataclass(frozen=True)
+class GeneratedChunk:
+    """A chunk whose candidates the device computes.
+
+    Attributes:
+        images: float32 [N, 3, H, W] in [0, 1] or uint8 [N, H, W, 3]; complete once `finished` is reached.
+        trajectory: latents to continue from, if the candidates may continue.
+        started_at: when the engine took it from the queue, by `time.monotonic`.
+        switched: whether another adapter was served before.
+        began, merged, finished: points in the device's work: before the adapter was merged, after that, and at the
+            end.
+    """
+
+    chunk: Chunk
+    images: torch.Tensor
+    trajectory: Trajectory | None
+    started_at: float
+    switched: bool
+    began: Mark
+    merged: Mark
+    finished: Mark
+
+
+@dataclass(frozen=True)
+class ScoredChunk:
+    """A finished chunk, everything on the CPU.
+
+    Attributes:
+        rewards: name → float32 [N].
+        images: uint8 [N, H, W, 3] if the request asks for images.
+        trajectory: latents to continue from, if the candidates may continue.
+        started_at: when the engine took it from the queue, by `time.monotonic`.
+        switched: whether another adapter was served before.
+        switch, generate, reward: seconds spent on each.
     """
 
     rewards: dict[str, torch.Tensor]
     images: torch.Tensor | None
     trajectory: Trajectory | None
-    started: float
+    started_at: float
     switched: bool
-    """Whether another adapter was served before."""
     switch: float
     generate: float
     reward: float
 
 
-@dataclass(eq=False)
-class Chunk:
-    """At most 24 candidates of one prompt under one adapter and plan."""
-
-    job: Job
-    prompt: PromptItem
-    seeds: Sequence[int]
-    begin: Trajectory | None = None
-    """Where they go on; None from their noise."""
-    until: int | None = None
-    """Steps behind them at its end; None for all."""
-    returning: int = 0
-    """How many of them may go on after that, in chunks of their own."""
-    done: Future[Scored] = field(default_factory=Future)
-    queued: float = field(default_factory=time.monotonic)
-
-    @property
-    def tenant(self) -> str:
-        """Whose quota it counts against."""
-        return self.job.tenant
-
-    @property
-    def run(self) -> tuple[str, str | None]:
-        """Whose turn it takes; what asks for no adapter shares one turn a tenant."""
-        return self.job.tenant, self.job.run
-
-    @property
-    def candidates(self) -> int:
-        """How many it makes."""
-        return len(self.seeds)
-
-    @property
-    def steps(self) -> int:
-        """How many it takes."""
-        begin = self.begin.index if self.begin is not None else 0
-        return (self.until or self.job.plan.steps) - begin
-
-    @property
-    def kind(self) -> tuple[str, Tier, bool]:
-        """What work of equal cost takes equally long; guidance is a second pass for most models."""
-        return self.job.model, self.job.precision, self.job.plan.guidance > 1
-
-    @property
-    def cost(self) -> int:
-        """Candidates × steps that it takes."""
-        return len(self.seeds) * self.steps
-
-
-def split(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
+def cut_into_chunks(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
     """The request's chunks, a list for each prompt; up to the pruning where the plan has one."""
     prune = job.plan.prune
 
@@ -124,7 +167,7 @@ def split(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
         part = seeds[start : start + CHUNK]
         if prune is None:
             return Chunk(job, prompt, part)
-        return Chunk(job, prompt, part, until=prune.after, returning=min(max(prune.keep - start, 0), len(part)))
+        return Chunk(job, prompt, part, until=prune.after, reserved=min(max(prune.keep - start, 0), len(part)))
 
     return [
         [chunk(prompt, seeds, start) for start in range(0, len(seeds), CHUNK)] for prompt, seeds in request.groups()

@@ -1,11 +1,15 @@
-"""Who asks, and who may ask for what. Judged from a request's head alone, before any of its body is read."""
+"""Access control: the caller behind a request and the access each route needs.
 
+Requests are judged from their head alone, before any of the body is read.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from solrl_proto.identifiers import Message
 from solrl_proto.problems import Problem, ProblemKind
-from starlette.routing import compile_path
+from starlette.routing import BaseRoute, compile_path
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
@@ -13,57 +17,72 @@ from solrl_rollout.http.problems import respond
 from solrl_rollout.http.tokens import Keyring, Scope, Token, TokenFileError
 
 LOCAL_TENANT = "local"
-"""Whose runs they are where access is not controlled."""
+"""The tenant of every caller where access is not controlled."""
 
 Need = Literal["open", "token", Scope]
-"""What a route asks for: nothing, any valid token, or one with this scope."""
+"""The access a route needs: none, any valid token, or a token with this scope."""
 
-RULES: dict[str, Need] = {
-    "GET /": "open",  # the page without what it shows
-    "GET /docs": "open",
-    "GET /docs/oauth2-redirect": "open",
-    "GET /redoc": "open",
-    "GET /openapi.json": "open",
-    "GET /health/live": "open",
-    "GET /health/ready": "open",
-    "GET /metrics": "admin",  # of all tenants, so not for one of them
-    "GET /v1/models": "token",
-    "GET /v1/status": "token",
-    "POST /v1/rollouts": "rollout",
-    "GET /v1/runs": "token",
-    "DELETE /v1/runs/{run}": "push",
-    "GET /v1/runs/{run}/iterations": "token",
-    "POST /v1/runs/{run}/iterations": "push",
-    "GET /v1/runs/{run}/adapters": "token",
-    "DELETE /v1/runs/{run}/adapters": "push",
-    "GET /v1/runs/{run}/adapters/{version}": "token",
-    "GET /v1/runs/{run}/adapters/{version}/weights": "token",
-    "PUT /v1/runs/{run}/adapters/{version}": "push",
-    "PUT /v1/runs/{run}/adapters/{version}/pin": "push",
-    "DELETE /v1/runs/{run}/adapters/{version}/pin": "push",
-}
-"""Every route there is. What is not listed is answered 404 before it reaches the router."""
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
-_COMPILED = [(rule.split()[0], rule, compile_path(rule.split()[1])[0]) for rule in RULES]
+_DECLARATION = "solrl_access"
 _REALM = 'Bearer realm="solrl"'
 
 
 @dataclass(frozen=True)
-class Caller:
-    """Who sent a request. Every tenant's runs are a namespace of their own: others' names are simply not there.
+class Declaration:
+    """The access that a route declares, and whether its requests wait in the engine's queue."""
 
-    Scopes stand for themselves: `admin` sees metrics, and gives neither other scopes nor other tenants' names.
+    need: Need
+    queues_work: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A route, by method and path template, with its declaration."""
+
+    method: str
+    path: str
+    declaration: Declaration
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The sender of a request. Every tenant's runs are a namespace of their own: other tenants' names do not exist.
+
+    No scope includes another: `admin` sees metrics, and gives neither other scopes nor other tenants' names.
     """
 
     tenant: str = LOCAL_TENANT
     token: str | None = None
-    """Id of the token that was shown; None where access is not controlled."""
+    """Id of the token in the request; None where access is not controlled."""
 
 
-def check_declared(method: str, path: str) -> None:
-    """Raises RuntimeError for a route that `RULES` does not list."""
-    if f"{method} {path}" not in RULES:
-        raise RuntimeError(f"route {method} {path} declares nothing; list it in solrl_rollout.http.access.RULES")
+def access(need: Need, *, queues_work: bool = False) -> Callable[[Endpoint], Endpoint]:
+    """Declare a route's access; written below the route's own decorator."""
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        setattr(endpoint, _DECLARATION, Declaration(need, queues_work))
+        return endpoint
+
+    return declare
+
+
+def access_rules(routes: Iterable[BaseRoute]) -> list[Rule]:
+    """The rules of an application's routes, as they declare them.
+
+    Raises:
+        RuntimeError: a route declares no access.
+    """
+    rules = []
+    for route in routes:
+        path, endpoint = getattr(route, "path", str(route)), getattr(route, "endpoint", None)
+        declaration = getattr(endpoint, _DECLARATION, None)
+        if declaration is None:
+            raise RuntimeError(f"route {path} declares no access; add @access(...) below its decorator")
+        # Starlette adds HEAD to its own routes; no route here answers it.
+        methods = sorted(set(getattr(route, "methods", None) or ()) - {"HEAD"})
+        rules += [Rule(method, path, declaration) for method in methods]
+    return rules
 
 
 class Refusal(Message):
@@ -74,37 +93,41 @@ class Refusal(Message):
 
 
 class AccessControl:
-    """Middleware that lets nothing pass which `RULES` does not allow.
+    """Middleware that passes on only what the rules allow.
 
-    It leaves `caller` and `rule` in the request's state. Without a keyring everyone is the local tenant.
+    It leaves `caller` and `rule` in the request's state. Without a keyring every caller is the local tenant. A path
+    without a rule is answered 404 here, before it reaches the router.
     """
 
-    def __init__(self, app: ASGIApp, keyring: Keyring | None) -> None:
+    def __init__(self, app: ASGIApp, rules: Sequence[Rule], keyring: Keyring | None) -> None:
         self._app = app
+        self._rules = [(rule, compile_path(rule.path)[0]) for rule in rules]
         self._keyring = keyring
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer why not."""
+        """Pass the request on, or refuse it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        rule, allowed = _rule(scope["method"], scope["path"])
+        matching = {rule.method: rule for rule, pattern in self._rules if pattern.match(scope["path"])}
+        rule = matching.get(scope["method"])
         state = scope.setdefault("state", {})
         state["rule"] = rule
-        judged = self._judge(scope, RULES[rule] if rule else "token")
+        need = rule.declaration.need if rule else "token"
+        judged = self._judge(scope, need)
         if isinstance(judged, Caller):
-            if rule and RULES[rule] != "open":
-                state["caller"] = judged
-            if rule:
+            if rule is not None:
+                if need != "open":
+                    state["caller"] = judged
                 await self._app(scope, receive, send)
                 return
-            judged = _nothing_there(scope, allowed)
+            judged = _no_route(scope, known_path=bool(matching))
         headers = {"WWW-Authenticate": judged.challenge} if judged.challenge else {}
         if judged.problem.status == 405:
-            headers["Allow"] = ", ".join(allowed)
+            headers["Allow"] = ", ".join(sorted(matching))
         if judged.problem.status == 503:
             headers["Retry-After"] = "10"
         await respond(judged.problem, headers)(scope, receive, send)
@@ -112,30 +135,26 @@ class AccessControl:
     def _judge(self, scope: Connection, need: Need) -> Caller | Refusal:
         if self._keyring is None or need == "open":
             return Caller()
-        shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
-        kind, _, secret = (shown[0] if len(shown) == 1 else "").partition(" ")
+        sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
+        kind, _, secret = (sent[0] if len(sent) == 1 else "").partition(" ")
         if kind.lower() != "bearer" or not secret.strip():
-            return _unknown("no bearer token was sent" if not shown else "the Authorization header is no bearer token")
+            return _unauthenticated(
+                "the Authorization header is not a bearer token" if sent else "no bearer token was sent"
+            )
         try:
             token = self._keyring.find(secret.strip())
         except TokenFileError:
-            return _closed()
+            return _tokens_unreadable()
         if token is None:
-            return _unknown("the token is not known here", "invalid_token")
+            return _unauthenticated("the token is unknown", "invalid_token")
         if token.expired:
-            return _unknown(f"the token {token.id} has expired", "invalid_token")
+            return _unauthenticated(f"the token {token.id} has expired", "invalid_token")
         if need != "token" and need not in token.scopes:
             return _forbidden(token, need)
         return Caller(token.tenant, token.id)
 
 
-def _rule(method: str, path: str) -> tuple[str | None, list[str]]:
-    """The rule of a request, if there is one, and the methods that its path takes."""
-    matching = {verb: rule for verb, rule, pattern in _COMPILED if pattern.match(path)}
-    return matching.get(method), sorted(matching)
-
-
-def _unknown(fault: str, error: str | None = None) -> Refusal:
+def _unauthenticated(fault: str, error: str | None = None) -> Refusal:
     problem = ProblemKind.UNAUTHENTICATED.problem(
         fault,
         where="header.Authorization",
@@ -147,24 +166,24 @@ def _unknown(fault: str, error: str | None = None) -> Refusal:
 
 def _forbidden(token: Token, need: str) -> Refusal:
     problem = ProblemKind.FORBIDDEN.problem(
-        f"the token {token.id} has not the scope {need!r}",
+        f"the token {token.id} lacks the scope {need!r}",
         where="header.Authorization",
         got=list(token.scopes),
         expected=need,
-        action=f"use a token that was made with `--scopes {need}`",
+        action=f"use a token created with `--scopes {need}`",
     )
     return Refusal(problem=problem, challenge=f'{_REALM}, error="insufficient_scope", scope="{need}"')
 
 
-def _closed() -> Refusal:
+def _tokens_unreadable() -> Refusal:
     problem = ProblemKind.TOKENS_UNREADABLE.problem(
         "the service's token file cannot be used",
-        action="whoever runs the service must mend it; the service's log says what is wrong",
+        action="whoever runs the service must repair it; its log says what is wrong",
     )
     return Refusal(problem=problem)
 
 
-def _nothing_there(scope: Connection, allowed: list[str]) -> Refusal:
-    kind = ProblemKind.METHOD_NOT_ALLOWED if allowed else ProblemKind.NOT_FOUND
+def _no_route(scope: Connection, *, known_path: bool) -> Refusal:
+    kind = ProblemKind.METHOD_NOT_ALLOWED if known_path else ProblemKind.NOT_FOUND
     detail = f"{scope['method'][:20]} {scope['path'][:200]}: {kind.title}"
     return Refusal(problem=kind.problem(detail, action="/docs lists the routes"))

@@ -11,19 +11,22 @@ from pydantic import TypeAdapter
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import StreamLine
 from solrl_proto.status import IterationReport
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from solrl_rollout.engine.backends import load_backend
+from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.http import problems
-from solrl_rollout.http.access import RULES, AccessControl, check_declared
-from solrl_rollout.http.backpressure import RefuseWhenFull
+from solrl_rollout.http.access import AccessControl, Rule, access, access_rules
+from solrl_rollout.http.backpressure import Backpressure
 from solrl_rollout.http.limits import HeadLimit, JsonBodyLimit
-from solrl_rollout.http.request_log import Observed
+from solrl_rollout.http.request_log import RequestLog
 from solrl_rollout.http.routes import adapters, health, metrics, models, page, rollouts, runs, status
-from solrl_rollout.http.routes.common import known_parameters
+from solrl_rollout.http.routes.common import refuse_unknown_parameters
 from solrl_rollout.http.tokens import Keyring
-from solrl_rollout.service import running
+from solrl_rollout.service import running_service
 from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Telemetry
+from solrl_rollout.status.metrics import Metrics
 
 _BEARER = {
     "type": "http",
@@ -34,26 +37,26 @@ _BEARER = {
 
 
 class _Application(FastAPI):
-    """FastAPI, watched from outside of its own error handling, so that a 500 has its id and its line, too."""
+    """FastAPI with the request log outside its error handling, so that a 500 is logged with its id, too."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Observed(super().build_middleware_stack(), self.state.telemetry)
+        return RequestLog(super().build_middleware_stack(), self.state.metrics)
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The service as an ASGI application; its lifespan loads the model and stops the engine.
+def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend) -> FastAPI:
+    """The service as an ASGI application, whose lifespan loads the models and stops the engine.
 
-    `app.state.service` is the running `Service`, `app.state.telemetry` what it counts. What keeps it from starting
-    is raised out of the lifespan.
+    `app.state.service` is the running `Service`, `app.state.metrics` its metrics. An error that keeps the service from
+    starting is raised by the lifespan.
 
     Raises:
         TokenFileError: the settings name a token file that cannot be used.
     """
-    telemetry = Telemetry()
+    service_metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running(settings, telemetry) as service:
+        async with running_service(settings, service_metrics, load_backend) as service:
             app.state.service = service
             yield
             service.draining = True
@@ -65,23 +68,28 @@ def create_app(settings: Settings) -> FastAPI:
         "rewards out. Errors are RFC 9457 problem documents.",
         lifespan=lifespan,
     )
-    app.state.telemetry = telemetry
-    problems.install(app)
-    app.add_middleware(JsonBodyLimit, limit=settings.max_body_bytes)
-    app.add_middleware(RefuseWhenFull)
-    app.add_middleware(AccessControl, keyring=Keyring(settings.token_file) if settings.token_file else None)
-    app.add_middleware(HeadLimit)
+    app.state.metrics = service_metrics
+    routes = list(app.routes)  # FastAPI's own: the documentation
+    for route in routes:
+        assert isinstance(route, Route)
+        access("open")(route.endpoint)
     for module in (page, health, models, runs, adapters, rollouts, status, metrics):
-        for route in module.router.routes:
-            for method in getattr(route, "methods", None) or ("any method",):
-                check_declared(method, getattr(route, "path", str(route)))
-        app.include_router(module.router, dependencies=[Depends(known_parameters)])
-    app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
+        app.include_router(module.router, dependencies=[Depends(refuse_unknown_parameters)])
+        routes += module.router.routes
+    rules = access_rules(routes)
+    problems.install(app)
+    # The last one added is the first to see a request.
+    app.add_middleware(JsonBodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(Backpressure)
+    keyring = Keyring(settings.token_file) if settings.token_file else None
+    app.add_middleware(AccessControl, rules=rules, keyring=keyring)
+    app.add_middleware(HeadLimit)
+    app.openapi = lambda: _describe(app, rules)  # type: ignore[method-assign]
     return app
 
 
-def _describe(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's description, with what routes name beside their models: problems, lines of a stream, tokens."""
+def _describe(app: FastAPI, rules: list[Rule]) -> dict[str, Any]:
+    """FastAPI's description, with what it cannot derive: problems, lines of a stream, tokens."""
     if app.openapi_schema is None:
         described = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schemas = described["components"]["schemas"]
@@ -91,11 +99,10 @@ def _describe(app: FastAPI) -> dict[str, Any]:
             schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**schema.pop("$defs"), **schemas, name: schema}
         described["components"]["securitySchemes"] = {"bearer": _BEARER}
-        for path, methods in described["paths"].items():
-            for method, operation in methods.items():
-                need = RULES[f"{method.upper()} {path}"]
-                if need != "open":
-                    # The list is of roles, which OpenAPI 3.1 allows beside a bearer token.
-                    operation["security"] = [{"bearer": [] if need == "token" else [need]}]
+        for rule in rules:
+            need, methods = rule.declaration.need, described["paths"].get(rule.path)
+            if methods is not None and need != "open":
+                # The list names the roles, which OpenAPI 3.1 allows for a bearer token.
+                methods[rule.method.lower()]["security"] = [{"bearer": [] if need == "token" else [need]}]
         app.openapi_schema = described
     return app.openapi_schema

@@ -1,4 +1,4 @@
-"""Every error leaves as a problem document, and no document tells more than its reader may know."""
+"""Every error as a problem document, which says no more than its reader may know."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from solrl_rollout.engine.fair_queue import QueueFull
+from solrl_rollout.engine.problems import RetryLaterError
 
-_SHOWN = 200  # characters of a foreign value that a problem repeats
+_SHOWN = 200  # characters of a client's value that a problem repeats
 _CLIENT_LEFT = 499
 _KINDS = {
     400: ProblemKind.BAD_REQUEST,
@@ -24,85 +24,18 @@ _KINDS = {
 }
 
 
-class RetryLaterError(ProblemError):
-    """A problem that passes: `retry_after` seconds from now the same request may succeed."""
-
-    def __init__(self, kind: ProblemKind, detail: str, *, retry_after: int, **fields: Any) -> None:
-        super().__init__(kind, detail, **fields)
-        self.retry_after = retry_after
-
-
-def queue_full(full: QueueFull, asked: int | None, retry_after: int) -> ProblemError:
-    """The 429 for work that does not fit into the queue now; `asked` is None where its body was not read."""
-    room = full.limit - full.waiting
-    whose = f"tenant {full.tenant!r} has" if full.tenant is not None else "there are"
-    return RetryLaterError(
-        ProblemKind.QUEUE_FULL,
-        f"{whose} {full.waiting} candidates waiting already and the limit is {full.limit}",
-        retry_after=retry_after,
-        got=asked,
-        expected=f"at most {room} more candidates now",
-        action="send the same request again later" + (", or ask for fewer candidates at a time" if room else ""),
-    )
-
-
-def engine_dead() -> ProblemError:
-    """The 503 after the engine thread ended."""
-    return ProblemError(
-        ProblemKind.ENGINE_DEAD,
-        "the engine thread ended; this process makes no rollouts any more",
-        action="restart the service; its log says what ended the thread",
-    )
-
-
-def generation_failed() -> ProblemError:
-    """The 500 for a chunk that failed for a reason that is not the request's."""
-    return ProblemError(
-        ProblemKind.GENERATION_FAILED,
-        "candidates could not be made",
-        action="the service's log says why; other requests are still served",
-    )
-
-
-def out_of_memory(model: str, precision: str, at_once: int | None) -> ProblemError:
-    """Memory ran out: 503 where smaller parts are still to be tried, 507 where they were.
-
-    `at_once`: candidates that were too many; None if it was the weights that did not fit.
-    """
-    plan = (
-        f"`solrl-rollout memory --model {model} --precision {precision}` plans what fits: ask for another precision, "
-        "or serve smaller images, fewer models and rewards, or on a larger GPU"
-    )
-    where = "body.plan.precision"
-    if at_once is None:
-        said = f"{model} at {precision} does not fit into the device's memory beside all that is loaded"
-        return ProblemError(ProblemKind.OUT_OF_MEMORY, said, where=where, got=precision, action=plan)
-    said = f"the device's memory does not hold {at_once} candidate{'s' * (at_once > 1)} of {model} at {precision}"
-    if at_once == 1:
-        return ProblemError(ProblemKind.OUT_OF_MEMORY, said, where=where, got=precision, action=plan)
-    return RetryLaterError(
-        ProblemKind.OUT_OF_MEMORY,
-        said,
-        status=503,
-        retry_after=1,
-        where=where,
-        got=precision,
-        action=f"send the same request again, smaller parts are tried then; {plan}",
-    )
-
-
 def internal_error() -> Problem:
     """The 500 for an error that is the service's own."""
     return ProblemKind.INTERNAL.problem(
-        "the service met an error of its own",
+        "an error in the service itself",
         action="the service's log has the traceback",
     )
 
 
 def body_too_large(got: int | str, limit: int, setting: str) -> HTTPException:
-    """The 413, as the one exception type that FastAPI lets pass while it reads a body."""
+    """The 413, as the one type of exception that FastAPI does not replace while it reads a body."""
     problem = ProblemKind.BODY_TOO_LARGE.problem(
-        "the body has more bytes than the service takes",
+        "the body is larger than the service accepts",
         where="body",
         got=got,
         expected=f"at most {limit} bytes",
@@ -138,7 +71,7 @@ def install(app: FastAPI) -> None:
 
 
 def respond_to(error: ProblemError) -> Response:
-    """The response to an error: its problem document and, where it passes, when."""
+    """The response to an error: its problem document, and Retry-After where it is temporary."""
     headers = {"Retry-After": str(error.retry_after)} if isinstance(error, RetryLaterError) else None
     return respond(error.problem, headers)
 
@@ -146,7 +79,7 @@ def respond_to(error: ProblemError) -> Response:
 def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
     """The response that carries a problem document."""
     document = {k: v for k, v in plain(problem.model_dump()).items() if v is not None}
-    # ASCII, because a value at fault may hold what UTF-8 cannot: a lone surrogate.
+    # ASCII, because a value at fault may hold a lone surrogate, which UTF-8 cannot encode.
     body = json.dumps(document, ensure_ascii=True, allow_nan=False)
     return Response(body, problem.status, headers and dict(headers), PROBLEM_MEDIA_TYPE)
 
@@ -169,13 +102,13 @@ def plain(value: Any) -> Any:
 def _of_validation(errors: Sequence[Any]) -> Problem:
     first = errors[0]
     where = ".".join(str(part) for part in first["loc"])
-    said = [f"{'.'.join(str(part) for part in e['loc'])}: {_message(e)}"[: _SHOWN * 2] for e in errors[:5]]
+    faults = [f"{'.'.join(str(part) for part in e['loc'])}: {_message(e)}"[: _SHOWN * 2] for e in errors[:5]]
     return ProblemKind.INVALID_REQUEST.problem(
-        "; ".join(said) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else ""),
+        "; ".join(faults) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else ""),
         where=where,
         got="nothing" if first["type"] in ("missing", "json_invalid") else _summary(first.get("input")),
         expected=_message(first),
-        action="correct the field; /docs shows what the service takes",
+        action="correct the field; /docs describes the request",
     )
 
 
@@ -187,7 +120,7 @@ def _message(error: Any) -> str:
 
 
 def _summary(value: Any) -> Any:
-    """A value at fault: itself if it is short, else what it is."""
+    """A value at fault: itself if it is short, else a description."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What one tenant may see of the service: its runs, its part of the queue, what was made for it."""
+"""The data of the status page: one tenant's runs, its part of the queue, and its throughput."""
 
 import time
 from collections.abc import Sequence
@@ -22,38 +22,40 @@ from solrl_rollout.store.base import Progress
 
 
 async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
-    """All of it; curves only of runs that told something after revision `since`."""
-    listed = (await service.store.runs(tenant)).runs
-    progress = await service.store.progress(tenant, [held.run for held in listed])
-    runs = [await _run(service, tenant, held, progress.get(held.run), since) for held in listed]
+    """The tenant's view of the service, with curves only of runs that reported after revision `since`."""
+    runs = (await service.store.runs(tenant)).runs
+    progress = await service.store.progress(tenant, [run.run for run in runs])
+    statuses = [await _run(service, tenant, run, progress.get(run.run), since) for run in runs]
     waiting, busy = service.engine.waiting(tenant)
     return StatusAnswer(
         service=_service(service, tenant),
         queue=_queue(service, waiting),
-        throughput=service.engine.recent.of(tenant, busy=busy),
-        runs=tuple(runs),
+        throughput=service.engine.throughput.of_tenant(tenant, busy=busy),
+        runs=tuple(statuses),
         revision=max((one.revision for one in progress.values()), default=0),
     )
 
 
-async def _run(service: Service, tenant: str, held: AdapterList, at: Progress | None, since: int) -> RunStatus:
+async def _run(
+    service: Service, tenant: str, adapters: AdapterList, progress: Progress | None, since: int
+) -> RunStatus:
     curve: Curve | None = None
-    if at is not None and at.revision > since:
+    if progress is not None and progress.revision > since:
         try:
-            curve = await service.curves.overview(tenant, held.run, at.revision)
+            curve = await service.curves.overview(tenant, adapters.run, progress.revision)
         except ProblemError as error:
-            if error.problem.status != 404:  # deleted meanwhile
+            if error.problem.status != 404:  # the run was deleted meanwhile
                 raise
     return RunStatus(
-        run=held.run,
-        model=held.versions[-1].model,
-        head=held.head,
-        versions=len(held.versions),
-        pinned=len(held.pinned),
-        size=sum(info.size for info in held.versions),
-        revision=at.revision if at else None,
-        age=None if at is None else round(max(0.0, time.time() - at.revision / 1e6), 1),
-        last=at.last if at else None,
+        run=adapters.run,
+        model=adapters.versions[-1].model,
+        head=adapters.head,
+        versions=len(adapters.versions),
+        pinned=len(adapters.pinned),
+        size=sum(info.size for info in adapters.versions),
+        revision=progress.revision if progress else None,
+        age=None if progress is None else round(max(0.0, time.time() - progress.revision / 1e6), 1),
+        last=progress.last if progress else None,
         curve=curve,
     )
 
@@ -62,8 +64,8 @@ def _queue(service: Service, chunks: Sequence[Chunk]) -> QueueStatus:
     now = time.monotonic()
     waiting: dict[str | None, tuple[int, float]] = {}
     for chunk in chunks:
-        candidates, since = waiting.get(chunk.job.run, (0, chunk.queued))
-        waiting[chunk.job.run] = candidates + chunk.candidates, min(since, chunk.queued)
+        candidates, since = waiting.get(chunk.job.run, (0, chunk.queued_at))
+        waiting[chunk.job.run] = candidates + chunk.candidates, min(since, chunk.queued_at)
     ordered = sorted(waiting.items(), key=lambda item: item[1][1])
     runs = tuple(Waiting(run=run, candidates=n, age=round(now - since, 2)) for run, (n, since) in ordered)
     settings = service.settings
@@ -79,7 +81,7 @@ def _service(service: Service, tenant: str) -> ServiceStatus:
     return ServiceStatus(
         version=version("solrl"),
         tenant=tenant,
-        uptime=round(time.monotonic() - service.started, 1),
+        uptime=round(time.monotonic() - service.started_at, 1),
         draining=service.draining,
         store="redis" if service.settings.redis_url not in (None, "memory://") else "memory",
         models=tuple(
@@ -90,7 +92,7 @@ def _service(service: Service, tenant: str) -> ServiceStatus:
                 height=hosted.info.height,
                 default_precision=hosted.default_precision,
                 precisions=hosted.info.precisions,
-                at_once=dict(hosted.at_once),
+                at_once=hosted.batch_limits(),
             )
             for hosted in service.hosted.values()
         ),

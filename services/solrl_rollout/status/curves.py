@@ -1,4 +1,4 @@
-"""Curves of a run's iterations, thinned to what a screen can show; whole ones are kept in the store."""
+"""Curves of a run's iterations, thinned for a screen. The store keeps them whole."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -8,43 +8,43 @@ from typing import Any
 import numpy as np
 from solrl_proto.status import Curve, Point
 
-from solrl_rollout.store import AdapterStore
+from solrl_rollout.store import RunStore
 
 MOST_POINTS = 120
-_KEPT = 1024  # curves of this process, a few kilobytes each
+_CACHED_CURVES = 1024  # a few kilobytes each
 _DIGITS = 5
 
 
-class Curves:
-    """The overview curves of runs, made anew only when a run has told something new."""
+class OverviewCurves:
+    """The overview curves of runs, cached until a run reports again."""
 
-    def __init__(self, store: AdapterStore) -> None:
+    def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._made: OrderedDict[tuple[str, str], tuple[int, Curve]] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, str], tuple[int, Curve]] = OrderedDict()
 
     async def overview(self, tenant: str, run: str, revision: int) -> Curve:
-        """The run's score as it stood at `revision`, or later.
+        """The run's score at `revision` or later.
 
         Raises:
             ProblemError: 404 `run-not-found`.
         """
-        known = self._made.get((tenant, run))
-        if known is None or known[0] != revision:
-            known = revision, overview(await self._store.iterations(tenant, run))
-            self._made[tenant, run] = known
-        self._made.move_to_end((tenant, run))
-        while len(self._made) > _KEPT:
-            self._made.popitem(last=False)
-        return known[1]
+        cached = self._cached.get((tenant, run))
+        if cached is None or cached[0] != revision:
+            cached = revision, overview(await self._store.iterations(tenant, run))
+            self._cached[tenant, run] = cached
+        self._cached.move_to_end((tenant, run))
+        while len(self._cached) > _CACHED_CURVES:
+            self._cached.popitem(last=False)
+        return cached[1]
 
 
 def overview(points: Sequence[Point]) -> Curve:
-    """The score alone."""
+    """A curve of the score alone."""
     return _curve(thinned(points), {})
 
 
 def detail(points: Sequence[Point]) -> Curve:
-    """Score, loss, each reward, and seconds by phase."""
+    """A curve of score, loss, each reward, and seconds by phase."""
     shown = thinned(points)
     series: dict[str, list[float | None]] = {"loss": [point.loss for point in shown]}
     for name in _names(point.rewards for point in shown):
@@ -56,10 +56,10 @@ def detail(points: Sequence[Point]) -> Curve:
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> Sequence[Point]:
-    """At most `most` (≥ 3) of the points, chosen by largest triangles over all four series of the score at once.
+    """At most `most` (≥ 3) of the points, chosen by largest triangles over the four series of the score.
 
-    Every point kept is one that was measured, first and last among them. (Steinarsson, 2013; the areas of the series
-    are added, each series scaled to its own range.)
+    The first and the last point are always among them. Each series is scaled to its own range, and the areas are
+    summed over the series. Source: Steinarsson, Downsampling time series for visual representation, 2013.
     """
     if len(points) <= most:
         return points
@@ -68,16 +68,16 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> Sequence[Point]
     x = (x - x[0]) / max(x[-1] - x[0], 1.0)
     y = y / np.maximum(np.ptp(y, axis=1, keepdims=True), 1e-12)
     edges = np.linspace(1, len(points) - 1, most - 1).astype(int)
-    kept = [0]
+    chosen = [0]
     for i, (start, end) in enumerate(pairwise(edges)):
         after = slice(end, edges[i + 2] if i + 2 < len(edges) else len(points))
         ahead_x, ahead_y = x[after].mean(), y[:, after].mean(axis=1, keepdims=True)
-        at = kept[-1]
+        at = chosen[-1]
         areas = (x[at] - ahead_x) * (y[:, start:end] - y[:, at : at + 1]) - (x[at] - x[start:end]) * (
             ahead_y - y[:, at : at + 1]
         )
-        kept.append(int(start + np.abs(areas).sum(axis=0).argmax()))
-    return [points[i] for i in (*kept, len(points) - 1)]
+        chosen.append(int(start + np.abs(areas).sum(axis=0).argmax()))
+    return [points[i] for i in (*chosen, len(points) - 1)]
 
 
 def _curve(points: Sequence[Point], more: dict[str, list[float | None]]) -> Curve:
@@ -89,11 +89,11 @@ def _curve(points: Sequence[Point], more: dict[str, list[float | None]]) -> Curv
     }
     return Curve(
         iterations=tuple(point.iteration for point in points),
-        series={name: tuple(map(_short, values)) for name, values in (series | more).items()},
+        series={name: tuple(map(_rounded, values)) for name, values in (series | more).items()},
     )
 
 
-def _short(value: float | None) -> float | None:
+def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 

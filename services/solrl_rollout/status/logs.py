@@ -1,4 +1,4 @@
-"""What the service logs, as lines for people or as JSON for machines, each with the request it belongs to."""
+"""The service's log: lines for people or JSON for machines, each with the request it belongs to."""
 
 import json
 import logging
@@ -14,27 +14,21 @@ _CONTROL = {i: repr(chr(i))[1:-1] for i in (*range(32), *range(127, 160))}
 _request: ContextVar[dict[str, Any] | None] = ContextVar("solrl_request", default=None)
 
 
-def begin(request_id: str) -> dict[str, Any]:
-    """Begin a request: whatever is logged for it from here on carries its id."""
+def begin_request(request_id: str) -> dict[str, Any]:
+    """Begin a request: every record logged for it from here on carries its id. Returns the record's fields."""
     fields = {"request_id": request_id}
     _request.set(fields)
     return fields
 
 
-def note(**fields: Any) -> None:
-    """Add what became known of the running request (its run, its model) to all that is logged for it.
+def add_fields(**fields: Any) -> None:
+    """Add fields, such as its run and model, to every record of the current request; those that are None are left out.
 
-    Threads and tasks that the request started share it; outside of a request nothing happens.
+    Threads and tasks started by the request share them. Outside a request nothing happens.
     """
     known = _request.get()
     if known is not None:
         known.update((name, value) for name, value in fields.items() if value is not None)
-
-
-def current_request() -> str | None:
-    """The running request's id, to be handed to a thread that works for many."""
-    known = _request.get()
-    return known["request_id"] if known else None
 
 
 def install(kind: LogFormat) -> None:
@@ -47,15 +41,15 @@ def install(kind: LogFormat) -> None:
     root.setLevel(logging.INFO)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()
-        logging.getLogger(name).propagate = name != "uvicorn.access"  # ours tells more
+        logging.getLogger(name).propagate = name != "uvicorn.access"  # the request log has more fields
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; ASCII, because what a client sent may hold what UTF-8 cannot."""
+        """The line, in ASCII: text from clients may hold lone surrogates, which UTF-8 cannot encode."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -69,10 +63,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: time, level, message, then what else is known as name=value."""
+    """A line for people: time, level and message, then the fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; a message never begins another one, so no client can forge a line of the log."""
+        """The line. Control characters are escaped, so that no client can forge a line of the log."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         parts = [f"{clock} {record.levelname.lower():7} {record.getMessage().translate(_CONTROL)}"]
         parts += [f"{name}={json.dumps(value, default=str)}" for name, value in _fields(record).items()]

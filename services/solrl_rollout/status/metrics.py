@@ -1,7 +1,7 @@
-"""What the service counts. The parts call it with plain numbers; only here is it known that Prometheus reads them.
+"""Metrics for Prometheus. The rest of the service calls them with plain numbers and knows nothing of Prometheus.
 
-No label takes a value that a client invents without bound: tenants come from the token file, models and rewards from
-the settings, and of runs only the busiest few are shown.
+The values of every label are bounded: tenants come from the token file, models and rewards from the settings, and only
+the busiest runs are shown.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 SHOWN_RUNS = 10
-"""Runs that `solrl_run_share` and `solrl_adapter_lag_versions` show: those with the most engine time lately."""
-_KEPT_RUNS = 256
-_HALF_LIFE = 300.0  # seconds after which engine time counts half of what it did
+"""Runs in `solrl_run_share` and `solrl_adapter_lag_versions`: those with the most recent engine time."""
+_TRACKED_RUNS = 256
+_HALF_LIFE = 300.0  # seconds after which engine time counts half
 _REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _WORK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 @dataclass(frozen=True)
 class QueueState:
-    """What waits: candidates by tenant, and for how long the oldest chunk has (0 if none does)."""
+    """The queue: waiting candidates by tenant, and the age of the oldest chunk in seconds (0 if it is empty)."""
 
     candidates: Mapping[str, int] = field(default_factory=dict)
     oldest: float = 0.0
@@ -43,7 +43,7 @@ class _Run:
         return self.seconds * math.exp2(-(now - self.at) / _HALF_LIFE)
 
 
-class Telemetry:
+class Metrics:
     """Counters and gauges of one service process. Every method may be called from any thread."""
 
     def __init__(self) -> None:
@@ -59,30 +59,32 @@ class Telemetry:
             return Histogram(f"solrl_{name}", text, labels, registry=registry, buckets=buckets)
 
         tier = ("model", "precision")
-        self._candidates = counter("candidates", "Candidates made and scored.", "tenant", *tier)
-        self._chunks = counter("chunks", "Chunks of at most 24 candidates made.", *tier)
-        self._step = histogram("step_seconds", "Seconds one step of one chunk took.", *tier)
-        self._reward = histogram("reward_seconds", "Seconds scoring a chunk took.", "model")
-        self._switch = histogram("switch_seconds", "Seconds a change of the served adapter took.", *tier)
+        self._candidates = counter("candidates", "Candidates generated and scored.", "tenant", *tier)
+        self._chunks = counter("chunks", "Chunks of at most 24 candidates generated and scored.", *tier)
+        self._step = histogram("step_seconds", "Seconds per step of a chunk.", *tier)
+        self._reward = histogram("reward_seconds", "Seconds to score a chunk.", "model")
+        self._switch = histogram("switch_seconds", "Seconds to switch the served adapter.", *tier)
         self._pushes = counter("adapter_pushes", "Adapter versions stored.", "tenant")
         self._bytes = counter("adapter_bytes", "Bytes of the adapter versions stored.", "tenant")
-        self._faults = counter("reward_errors", "Chunks that a reward failed on.", "reward")
-        self._memory = counter("out_of_memory", "Times that memory held no more than half of it.", "model", "part")
+        self._faults = counter("reward_errors", "Chunks on which a reward failed.", "reward")
+        self._memory = counter(
+            "out_of_memory", "Times a batch limit was halved after running out of memory.", "model", "part"
+        )
         self._requests = counter("http_requests", "Requests answered.", "route", "method", "status")
         self._latency = histogram(
-            "http_request_seconds", "Seconds to the end of an answer.", "route", "method", buckets=_REQUEST
+            "http_request_seconds", "Seconds until the end of the answer.", "route", "method", buckets=_REQUEST
         )
-        self._open = Gauge("solrl_http_requests_in_progress", "Requests not yet answered.", registry=registry)
-        build = Gauge("solrl_build_info", "The version that runs, as a label.", ["version"], registry=registry)
+        self._open = Gauge("solrl_http_requests_in_progress", "Requests in progress.", registry=registry)
+        build = Gauge("solrl_build_info", "The running version, as a label.", ["version"], registry=registry)
         build.labels(version("solrl")).set(1)
         registry.register(self)
         ProcessCollector(registry=registry)
 
     def watch_queue(self, read: Callable[[], QueueState]) -> None:
-        """Ask `read` for the queue's state whenever metrics are read."""
+        """Call `read` for the queue's state whenever metrics are read."""
         self._queue = read
 
-    def chunk_done(
+    def chunk_finished(
         self,
         tenant: str,
         run: str | None,
@@ -94,7 +96,7 @@ class Telemetry:
         generate: float,
         reward: float,
     ) -> None:
-        """A chunk was made: how many candidates in how many steps, and the seconds of making and of scoring it."""
+        """Count a chunk of so many candidates and steps, and the seconds of generating and scoring it."""
         self._candidates.labels(tenant, model, precision).inc(candidates)
         self._chunks.labels(model, precision).inc()
         if steps:
@@ -105,65 +107,65 @@ class Telemetry:
             known = self._run(tenant, run or "-")
             known.seconds, known.at = known.decayed(now) + generate + reward, now
 
-    def switched(self, model: str, precision: str, seconds: float) -> None:
-        """Another adapter version was merged in, and how long that took."""
+    def adapter_switched(self, model: str, precision: str, seconds: float) -> None:
+        """Record the seconds that a switch to another adapter took."""
         self._switch.labels(model, precision).observe(seconds)
 
-    def pushed(self, tenant: str, run: str, version: int, size: int) -> None:
-        """A new adapter version was stored."""
+    def adapter_pushed(self, tenant: str, run: str, version: int, size: int) -> None:
+        """Count a new adapter version of `size` bytes."""
         self._pushes.labels(tenant).inc()
         self._bytes.labels(tenant).inc(size)
         with self._lock:
             self._run(tenant, run).head = version
 
-    def rewound(self, tenant: str, run: str, version: int) -> None:
-        """A run went back to a version; nothing was served since."""
-        self.served(tenant, run, None, version)
+    def run_rewound(self, tenant: str, run: str, version: int) -> None:
+        """Note that a run's head is an older version again, and forget the version served last."""
+        self.adapter_served(tenant, run, None, version)
 
-    def deleted(self, tenant: str, run: str) -> None:
-        """A run was deleted; the next one of its name begins anew."""
-        self.served(tenant, run, None, None)
+    def run_deleted(self, tenant: str, run: str) -> None:
+        """Forget a run."""
+        self.adapter_served(tenant, run, None, None)
 
-    def served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
-        """A request was served by `version` of a run whose newest is `head`; None where there is none any more."""
+    def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
+        """Note the version that served a request and the run's newest; None where there is none."""
         with self._lock:
             known = self._run(tenant, run)
             known.served, known.head = version, head
 
-    def reward_error(self, reward: str) -> None:
-        """A reward failed on a chunk."""
+    def reward_failed(self, reward: str) -> None:
+        """Count a chunk on which a reward failed."""
         self._faults.labels(reward).inc()
 
     def out_of_memory(self, model: str, part: str) -> None:
-        """Memory ran out in making candidates (`part`: at which precision) or in scoring them (`rewards`)."""
+        """Count a batch that did not fit into memory. `part` is the precision it ran at, or "rewards"."""
         self._memory.labels(model, part).inc()
 
-    def request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """A request was answered; `route` is a template, never a path."""
+    def request_answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count an answered request; `route` is a template, never a path."""
         self._requests.labels(route, method, str(status)).inc()
         self._latency.labels(route, method).observe(seconds)
 
     @contextlib.contextmanager
     def in_progress(self) -> Iterator[None]:
-        """Hold while a request is worked on."""
+        """Count a request as in progress within the context."""
         with self._open.track_inprogress():
             yield
 
     def exposition(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What is not counted but read at the moment (called by the registry)."""
+        """Gauges that are read at this moment; called by the registry."""
         state = self._queue()
-        waiting = GaugeMetricFamily("solrl_queue_candidates", "Candidates that wait.", labels=["tenant"])
+        waiting = GaugeMetricFamily("solrl_queue_candidates", "Waiting candidates.", labels=["tenant"])
         for tenant, count in state.candidates.items():
             waiting.add_metric([tenant], count)
         yield waiting
-        yield GaugeMetricFamily("solrl_queue_oldest_seconds", "How long the oldest chunk has waited.", state.oldest)
-        share = GaugeMetricFamily("solrl_run_share", "Part of recent engine time.", labels=["tenant", "run"])
+        yield GaugeMetricFamily("solrl_queue_oldest_seconds", "Age of the oldest waiting chunk.", state.oldest)
+        share = GaugeMetricFamily("solrl_run_share", "Share of recent engine time.", labels=["tenant", "run"])
         lag = GaugeMetricFamily(
-            "solrl_adapter_lag_versions", "Newest version less the one served last.", labels=["tenant", "run"]
+            "solrl_adapter_lag_versions", "Newest version minus the version served last.", labels=["tenant", "run"]
         )
         for name, part, behind in self._busiest():
             share.add_metric(name, part)
@@ -171,7 +173,7 @@ class Telemetry:
                 lag.add_metric(name, behind)
         yield share
         yield lag
-        memory = GaugeMetricFamily("solrl_gpu_memory_bytes", "Memory of a GPU.", labels=["device", "kind"])
+        memory = GaugeMetricFamily("solrl_gpu_memory_bytes", "GPU memory by kind.", labels=["device", "kind"])
         for device, kind, size in _gpu_memory():
             memory.add_metric([device, kind], size)
         yield memory
@@ -188,8 +190,8 @@ class Telemetry:
             ]
 
     def _run(self, tenant: str, run: str) -> _Run:
-        """What is known of a run; the one least used lately is forgotten for a new one."""
-        if (tenant, run) not in self._runs and len(self._runs) >= _KEPT_RUNS:
+        """The record of a run; the run with the least recent engine time makes room for a new one."""
+        if (tenant, run) not in self._runs and len(self._runs) >= _TRACKED_RUNS:
             now = time.monotonic()
             del self._runs[min(self._runs, key=lambda name: self._runs[name].decayed(now))]
         return self._runs.setdefault((tenant, run), _Run(at=time.monotonic()))
@@ -201,7 +203,7 @@ def _gpu_memory() -> Iterator[tuple[str, str, int]]:
         return
     for i in range(torch.cuda.device_count()):
         if not torch.cuda.memory_reserved(i):
-            continue  # not ours: asking it would open it
+            continue  # not ours: a query would create a context on it
         free, total = torch.cuda.mem_get_info(i)
         yield f"cuda:{i}", "total", total
         yield f"cuda:{i}", "free", free

@@ -1,4 +1,4 @@
-"""What the engine made in the last minute, by tenant."""
+"""Throughput of the last minute, by tenant."""
 
 import threading
 import time
@@ -9,66 +9,68 @@ from dataclasses import dataclass
 from solrl_proto.status import Throughput
 
 WINDOW = 60.0
+"""Seconds that are remembered."""
 PARTS = 12
+"""Parts of the window in a tenant's history."""
 
 
 @dataclass(frozen=True)
-class Done:
-    """A finished chunk: whose, how many candidates in how many steps, when, and the seconds of making them."""
+class FinishedChunk:
+    """A scored chunk: its tenant and size, when it started and ended, and the seconds of generation."""
 
     tenant: str
     candidates: int
     steps: int
-    began: float
-    ended: float
+    started_at: float
+    ended_at: float
     generate: float
     switched: bool
 
 
-class Recent:
-    """Remembers chunks for a minute. To be used from any thread."""
+class RecentThroughput:
+    """The chunks finished in the last minute. To be used from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._start = clock()
         self._lock = threading.Lock()
-        self._done: deque[Done] = deque()
+        self._chunks: deque[FinishedChunk] = deque()
 
-    def add(self, done: Done) -> None:
-        """A chunk was made."""
+    def add(self, chunk: FinishedChunk) -> None:
+        """Add a finished chunk."""
         with self._lock:
-            self._done.append(done)
-            self._forget(done.ended)
+            self._chunks.append(chunk)
+            self._forget(chunk.ended_at)
 
-    def of(self, tenant: str, *, busy: bool = False) -> Throughput:
-        """What was made for a tenant; `busy`: a chunk of its own is being made."""
+    def of_tenant(self, tenant: str, *, busy: bool = False) -> Throughput:
+        """A tenant's throughput; `busy`: one of its chunks is running."""
         now = self._clock()
         with self._lock:
             self._forget(now)
-            mine = [done for done in self._done if done.tenant == tenant]
-        if busy and mine:
-            # What is being made counts only once it is done: until then, look at the time before.
-            now = max(done.ended for done in mine)
-        # A chunk counts over all the time it took: else a slow one would be a peak at its end.
+            chunks = [chunk for chunk in self._chunks if chunk.tenant == tenant]
+        if busy and chunks:
+            # A running chunk counts only once it is finished; until then the window ends before it.
+            now = max(chunk.ended_at for chunk in chunks)
+        # A chunk counts over all the time it took; else a slow one would be a peak at its end.
         part = WINDOW / PARTS
         edges = [now - WINDOW + i * part for i in range(PARTS)]
-        parts = [sum(_within(done, edge, edge + part) for done in mine) for edge in edges]
+        parts = [sum(_candidates_between(chunk, edge, edge + part) for chunk in chunks) for edge in edges]
         window = max(1.0, min(WINDOW, now - self._start))
-        steps = sum(done.steps for done in mine)
+        steps = sum(chunk.steps for chunk in chunks)
         return Throughput(
             window=round(window, 1),
             candidates_per_second=round(sum(parts) / window, 3),
-            switches=sum(done.switched for done in mine),
-            step_seconds=round(sum(done.generate for done in mine) / steps, 5) if steps else None,
-            history=tuple(round(made / part, 2) for made in parts),
+            switches=sum(chunk.switched for chunk in chunks),
+            step_seconds=round(sum(chunk.generate for chunk in chunks) / steps, 5) if steps else None,
+            history=tuple(round(candidates / part, 2) for candidates in parts),
         )
 
     def _forget(self, now: float) -> None:
-        while self._done and self._done[0].ended < now - WINDOW:
-            self._done.popleft()
+        while self._chunks and self._chunks[0].ended_at < now - WINDOW:
+            self._chunks.popleft()
 
 
-def _within(done: Done, start: float, end: float) -> float:
-    """How many of a chunk's candidates fall between two times."""
-    length = max(done.ended - done.began, 1e-6)
-    return done.candidates * max(0.0, min(done.ended, end) - max(done.began, start)) / length
+def _candidates_between(chunk: FinishedChunk, start: float, end: float) -> float:
+    """The number of a chunk's candidates that fall between two times."""
+    length = max(chunk.ended_at - chunk.started_at, 1e-6)
+    return chunk.candidates * max(0.0, min(chunk.ended_at, end) - max(chunk.started_at, start)) / length

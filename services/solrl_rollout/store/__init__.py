@@ -2,13 +2,13 @@
 
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.store.base import DEFAULT_RETAIN, AdapterStore
-from solrl_rollout.store.memory import MemoryAdapterStore
+from solrl_rollout.store.base import DEFAULT_RETAIN, RunStore
+from solrl_rollout.store.memory import MemoryRunStore
 
-__all__ = ["DEFAULT_RETAIN", "AdapterStore", "MemoryAdapterStore", "open_store"]
+__all__ = ["DEFAULT_RETAIN", "MemoryRunStore", "RunStore", "open_store"]
 
 
-def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> AdapterStore:
+def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> RunStore:
     """Return the store that `url` names: None or `memory://`, else `redis://`, `rediss://`, `unix://`.
 
     Nothing is connected yet; `ping` says whether the store can be reached.
@@ -17,12 +17,12 @@ def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None 
         ProblemError: 500 `store-url` for any other URL. The URL is not repeated: it may hold a password.
     """
     if url is None or url == "memory://":
-        return MemoryAdapterStore(retain, quota)
+        return MemoryRunStore(retain, quota)
     scheme, separator, _ = url.partition("://")
     if separator and scheme in ("redis", "rediss", "unix"):
-        from solrl_rollout.store.redis import RedisAdapterStore
+        from solrl_rollout.store.redis import RedisRunStore
 
-        return RedisAdapterStore(url, retain, quota)
+        return RedisRunStore(url, retain, quota)
     raise ProblemError(
         ProblemKind.STORE_URL,
         "the store URL names no known store",

@@ -28,7 +28,7 @@ class Progress:
     last: Point
 
 
-class AdapterStore(ABC):
+class RunStore(ABC):
     """Versioned adapters of all tenants' runs. Any method may raise ProblemError 503 `store-unavailable`."""
 
     def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:

@@ -11,8 +11,8 @@ from solrl_proto.status import IterationReport, Point, Samples
 from solrl_rollout.store.base import (
     DEFAULT_RETAIN,
     KEPT_POINTS,
-    AdapterStore,
     Progress,
+    RunStore,
     admit,
     evicted,
     head_conflict,
@@ -36,7 +36,7 @@ class _Run:
         return sum(info.size for info, _ in self.versions.values())
 
 
-class MemoryAdapterStore(AdapterStore):
+class MemoryRunStore(RunStore):
     """Dictionaries, for one event loop. No lock: nothing awaits between judging and writing."""
 
     def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:

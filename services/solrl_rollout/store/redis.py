@@ -35,8 +35,8 @@ from solrl_proto.status import IterationReport, Point, Samples
 from solrl_rollout.store.base import (
     DEFAULT_RETAIN,
     KEPT_POINTS,
-    AdapterStore,
     Progress,
+    RunStore,
     admit,
     corrupt,
     head_conflict,
@@ -122,7 +122,7 @@ def weaknesses(settings: Mapping[str, object]) -> Iterator[str]:
         yield "Redis leaves appendfsync to the system: a crash may lose half a minute; set it to everysec or always"
 
 
-class RedisAdapterStore(AdapterStore):
+class RedisRunStore(RunStore):
     """Adapters in the Redis at `url` (redis://, rediss://, unix://), under keys that begin with `prefix`."""
 
     def __init__(self, url: str, retain: int = DEFAULT_RETAIN, quota: int | None = None, prefix: str = "solrl") -> None:

@@ -1,4 +1,4 @@
-"""Pushing and reading adapter versions."""
+"""Adapter versions: push, read, pin, rewind."""
 
 import base64
 import binascii
@@ -19,6 +19,7 @@ from solrl_proto.adapters import (
 from solrl_proto.identifiers import ModelName, RunName, Version
 from solrl_proto.problems import ProblemError, ProblemKind
 
+from solrl_rollout.http.access import access
 from solrl_rollout.http.limits import read_body
 from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
 
@@ -34,6 +35,7 @@ _BINARY: dict[str, Any] = {ADAPTER_MEDIA_TYPE: {"schema": {"type": "string", "fo
     openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
     responses={200: {"model": AdapterInfo, "description": "Stored already, with this content"}},
 )
+@access("push")
 async def put_adapter(
     request: Request,
     response: Response,
@@ -47,23 +49,25 @@ async def put_adapter(
 ) -> AdapterInfo:
     """Store an adapter version (safetensors, PEFT keys, float32) and make it the run's head."""
     service.require_accepting()
-    hosted = service.host(model)
+    hosted = service.find_model(model)
     announced = _parse_digest(digest)
     body = await read_body(request, service.settings.max_adapter_bytes, "max_adapter_bytes")
     info, new = await service.adapters.push(caller.tenant, run, version, parent, announced, body, hosted)
     if new:
-        service.telemetry.pushed(caller.tenant, run, version, info.size)
+        service.metrics.adapter_pushed(caller.tenant, run, version, info.size)
     response.status_code = 201 if new else 200
     return info
 
 
 @router.get("")
+@access("token")
 async def list_adapters(service: ServiceDep, caller: CallerDep, run: RunName) -> AdapterList:
     """All versions of a run that are kept, oldest first."""
     return await service.store.list(caller.tenant, run)
 
 
 @router.delete("", status_code=204)
+@access("push")
 async def rewind_run(
     service: ServiceDep,
     caller: CallerDep,
@@ -73,16 +77,18 @@ async def rewind_run(
 ) -> None:
     """Delete the versions after `after` up to `head`, pinned or not. Work accepted under them is finished."""
     await service.store.rewind(caller.tenant, run, after, head)
-    service.telemetry.rewound(caller.tenant, run, after)
+    service.metrics.run_rewound(caller.tenant, run, after)
 
 
 @router.get("/{version}")
+@access("token")
 async def get_adapter(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> AdapterInfo:
     """What is stored under a version."""
     return await service.store.info(caller.tenant, run, version)
 
 
 @router.get("/{version}/weights", response_class=Response, responses={200: {"content": _BINARY}})
+@access("token")
 async def get_weights(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> Response:
     """The version's bytes as they were pushed, with their Content-Digest."""
     info, body = await service.store.get(caller.tenant, run, version)
@@ -91,12 +97,14 @@ async def get_weights(service: ServiceDep, caller: CallerDep, run: RunName, vers
 
 
 @router.put("/{version}/pin", status_code=204)
+@access("push")
 async def pin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
     """Keep a version whatever comes after it."""
     await service.store.pin(caller.tenant, run, version, True)
 
 
 @router.delete("/{version}/pin", status_code=204)
+@access("push")
 async def unpin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
     """Let a version be deleted once it is old."""
     await service.store.pin(caller.tenant, run, version, False)

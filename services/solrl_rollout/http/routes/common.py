@@ -1,7 +1,7 @@
-"""What every route needs: the running service, and how its problems are documented.
+"""Dependencies that routes share, and the documentation of their problems.
 
-Dependencies are coroutines though they wait for nothing: FastAPI runs others in a thread, a switch each, and while the
-engine computes a thread waits long for its turn.
+Dependencies are coroutines although they await nothing: FastAPI runs plain functions in a thread, which waits long for
+its turn while the engine computes.
 """
 
 from typing import Annotated, Any
@@ -26,15 +26,15 @@ async def _service(request: Request) -> Service:
 
 
 async def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller  # set by access control; a route that is open has none
+    caller: Caller = request.state.caller  # set by access control, except on open routes
     return caller
 
 
-async def known_parameters(request: Request) -> None:
-    """Refuse a query parameter that an API route does not have: ignored, a mistyped one would do nothing, silently."""
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse query parameters that an API route does not have; a mistyped one would otherwise be ignored silently."""
     route = request.scope["route"]
     if not route.path.startswith("/v1/"):
-        return  # links to the page may carry anything
+        return  # links to the page may carry any
     known = [field.alias for field in route.dependant.query_params]
     unknown = [name for name in request.query_params if name not in known]
     if unknown:

@@ -1,10 +1,11 @@
-"""Is the engine alive, and would a request be served."""
+"""Liveness of the engine and readiness of the service."""
 
 import asyncio
 
 from fastapi import APIRouter
 from solrl_proto.problems import ProblemError, ProblemKind
 
+from solrl_rollout.http.access import access
 from solrl_rollout.http.routes.common import PROBLEMS, ServiceDep
 from solrl_rollout.service import Service
 
@@ -12,25 +13,27 @@ router = APIRouter(prefix="/health", tags=["health"], responses=PROBLEMS)
 
 
 @router.get("/live")
+@access("open")
 async def live(service: ServiceDep) -> dict[str, str]:
     """200 while the engine thread answers a call; 503 when it is dead or stuck: restart the process."""
-    await _call_engine(service)
+    await _ping_engine(service)
     return {"status": "live"}
 
 
 @router.get("/ready")
+@access("open")
 async def ready(service: ServiceDep) -> dict[str, str | list[str]]:
     """200 while the models are loaded, the engine and the adapter store answer, and new work is accepted."""
     service.require_accepting()
-    await _call_engine(service)
+    await _ping_engine(service)
     await service.store.ping()
     return {"status": "ready", "models": list(service.hosted)}
 
 
-async def _call_engine(service: Service) -> None:
+async def _ping_engine(service: Service) -> None:
     limit = service.settings.live_timeout
     try:
-        await asyncio.wait_for(asyncio.wrap_future(service.engine.call()), limit)
+        await asyncio.wait_for(asyncio.wrap_future(service.engine.ping()), limit)
     except TimeoutError:
         raise ProblemError(
             ProblemKind.ENGINE_STALLED,

@@ -1,14 +1,16 @@
-"""What the service hosts."""
+"""The hosted models."""
 
 from fastapi import APIRouter
 from solrl_proto.models import ModelList
 
+from solrl_rollout.http.access import access
 from solrl_rollout.http.routes.common import PROBLEMS, ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["models"], responses=PROBLEMS)
 
 
 @router.get("/models")
+@access("token")
 async def list_models(service: ServiceDep) -> ModelList:
     """The hosted models, digests of all that makes an image and its score, and the noise contract."""
     return ModelList(noise=service.noise, models=tuple(model.info for model in service.hosted.values()))

@@ -1,4 +1,4 @@
-"""The page that shows how runs go: static, without secrets, and with nothing from elsewhere."""
+"""The status page: static, without secrets, and without resources from elsewhere."""
 
 import base64
 import gzip
@@ -8,12 +8,15 @@ from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
 
+from solrl_rollout.http.access import access
+
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
+@access("open")  # without the data that it shows
 def page(request: Request) -> Response:
-    """The page. What it shows it asks `/v1/status` for, with the visitor's token."""
+    """The page. It fetches its data from `/v1/status` with the visitor's token."""
     body, headers = _page()
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
@@ -24,7 +27,7 @@ def page(request: Request) -> Response:
 
 @cache
 def _page() -> tuple[bytes, dict[str, str]]:
-    """The page in one file, and the headers that let a browser run that and nothing else."""
+    """The page in one file, and headers that let a browser run its scripts and no others."""
     folder = files("solrl_rollout.http") / "page"
     style = (folder / "page.css").read_text("utf-8")
     script = "\n".join((folder / name).read_text("utf-8") for name in ("charts.js", "views.js", "page.js"))

@@ -1,4 +1,4 @@
-"""Prompts and group size in, seeds and proxy rewards out."""
+"""Rollouts: prompts and group size in, seeds and proxy rewards out."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from solrl_rollout.engine.rollout import Rollout
+from solrl_rollout.http.access import access
 from solrl_rollout.http.problems import internal_error
 from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
 
@@ -36,9 +37,10 @@ Value = TypeVar("Value")
         }
     },
 )
+@access("rollout", queues_work=True)
 async def make_rollouts(request: Request, service: ServiceDep, caller: CallerDep, body: RolloutRequest) -> Response:
     """Make and score each prompt's candidates. Leaving frees what was not made yet."""
-    rollout = await service.accept(body, caller)
+    rollout = await service.accept(body, caller.tenant)
     if STREAM_MEDIA_TYPE in request.headers.get("accept", ""):
         return RolloutLines(rollout)
     try:
@@ -50,7 +52,7 @@ async def make_rollouts(request: Request, service: ServiceDep, caller: CallerDep
 
 
 class RolloutLines(Response):
-    """The answer as NDJSON; closes its rollout in any event."""
+    """The answer as NDJSON, which always closes its rollout."""
 
     media_type = STREAM_MEDIA_TYPE
 
@@ -60,7 +62,7 @@ class RolloutLines(Response):
         self._rollout = rollout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a line a group, then the end or the error that ended it."""
+        """Send a line per group, then the end line or the error."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await while_connected(receive, self._send_all(send))
@@ -87,26 +89,25 @@ class RolloutLines(Response):
             await send({"type": "http.response.body", "body": b""})
 
 
-async def while_connected(receive: Receive, doing: Coroutine[Any, Any, Value]) -> Value:
-    """The result of `doing`, which is cancelled when the client leaves.
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Value]) -> Value:
+    """The result of `work`, which is cancelled when the client leaves.
 
     Raises:
-        ClientDisconnect: it left.
+        ClientDisconnect: the client left.
     """
-    work = asyncio.create_task(doing)
-    gone = asyncio.create_task(_disconnected(receive))
+    task, departure = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
+        await asyncio.wait({task, departure}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ClientDisconnect
-        return work.result()
+        return task.result()
     finally:
-        work.cancel()
-        gone.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        task.cancel()
+        departure.cancel()
+        await asyncio.gather(task, departure, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:
-    # The body was read before, so what comes next is the end of the connection.
+    # The body has been read, so the next message is the end of the connection.
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""How runs go: what trainers tell, and what the page shows."""
+"""Progress of runs: trainers report it, the status page shows it."""
 
 import base64
 import binascii
@@ -14,6 +14,7 @@ from solrl_proto.identifiers import Message, RunName
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import THUMBNAIL_SIDE, IterationReport, RunDetail, Samples, StatusAnswer
 
+from solrl_rollout.http.access import access
 from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
 from solrl_rollout.status import board
 from solrl_rollout.status.curves import detail
@@ -21,7 +22,7 @@ from solrl_rollout.store.base import not_found
 
 router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
 
-_WORTH_PACKING = 1024
+_COMPRESS_FROM = 1024  # bytes
 _REPORT = {
     "required": True,
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/IterationReport"}}},
@@ -29,25 +30,28 @@ _REPORT = {
 
 
 @router.get("/status", response_model=StatusAnswer)
+@access("token")
 async def get_status(
     request: Request, service: ServiceDep, caller: CallerDep, since: Annotated[int, Query(ge=0, lt=2**53)] = 0
 ) -> Response:
     """Runs with their curves, queue and throughput of the caller's tenant; `since`: only curves changed after it."""
-    return packed(request, await board.status(service, caller.tenant, since))
+    return compressed(request, await board.status(service, caller.tenant, since))
 
 
 @router.get("/runs/{run}/iterations", response_model=RunDetail)
+@access("token")
 async def get_iterations(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> Response:
     """What a run's iterations came to, thinned to what a screen can show, and its newest samples."""
     points = await service.store.iterations(caller.tenant, run)
     samples = await service.store.samples(caller.tenant, run)
-    return packed(request, RunDetail(run=run, curve=detail(points), samples=samples))
+    return compressed(request, RunDetail(run=run, curve=detail(points), samples=samples))
 
 
 @router.post("/runs/{run}/iterations", status_code=204, openapi_extra={"requestBody": _REPORT})
+@access("push")
 async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> None:
     """Tell what an iteration came to; told again, it replaces itself and all after it."""
-    # FastAPI reads a body that is a parameter before anything else; whose run it is shows in the head.
+    # The body is no parameter, because FastAPI would read it first; the run is known from the head.
     if await service.store.head(caller.tenant, run) is None:
         raise not_found(run, 0, None, ())
     try:
@@ -59,18 +63,18 @@ async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep
     await service.store.add_iteration(caller.tenant, run, body)
 
 
-def packed(request: Request, answer: Message) -> Response:
-    """The answer as JSON, compressed for who takes it so."""
+def compressed(request: Request, answer: Message) -> Response:
+    """The answer as JSON, compressed if the client accepts it."""
     body = answer.model_dump_json().encode()
-    # Never shared, never stale: what one token may see is not what another may.
+    # Never cached: another token may not see the same.
     headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
-    if len(body) >= _WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+    if len(body) >= _COMPRESS_FROM and "gzip" in request.headers.get("accept-encoding", ""):
         body, headers["Content-Encoding"] = gzip.compress(body, 5), "gzip"
     return Response(body, media_type="application/json", headers=headers)
 
 
 def _check_thumbnails(samples: Samples) -> None:
-    """Raise 422 `thumbnail` for what is no small image: browsers unpack what they are given."""
+    """Raise 422 `thumbnail` unless every thumbnail is a small image: browsers decode whatever they are given."""
     for i, pair in enumerate(samples.pairs):
         for name in ("explored", "regenerated"):
             fault: object

@@ -3,21 +3,23 @@
 import contextlib
 import itertools
 import random
+import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import pytest
-from solrl_rollout.engine.costs import Costs
+from solrl_rollout.engine.costs import StepCosts
 from solrl_rollout.engine.fair_queue import FairQueue, QueueFull
 
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    run: str | None
+    run: Hashable
     candidates: int = 1
     steps: int = 1
     job: str = ""
     tenant: str = "t"
-    returning: int = 0
+    reserved: int = 0
 
     @property
     def cost(self) -> int:
@@ -67,24 +69,24 @@ def test_steps_count_as_cost() -> None:
 
 
 def test_turns_go_by_what_a_step_of_the_kind_takes() -> None:
-    costs = Costs()
+    costs = StepCosts()
     for kind, seconds in (("small", 99.0), ("large", 99.0), ("small", 0.02), ("large", 0.06)):
-        costs.measured(kind, seconds)  # the first of each is not counted
-    assert [costs.of(kind) for kind in ("small", "large", "new")] == [1.0, pytest.approx(3.0), 1.0]
-    queue: FairQueue[Item] = FairQueue(1000, weight=lambda item: costs.of(item.run))
+        costs.record(kind, seconds)  # the first of each is ignored
+    assert [costs.weight(kind) for kind in ("small", "large", "new")] == [1.0, pytest.approx(3.0), 1.0]
+    queue: FairQueue[Item] = FairQueue(1000, weight=lambda item: costs.weight(item.run))
     queue.put([*[Item("large", 8)] * 20, *[Item("small", 8)] * 20])
     served = taken(queue, 20)
     assert (served.count("large"), served.count("small")) == (5, 15)
 
 
 def test_a_kind_that_gets_slower_weighs_more_by_and_by() -> None:
-    costs = Costs()
+    costs = StepCosts()
     for kind in ("a", "b", "a", "b"):
-        costs.measured(kind, 1.0)
-    costs.measured("b", 2.0)
-    assert costs.of("b") == pytest.approx(1.1)
-    costs.measured("a", 2.0)
-    assert costs.of("b") == pytest.approx(1.0)
+        costs.record(kind, 1.0)
+    costs.record("b", 2.0)
+    assert costs.weight("b") == pytest.approx(1.1)
+    costs.record("a", 2.0)
+    assert costs.weight("b") == pytest.approx(1.0)
 
 
 def test_a_small_run_waits_for_one_chunk_of_a_big_one_only() -> None:
@@ -143,8 +145,8 @@ def test_a_tenant_has_a_bound_of_its_own() -> None:
     assert queue.candidates == 10
 
 
-def test_what_comes_again_has_its_room_kept_and_goes_first() -> None:
-    queue = queue_of(Item("a", 4, returning=2), Item("a", 2, returning=1), limit=6)
+def test_survivors_have_reserved_capacity_and_go_first() -> None:
+    queue = queue_of(Item("a", 4, reserved=2), Item("a", 2, reserved=1), limit=6)
     queue.take()
     with pytest.raises(QueueFull) as full:
         queue.put([Item("b", 3)])
@@ -152,25 +154,25 @@ def test_what_comes_again_has_its_room_kept_and_goes_first() -> None:
     queue.put([Item("a", 2, job="other")])
     queue.take()
     again = [Item("a", 2), Item("a", 1)]
-    queue.put(again, admitted=True)
+    queue.put(again, reserved=True)
     assert queue.candidates == 5
     assert [queue.take(), queue.take()] == again
     queue.put([Item("b", 4)])
     assert queue.candidates == queue.limit
 
 
-def test_room_that_is_kept_counts_for_its_tenant_until_the_job_ends() -> None:
-    queue = queue_of(Item("a", 6, returning=6, job="pruned"), limit=100, tenant_limit=6)
+def test_reserved_capacity_counts_for_its_tenant_until_the_job_ends() -> None:
+    queue = queue_of(Item("a", 6, reserved=6, job="pruned"), limit=100, tenant_limit=6)
     queue.take()
     queue.put([Item("b", 6, tenant="other")])
     with pytest.raises(QueueFull) as full:
         queue.put([Item("a", 1)])
     assert (full.value.waiting, full.value.tenant) == (6, "t")
-    queue.require_room({"third": 6})
+    queue.require_capacity({"third": 6})
     with pytest.raises(QueueFull):
-        queue.require_room({"t": 1})
+        queue.require_capacity({"t": 1})
     queue.release("t", "pruned")
-    queue.require_room({"t": 6})
+    queue.require_capacity({"t": 6})
     queue.put([Item("a", 6)])
 
 
@@ -180,12 +182,12 @@ def test_no_order_of_pruned_work_exceeds_the_bound() -> None:
     for job in map(str, range(2000)):
         with contextlib.suppress(QueueFull):
             count = draw.randint(1, 20)
-            queue.put([Item("a", count, job=job, returning=draw.randint(0, count))])
-        if draw.random() < 0.9 and (item := queue.take()) is not None and item.returning:
+            queue.put([Item("a", count, job=job, reserved=draw.randint(0, count))])
+        if draw.random() < 0.9 and (item := queue.take()) is not None and item.reserved:
             running.append(item)
         if running and draw.random() < 0.3:
             ended = running.pop(draw.randrange(len(running)))
-            queue.put([Item("a", ended.returning, job=ended.job)], admitted=True)
+            queue.put([Item("a", ended.reserved, job=ended.job)], reserved=True)
         assert queue.candidates <= queue.limit
     assert running
 
@@ -216,38 +218,44 @@ def test_coming_back_again_and_again_wins_nothing() -> None:
     taken(queue, 10)
     served: list[object] = []
     for _ in range(100):
-        if "returning" not in queue._waiting:
+        if all(item.run != "returning" for item in queue.of_tenant("t")):
             queue.put([Item("returning", 24)])
         served += taken(queue, 1)
     assert 45 <= served.count("returning") <= 55
 
 
-def test_taking_makes_room() -> None:
+def test_taking_frees_capacity() -> None:
     queue = queue_of(Item("a", 6), Item("a", 4), limit=10)
     queue.take()
     queue.put([Item("b", 6)])
     assert (queue.candidates, queue.cost) == (10, 10)
 
 
-def test_dropping_removes_a_job_from_everywhere_and_nothing_else() -> None:
+def test_removing_takes_a_job_from_everywhere_and_nothing_else() -> None:
     keep, gone = Item("a", job="keep"), Item("a", 5, job="gone")
     queue = queue_of(gone, keep, Item("b", 7, job="gone"), gone, limit=20)
-    assert len(queue.drop(lambda item: item.job == "gone")) == 3
+    assert len(queue.remove(lambda item: item.job == "gone")) == 3
     assert (queue.candidates, queue.cost) == (1, 1)
     assert queue.take() is keep
     assert not queue
 
 
-def test_what_was_dropped_is_not_charged() -> None:
+def test_removed_items_are_not_charged() -> None:
     queue = queue_of(*[Item("a", 24, 100, job="gone")] * 5)
-    queue.drop(lambda item: item.job == "gone")
+    queue.remove(lambda item: item.job == "gone")
     queue.put([Item("b"), Item("b"), Item("a"), Item("a")])
     assert sorted(map(str, taken(queue, 2))) == ["a", "b"]
 
 
-def test_a_queue_forgets_runs_that_owe_nothing() -> None:
-    queue = queue_of()
-    for i in range(100):
-        queue.put([Item(f"run-{i}")])
+def test_a_queue_forgets_runs_without_debt() -> None:
+    class Run:
+        pass
+
+    queue, runs = queue_of(), weakref.WeakSet[Run]()
+    for _ in range(100):
+        run = Run()
+        runs.add(run)
+        queue.put([Item(run)])
         queue.take()
-    assert len(queue._served) < 5
+    del run
+    assert len(runs) < 5

@@ -8,7 +8,7 @@ from solrl_proto import Plan, PromptItem
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Telemetry
+from solrl_rollout.status.metrics import Metrics
 from transformers import CLIPModel
 
 REWARDS = ("clipscore", "pickscore")
@@ -30,7 +30,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_models_and_experiments_share_a_reward_that_was_loaded_once(loads: list[str]) -> None:
     models = ("mini-sd3", "flux=mini-flux")
-    engine = Engine(Settings(model=models, rewards=REWARDS, precision="bf16"), Telemetry())
+    engine = Engine(Settings(model=models, rewards=REWARDS, precision="bf16"), Metrics())
     hosted = engine.start().result()
     try:
         assert [model.info.rewards for model in hosted] == [REWARDS] * 2
@@ -44,7 +44,7 @@ def test_models_and_experiments_share_a_reward_that_was_loaded_once(loads: list[
             for tenant, run in (("one", "a"), ("one", "b"), ("other", "a"))
         ]
         engine.submit(chunks)
-        assert all(chunk.done.result().rewards.keys() == set(REWARDS) for chunk in chunks)
+        assert all(chunk.result.result().rewards.keys() == set(REWARDS) for chunk in chunks)
     finally:
         engine.close()
     assert sorted(loads) == ["mini-clip", "mini-pickscore"]

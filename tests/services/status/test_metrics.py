@@ -11,9 +11,9 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from security_helpers import Guarded, push
 from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
-from solrl_rollout.status.metrics import SHOWN_RUNS, QueueState, Telemetry
+from solrl_rollout.status.metrics import SHOWN_RUNS, Metrics, QueueState
 
-DASHBOARD = json.loads((Path(__file__).parents[2] / "docs" / "grafana" / "solrl.json").read_text())
+DASHBOARD = json.loads((Path(__file__).parents[3] / "docs" / "grafana" / "solrl.json").read_text())
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -31,24 +31,24 @@ def labelled(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
 
 
 @pytest.fixture
-def telemetry() -> Telemetry:
+def metrics() -> Metrics:
     """One that saw a little of everything."""
-    made = Telemetry()
+    made = Metrics()
     made.watch_queue(lambda: QueueState({"a": 48, "b": 24}, 1.5))
-    made.chunk_done("a", "demo", "mini", "nvfp4", candidates=24, steps=6, generate=3.0, reward=0.5)
-    made.switched("mini", "nvfp4", 0.25)
-    made.pushed("a", "demo", 7, 1000)
-    made.served("a", "demo", 5, head=7)
-    made.reward_error("hpsv2")
+    made.chunk_finished("a", "demo", "mini", "nvfp4", candidates=24, steps=6, generate=3.0, reward=0.5)
+    made.adapter_switched("mini", "nvfp4", 0.25)
+    made.adapter_pushed("a", "demo", 7, 1000)
+    made.adapter_served("a", "demo", 5, head=7)
+    made.reward_failed("hpsv2")
     made.out_of_memory("mini", "nvfp4")
-    made.request("/v1/models", "GET", 200, 0.002)
+    made.request_answered("/v1/models", "GET", 200, 0.002)
     with made.in_progress():
         pass
     return made
 
 
-def test_plain_numbers_become_metrics(telemetry: Telemetry) -> None:
-    samples = read(telemetry.exposition().decode())
+def test_plain_numbers_become_metrics(metrics: Metrics) -> None:
+    samples = read(metrics.exposition().decode())
     tier = {"model": "mini", "precision": "nvfp4"}
     assert value(samples, "solrl_candidates_total", tenant="a", **tier) == 24
     assert value(samples, "solrl_chunks_total", **tier) == 1
@@ -69,44 +69,44 @@ def test_plain_numbers_become_metrics(telemetry: Telemetry) -> None:
 
 
 def test_of_many_runs_only_the_busiest_are_shown() -> None:
-    telemetry = Telemetry()
+    metrics = Metrics()
     for i in range(1000):
-        telemetry.pushed("a", f"run-{i}", 0, 1)
-        telemetry.chunk_done("a", f"run-{i}", "m", "bf16", candidates=1, steps=1, generate=float(i), reward=0.0)
-    samples = read(telemetry.exposition().decode())
+        metrics.adapter_pushed("a", f"run-{i}", 0, 1)
+        metrics.chunk_finished("a", f"run-{i}", "m", "bf16", candidates=1, steps=1, generate=float(i), reward=0.0)
+    samples = read(metrics.exposition().decode())
     shares = labelled(samples, "solrl_run_share")
     assert set(shares) == {(f"run-{i}", "a") for i in range(1000 - SHOWN_RUNS, 1000)}
-    assert 0 < sum(shares.values()) < 1
-    assert len(telemetry._runs) <= 256
+    # Runs beyond those tracked are forgotten: they no longer count in the total.
+    assert sum(shares.values()) == pytest.approx(sum(range(990, 1000)) / sum(range(744, 1000)), rel=1e-3)
     assert len(samples) < 250
 
 
 def test_work_without_a_run_has_a_share_and_no_lag() -> None:
-    telemetry = Telemetry()
-    telemetry.chunk_done("a", None, "m", "bf16", candidates=1, steps=1, generate=1.0, reward=0.0)
-    samples = read(telemetry.exposition().decode())
+    metrics = Metrics()
+    metrics.chunk_finished("a", None, "m", "bf16", candidates=1, steps=1, generate=1.0, reward=0.0)
+    samples = read(metrics.exposition().decode())
     assert labelled(samples, "solrl_run_share") == {("-", "a"): 1.0}
     assert labelled(samples, "solrl_adapter_lag_versions") == {}
 
 
 def test_the_lag_follows_the_store_ahead_and_back() -> None:
     def lag() -> dict[tuple[str, ...], float]:
-        return labelled(read(telemetry.exposition().decode()), "solrl_adapter_lag_versions")
+        return labelled(read(metrics.exposition().decode()), "solrl_adapter_lag_versions")
 
-    telemetry = Telemetry()
-    telemetry.served("a", "demo", 3, head=9)
+    metrics = Metrics()
+    metrics.adapter_served("a", "demo", 3, head=9)
     assert lag() == {("demo", "a"): 6.0}
-    telemetry.served("a", "demo", 3, head=4)
+    metrics.adapter_served("a", "demo", 3, head=4)
     assert lag() == {("demo", "a"): 1.0}
-    telemetry.rewound("a", "demo", 1)
-    telemetry.pushed("a", "demo", 2, 1)
+    metrics.run_rewound("a", "demo", 1)
+    metrics.adapter_pushed("a", "demo", 2, 1)
     assert lag() == {}
-    telemetry.served("a", "demo", 1, head=2)
+    metrics.adapter_served("a", "demo", 1, head=2)
     assert lag() == {("demo", "a"): 1.0}
-    telemetry.deleted("a", "demo")
+    metrics.run_deleted("a", "demo")
     assert lag() == {}
-    telemetry.pushed("a", "demo", 0, 1)
-    telemetry.served("a", "demo", 0, head=0)
+    metrics.adapter_pushed("a", "demo", 0, 1)
+    metrics.adapter_served("a", "demo", 0, head=0)
     assert lag() == {("demo", "a"): 0.0}
 
 
@@ -159,10 +159,10 @@ def panels(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu_tells_its_memory(telemetry: Telemetry) -> None:
+def test_a_gpu_tells_its_memory(metrics: Metrics) -> None:
     held = torch.ones(64 * 2**20, dtype=torch.uint8, device="cuda")
     device = f"cuda:{held.device.index}"
-    samples = read(telemetry.exposition().decode())
+    samples = read(metrics.exposition().decode())
     total, free, reserved, allocated = (
         value(samples, "solrl_gpu_memory_bytes", device=device, kind=kind)
         for kind in ("total", "free", "reserved", "allocated")
@@ -170,8 +170,8 @@ def test_a_gpu_tells_its_memory(telemetry: Telemetry) -> None:
     assert held.nbytes <= allocated <= reserved <= total - free < total
 
 
-def test_the_dashboard_asks_only_for_what_there_is(telemetry: Telemetry) -> None:
-    names = {name for name, _ in read(telemetry.exposition().decode())} | {"solrl_gpu_memory_bytes"}
+def test_the_dashboard_asks_only_for_what_there_is(metrics: Metrics) -> None:
+    names = {name for name, _ in read(metrics.exposition().decode())} | {"solrl_gpu_memory_bytes"}
     asked: set[str] = set()
     for panel in panels(DASHBOARD):
         for target in panel.get("targets", ()):
@@ -182,11 +182,11 @@ def test_the_dashboard_asks_only_for_what_there_is(telemetry: Telemetry) -> None
     assert ours - shown <= {"solrl_build", "solrl_chunks"}
 
 
-def test_the_documentation_names_every_metric_and_no_other(telemetry: Telemetry) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+def test_the_documentation_names_every_metric_and_no_other(metrics: Metrics) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     told = set(re.findall(r"`(solrl_[a-z_]+)\{|`(solrl_[a-z_]+)`", text))
     told_names = {first or second for first, second in told} - {"solrl_"}
-    families = text_string_to_metric_families(telemetry.exposition().decode())
+    families = text_string_to_metric_families(metrics.exposition().decode())
     names = {f.name + ("_total" if f.type == "counter" else "") for f in families if f.name.startswith("solrl_")}
     assert told_names == {name for name in names if not name.endswith("_created")}
 

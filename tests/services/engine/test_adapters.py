@@ -9,12 +9,12 @@ from solrl_core.adapter import Adapter, adapter_digest, encode_adapter, lora_a_k
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import AdapterRef
 from solrl_rollout.engine.adapters import Adapters
-from solrl_rollout.store import MemoryAdapterStore
+from solrl_rollout.store import MemoryRunStore
 
 pytestmark = pytest.mark.anyio
 
 LAYOUT = {"block.linear": (4, 3)}
-HOSTED: Any = SimpleNamespace(info=SimpleNamespace(name="mini"), layout=LAYOUT)
+HOSTED: Any = SimpleNamespace(info=SimpleNamespace(name="mini"), adapter_layout=LAYOUT)
 
 
 def adapter() -> Adapter:
@@ -33,7 +33,7 @@ async def push(adapters: Adapters, version: int, body: bytes, digest: str) -> st
 
 
 async def test_a_damaged_body_is_refused_and_not_remembered() -> None:
-    adapters = Adapters(MemoryAdapterStore())
+    adapters = Adapters(MemoryRunStore())
     body = encode_adapter(adapter())
     digest = adapter_digest(body)
     assert await push(adapters, 0, body, digest) is None
@@ -44,7 +44,7 @@ async def test_a_damaged_body_is_refused_and_not_remembered() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 async def test_what_is_not_finite_is_refused_and_not_stored(value: float) -> None:
-    store = MemoryAdapterStore()
+    store = MemoryRunStore()
     bad = adapter()
     bad.tensors[lora_b_key("block.linear")][1, 1] = value
     body = encode_adapter(bad)

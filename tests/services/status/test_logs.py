@@ -89,15 +89,14 @@ def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:
     return made
 
 
-def test_notes_reach_every_line_of_their_request() -> None:
-    assert logs.current_request() is None
-    logs.note(run="lost")  # outside of a request: nothing to add to
-    logs.begin("r1")
-    logs.note(run="demo", model=None)
+def test_fields_are_on_every_line_of_their_request() -> None:
+    logs.add_fields(run="lost")  # outside a request
+    assert "run" not in json.loads(logs.JsonFormatter().format(record("before")))
+    logs.begin_request("r1")
+    logs.add_fields(run="demo", model=None)
     line = json.loads(logs.JsonFormatter().format(record("a %s", "b", fields={"status": 200})))
     assert (line["message"], line["run"], line["request_id"], line["status"]) == ("a b", "demo", "r1", 200)
     assert "model" not in line
-    assert logs.current_request() == "r1"
 
 
 @pytest.mark.parametrize("formatter", [logs.JsonFormatter(), logs.TextFormatter()])

@@ -9,7 +9,7 @@ import pytest
 import redis
 from redis.asyncio.client import Pipeline
 from solrl_proto.adapters import AdapterInfo
-from solrl_rollout.store.redis import CHUNK_BYTES, Keys, Record, RedisAdapterStore, weaknesses
+from solrl_rollout.store.redis import CHUNK_BYTES, Keys, Record, RedisRunStore, weaknesses
 from store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio
@@ -19,8 +19,8 @@ ALWAYS = {"solrl:{tenant-a}:runs", "solrl:{tenant-a}:bytes", "solrl:{tenant-a}:r
 
 
 @pytest.fixture
-async def redis_store(empty_redis_url: str) -> AsyncIterator[RedisAdapterStore]:
-    opened = RedisAdapterStore(empty_redis_url, retain=3)
+async def redis_store(empty_redis_url: str) -> AsyncIterator[RedisRunStore]:
+    opened = RedisRunStore(empty_redis_url, retain=3)
     yield opened
     await opened.close()
 
@@ -34,16 +34,16 @@ def keys_of(client: redis.Redis, *, expiring: bool) -> set[str]:
     return {bytes(key).decode() for key in client.scan_iter() if (client.ttl(key) >= 0) == expiring}
 
 
-async def test_two_clients_see_one_redis(redis_store: RedisAdapterStore, empty_redis_url: str) -> None:
+async def test_two_clients_see_one_redis(redis_store: RedisRunStore, empty_redis_url: str) -> None:
     body = bytes(range(256)) * (CHUNK_BYTES // 128) + b"the third chunk"
     info, _ = adapter(0, None, body=body)
     await redis_store.put(TENANT, info, body)
-    other = RedisAdapterStore(empty_redis_url)
+    other = RedisRunStore(empty_redis_url)
     assert await other.get(TENANT, "run-a", 0) == (info, body)
     await other.close()
 
 
-async def test_exactly_these_keys_survive(redis_store: RedisAdapterStore, client: redis.Redis) -> None:
+async def test_exactly_these_keys_survive(redis_store: RedisRunStore, client: redis.Redis) -> None:
     body = bytes(2 * CHUNK_BYTES + 1)
     for version in range(5):
         await redis_store.put(TENANT, *adapter(version, version - 1 if version else None, body=body))
@@ -57,10 +57,10 @@ async def test_exactly_these_keys_survive(redis_store: RedisAdapterStore, client
     assert keys_of(client, expiring=True) == set()
 
 
-class Overtaken(RedisAdapterStore):
+class Overtaken(RedisRunStore):
     """A client that is overtaken by `rival` after its upload, before its commit."""
 
-    rival: tuple[RedisAdapterStore, AdapterInfo, bytes]
+    rival: tuple[RedisRunStore, AdapterInfo, bytes]
 
     async def _upload(self, keys: Keys, record: Record, body: bytes) -> tuple[str, ...]:
         chunks = await super()._upload(keys, record, body)
@@ -78,7 +78,7 @@ async def overtaken(empty_redis_url: str) -> AsyncIterator[Overtaken]:
 
 @pytest.mark.parametrize(("version", "kind"), [(0, "version-conflict"), (1, "parent-conflict")])
 async def test_an_upload_that_loses_leaves_nothing(
-    overtaken: Overtaken, redis_store: RedisAdapterStore, client: redis.Redis, version: int, kind: str
+    overtaken: Overtaken, redis_store: RedisRunStore, client: redis.Redis, version: int, kind: str
 ) -> None:
     winner = adapter(0, None, "winner")
     overtaken.rival = (redis_store, *winner)
@@ -93,9 +93,7 @@ async def test_an_upload_that_loses_leaves_nothing(
     assert keys_of(client, expiring=True) == set()
 
 
-async def test_an_upload_overtaken_by_its_own_retry_succeeds(
-    overtaken: Overtaken, redis_store: RedisAdapterStore
-) -> None:
+async def test_an_upload_overtaken_by_its_own_retry_succeeds(overtaken: Overtaken, redis_store: RedisRunStore) -> None:
     info, body = adapter(0, None)
     overtaken.rival = (redis_store, info, body)
     assert await overtaken.put(TENANT, info, body) == (info, False)
@@ -103,7 +101,7 @@ async def test_an_upload_overtaken_by_its_own_retry_succeeds(
 
 
 async def test_a_commit_that_is_sent_again_because_its_answer_was_lost_keeps_what_it_stored(
-    redis_store: RedisAdapterStore, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_store: RedisRunStore, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate = Pipeline.eval
 
@@ -135,7 +133,7 @@ def changes(client: redis.Redis) -> int:
 
 
 async def test_no_retry_is_acknowledged_before_the_disk_has_the_version(
-    redis_store: RedisAdapterStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_store: RedisRunStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_store, "_durable", True)
     info, body = adapter(0, None)
@@ -151,7 +149,7 @@ async def test_no_retry_is_acknowledged_before_the_disk_has_the_version(
 
 
 async def test_nor_is_a_run_said_to_have_gone_back(
-    redis_store: RedisAdapterStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_store: RedisRunStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(redis_store, 2)
     monkeypatch.setattr(redis_store, "_durable", True)
@@ -166,7 +164,7 @@ async def test_nor_is_a_run_said_to_have_gone_back(
 
 
 async def test_nor_is_a_push_that_its_own_retry_overtook(
-    overtaken: Overtaken, redis_store: RedisAdapterStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    overtaken: Overtaken, redis_store: RedisRunStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overtaken, "_durable", True)
     info, body = adapter(0, None)
@@ -175,7 +173,7 @@ async def test_nor_is_a_push_that_its_own_retry_overtook(
     assert (problem.status, problem.kind) == (503, "store-unavailable")
 
 
-class Dying(RedisAdapterStore):
+class Dying(RedisRunStore):
     """A client that dies between upload and commit."""
 
     async def _upload(self, keys: Keys, record: Record, body: bytes) -> tuple[str, ...]:
@@ -184,7 +182,7 @@ class Dying(RedisAdapterStore):
 
 
 async def test_an_upload_that_dies_midway_leaves_only_expiring_keys(
-    empty_redis_url: str, redis_store: RedisAdapterStore, client: redis.Redis
+    empty_redis_url: str, redis_store: RedisRunStore, client: redis.Redis
 ) -> None:
     dying = Dying(empty_redis_url)
     with pytest.raises(asyncio.CancelledError):
@@ -196,7 +194,7 @@ async def test_an_upload_that_dies_midway_leaves_only_expiring_keys(
     assert await kept(redis_store) == [0]
 
 
-class Slow(RedisAdapterStore):
+class Slow(RedisRunStore):
     """A client whose first chunk expires before its commit."""
 
     async def _upload(self, keys: Keys, record: Record, body: bytes) -> tuple[str, ...]:
@@ -213,7 +211,7 @@ async def test_an_upload_that_expired_is_not_acknowledged(empty_redis_url: str, 
     assert keys_of(client, expiring=False) == set()
 
 
-async def test_a_deleted_run_leaves_nothing_but_the_count(redis_store: RedisAdapterStore, client: redis.Redis) -> None:
+async def test_a_deleted_run_leaves_nothing_but_the_count(redis_store: RedisRunStore, client: redis.Redis) -> None:
     await fill(redis_store, 3)
     await redis_store.pin(TENANT, "run-a", 1, True)
     await redis_store.delete(TENANT, "run-a")
@@ -221,7 +219,7 @@ async def test_a_deleted_run_leaves_nothing_but_the_count(redis_store: RedisAdap
     assert client.get("solrl:{tenant-a}:bytes") == b"0"
 
 
-async def test_what_a_run_goes_back_from_leaves_nothing(redis_store: RedisAdapterStore, client: redis.Redis) -> None:
+async def test_what_a_run_goes_back_from_leaves_nothing(redis_store: RedisRunStore, client: redis.Redis) -> None:
     await fill(redis_store, 1)
     before = keys_of(client, expiring=False)
     for version in (1, 2):
@@ -232,7 +230,7 @@ async def test_what_a_run_goes_back_from_leaves_nothing(redis_store: RedisAdapte
 
 
 async def test_a_damaged_record_does_not_keep_newer_versions_out(
-    redis_store: RedisAdapterStore, client: redis.Redis
+    redis_store: RedisRunStore, client: redis.Redis
 ) -> None:
     await fill(redis_store, 3)
     client.hset("solrl:{tenant-a}:run:run-a:versions", "0", "not JSON")
@@ -241,7 +239,7 @@ async def test_a_damaged_record_does_not_keep_newer_versions_out(
 
 
 async def test_settings_of_redis_that_may_lose_adapters_are_told(own_redis) -> None:  # type: ignore[no-untyped-def]
-    store = RedisAdapterStore(own_redis.url)
+    store = RedisRunStore(own_redis.url)
     (told,) = await store.warnings()
     assert "append-only" in told
     with redis.Redis.from_url(own_redis.url) as client:
@@ -256,7 +254,7 @@ async def test_settings_of_redis_that_may_lose_adapters_are_told(own_redis) -> N
     assert ["appendfsync" in told for told in weaknesses(unsynced)] == [True]
 
 
-class Overtaking(RedisAdapterStore):
+class Overtaking(RedisRunStore):
     """Between its finding a version and reading it, the run goes back and the version is pushed anew."""
 
     async def _download(self, keys: Keys, record: Record) -> bytes | None:
@@ -274,9 +272,7 @@ async def test_a_version_pushed_anew_while_it_is_read_is_not_called_damaged(empt
 
 
 @pytest.mark.parametrize("damage", ["flipped", "lost", "record"])
-async def test_damage_in_redis_is_found_at_get(
-    redis_store: RedisAdapterStore, client: redis.Redis, damage: str
-) -> None:
+async def test_damage_in_redis_is_found_at_get(redis_store: RedisRunStore, client: redis.Redis, damage: str) -> None:
     await fill(redis_store, 1)
     (chunk,) = client.keys("solrl:{tenant-a}:run:run-a:blob:*")
     if damage == "flipped":
@@ -292,7 +288,7 @@ async def test_damage_in_redis_is_found_at_get(
 async def test_a_killed_redis_is_503_and_the_password_stays_secret(own_redis) -> None:  # type: ignore[no-untyped-def]
     address = own_redis.url.removeprefix("redis://").removesuffix("/0")
     own_redis.kill()
-    store = RedisAdapterStore(f"redis://user:hunter2@{address}/0")
+    store = RedisRunStore(f"redis://user:hunter2@{address}/0")
     doings = [
         store.ping(),
         store.put(TENANT, *adapter(0, None)),
@@ -310,7 +306,7 @@ async def test_a_killed_redis_is_503_and_the_password_stays_secret(own_redis) ->
 async def test_a_redis_out_of_memory_is_503_and_stores_nothing(own_redis) -> None:  # type: ignore[no-untyped-def]
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("maxmemory", "1mb")
-    store = RedisAdapterStore(own_redis.url)
+    store = RedisRunStore(own_redis.url)
     problem = await refusal(store.put(TENANT, *adapter(0, None, body=bytes(CHUNK_BYTES))))
     assert (problem.status, problem.kind) == (503, "store-unavailable")
     assert (await refusal(store.list(TENANT, "run-a"))).kind == "run-not-found"

@@ -1,4 +1,4 @@
-"""Curves are thinned without losing what one would see, and the last minute is counted as it was."""
+"""Curves are thinned without losing what one would see."""
 
 import math
 
@@ -6,7 +6,6 @@ import pytest
 from iteration_helpers import report
 from solrl_proto.status import Point
 from solrl_rollout.status.curves import MOST_POINTS, detail, overview, thinned
-from solrl_rollout.status.throughput import PARTS, WINDOW, Done, Recent
 
 
 def points(count: int) -> list[Point]:
@@ -43,38 +42,3 @@ def test_a_detailed_curve_has_every_reward_and_phase() -> None:
     assert curve.series["seconds:explore"] == (2.0, None)
     assert curve.series["loss"] == (0.9, 0.9)
     assert set(overview([report(0)]).series) == {"best", "mean", "worst", "proxy"}
-
-
-def done(tenant: str, began: float, ended: float, candidates: int = 24, switched: bool = False) -> Done:
-    return Done(tenant, candidates, steps=6, began=began, ended=ended, generate=ended - began, switched=switched)
-
-
-def test_the_last_minute_is_each_tenants_own() -> None:
-    now = 0.0
-    recent = Recent(lambda: now)
-    now = 100.0
-    recent.add(done("a", 80.0, 92.0, switched=True))
-    recent.add(done("a", 92.0, 98.0))
-    recent.add(done("b", 98.0, 99.0, candidates=1000))
-    seen = recent.of("a")
-    assert seen.window == WINDOW
-    assert seen.candidates_per_second == pytest.approx(48 / WINDOW)
-    assert (seen.switches, seen.step_seconds) == (1, 1.5)
-    assert len(seen.history) == PARTS
-    assert sum(seen.history) * WINDOW / PARTS == pytest.approx(48, abs=0.1)
-    assert seen.history[:8] == (0,) * 8
-    assert recent.of("c").step_seconds is None
-    assert recent.of("a", busy=True).history[-1] == 4.0
-    assert recent.of("c", busy=True).candidates_per_second == 0
-    now = 152.5
-    assert recent.of("a").candidates_per_second == pytest.approx(24 * 5.5 / 6 / WINDOW, abs=1e-3)
-    now = 200.0
-    assert recent.of("a").candidates_per_second == recent.of("b").switches == 0
-
-
-def test_a_young_service_counts_by_its_own_age() -> None:
-    now = 0.0
-    recent = Recent(lambda: now)
-    now = 10.0
-    recent.add(done("a", 4.0, 10.0))
-    assert (recent.of("a").window, recent.of("a").candidates_per_second) == (10.0, 2.4)

@@ -1,4 +1,4 @@
-"""Memory that runs out: work is made in halves and nobody notices, or it is refused and others are served."""
+"""Exhausted memory: batches are halved and nobody notices, or a request is refused and others are served."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,16 +9,16 @@ import httpx
 import pytest
 import small_memory
 import torch
+from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, problem, rollout_request, running_service, scores
 from solrl_core.generator import CHUNK
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
-from solrl_rollout.engine import executor
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Telemetry
+from solrl_rollout.status.metrics import Metrics
 
 TO_MAKE, TO_SCORE = 12, 9
 ONE_LANE = {"OMP_NUM_THREADS": "1"}  # so that a whole chunk is one batch, as on a GPU
@@ -62,7 +62,7 @@ def test_the_warm_up_finds_what_fits_and_says_so(small: RunningService) -> None:
     assert at_once(small, 0) == at_once(small, 1) == {"nvfp4": CHUNK // 2, "rewards": CHUNK // 4}
     assert times(small, "mini-sana", "rewards") == 2
     log = small.log.read_text()
-    assert "memory ran out with 24 candidates at once; from now on at most 12 are" in log
+    assert "memory ran out with 24 candidates at once; the batch limit is now 12" in log
     assert "there is room for 12" in log
     assert '"part": "nvfp4"' in log
 
@@ -113,7 +113,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Engine]]:
     engines = []
 
     def start() -> Engine:
-        engines.append(Engine(Settings(precision="nvfp4"), Telemetry()))
+        engines.append(Engine(Settings(precision="nvfp4"), Metrics()))
         engines[-1].start().result()
         return engines[-1]
 
@@ -127,7 +127,7 @@ def made(engine: Engine, precision: Any = "bf16", count: int = CHUNK) -> list[fl
     job = Job("t", "a", "mini-sana", None, precision, Plan(steps=1), ("clipscore",), images=False)
     chunk = Chunk(job, PromptItem(id="p", text="a red circle"), range(count))
     engine.submit([chunk])
-    found: list[float] = chunk.done.result(60).rewards["clipscore"].tolist()
+    found: list[float] = chunk.result.result(60).rewards["clipscore"].tolist()
     return found
 
 
@@ -173,7 +173,7 @@ def test_a_precision_that_cannot_be_built_is_the_answer_of_who_asks_for_it(
 
     running = engine()
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "Generator", breaks)
+        patch.setattr("solrl_rollout.engine.backends.local.Generator", breaks)
         with pytest.raises(ProblemError) as refused:
             made(running)
     assert (refused.value.problem.status, refused.value.problem.kind) == expected
@@ -188,6 +188,47 @@ def test_a_service_that_holds_no_candidate_does_not_start(
     part: Callable[[int], tuple[type, str, Any]],
 ) -> None:
     monkeypatch.setattr(*part(0))
+    with pytest.raises(RuntimeError, match=r"mini-sana does not fit on auto: .*solrl-rollout memory"):
+        engine()
+
+
+def test_a_backend_that_holds_no_candidate_keeps_the_service_from_starting_and_is_closed() -> None:
+    backend = FakeBackend()
+    backend.room = 0
     said = "mini-sana does not fit on auto: .*does not hold 1 candidate of .*solrl-rollout memory"
     with pytest.raises(RuntimeError, match=said):
-        engine()
+        started_engine(backend)
+    assert backend.closed
+
+
+@pytest.mark.parametrize("count", [24, 13, 1])
+def test_the_batches_of_any_backend_are_halved(count: int) -> None:
+    backend = FakeBackend()
+    engine = started_engine(backend)
+    try:
+        whole, parts = chunk(job(), count=count), chunk(job(), count=count)
+        engine.submit([whole])
+        expected = whole.result.result(60)
+        backend.room = 12
+        backend.batches.clear()
+        engine.submit([parts])
+        assert torch.equal(parts.result.result(60).rewards[REWARD], expected.rewards[REWARD])
+    finally:
+        engine.close()
+    assert backend.batches == {24: [24, 12, 12], 13: [13, 6, 6, 1], 1: [1]}[count]
+
+
+def test_a_smaller_batch_is_tried_when_the_request_comes_again() -> None:
+    backend = FakeBackend()
+    engine = started_engine(backend)
+    try:
+        backend.room = 6
+        first, again = chunk(job(), count=24), chunk(job(), count=24)
+        engine.submit([first])
+        with pytest.raises(ProblemError) as refused:
+            first.result.result(60)
+        assert (refused.value.problem.status, refused.value.problem.kind) == (503, "out-of-memory")
+        engine.submit([again])
+        assert len(again.result.result(60).rewards[REWARD]) == 24
+    finally:
+        engine.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 from service_helpers import RunningService
 from solrl_rollout.openapi import document
 
-PUBLISHED = Path(__file__).parents[2] / "proto" / "openapi.json"
+PUBLISHED = Path(__file__).parents[3] / "proto" / "openapi.json"
 
 
 def test_the_published_contract_has_not_drifted() -> None:

@@ -6,7 +6,7 @@ import pytest
 import redis
 from iteration_helpers import report, samples
 from solrl_proto.status import Point
-from solrl_rollout.store import AdapterStore, open_store
+from solrl_rollout.store import RunStore, open_store
 from solrl_rollout.store.base import KEPT_POINTS
 from store_helpers import TENANT, fill, refusal
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[AdapterStore]:
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[RunStore]:
     url = "memory://" if request.param == "memory" else request.getfixturevalue("empty_redis_url")
     opened = open_store(url, retain=3)
     await fill(opened, 1)
@@ -22,11 +22,11 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[AdapterStore]:
     await opened.close()
 
 
-async def told(store: AdapterStore, run: str = "run-a") -> list[int]:
+async def told(store: RunStore, run: str = "run-a") -> list[int]:
     return [point.iteration for point in await store.iterations(TENANT, run)]
 
 
-async def test_what_is_told_is_remembered_in_order(store: AdapterStore) -> None:
+async def test_what_is_told_is_remembered_in_order(store: RunStore) -> None:
     assert await told(store) == []
     reports = [report(i, 1 / (1 + i)) for i in (0, 1, 9, 10, 2**53 - 2)]
     for one in reports:
@@ -36,7 +36,7 @@ async def test_what_is_told_is_remembered_in_order(store: AdapterStore) -> None:
     assert all(type(point) is Point for point in points)
 
 
-async def test_an_iteration_told_again_replaces_itself_and_all_after_it(store: AdapterStore) -> None:
+async def test_an_iteration_told_again_replaces_itself_and_all_after_it(store: RunStore) -> None:
     for i in range(5):
         await store.add_iteration(TENANT, "run-a", report(i))
     await store.add_iteration(TENANT, "run-a", report(4, 0.9))
@@ -47,7 +47,7 @@ async def test_an_iteration_told_again_replaces_itself_and_all_after_it(store: A
     assert (await store.progress(TENANT, ["run-a"]))["run-a"].last == (await store.iterations(TENANT, "run-a"))[-1]
 
 
-async def test_the_newest_samples_are_kept_unless_the_run_went_back(store: AdapterStore) -> None:
+async def test_the_newest_samples_are_kept_unless_the_run_went_back(store: RunStore) -> None:
     assert await store.samples(TENANT, "run-a") is None
     await store.add_iteration(TENANT, "run-a", report(0, samples=samples(0)))
     await store.add_iteration(TENANT, "run-a", report(1, samples=samples(1)))
@@ -59,7 +59,7 @@ async def test_the_newest_samples_are_kept_unless_the_run_went_back(store: Adapt
     assert await store.samples(TENANT, "run-a") is None
 
 
-async def test_revisions_grow_over_all_runs(store: AdapterStore) -> None:
+async def test_revisions_grow_over_all_runs(store: RunStore) -> None:
     await fill(store, 1, run="run-b")
     assert await store.progress(TENANT, ["run-a", "run-b", "nobody"]) == {}
     told = [await store.add_iteration(TENANT, run, report(0)) for run in ("run-a", "run-b", "run-a")]
@@ -68,7 +68,7 @@ async def test_revisions_grow_over_all_runs(store: AdapterStore) -> None:
     assert {run: one.revision for run, one in progress.items()} == {"run-a": told[2], "run-b": told[1]}
 
 
-async def test_only_the_newest_points_are_kept(store: AdapterStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_newest_points_are_kept(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert KEPT_POINTS == 10_000
     for name in ("memory", "redis"):
         monkeypatch.setattr(f"solrl_rollout.store.{name}.KEPT_POINTS", 4)
@@ -77,7 +77,7 @@ async def test_only_the_newest_points_are_kept(store: AdapterStore, monkeypatch:
     assert await told(store) == [3, 4, 5, 6]
 
 
-async def test_a_run_that_is_not_there_can_tell_nothing(store: AdapterStore) -> None:
+async def test_a_run_that_is_not_there_can_tell_nothing(store: RunStore) -> None:
     for tenant, run in ((TENANT, "nobody"), ("tenant-b", "run-a")):
         assert (await refusal(store.add_iteration(tenant, run, report(0)))).kind == "run-not-found"
         assert (await refusal(store.iterations(tenant, run))).kind == "run-not-found"
@@ -86,7 +86,7 @@ async def test_a_run_that_is_not_there_can_tell_nothing(store: AdapterStore) -> 
     assert await store.progress("tenant-b", ["run-a"]) == {}
 
 
-async def test_a_deleted_run_is_forgotten(store: AdapterStore) -> None:
+async def test_a_deleted_run_is_forgotten(store: RunStore) -> None:
     await store.add_iteration(TENANT, "run-a", report(0, samples=samples(0)))
     await store.delete(TENANT, "run-a")
     assert (await refusal(store.iterations(TENANT, "run-a"))).kind == "run-not-found"

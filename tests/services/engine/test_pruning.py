@@ -13,7 +13,7 @@ from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.selection import best_worst
 from solrl_proto.rollouts import FittedSolver, RolloutAnswer, RolloutRequest
-from solrl_rollout.engine.work import Job, split
+from solrl_rollout.engine.work import Job, cut_into_chunks
 
 COUNT, STEPS, AFTER, KEEP = 40, 4, 2, 10
 TEXT = "a red circle and a blue square"
@@ -125,14 +125,14 @@ def test_keeping_more_than_there_are_prunes_nothing(service: RunningService) -> 
 
 
 @pytest.mark.parametrize("keep", [2, 24, 30, 1000])
-def test_as_much_room_is_kept_as_survivors_come_back(keep: int) -> None:
+def test_capacity_is_reserved_for_as_many_as_survive(keep: int) -> None:
     body = rollout_request(prompts=["a", "b"], count=COUNT, steps=STEPS)
     body["plan"]["prune"] = {"after": AFTER, "keep": keep}
     request = RolloutRequest.model_validate(body)
     job = Job("t", "a", "mini-sana", None, "bf16", request.plan, ("clipscore",), images=False)
-    for chunks in split(request, job):
-        assert sum(chunk.returning for chunk in chunks) == min(keep, COUNT)
-        assert all(chunk.returning <= chunk.candidates for chunk in chunks)
+    for chunks in cut_into_chunks(request, job):
+        assert sum(chunk.reserved for chunk in chunks) == min(keep, COUNT)
+        assert all(chunk.reserved <= chunk.candidates for chunk in chunks)
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,22 @@ from collections.abc import AsyncIterator
 import pytest
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError
-from solrl_rollout.store import AdapterStore, MemoryAdapterStore, open_store
-from solrl_rollout.store.redis import RedisAdapterStore
+from solrl_rollout.store import MemoryRunStore, RunStore, open_store
+from solrl_rollout.store.redis import RedisRunStore
 from store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[AdapterStore]:
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[RunStore]:
     url = "memory://" if request.param == "memory" else request.getfixturevalue("empty_redis_url")
     opened = open_store(url, retain=3)
     yield opened
     await opened.close()
 
 
-async def test_what_is_put_is_got(store: AdapterStore) -> None:
+async def test_what_is_put_is_got(store: RunStore) -> None:
     info, body = adapter(0, None)
     await store.ping()
     assert await store.put(TENANT, info, body) == (info, True)
@@ -33,28 +33,28 @@ async def test_what_is_put_is_got(store: AdapterStore) -> None:
     assert (held.run, held.head, held.versions) == ("run-a", 0, (info,))
 
 
-async def test_versions_may_skip_and_are_listed_oldest_first(store: AdapterStore) -> None:
+async def test_versions_may_skip_and_are_listed_oldest_first(store: RunStore) -> None:
     for version, parent in [(2, None), (9, 2), (10, 9)]:
         await store.put(TENANT, *adapter(version, parent))
     assert await kept(store) == [2, 9, 10]
     assert (await store.list(TENANT, "run-a")).head == 10
 
 
-async def test_the_largest_versions_keep_every_digit(store: AdapterStore) -> None:
+async def test_the_largest_versions_keep_every_digit(store: RunStore) -> None:
     last = 2**53 - 1
     for version, parent in [(last - 2, None), (last - 1, last - 2), (last, last - 1)]:
         await store.put(TENANT, *adapter(version, parent))
     assert await kept(store) == [last - 2, last - 1, last]
 
 
-async def test_the_same_bytes_again_are_a_success_whatever_parent_is_named(store: AdapterStore) -> None:
+async def test_the_same_bytes_again_are_a_success_whatever_parent_is_named(store: RunStore) -> None:
     await store.put(TENANT, *adapter(5, None))
     info, body = adapter(5, 4)
     stored, new = await store.put(TENANT, info, body)
     assert (stored.parent, new) == (None, False)
 
 
-async def test_the_same_version_again_is_a_success_even_behind_the_head(store: AdapterStore) -> None:
+async def test_the_same_version_again_is_a_success_even_behind_the_head(store: RunStore) -> None:
     await fill(store, 2)
     info, body = adapter(0, None)
     assert await store.put(TENANT, info, body) == (info, False)
@@ -66,16 +66,14 @@ async def test_the_same_version_again_is_a_success_even_behind_the_head(store: A
     [adapter(1, 0, "other bytes"), adapter(1, 0, model="other")],
     ids=["bytes", "model"],
 )
-async def test_a_taken_version_with_other_content_conflicts(
-    store: AdapterStore, other: tuple[AdapterInfo, bytes]
-) -> None:
+async def test_a_taken_version_with_other_content_conflicts(store: RunStore, other: tuple[AdapterInfo, bytes]) -> None:
     await fill(store, 2)
     problem = await refusal(store.put(TENANT, *other))
     assert (problem.status, problem.kind) == (409, "version-conflict")
     assert await store.get(TENANT, "run-a", 1) == adapter(1, 0)
 
 
-async def test_a_parent_that_is_not_the_head_conflicts(store: AdapterStore) -> None:
+async def test_a_parent_that_is_not_the_head_conflicts(store: RunStore) -> None:
     problem = await refusal(store.put(TENANT, *adapter(5, 4)))
     assert (problem.status, problem.kind, problem.got, problem.expected) == (409, "parent-conflict", 4, None)
     await fill(store, 2)
@@ -90,7 +88,7 @@ async def test_a_parent_that_is_not_the_head_conflicts(store: AdapterStore) -> N
     assert await kept(store) == [0, 1]
 
 
-async def test_only_the_newest_versions_are_retained(store: AdapterStore) -> None:
+async def test_only_the_newest_versions_are_retained(store: RunStore) -> None:
     await fill(store, 12)
     assert await kept(store) == [9, 10, 11]
     problem = await refusal(store.get(TENANT, "run-a", 8))
@@ -98,14 +96,14 @@ async def test_only_the_newest_versions_are_retained(store: AdapterStore) -> Non
     assert "head is 11" in problem.detail
 
 
-async def test_a_version_that_was_deleted_cannot_come_back(store: AdapterStore) -> None:
+async def test_a_version_that_was_deleted_cannot_come_back(store: RunStore) -> None:
     await fill(store, 5)
     problem = await refusal(store.put(TENANT, *adapter(1, 0)))
     assert (problem.status, problem.kind) == (409, "version-conflict")
     assert await kept(store) == [2, 3, 4]
 
 
-async def test_what_is_not_there_is_404(store: AdapterStore) -> None:
+async def test_what_is_not_there_is_404(store: RunStore) -> None:
     for doing in (store.get(TENANT, "nobody", 0), store.info(TENANT, "nobody", 0), store.list(TENANT, "nobody")):
         problem = await refusal(doing)
         assert (problem.status, problem.kind) == (404, "run-not-found")
@@ -119,14 +117,14 @@ async def test_what_is_not_there_is_404(store: AdapterStore) -> None:
     )
 
 
-async def test_runs_do_not_touch_each_other(store: AdapterStore) -> None:
+async def test_runs_do_not_touch_each_other(store: RunStore) -> None:
     await fill(store, 5, run="run-a")
     await fill(store, 1, run="run-b")
     assert await kept(store, "run-b") == [0]
     assert await store.get(TENANT, "run-b", 0) == adapter(0, None, run="run-b")
 
 
-async def test_tenants_do_not_see_each_other(store: AdapterStore) -> None:
+async def test_tenants_do_not_see_each_other(store: RunStore) -> None:
     await fill(store, 2)
     for doing in (
         store.get("tenant-b", "run-a", 0),
@@ -142,7 +140,7 @@ async def test_tenants_do_not_see_each_other(store: AdapterStore) -> None:
     assert (await store.runs("nobody")).runs == ()
 
 
-async def test_a_pinned_version_stays_and_counts_for_nobody(store: AdapterStore) -> None:
+async def test_a_pinned_version_stays_and_counts_for_nobody(store: RunStore) -> None:
     await fill(store, 2)
     await store.pin(TENANT, "run-a", 0, True)
     for version in range(2, 6):
@@ -156,7 +154,7 @@ async def test_a_pinned_version_stays_and_counts_for_nobody(store: AdapterStore)
     assert (problem.status, problem.kind) == (404, "version-not-found")
 
 
-async def test_a_run_goes_back_to_a_version_that_is_held(store: AdapterStore) -> None:
+async def test_a_run_goes_back_to_a_version_that_is_held(store: RunStore) -> None:
     await fill(store, 2)
     await store.pin(TENANT, "run-a", 0, True)
     for version in range(2, 6):
@@ -180,7 +178,7 @@ async def test_a_run_goes_back_to_a_version_that_is_held(store: AdapterStore) ->
     assert (await refusal(store.rewind(TENANT, "run-b", 0, 1))).kind == "run-not-found"
 
 
-async def test_a_deleted_run_is_gone_and_may_begin_anew(store: AdapterStore) -> None:
+async def test_a_deleted_run_is_gone_and_may_begin_anew(store: RunStore) -> None:
     await fill(store, 3)
     await fill(store, 1, run="run-b")
     await store.pin(TENANT, "run-a", 1, True)
@@ -193,7 +191,7 @@ async def test_a_deleted_run_is_gone_and_may_begin_anew(store: AdapterStore) -> 
     assert (await store.list(TENANT, "run-a")).pinned == ()
 
 
-async def test_what_a_tenant_holds_is_counted_and_bounded(store: AdapterStore) -> None:
+async def test_what_a_tenant_holds_is_counted_and_bounded(store: RunStore) -> None:
     store.quota = 450
     for version in range(4):
         await store.put(TENANT, *adapter(version, version - 1 if version else None, body=bytes([version]) * 100))
@@ -212,7 +210,7 @@ async def test_what_a_tenant_holds_is_counted_and_bounded(store: AdapterStore) -
     assert (held.size, held.quota) == (151, 450)
 
 
-async def test_bytes_that_are_not_what_was_announced_are_refused(store: AdapterStore) -> None:
+async def test_bytes_that_are_not_what_was_announced_are_refused(store: RunStore) -> None:
     info, body = adapter(0, None)
     for wrong in (body + b" ", bytes(len(body))):
         problem = await refusal(store.put(TENANT, info, wrong))
@@ -221,7 +219,7 @@ async def test_bytes_that_are_not_what_was_announced_are_refused(store: AdapterS
 
 
 @pytest.mark.parametrize("versions", [[1] * 8, [1, 2, 3, 4, 5, 6, 7, 8]], ids=["same-version", "own-versions"])
-async def test_of_concurrent_puts_on_one_parent_exactly_one_wins(store: AdapterStore, versions: list[int]) -> None:
+async def test_of_concurrent_puts_on_one_parent_exactly_one_wins(store: RunStore, versions: list[int]) -> None:
     await fill(store, 1)
     rivals = [adapter(version, 0, f"rival {i}") for i, version in enumerate(versions)]
     outcomes = await asyncio.gather(*(store.put(TENANT, *rival) for rival in rivals), return_exceptions=True)
@@ -234,7 +232,7 @@ async def test_of_concurrent_puts_on_one_parent_exactly_one_wins(store: AdapterS
     assert await kept(store) == [0, version]
 
 
-async def test_concurrent_puts_of_the_same_bytes_all_succeed(store: AdapterStore) -> None:
+async def test_concurrent_puts_of_the_same_bytes_all_succeed(store: RunStore) -> None:
     info, body = adapter(0, None)
     outcomes = await asyncio.gather(*(store.put(TENANT, info, body) for _ in range(8)))
     assert [stored for stored, _ in outcomes] == [info] * 8
@@ -249,12 +247,12 @@ async def test_a_store_that_keeps_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("url", [None, "memory://"])
 async def test_no_url_means_memory(url: str | None) -> None:
-    assert isinstance(open_store(url), MemoryAdapterStore)
+    assert isinstance(open_store(url), MemoryRunStore)
 
 
 @pytest.mark.parametrize("url", ["redis://:s3cret@h:1/0", "rediss://:s3cret@h/0", "unix:///tmp/none.sock?db=1"])
 async def test_redis_urls_open_a_redis_store(url: str) -> None:
-    assert isinstance(open_store(url, retain=2), RedisAdapterStore)
+    assert isinstance(open_store(url, retain=2), RedisRunStore)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,16 @@
+"""Backends: what generates the candidates of a model, behind one protocol."""
+
+from solrl_rollout.engine.backends.base import Backend
+from solrl_rollout.engine.backends.local import LocalBackend
+from solrl_rollout.settings import ModelSpec, Settings
+
+__all__ = ["Backend", "load_backend"]
+
+
+def load_backend(spec: ModelSpec, settings: Settings) -> Backend:
+    """The backend of one model; today always this process.
+
+    Raises:
+        ValueError, OSError, RuntimeError: the model cannot be loaded, or does not fit.
+    """
+    return LocalBackend(spec, settings)

@@ -1,0 +1,122 @@
+"""A backend in this process: solrl_core on the CPU or one GPU."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from solrl_core.batches import gpu_batch_sizes
+from solrl_core.families import load_backbone
+from solrl_core.fingerprint import part_digests
+from solrl_core.generator import Generator, numerics, supported_tiers
+from solrl_core.lora import adapter_layout
+from solrl_core.pace import Mark, Pace, mark
+from solrl_core.precision import probe
+from solrl_core.precision.fp8 import require_fp8
+from solrl_proto.identifiers import Tier
+from solrl_proto.models import PrecisionInfo
+
+from solrl_rollout.engine.backends.base import (
+    AdapterMergeError,
+    Capabilities,
+    Generation,
+    GenerationRequest,
+    Identity,
+    LayerPrecisionError,
+)
+from solrl_rollout.engine.work import VersionedAdapter
+from solrl_rollout.settings import ModelSpec, Settings
+
+
+class LocalBackend:
+    """A backbone with one generator per precision, each built when it is first needed."""
+
+    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
+        """Load the model.
+
+        Raises:
+            ValueError, OSError: the model cannot be loaded, or the device does not run the precision.
+            torch.OutOfMemoryError: it does not fit.
+        """
+        device = torch.device(settings.torch_device)
+        if settings.precision == "fp8":
+            require_fp8(device)  # before a large model is loaded
+        token = settings.hf_token.get_secret_value() if settings.hf_token else None
+        backbone = load_backbone(spec.location, device=str(device), revision=spec.revision, token=token)
+        self._backbone = backbone
+        self._device = backbone.device
+        self._generators: dict[Tier, Generator] = {}
+        self._pace = Pace(self.mark)
+        self.identity = Identity(
+            family=backbone.family,
+            height=backbone.height,
+            width=backbone.width,
+            latent_shape=backbone.latent_shape,
+            digests=part_digests(backbone.parts),
+            adapter_layout=adapter_layout(backbone.transformer, backbone.lora_targets),
+            reward_options=backbone.options.rewards,
+            device=str(backbone.device),
+        )
+        self.capabilities = Capabilities(
+            precisions=tuple(
+                PrecisionInfo(
+                    precision=tier,
+                    numerics=numerics(tier, backbone.device),
+                    how=probe(tier, backbone.device).how,
+                    quantized_share=backbone.quantized_share(tier),
+                )
+                for tier in supported_tiers(backbone.device)
+            ),
+            prunes=True,
+            cancels=True,
+            overlaps=backbone.device.type == "cuda",
+        )
+
+    def batch_sizes(self, limit: int) -> Sequence[int]:
+        """Two sizes on a GPU, which compiles for each; any size on a CPU."""
+        return (limit,) if self._device.type == "cpu" else gpu_batch_sizes(limit)
+
+    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
+        """Merge an adapter in place; on an error the previous one is still served."""
+        generator = self._generators.get(precision)
+        if generator is None:
+            try:
+                generator = self._generators[precision] = Generator(self._backbone, precision)
+            except ValueError as error:
+                raise LayerPrecisionError(str(error)) from error
+            if adapter is None:
+                return
+        try:
+            generator.set_adapter(adapter.adapter if adapter else None)
+        except ValueError as error:
+            raise AdapterMergeError(str(error)) from error
+
+    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+        """Generate candidates; on a GPU they are only queued when this returns, except for the last step."""
+
+        def step() -> None:
+            self._pace.step()
+            between()
+
+        plan = request.plan
+        generated = self._generators[request.precision].generate(
+            request.prompt,
+            request.seeds,
+            steps=plan.steps,
+            solver=plan.fitted or plan.solver,
+            guidance=plan.guidance,
+            start=request.start,
+            until=request.until,
+            between=step,
+            batch_limit=request.batch_limit,
+        )
+        return Generation(generated.images, generated.trajectory if request.until is not None else None)
+
+    def mark(self) -> Mark:
+        """The point that the device reaches once it has done all that this thread asked for so far."""
+        return mark(self._device)
+
+    def check(self) -> None:
+        """Raise if the device computes no more."""
+        torch.ones(1, device=self._device).sum().item()
+
+    def close(self) -> None:
+        """Nothing runs outside this process."""

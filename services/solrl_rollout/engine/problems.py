@@ -1,0 +1,127 @@
+"""Problems of work that the engine cannot take, or cannot finish."""
+
+from typing import Any
+
+from solrl_proto.problems import ProblemError, ProblemKind
+
+
+class RetryLaterError(ProblemError):
+    """A temporary problem: the same request may succeed `retry_after` seconds from now."""
+
+    def __init__(self, kind: ProblemKind, detail: str, *, retry_after: int, **fields: Any) -> None:
+        super().__init__(kind, detail, **fields)
+        self.retry_after = retry_after
+
+
+def queue_full(
+    waiting: int, limit: int, tenant: str | None, *, requested: int | None, retry_after: int
+) -> RetryLaterError:
+    """The 429 for candidates that exceed the limit of the queue, or of one tenant.
+
+    Args:
+        waiting: candidates that wait already, of the tenant or of all.
+        limit: the most that may wait.
+        tenant: the tenant whose limit it is; None for the limit of the whole queue.
+        requested: candidates of the request; None where its body was not read.
+        retry_after: seconds after which there is likely to be capacity.
+    """
+    free = limit - waiting
+    whose = f"tenant {tenant!r} has" if tenant is not None else "there are"
+    return RetryLaterError(
+        ProblemKind.QUEUE_FULL,
+        f"{whose} {waiting} candidates waiting already and the limit is {limit}",
+        retry_after=retry_after,
+        got=requested,
+        expected=f"at most {free} more candidates now",
+        action="send the same request again later" + (", or ask for fewer candidates at a time" if free else ""),
+    )
+
+
+def engine_dead() -> ProblemError:
+    """The 503 after the engine thread ended."""
+    return ProblemError(
+        ProblemKind.ENGINE_DEAD,
+        "the engine thread ended; this process generates no more candidates",
+        action="restart the service; its log says what ended the thread",
+    )
+
+
+def generation_failed() -> ProblemError:
+    """The 500 for a chunk that failed for a reason that is not the request's."""
+    return ProblemError(
+        ProblemKind.GENERATION_FAILED,
+        "candidates could not be generated",
+        action="the service's log says why; other requests are still served",
+    )
+
+
+def out_of_memory(model: str, precision: str, batch: int | None) -> ProblemError:
+    """Memory ran out: 503 where a smaller batch is still to be tried, 507 where none is left.
+
+    `batch`: candidates in the batch that was too large; None if the weights did not fit.
+    """
+    plan = (
+        f"`solrl-rollout memory --model {model} --precision {precision}` plans what fits: ask for another precision, "
+        "or serve smaller images, fewer models and rewards, or on a larger GPU"
+    )
+    where = "body.plan.precision"
+    if batch is None:
+        detail = f"{model} at {precision} does not fit into the device's memory with everything else that is loaded"
+        return ProblemError(ProblemKind.OUT_OF_MEMORY, detail, where=where, got=precision, action=plan)
+    detail = f"the device's memory does not hold {batch} candidate{'s' * (batch > 1)} of {model} at {precision}"
+    if batch == 1:
+        return ProblemError(ProblemKind.OUT_OF_MEMORY, detail, where=where, got=precision, action=plan)
+    return RetryLaterError(
+        ProblemKind.OUT_OF_MEMORY,
+        detail,
+        status=503,
+        retry_after=1,
+        where=where,
+        got=precision,
+        action=f"send the same request again, which then runs in smaller batches; {plan}",
+    )
+
+
+def adapter_merge(fault: str, digest: str | None) -> ProblemError:
+    """The 422 for an adapter whose merge gives non-finite weights."""
+    return ProblemError(
+        ProblemKind.ADAPTER_MERGE,
+        fault,
+        where="adapter",
+        got=digest,
+        expected="finite weights after the merge",
+        action="use the previous version; look at the training step that produced this one",
+    )
+
+
+def layer_unsupported(fault: str, precision: str) -> ProblemError:
+    """The 422 for a precision at which a layer of the model cannot run."""
+    return ProblemError(
+        ProblemKind.PRECISION_UNSUPPORTED,
+        fault,
+        where="plan.precision",
+        got=precision,
+        expected="a precision that every quantised layer supports",
+        action="ask for another precision; whoever serves the model can keep the layer in BF16 (docs/extending)",
+    )
+
+
+def reward_failed(fault: str, prompt: str) -> ProblemError:
+    """The 500 for a reward that failed on a prompt's candidates."""
+    return ProblemError(
+        ProblemKind.REWARD_FAILED,
+        fault,
+        where=f"prompts.{prompt}",
+        action="check that the prompt's metadata is what the reward needs, or leave the reward out",
+    )
+
+
+def score_nonfinite(prompt: str) -> ProblemError:
+    """The 422 for reward weights that carry a score out of float32's range."""
+    return ProblemError(
+        ProblemKind.SCORE_NONFINITE,
+        f"the weighted sum of the rewards overflows for prompt {prompt!r}",
+        where="body.rewards",
+        expected="weights whose weighted sum stays within float32",
+        action="use smaller weights",
+    )

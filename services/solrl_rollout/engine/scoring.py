@@ -1,0 +1,112 @@
+"""Scoring of generated images with the loaded rewards."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from solrl_core.errors import RewardError
+from solrl_core.families.base import ModelOptions
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import Reward
+from solrl_core.rewards.images import as_bytes
+
+from solrl_rollout.engine.batch_limit import BatchLimit
+from solrl_rollout.engine.problems import reward_failed
+from solrl_rollout.engine.work import GeneratedChunk, ScoredChunk
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+
+PART = "rewards"
+"""Name of scoring beside the precisions, in batch limits and metrics."""
+
+
+@dataclass(frozen=True)
+class _RewardDefaults:
+    device: torch.device
+    options: ModelOptions
+
+
+class Scorer:
+    """The rewards of one model. It knows images and prompts, and nothing of what generated them."""
+
+    def __init__(self, rewards: RewardSet, device: torch.device, limit: BatchLimit) -> None:
+        self.rewards = rewards
+        self.limit = limit
+        self._device = device
+        # A stream of its own: on the generating stream, scoring would wait for the next chunk. Its priority is high,
+        # since the memory of a chunk is free once it is scored.
+        on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        settings: Settings,
+        model_options: Mapping[str, Mapping[str, Any]],
+        loaded: dict[str, Reward],
+        metrics: Metrics,
+    ) -> "Scorer":
+        """Load the rewards of the settings.
+
+        Args:
+            model: the model's name in requests.
+            settings: name the rewards, their options and the device.
+            model_options: options that the model's files give to built-in rewards, by reward.
+            loaded: rewards that other models have loaded; those with equal options are shared.
+            metrics: where exhausted memory is counted.
+
+        Raises:
+            ValueError, OSError: a reward cannot be loaded.
+            torch.OutOfMemoryError: a reward does not fit.
+        """
+        device = torch.device(settings.torch_device)
+        defaults = _RewardDefaults(device, ModelOptions(rewards=model_options))
+        rewards = RewardSet.load(settings.rewards, defaults, settings.reward_options, loaded=loaded)
+        return cls(rewards, device, BatchLimit(model, PART, metrics))
+
+    def check(self) -> None:
+        """Raise if the device computes no more."""
+        torch.ones(1, device=self._device).sum().item()
+
+    def score(self, generated: GeneratedChunk) -> ScoredChunk:
+        """Wait until a chunk's images are computed, and score them. Safe while another chunk is generated.
+
+        Raises:
+            ProblemError: 500 `reward-failed`, 503 or 507 `out-of-memory`.
+        """
+        chunk, job = generated.chunk, generated.chunk.job
+        generated.finished.wait()
+        began = time.monotonic()
+
+        @torch.inference_mode()
+        def score(rows: slice) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+            images = _as_floats(generated.images[rows])
+            prompts, metadata = [chunk.prompt.text] * len(images), [chunk.prompt.metadata] * len(images)
+            scores = self.rewards.score(job.rewards, images, prompts, metadata)
+            return scores, as_bytes(images) if job.images and chunk.until is None else None
+
+        try:
+            with torch.cuda.stream(self._stream):
+                parts = self.limit.run(job, chunk.candidates, score)
+                trajectory = generated.trajectory and generated.trajectory.to(torch.device("cpu"))
+        except RewardError as error:
+            raise reward_failed(str(error), chunk.prompt.id) from error
+        images = [part for _, part in parts if part is not None]
+        return ScoredChunk(
+            rewards={name: torch.cat([scores[name] for scores, _ in parts]) for name in job.rewards},
+            images=torch.cat(images) if images else None,
+            trajectory=trajectory,
+            started_at=generated.started_at,
+            switched=generated.switched,
+            switch=generated.merged.since(generated.began),
+            generate=generated.finished.since(generated.merged),
+            reward=time.monotonic() - began,
+        )
+
+
+def _as_floats(images: torch.Tensor) -> torch.Tensor:
+    """Images as float32 [N, 3, H, W] in [0, 1], also from uint8 [N, H, W, 3]."""
+    return images.permute(0, 3, 1, 2).float() / 255 if images.dtype == torch.uint8 else images

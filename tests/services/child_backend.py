@@ -1,0 +1,225 @@
+"""A backend in a child process: messages are a JSON header and safetensors bytes over a pair of sockets.
+
+As a program: `child_backend.py serve …` is `solrl-rollout serve …` on this backend; `child_backend.py FD` is the child,
+which answers on that file descriptor.
+"""
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from solrl_core.adapter import decode_adapter, encode_adapter
+from solrl_core.pace import HostMark, Mark
+from solrl_core.sampler import Trajectory
+from solrl_core.solvers import make_solver
+from solrl_proto import Plan
+from solrl_proto.identifiers import Tier
+from solrl_proto.models import PrecisionInfo
+from solrl_rollout.engine.backends.base import (
+    AdapterMergeError,
+    Capabilities,
+    Generation,
+    GenerationRequest,
+    Identity,
+    LayerPrecisionError,
+)
+from solrl_rollout.engine.backends.local import LocalBackend
+from solrl_rollout.engine.work import VersionedAdapter
+from solrl_rollout.settings import ModelSpec, Settings
+
+ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (AdapterMergeError, LayerPrecisionError, torch.OutOfMemoryError, ValueError)
+}
+
+
+class Messages:
+    """Messages over a socket: the lengths of both parts, a JSON header, a body."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        self._socket.sendall(struct.pack("!QQ", len(text), len(body)) + text + body)
+
+    def receive(self) -> tuple[dict[str, Any], bytes]:
+        """The next message; ConnectionError once the other side is gone."""
+        sizes = struct.unpack("!QQ", self._read(16))
+        header, body = (self._read(size) for size in sizes)
+        message: dict[str, Any] = json.loads(header)
+        return message, body
+
+    def _read(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = self._socket.recv(size - len(parts))
+            if not part:
+                raise ConnectionError("the other side is gone")
+            parts += part
+        return bytes(parts)
+
+
+def packed(trajectory: Trajectory | None) -> tuple[dict[str, Any] | None, dict[str, torch.Tensor]]:
+    """A trajectory as JSON and tensors; its solver is the plan's."""
+    if trajectory is None:
+        return None, {}
+    history = {f"history.{i}": tensor.contiguous() for i, tensor in enumerate(trajectory.solver.history)}
+    return {"index": trajectory.index, "sigma": trajectory.solver.sigma}, {"x": trajectory.x.contiguous(), **history}
+
+
+def unpacked(place: dict[str, Any] | None, tensors: dict[str, torch.Tensor], plan: Plan) -> Trajectory | None:
+    if place is None:
+        return None
+    solver = make_solver(plan.fitted or plan.solver)
+    solver.history = tuple(tensors[f"history.{i}"] for i in range(len(tensors)) if f"history.{i}" in tensors)
+    solver.sigma = place["sigma"]
+    return Trajectory(tensors["x"], solver, place["index"])
+
+
+class ChildBackend:
+    """The parent's side."""
+
+    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._socket, self._messages = ours, Messages(ours)
+        chosen = settings.model_dump(mode="json", include={"device", "precision"})
+        found, _ = self._call({"do": "load", "spec": list(spec), "settings": chosen})
+        identity, capabilities = found["identity"], found["capabilities"]
+        self.identity = Identity(
+            **identity
+            | {"latent_shape": tuple(identity["latent_shape"])}
+            | {"adapter_layout": {name: (outs, ins) for name, (outs, ins) in identity["adapter_layout"].items()}}
+        )
+        precisions = tuple(PrecisionInfo.model_validate(one) for one in capabilities["precisions"])
+        self.capabilities = Capabilities(**capabilities | {"precisions": precisions, "overlaps": True})
+
+    def batch_sizes(self, limit: int) -> Sequence[int]:
+        return (limit,)
+
+    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
+        body = encode_adapter(adapter.adapter) if adapter else b""
+        self._call({"do": "set_adapter", "precision": precision, "digest": adapter and adapter.digest}, body)
+
+    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+        start, tensors = packed(request.start)
+        asked = {
+            "prompt": request.prompt,
+            "seeds": list(request.seeds),
+            "precision": request.precision,
+            "plan": request.plan.model_dump(mode="json"),
+            "until": request.until,
+            "batch_limit": request.batch_limit,
+        }
+        self._messages.send({"do": "generate", "request": asked, "start": start}, save(tensors) if tensors else b"")
+        stopped: BaseException | None = None
+        while (answer := self._messages.receive())[0].get("step"):
+            try:
+                if stopped is None:  # other lanes of the child may have come to their next step, too
+                    between()
+            except BaseException as error:
+                stopped = error
+            self._messages.send({"stop": stopped is not None})
+        if stopped is not None:
+            raise stopped
+        header, body = self._checked(*answer)
+        made = load(body)
+        return Generation(made.pop("images"), unpacked(header["trajectory"], made, request.plan))
+
+    def mark(self) -> Mark:
+        return HostMark()
+
+    def check(self) -> None:
+        self._call({"do": "check"})
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(60)
+
+    def _call(self, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        self._messages.send(header, body)
+        return self._checked(*self._messages.receive())
+
+    def _checked(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        if "error" in header:
+            raise ERRORS.get(header["error"], RuntimeError)(header["message"])
+        return header, body
+
+
+class Stopped(Exception):  # noqa: N818
+    """The parent wants no more of it."""
+
+
+class Child:
+    """The child's side, which generates with a backend of its own."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        self._backend: LocalBackend | None = None
+
+    def run(self) -> None:
+        """Answer until the parent is gone."""
+        while True:
+            try:
+                header, body = self._messages.receive()
+            except ConnectionError:
+                return
+            try:
+                answer = getattr(self, f"_{header.pop('do')}")(body=body, **header)
+            except Exception as error:
+                answer = {"error": type(error).__name__, "message": str(error)}, b""
+            self._messages.send(*answer)
+
+    def _load(self, spec: list[Any], settings: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        self._backend = LocalBackend(ModelSpec(*spec), Settings(**settings))
+        capabilities = asdict(self._backend.capabilities)
+        capabilities["precisions"] = [one.model_dump() for one in self._backend.capabilities.precisions]
+        return {"identity": asdict(self._backend.identity), "capabilities": capabilities}, b""
+
+    def _check(self, body: bytes) -> tuple[dict[str, Any], bytes]:
+        assert self._backend is not None
+        self._backend.check()
+        return {}, b""
+
+    def _set_adapter(self, precision: Tier, digest: str | None, body: bytes) -> tuple[dict[str, Any], bytes]:
+        assert self._backend is not None
+        layout = dict(self._backend.identity.adapter_layout)
+        adapter = None if digest is None else VersionedAdapter(digest, decode_adapter(body, layout))
+        self._backend.set_adapter(precision, adapter)
+        return {}, b""
+
+    def _generate(
+        self, request: dict[str, Any], start: dict[str, Any] | None, body: bytes
+    ) -> tuple[dict[str, Any], bytes]:
+        assert self._backend is not None
+        plan = Plan.model_validate(request.pop("plan"))
+        begin = unpacked(start, load(body) if body else {}, plan)
+        made = self._backend.generate(GenerationRequest(plan=plan, start=begin, **request), self._between)
+        place, tensors = packed(made.trajectory)
+        return {"trajectory": place}, save({"images": made.images.contiguous(), **tensors})
+
+    def _between(self) -> None:
+        self._messages.send({"step": True})
+        if self._messages.receive()[0]["stop"]:
+            raise Stopped
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        import tyro
+        from solrl_rollout.serve import serve
+
+        serve(tyro.cli(Settings, args=sys.argv[2:]), load_backend=ChildBackend)
+    else:
+        Child(Messages(socket.socket(fileno=int(sys.argv[1])))).run()
+        os._exit(0)

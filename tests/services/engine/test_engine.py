@@ -1,0 +1,237 @@
+"""The engine thread: turns, cancelling, its capacity, and its end, which is seen everywhere."""
+
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import torch
+from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job, started_engine
+from fastapi import FastAPI
+from faulty_rewards import fatal
+from service_helpers import problem, rollout_request
+from solrl_core.noise import initial_noise
+from solrl_proto.problems import ProblemError
+from solrl_rollout.engine.backends.base import GenerationRequest
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.http.app import create_app
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+
+FATAL = f"{fatal.__module__}:{fatal.__name__}"
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.opened.set()
+
+
+def test_a_cancelled_job_stops_at_its_next_step_and_no_other_does(gate: Gate) -> None:
+    engine = started_engine(FakeBackend(on_step=gate))
+    try:
+        cancelled = job(steps=200)
+        running, waiting, other = chunk(cancelled, "held"), chunk(cancelled), chunk(job())
+        engine.submit([running, waiting, other])
+        assert gate.reached.wait(60)
+        engine.cancel(cancelled)
+        gate.opened.set()
+        with pytest.raises(ProblemError):
+            running.result.result(60)
+        with pytest.raises(CancelledError):
+            waiting.result.result(60)
+        assert torch.equal(other.result.result(60).rewards[REWARD], initial_noise(range(4), SHAPE).mean((1, 2, 3)))
+    finally:
+        gate.opened.set()
+        engine.close()
+
+
+def test_pings_are_answered_between_two_steps(gate: Gate) -> None:
+    engine = started_engine(FakeBackend(on_step=gate))
+    try:
+        running = chunk(job(steps=3), "held")
+        engine.submit([running])
+        assert gate.reached.wait(60)
+        ping = engine.ping()
+        gate.opened.set()
+        ping.result(60)
+        assert running.result.result(60).rewards
+    finally:
+        gate.opened.set()
+        engine.close()
+
+
+def test_turns_go_by_the_seconds_that_a_kind_of_work_takes(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+    now, order = [0.0], []
+
+    def step(request: GenerationRequest) -> None:
+        gate(request)
+        order.append(request.precision)
+        now[0] += 8.0 if request.precision == "nvfp4" else 1.0
+
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("solrl_rollout.engine.engine.time", clock)
+    monkeypatch.setattr("solrl_rollout.engine.model_runner.time", clock)
+    engine = started_engine(FakeBackend(on_step=step))
+    try:
+        slow, fast = job("slow", precision="nvfp4"), job("fast")
+        for of in (slow, fast, slow, fast):  # the second chunk of a kind is the first that is measured
+            measured = chunk(of)
+            engine.submit([measured])
+            measured.result.result(60)
+        first = chunk(job("first"), "held")
+        engine.submit([first])
+        assert gate.reached.wait(60)
+        # Turns are of four chunks: with eight times the cost, one turn of the slow run pays for eight of the fast.
+        chunks = [chunk(of) for of in (slow, fast) for _ in range(40)]
+        engine.submit(chunks)
+        order.clear()
+        gate.opened.set()
+        for one in chunks:
+            one.result.result(60)
+    finally:
+        gate.opened.set()
+        engine.close()
+    served = order[1:41]
+    assert 32 <= served.count("bf16") <= 36
+
+
+def test_a_cancelled_job_frees_the_capacity_of_its_survivors(gate: Gate) -> None:
+    engine = started_engine(FakeBackend(on_step=gate), queue_limit=24)
+    try:
+        pruned, other = job(steps=2), job()
+        engine.submit([chunk(pruned, "held", count=24, until=1, reserved=24)])
+        assert gate.reached.wait(60)
+        with pytest.raises(ProblemError) as refused:
+            engine.submit([chunk(other, count=1)])
+        assert refused.value.problem.kind == "queue-full"
+        engine.cancel(pruned)
+        engine.submit([chunk(other, count=24)])
+    finally:
+        gate.opened.set()
+        engine.close()
+
+
+def test_closing_cancels_unfinished_work_and_ends_the_backend(gate: Gate) -> None:
+    backend = FakeBackend(on_step=gate)
+    engine = started_engine(backend)
+    running, waiting = chunk(job(steps=200), "held"), chunk(job())
+    engine.submit([running, waiting])
+    assert gate.reached.wait(60)
+    gate.opened.set()
+    engine.close()
+    for one in (running, waiting):
+        with pytest.raises(ProblemError) as refused:
+            one.result.result(0)
+        assert refused.value.problem.kind == "engine-dead"
+    assert backend.closed
+
+
+def test_an_adapter_is_set_only_where_another_was_served() -> None:
+    backend = FakeBackend()
+    engine = started_engine(backend)
+    try:
+        one, other = (SimpleNamespace(digest=name, adapter=None) for name in ("one", "other"))
+        backend.served.clear()
+        switched = []
+        for adapter, precision in ((None, "bf16"), (one, "bf16"), (one, "bf16"), (one, "nvfp4"), (other, "bf16")):
+            part = chunk(job(adapter=adapter, precision=precision))  # type: ignore[arg-type]
+            engine.submit([part])
+            switched.append(part.result.result(60).switched)
+    finally:
+        engine.close()
+    assert switched == [False, True, False, True, True]
+    assert backend.served == [("bf16", "one"), ("nvfp4", "one"), ("bf16", "other")]
+
+
+def test_a_backend_that_dies_ends_the_engine() -> None:
+    def break_down(request: GenerationRequest) -> None:
+        if request.prompt == "fatal":
+            raise ConnectionError("the worker is gone")
+
+    backend = FakeBackend(on_step=break_down)
+    engine = started_engine(backend)
+    backend.check = lambda: break_down(SimpleNamespace(prompt="fatal"))  # type: ignore[assignment, method-assign, arg-type]
+    failed, waiting = chunk(job(), "fatal"), chunk(job())
+    engine.submit([failed, waiting])
+    for one, kind in ((failed, "generation-failed"), (waiting, "engine-dead")):
+        with pytest.raises(ProblemError) as refused:
+            one.result.result(60)
+        assert refused.value.problem.kind == kind
+    engine.close()
+    assert engine.dead
+
+
+def test_a_failure_of_one_chunk_is_not_the_engines() -> None:
+    def fail(request: GenerationRequest) -> None:
+        if request.prompt == "bad":
+            raise KeyError("a bug")
+
+    engine = started_engine(FakeBackend(on_step=fail))
+    try:
+        bad, good = chunk(job(), "bad"), chunk(job())
+        engine.submit([bad, good])
+        with pytest.raises(ProblemError) as refused:
+            bad.result.result(60)
+        assert refused.value.problem.kind == "generation-failed"
+        assert good.result.result(60).rewards
+    finally:
+        engine.close()
+
+
+def test_a_model_that_cannot_be_loaded_is_the_reason_of_the_start() -> None:
+    def load(*_: object) -> FakeBackend:
+        raise OSError("no such folder")
+
+    engine = Engine(Settings(rewards=(REWARD,)), Metrics(), load_backend=load)
+    with pytest.raises(OSError, match="no such folder"):
+        engine.start().result(60)
+    engine.close()
+    assert engine.dead
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[FastAPI]:
+    app = create_app(Settings(rewards=(REWARD, FATAL)), load_backend=FakeBackend)
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+@pytest.mark.anyio
+async def test_a_dead_engine_thread_is_seen_everywhere(app: FastAPI) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+
+        async def ask(reward: str) -> httpx.Response:
+            # Two chunks: the second one waits when the first one kills the thread.
+            return await client.post("/v1/rollouts", json=rollout_request(count=25, steps=1, rewards=(reward,)))
+
+        for path in ("/health/live", "/health/ready"):
+            assert (await client.get(path)).status_code == 200
+        for response in (
+            await ask(FATAL),
+            await ask(REWARD),
+            await client.get("/health/live"),
+            await client.get("/health/ready"),
+        ):
+            assert (response.status_code, problem(response)["kind"]) == (503, "engine-dead")
+
+
+@pytest.mark.anyio
+async def test_what_a_backend_cannot_do_is_refused() -> None:
+    def load(*_: object) -> FakeBackend:
+        return FakeBackend().without(prunes=False)
+
+    app = create_app(Settings(rewards=(REWARD,)), load_backend=load)
+    body = rollout_request(count=4, steps=2, rewards=(REWARD,))
+    body["plan"]["prune"] = {"after": 1, "keep": 2}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client,
+    ):
+        refused = await client.post("/v1/rollouts", json=body)
+        assert (refused.status_code, problem(refused)["kind"]) == (422, "invalid-request")
+        assert problem(refused)["where"] == "body.plan.prune"
+        body["plan"]["prune"] = None
+        assert (await client.post("/v1/rollouts", json=body)).status_code == 200

@@ -1,0 +1,24 @@
+"""The backend in this process under the engine: overlapped scoring changes no score."""
+
+import torch
+from solrl_proto import Plan, PromptItem
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.work import Chunk, Job
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+
+
+def scores(overlap: bool) -> torch.Tensor:
+    engine = Engine(Settings(), Metrics(), overlap=overlap)
+    engine.start().result()
+    try:
+        job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=2), ("clipscore",), images=False)
+        chunks = [Chunk(job, PromptItem(id=name, text=f"a {name} circle"), range(24)) for name in ("red", "blue", "b")]
+        engine.submit(chunks)
+        return torch.cat([chunk.result.result(60).rewards["clipscore"] for chunk in chunks])
+    finally:
+        engine.close()
+
+
+def test_scores_do_not_depend_on_what_is_generated_meanwhile() -> None:
+    assert torch.equal(scores(overlap=True), scores(overlap=False))

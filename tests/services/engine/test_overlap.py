@@ -1,0 +1,210 @@
+"""A chunk is scored while the next one is generated, as on a GPU; here it is forced on a CPU."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+import torch
+from fake_backend import REWARD, FakeBackend, started_engine
+from faulty_rewards import fatal, gate, gated, picky
+from solrl_proto import Plan, PromptItem
+from solrl_proto.problems import ProblemError
+from solrl_rollout.engine.backends.base import Generation, GenerationRequest
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.work import Chunk, Job
+
+FATAL, GATED, PICKY = (f"{one.__module__}:{one.__name__}" for one in (fatal, gated, picky))
+
+
+class Events:
+    """The order of what happened: `+` generation began, `*` it ended, `-` the chunk was scored."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._changed = threading.Condition()
+
+    def add(self, event: str) -> None:
+        with self._changed:
+            self.seen.append(event)
+            self._changed.notify_all()
+
+    def wait_for(self, event: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: event in self.seen, 60), self.seen
+
+
+class Observed(FakeBackend):
+    """Notes the chunks, by their prompts. `fault` may raise in place of generating."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__()
+        self.events = events
+        self.fault: Callable[[GenerationRequest], None] = lambda _: None
+
+    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+        self.events.add(f"+{request.prompt}")
+        self.fault(request)
+        generation = super().generate(request, between)
+        self.events.add(f"*{request.prompt}")
+        return generation
+
+
+@pytest.fixture
+def events() -> Events:
+    gate.clear()
+    return Events()
+
+
+@pytest.fixture
+def backend(events: Events) -> Observed:
+    return Observed(events)
+
+
+def start(backend: FakeBackend, overlap: bool = True) -> Engine:
+    rewards = (REWARD, FATAL, GATED, PICKY)
+    return started_engine(backend, overlap=overlap, rewards=rewards)
+
+
+@pytest.fixture
+def engine(backend: Observed) -> Iterator[Engine]:
+    running = start(backend)
+    backend.events.seen.clear()
+    yield running
+    gate.set()
+    running.close()
+
+
+def chunk(name: str, events: Events | None = None, reward: str = GATED, want: Any = 1, steps: int = 1) -> Chunk:
+    job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=steps), (reward,), images=False)
+    made = Chunk(job, PromptItem(id=name, text=name, metadata={"want": want}), range(4))
+    if events is not None:
+        made.result.add_done_callback(lambda done: None if done.exception() else events.add(f"-{name}"))
+    return made
+
+
+def test_one_chunk_is_generated_while_the_one_before_is_scored_and_no_more(engine: Engine, events: Events) -> None:
+    chunks = [chunk(name, events) for name in "abc"]
+    engine.submit(chunks)
+    events.wait_for("*b")
+    engine.ping().result(60)  # the engine is idle now: it waits for the scoring of the first
+    assert events.seen == ["+a", "*a", "+b", "*b"]
+    gate.set()
+    wait([one.result for one in chunks], 60)
+    assert [event for event in events.seen if event.startswith("-")] == ["-a", "-b", "-c"]
+    assert events.seen.index("+c") > events.seen.index("-a")
+
+
+def test_scores_are_those_of_one_after_the_other(engine: Engine, events: Events) -> None:
+    plain = start(FakeBackend(), overlap=False)
+    try:
+        found = []
+        for running in (engine, plain):
+            chunks = [chunk(name, reward=REWARD, steps=2) for name in "abc"]
+            running.submit(chunks)
+            found.append(torch.cat([one.result.result(60).rewards[REWARD] for one in chunks]))
+    finally:
+        plain.close()
+    assert torch.equal(*found)
+
+
+def test_a_fault_is_the_answer_of_its_own_chunk(engine: Engine) -> None:
+    good, bad, after = (chunk(name, reward=PICKY, want=want) for name, want in (("a", 3), ("b", "many"), ("c", 5)))
+    engine.submit([good, bad, after])
+    with pytest.raises(ProblemError) as refused:
+        bad.result.result(60)
+    assert (refused.value.problem.kind, refused.value.problem.where) == ("reward-failed", "prompts.b")
+    for one, value in ((good, 3), (after, 5)):
+        assert one.result.result(60).rewards[PICKY].tolist() == [value] * 4
+
+
+def test_a_chunk_cancelled_before_it_is_scored_is_not_scored(engine: Engine, events: Events) -> None:
+    first, second, third = (chunk(name, events) for name in "abc")
+    engine.submit([first, second, third])
+    events.wait_for("*b")
+    engine.cancel(second.job)
+    gate.set()
+    with pytest.raises(ProblemError):
+        second.result.result(60)
+    for one in (first, third):
+        assert len(one.result.result(60).rewards[GATED]) == 4
+    assert "-b" not in events.seen
+
+
+def test_a_chunk_cancelled_while_it_is_generated_stops_at_its_next_step(
+    engine: Engine, backend: Observed, events: Events
+) -> None:
+    scoring, running = chunk("a"), chunk("b", steps=200)
+    backend.on_step = lambda request: engine.cancel(running.job) if request.prompt == "b" else None
+    engine.submit([scoring, running])
+    with pytest.raises(ProblemError):
+        running.result.result(60)
+    assert "*b" not in events.seen
+    gate.set()
+    assert len(scoring.result.result(60).rewards[GATED]) == 4
+
+
+def test_the_engine_answers_while_a_chunk_is_scored(engine: Engine, events: Events) -> None:
+    held, following = chunk("a"), chunk("b")
+    engine.submit([held, following])
+    events.wait_for("*b")
+    engine.ping().result(60)
+    assert not held.result.done()
+    gate.set()
+    following.result.result(60)
+
+
+def test_memory_that_ran_out_beside_scoring_is_tried_whole_and_with_no_overlap_from_then_on(
+    engine: Engine, backend: Observed, events: Events
+) -> None:
+    def run_out(request: GenerationRequest) -> None:
+        if "*a" in events.seen and "-a" not in events.seen:
+            events.add("out of memory")
+            raise torch.OutOfMemoryError("no room beside a")
+
+    backend.fault = run_out
+    backend.batches.clear()
+    first, second, third, fourth = (chunk(name, events) for name in "abcd")
+    engine.submit([first, second])
+    events.wait_for("out of memory")
+    engine.ping().result(60)
+    assert events.seen == ["+a", "*a", "+b", "out of memory"]
+    gate.set()
+    assert len(second.result.result(60).rewards[GATED]) == 4
+    assert events.seen == ["+a", "*a", "+b", "out of memory", "-a", "+b", "*b", "-b"]
+    assert backend.batches == [4, 4]
+    gate.clear()
+    engine.submit([third, fourth])
+    events.wait_for("*c")
+    engine.ping().result(60)
+    assert events.seen[-1] == "*c"  # the fourth has to wait
+    gate.set()
+    fourth.result.result(60)
+    assert events.seen[-4:] == ["-c", "+d", "*d", "-d"]
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["behind it", "idle"])
+def test_a_death_in_scoring_is_the_engines(engine: Engine, backend: Observed, behind: bool) -> None:
+    chunks = [chunk("a", reward=FATAL), *([chunk("b", reward=REWARD, steps=20)] if behind else [])]
+    engine.submit(chunks)
+    for one in chunks:
+        with pytest.raises(ProblemError) as refused:
+            one.result.result(60)
+        assert refused.value.problem.kind == "engine-dead"
+    engine.close()
+    assert engine.dead
+    with pytest.raises(ProblemError):
+        engine.submit([chunk("c")])
+
+
+def test_closing_waits_for_what_is_scored(engine: Engine, events: Events) -> None:
+    held, left = chunk("a"), chunk("b")
+    engine.submit([held])
+    events.wait_for("*a")
+    engine.submit([left])
+    events.wait_for("*b")
+    gate.set()
+    engine.close()
+    assert held.result.done()
+    assert left.result.done()

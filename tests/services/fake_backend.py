@@ -1,0 +1,118 @@
+"""A backend without a model, for tests of the engine: its images follow from the seeds, its steps from the test."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from solrl_core.noise import initial_noise
+from solrl_core.pace import HostMark, Mark
+from solrl_core.sampler import Trajectory
+from solrl_core.solvers import Euler
+from solrl_proto import Plan, PromptItem
+from solrl_proto.identifiers import Tier
+from solrl_proto.models import PrecisionInfo
+from solrl_rollout.engine.backends.base import Capabilities, Generation, GenerationRequest, Identity
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.work import Chunk, Job, VersionedAdapter
+from solrl_rollout.settings import ModelSpec, Settings
+from solrl_rollout.status.metrics import Metrics
+
+SHAPE = (3, 4, 4)
+REWARD = "fake_backend:brightness"
+
+
+def brightness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> torch.Tensor:
+    """Mean of the pixels."""
+    return images.mean((1, 2, 3))
+
+
+class FakeBackend:
+    """Images are the noise of the seeds. It holds at most `room` candidates, and calls `on_step` before each step."""
+
+    def __init__(self, *_: Any, on_step: Callable[[GenerationRequest], None] = lambda _: None) -> None:
+        self.on_step = on_step
+        self.room = 1000
+        self.served: list[tuple[str, str | None]] = []
+        self.batches: list[int] = []
+        self.closed = False
+        tiers = (("bf16", "native"), ("nvfp4", "emulated"))
+        self.capabilities = Capabilities(
+            tuple(PrecisionInfo(precision=t, numerics=n, how="", quantized_share=0) for t, n in tiers),  # type: ignore[arg-type]
+            prunes=True,
+            cancels=True,
+            overlaps=False,
+        )
+        self.identity = Identity("fake", 4, 4, SHAPE, {}, {"linear": (4, 4)}, {}, "nowhere")
+
+    def load(self, spec: ModelSpec, settings: Settings) -> "FakeBackend":
+        """This one, as the backend of any model."""
+        return self
+
+    def without(self, **features: bool) -> "FakeBackend":
+        """This one with other capabilities."""
+        self.capabilities = replace(self.capabilities, **features)
+        return self
+
+    def batch_sizes(self, limit: int) -> Sequence[int]:
+        return (limit,)
+
+    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
+        self.served.append((precision, adapter.digest if adapter else None))
+
+    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+        begin = request.start.index if request.start is not None else 0
+        until = request.plan.steps if request.until is None else request.until
+        for _ in range(begin, until):
+            between()
+            self.on_step(request)
+        self.batches.append(len(request.seeds))
+        if len(request.seeds) > self.room:
+            raise torch.OutOfMemoryError(f"room for {self.room}")
+        images = initial_noise(request.seeds, SHAPE)
+        solver = Euler()
+        solver.history = (images,)
+        return Generation(images, None if request.until is None else Trajectory(images, solver, until))
+
+    def mark(self) -> Mark:
+        return HostMark()
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Gate:
+    """Holds every step of requests whose prompt is `held` until it is opened."""
+
+    def __init__(self, held: str = "held") -> None:
+        self._held = held
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, request: GenerationRequest) -> None:
+        if request.prompt == self._held:
+            self.reached.set()
+            assert self.opened.wait(60)
+
+
+def started_engine(backend: FakeBackend, *, overlap: bool = False, **settings: Any) -> Engine:
+    """A running engine on a backend."""
+    chosen = Settings(**{"rewards": (REWARD,), **settings})
+    engine = Engine(chosen, Metrics(), load_backend=backend.load, overlap=overlap)
+    engine.start().result(60)
+    return engine
+
+
+def job(run: str = "a", tenant: str = "t", steps: int = 1, precision: Tier = "bf16", **more: Any) -> Job:
+    """A job of mini-sana."""
+    fields: dict[str, Any] = {"adapter": None, "rewards": (REWARD,), "images": False, **more}
+    return Job(tenant, run, "mini-sana", fields.pop("adapter"), precision, Plan(steps=steps), **fields)
+
+
+def chunk(of: Job, prompt: str = "a red circle", count: int = 4, **more: Any) -> Chunk:
+    """A chunk of a job."""
+    return Chunk(of, PromptItem(id="p", text=prompt), range(count), **more)

@@ -1,0 +1,39 @@
+"""The throughput of the last minute is counted as it was."""
+
+import pytest
+from solrl_rollout.status.throughput import PARTS, WINDOW, FinishedChunk, RecentThroughput
+
+
+def finished(tenant: str, start: float, end: float, candidates: int = 24, switched: bool = False) -> FinishedChunk:
+    return FinishedChunk(tenant, candidates, 6, start, end, generate=end - start, switched=switched)
+
+
+def test_the_last_minute_is_each_tenants_own() -> None:
+    now = 0.0
+    throughput = RecentThroughput(lambda: now)
+    now = 100.0
+    throughput.add(finished("a", 80.0, 92.0, switched=True))
+    throughput.add(finished("a", 92.0, 98.0))
+    throughput.add(finished("b", 98.0, 99.0, candidates=1000))
+    seen = throughput.of_tenant("a")
+    assert seen.window == WINDOW
+    assert seen.candidates_per_second == pytest.approx(48 / WINDOW)
+    assert (seen.switches, seen.step_seconds) == (1, 1.5)
+    assert len(seen.history) == PARTS
+    assert sum(seen.history) * WINDOW / PARTS == pytest.approx(48, abs=0.1)
+    assert seen.history[:8] == (0,) * 8
+    assert throughput.of_tenant("c").step_seconds is None
+    assert throughput.of_tenant("a", busy=True).history[-1] == 4.0
+    assert throughput.of_tenant("c", busy=True).candidates_per_second == 0
+    now = 152.5
+    assert throughput.of_tenant("a").candidates_per_second == pytest.approx(24 * 5.5 / 6 / WINDOW, abs=1e-3)
+    now = 200.0
+    assert throughput.of_tenant("a").candidates_per_second == throughput.of_tenant("b").switches == 0
+
+
+def test_a_young_service_counts_by_its_own_age() -> None:
+    now = 0.0
+    throughput = RecentThroughput(lambda: now)
+    now = 10.0
+    throughput.add(finished("a", 4.0, 10.0))
+    assert (throughput.of_tenant("a").window, throughput.of_tenant("a").candidates_per_second) == (10.0, 2.4)
