@@ -18,6 +18,11 @@ class StepCosts:
         first = next(iter(self._seconds.values()), 1.0)
         return self._seconds.get(kind, first) / first
 
+    def cost_of(self, seconds: float) -> float:
+        """Candidate-steps of the kind measured first that take as long; 0 until one is measured."""
+        first = next(iter(self._seconds.values()), 0.0)
+        return seconds / first if first else 0.0
+
     def record(self, kind: Hashable, seconds: float) -> None:
         """Add a measurement. The first of each kind is ignored: it may have waited for a compiler."""
         if kind not in self._started:

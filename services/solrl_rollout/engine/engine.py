@@ -282,11 +282,14 @@ class Engine:
     def _record(self, chunk: Chunk, scored: ScoredChunk) -> None:
         """Count a finished chunk: for the queue's turns, for the status page and for metrics."""
         now, job = time.monotonic(), chunk.job
-        # Without the time that it shared with the chunk before it.
-        seconds = (now - max(scored.started_at, self._last_end)) / chunk.cost
+        # Without the time that it shared with the chunk before it. Merging the adapter is billed to the run that it
+        # was done for, rather than to all work of its kind.
+        whole = now - max(scored.started_at, self._last_end)
+        seconds = max(0.0, whole - scored.switch) / chunk.cost
         self._last_end = now
         with self._wake:
             self._costs.record(chunk.kind, seconds)
+            self._queue.charge(chunk, self._costs.cost_of(scored.switch))
         self._seconds_per_cost = 0.9 * (self._seconds_per_cost or seconds) + 0.1 * seconds
         self.throughput.add(
             FinishedChunk(

@@ -1,13 +1,18 @@
-"""A bounded queue in which runs take turns by cost, so that a big experiment cannot starve a small one.
+"""A bounded queue that is fair to tenants first and then to the runs of each, by cost.
 
 It knows nothing of threads: its owner holds a lock.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from solrl_rollout.engine.fair_share import FairShare
+
 Run = Hashable
+
+NEWCOMERS_IN_A_ROW = 4
+"""New runs of a tenant that are served one after the other before an older one of its runs."""
 
 
 class QueueItem(Protocol):
@@ -56,10 +61,11 @@ class QueueFull(Exception):  # noqa: N818
 
 
 class FairQueue(Generic[Item]):
-    """Items by run. The next turn goes to the run with the least cost so far, whose items come in their order.
+    """Items by tenant and run. The tenant with the least cost so far is next, and of its runs the one with the least.
 
-    A turn is up to `turn` items in a row, because another run means merging another adapter. A run that arrives
-    without debt does not wait for the end of a turn: it is next.
+    A turn is up to `turn` items in a row of one run, because another run means merging another adapter. A newcomer
+    does not wait for the end of a turn. A tenant is one only when it owes nothing, whatever its runs are named. A new
+    run goes ahead of its own tenant's others alone, and only `NEWCOMERS_IN_A_ROW` do so at a time.
 
     Attributes:
         limit, tenant_limit: the most candidates that may wait, of all tenants and of one.
@@ -84,12 +90,12 @@ class FairQueue(Generic[Item]):
         self._reserved: Counter[tuple[str, Hashable]] = Counter()
         self._turn = turn
         self._weight = weight
-        self._waiting: dict[Run, deque[Item]] = {}
-        self._spent: dict[Run, float] = {}
-        self._arrived: deque[Run] = deque()
-        self._clock = 0.0
-        self._last: Run = None
+        self._waiting: dict[str, dict[Run, deque[Item]]] = {}
+        self._tenants: FairShare[str] = FairShare()
+        self._runs: dict[str, FairShare[Run]] = {}
+        self._last: tuple[str, Run] = ("", None)
         self._in_turn = 0
+        self._newcomers_served = 0
 
     def put(self, items: Sequence[Item], *, reserved: bool = False) -> None:
         """Add all items, or none.
@@ -107,20 +113,13 @@ class FairQueue(Generic[Item]):
                 requested[item.tenant] += item.candidates
             self.require_capacity(requested)
         for item in items:
-            if item.run not in self._waiting:
-                # A run that comes back keeps its debt, but never a credit for the time it was away.
-                floor = min((self._spent[run] for run in self._waiting), default=self._clock)
-                debt = self._spent.get(item.run, 0)
-                if debt <= floor:
-                    self._arrived.append(item.run)
-                self._spent[item.run] = max(debt, floor)
-                self._waiting[item.run] = deque()
+            self._arrive(item)
             if not reserved:
-                self._waiting[item.run].append(item)
+                self._waiting[item.tenant][item.run].append(item)
             self._count(item, 1)
         if reserved:
             for item in reversed(items):
-                self._waiting[item.run].appendleft(item)
+                self._waiting[item.tenant][item.run].appendleft(item)
                 self._reserve(item, -item.candidates)
 
     def require_capacity(self, requested: Mapping[str, int]) -> None:
@@ -142,30 +141,34 @@ class FairQueue(Generic[Item]):
         """Remove and return the next item; None when the queue is empty."""
         if not self._waiting:
             return None
-        run = self._next_run()
-        self._in_turn = self._in_turn + 1 if run == self._last and self._in_turn < self._turn else 1
-        item = self._waiting[run].popleft()
-        if not self._waiting[run]:
-            del self._waiting[run]
+        tenant, run = chosen = self._next_run()
+        self._in_turn = self._in_turn + 1 if chosen == self._last and self._in_turn < self._turn else 1
+        self._last = chosen
+        item = self._waiting[tenant][run].popleft()
+        self._drop_empty(tenant)
         self._count(item, -1)
         self._reserve(item, item.reserved)
-        self._last, self._clock = run, self._spent[run]
         cost = item.cost * self._weight(item)
-        self._spent[run] += cost
-        if self._waiting:
-            # Absent runs without debt are forgotten, or every run there ever was would be remembered.
-            self._spent = {r: s for r, s in self._spent.items() if r in self._waiting or s > self._clock}
-        else:
-            # No run is waiting, so old debts are void; the item just taken still counts.
-            self._spent, self._clock = {run: cost}, 0.0
+        self._runs[tenant].serve(run, cost, self._waiting.get(tenant, {}).keys())
+        self._tenants.serve(tenant, cost, self._waiting.keys())
+        self._runs = {name: share for name, share in self._runs.items() if name in self._tenants}
         return item
+
+    def charge(self, item: Item, cost: float) -> None:
+        """Add a cost that was not known when the item was taken, e.g. of merging its adapter."""
+        self._tenants.charge(item.tenant, cost)
+        if item.tenant in self._runs:
+            self._runs[item.tenant].charge(item.run, cost)
 
     def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
         """Remove and return the unwanted items."""
-        removed = [item for items in self._waiting.values() for item in items if unwanted(item)]
+        removed = [item for item in self._items() if unwanted(item)]
         if removed:
-            left = {run: deque(i for i in items if not unwanted(i)) for run, items in self._waiting.items()}
-            self._waiting = {run: items for run, items in left.items() if items}
+            for runs in self._waiting.values():
+                for run, items in runs.items():
+                    runs[run] = deque(item for item in items if not unwanted(item))
+            for tenant in list(self._waiting):
+                self._drop_empty(tenant)
             for item in removed:
                 self._count(item, -1)
         return removed
@@ -176,23 +179,63 @@ class FairQueue(Generic[Item]):
 
     def heads(self) -> list[Item]:
         """The next item of each run."""
-        return [items[0] for items in self._waiting.values()]
+        return [items[0] for runs in self._waiting.values() for items in runs.values()]
 
     def of_tenant(self, tenant: str) -> list[Item]:
         """A tenant's items, each run's in order."""
-        return [item for items in self._waiting.values() if items[0].tenant == tenant for item in items]
+        return [item for items in self._waiting.get(tenant, {}).values() for item in items]
+
+    @property
+    def tracked(self) -> int:
+        """Tenants and runs that wait or owe; bounded by those that wait and a few that just left."""
+        return len(self._tenants) + sum(map(len, self._runs.values()))
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def _next_run(self) -> Run:
-        while self._arrived:
-            run = self._arrived.popleft()
-            if run in self._waiting:
-                return run
-        if self._last in self._waiting and self._in_turn < self._turn:
-            return self._last
-        return min(self._waiting, key=lambda run: (self._spent[run], run != self._last))
+    def _items(self) -> Iterator[Item]:
+        return (item for runs in self._waiting.values() for items in runs.values() for item in items)
+
+    def _arrive(self, item: Item) -> None:
+        """Begin the wait of the item's tenant and run, where they do not wait yet."""
+        tenant, run = item.tenant, item.run
+        if tenant not in self._waiting:
+            self._tenants.arrive(tenant, self._waiting.keys())
+            self._waiting[tenant] = {}
+        runs = self._waiting[tenant]
+        if run not in runs:
+            self._runs.setdefault(tenant, FairShare()).arrive(run, runs.keys())
+            runs[run] = deque()
+
+    def _next_run(self) -> tuple[str, Run]:
+        tenant = self._tenants.newcomer(self._waiting.keys())
+        if tenant is None:
+            last_tenant, last_run = self._last
+            continues = last_run in self._waiting.get(last_tenant, {}) and self._in_turn < self._turn
+            tenant = last_tenant if continues else self._tenants.least_served(self._waiting.keys(), last_tenant)
+        self._tenants.admit(tenant)
+        return tenant, self._next_of(tenant)
+
+    def _next_of(self, tenant: str) -> Run:
+        """The tenant's newcomer, unless enough went first; else the rest of a turn, or its least served run."""
+        runs, share = self._waiting[tenant], self._runs[tenant]
+        newcomer = share.newcomer(runs.keys())
+        last = self._last[1] if self._last[0] == tenant else None
+        if newcomer is not None and self._newcomers_served < NEWCOMERS_IN_A_ROW:
+            chosen = newcomer
+            self._newcomers_served += 1
+        else:
+            self._newcomers_served = 0
+            chosen = last if last in runs and self._in_turn < self._turn else share.least_served(runs.keys(), last)
+        share.admit(chosen)
+        return chosen
+
+    def _drop_empty(self, tenant: str) -> None:
+        runs = self._waiting[tenant]
+        for run in [run for run, items in runs.items() if not items]:
+            del runs[run]
+        if not runs:
+            del self._waiting[tenant]
 
     def _reserve(self, item: Item, candidates: int) -> None:
         self._reserved[item.tenant, item.job] += candidates

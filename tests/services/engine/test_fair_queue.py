@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import random
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import pytest
@@ -259,3 +259,76 @@ def test_a_queue_forgets_runs_without_debt() -> None:
         queue.take()
     del run
     assert len(runs) < 5
+
+
+def chunks_until_done(queue: FairQueue[Item], victim: list[Item], fresh: Callable[[int], Item], in_flight: int) -> int:
+    """Chunks served until the victim's are, while another keeps `in_flight` requests of a new name each waiting."""
+    names = itertools.count()
+    queue.put([fresh(next(names)) for _ in range(in_flight)])
+    for _ in range(8):
+        queue.take()
+        queue.put([fresh(next(names))])
+    queue.put(victim)
+    left, served = len(victim), 0
+    while left:
+        item = queue.take()
+        served += 1
+        if item in victim:
+            left -= 1
+        else:
+            queue.put([fresh(next(names))])
+    return served
+
+
+@pytest.mark.parametrize("in_flight", [1, 3, 50])
+def test_a_tenant_gets_no_more_by_a_new_run_name_for_every_request(in_flight: int) -> None:
+    queue: FairQueue[Item] = FairQueue(10**6, turn=4)
+    victim = [Item("steady", 24, 6, tenant="patient") for _ in range(20)]
+    served = chunks_until_done(queue, victim, lambda n: Item(f"run-{n}", 24, 6, tenant="greedy"), in_flight)
+    assert served <= 42
+
+
+def test_new_names_do_not_starve_another_run_of_their_tenant() -> None:
+    queue: FairQueue[Item] = FairQueue(10**6, turn=4)
+    victim = [Item("steady", 24, 6) for _ in range(20)]
+    assert chunks_until_done(queue, victim, lambda n: Item(f"run-{n}", 24, 6), 30) <= 5 * 20 + 30
+
+
+def test_a_small_request_of_an_idle_tenant_waits_for_one_chunk_only() -> None:
+    queue: FairQueue[Item] = FairQueue(10**6, turn=4)
+    queue.put([Item(f"run-{n}", 24, 6, tenant="greedy") for n in range(260)])
+    for _ in range(10):
+        queue.take()
+    queue.put([Item("small", 4, 6, tenant="idle")])
+    assert "small" in taken(queue, 2)
+
+
+def test_tenants_share_equally_however_many_runs_each_has() -> None:
+    queue: FairQueue[Item] = FairQueue(10**6, turn=4)
+    queue.put([Item(f"run-{n % 9}", 24, 6, tenant="many") for n in range(900)])
+    queue.put([Item("only", 24, 6, tenant="one") for _ in range(900)])
+    served = taken(queue, 400)
+    assert 190 <= served.count("only") <= 210
+
+
+def test_a_cost_found_out_later_is_charged_to_its_tenant_and_run() -> None:
+    queue: FairQueue[Item] = FairQueue(10_000)
+    queue.put([Item("heavy", tenant="a") for _ in range(100)])
+    queue.put([Item("light", tenant="b") for _ in range(100)])
+    served = []
+    for _ in range(40):
+        item = queue.take()
+        assert item is not None
+        served.append(item.run)
+        if item.run == "heavy":
+            queue.charge(item, 3.0)
+    assert 8 <= served.count("heavy") <= 12
+
+
+def test_runs_that_are_gone_are_forgotten() -> None:
+    queue: FairQueue[Item] = FairQueue(10_000)
+    queue.put([Item("steady", tenant="b") for _ in range(5000)])
+    for number in range(2000):
+        queue.put([Item(f"run-{number}", tenant=f"t-{number}")])
+        taken(queue, 2)
+    assert queue.tracked < 100

@@ -1,0 +1,68 @@
+"""Shares of work by cost among keys that come and go: tenants, and the runs of one tenant.
+
+It knows nothing of threads: its owner holds a lock.
+"""
+
+from collections.abc import Collection, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class FairShare(Generic[Key]):
+    """Cost spent per key. The waiting key that has spent least is next.
+
+    A key that returns keeps its debt, but gains no credit for the time it was away. A key that arrives without debt
+    is a newcomer, which may go first.
+    """
+
+    def __init__(self) -> None:
+        self._spent: dict[Key, float] = {}
+        self._newcomers: dict[Key, None] = {}
+        self._clock = 0.0
+
+    def __len__(self) -> int:
+        """Keys that wait or owe."""
+        return len(self._spent)
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether a key waits or owes."""
+        return key in self._spent
+
+    def arrive(self, key: Key, waiting: Collection[Key]) -> None:
+        """A key begins to wait beside those that are `waiting` already."""
+        floor = min((self._spent[other] for other in waiting), default=self._clock)
+        debt = self._spent.get(key, 0.0)
+        if debt <= floor:
+            self._newcomers[key] = None
+        self._spent[key] = max(debt, floor)
+
+    def newcomer(self, waiting: Collection[Key]) -> Key | None:
+        """The newcomer that has waited longest, which stays one until `admit`; None if none waits."""
+        for key in [key for key in self._newcomers if key not in waiting]:
+            del self._newcomers[key]
+        return next(iter(self._newcomers), None)
+
+    def admit(self, key: Key) -> None:
+        """A key is being served, so it is no newcomer."""
+        self._newcomers.pop(key, None)
+
+    def least_served(self, waiting: Collection[Key], last: Key | None) -> Key:
+        """The waiting key that has spent least, newcomers after all others; `last` where several have."""
+        return min(waiting, key=lambda key: (key in self._newcomers, self._spent[key], key != last))
+
+    def charge(self, key: Key, cost: float) -> None:
+        """Add to a key's cost; nothing for a key whose debts are void."""
+        if key in self._spent:
+            self._spent[key] += cost
+
+    def serve(self, key: Key, cost: float, waiting: Collection[Key]) -> None:
+        """Charge a key that is served now, while `waiting` keys are left."""
+        self._clock = self._spent[key]
+        self._spent[key] += cost
+        if waiting:
+            # Absent keys without debt are forgotten, or every key there ever was would be remembered.
+            self._spent = {k: spent for k, spent in self._spent.items() if k in waiting or spent > self._clock}
+        else:
+            # Nobody waits, so old debts are void; the work just begun still counts.
+            self._spent, self._clock = {key: cost}, 0.0
