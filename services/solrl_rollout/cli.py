@@ -1,4 +1,4 @@
-"""`solrl-rollout serve | doctor | memory | token`."""
+"""Command line of the service: `solrl-rollout serve | doctor | memory | token`."""
 
 import os
 import sys
@@ -24,62 +24,62 @@ class Serve:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Say what this machine can run with these settings, what is missing, and what to do."""
+    """Check what this machine can run with these settings, what is missing, and what to do about it."""
 
     settings: Annotated[Settings, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Plan what a model takes on a GPU, from its configurations alone: weights, activations, batch limits."""
+    """Plan a model's memory on a GPU from its configurations alone: weights, activations, batch limits."""
 
     model: str = "mini-sana"
     """Registered name, local folder in diffusers format, or hub id; no weights are needed."""
     precision: Tier = "nvfp4"
-    """nvfp4 is the emulation."""
+    """Precision; nvfp4 is planned as emulated."""
     batch: int = 24
     """Candidates in one batch."""
     revision: str | None = None
     """Hub commit or tag."""
     out: Path | None = None
-    """Write the plan as JSON here, too."""
+    """Also write the plan as JSON to this file."""
 
 
 @dataclass(frozen=True)
 class TokenCreate:
-    """Make a token: it is printed once, alone on stdout, and kept nowhere."""
+    """Create a token. It is printed once, alone on stdout, and stored nowhere."""
 
     tenant: str
-    """Whose it is. Tenants see nothing of each other's runs."""
+    """Tenant of the token. Tenants cannot see each other's runs."""
     scopes: tuple[Scope, ...]
-    """What it may be used for: rollout (explore), push (store adapters), admin (metrics)."""
+    """Permissions: rollout (explore), push (store adapters), admin (metrics)."""
     expires: str = "90d"
-    """How long it is good for: 12h, 30d, 8w; or never."""
+    """Lifetime: 12h, 30d, 8w; or never."""
     file: Path | None = None
-    """The token file, made if need be; SOLRL_TOKEN_FILE by default."""
+    """Token file, created if necessary; SOLRL_TOKEN_FILE by default."""
 
 
 @dataclass(frozen=True)
 class TokenList:
-    """Say which tokens there are, whose, what for and for how long."""
+    """List tokens with their tenants, scopes and lifetimes."""
 
     file: Path | None = None
-    """The token file; SOLRL_TOKEN_FILE by default."""
+    """Token file; SOLRL_TOKEN_FILE by default."""
 
 
 @dataclass(frozen=True)
 class TokenRevoke:
-    """Take a token out of the file; a running service notices at its next request."""
+    """Remove a token from the file; a running service refuses it from the next request on."""
 
     id: tyro.conf.Positional[str]
-    """The token's id, as `token list` shows it."""
+    """Id of the token, from `token list`."""
     file: Path | None = None
-    """The token file; SOLRL_TOKEN_FILE by default."""
+    """Token file; SOLRL_TOKEN_FILE by default."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Make, list and revoke the tokens that let others use a service."""
+    """Create, list and revoke access tokens of a service."""
 
     action: Annotated[
         Annotated[TokenCreate, tyro.conf.subcommand("create")]
@@ -90,15 +90,15 @@ class Tokens:
 
 
 def main() -> None:
-    """Entry point of `solrl-rollout`. Exit code 2: it cannot start, and says why on stderr."""
-    # Set before torch is imported. OpenMP's threads otherwise spin for a while after each operation, and on a
-    # small machine those of the service and those of the trainer take each other's cores.
+    """Entry point of `solrl-rollout`. Exits with 2 if it cannot start, with the reason on stderr."""
+    # Set before torch is imported. Otherwise OpenMP's threads spin after each operation, and on a small machine the
+    # threads of service and trainer take each other's cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         defaults = Settings()
     except ValidationError as error:
         faults = "; ".join(f"SOLRL_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
-        _fail(f"the environment holds settings that are not valid: {faults}")
+        _fail(f"the environment has invalid settings: {faults}")
     command: Serve | Doctor | Memory | Tokens = tyro.cli(
         Annotated[Serve, tyro.conf.subcommand("serve", default=Serve(defaults))]
         | Annotated[Doctor, tyro.conf.subcommand("doctor", default=Doctor(defaults))]
@@ -140,11 +140,13 @@ def main() -> None:
 def _manage_tokens(action: TokenCreate | TokenList | TokenRevoke, default: Path | None) -> None:
     path = action.file or default
     if path is None:
-        raise ValueError("got no token file; name one with --file or SOLRL_TOKEN_FILE")
+        raise ValueError("got no token file; give one with --file or SOLRL_TOKEN_FILE")
     if isinstance(action, TokenList):
-        print(f"{'id':10}{'tenant':20}{'scopes':22}{'made':12}expires")
+        print(f"{'id':10}{'tenant':20}{'scopes':22}{'created':12}expires")
         for token in read_tokens(path):
-            ends = f"{token.expires:%Y-%m-%d %H:%M}{' (over)' if token.expired else ''}" if token.expires else "never"
+            ends = (
+                f"{token.expires:%Y-%m-%d %H:%M}{' (expired)' if token.expired else ''}" if token.expires else "never"
+            )
             print(f"{token.id:10}{token.tenant:20}{' '.join(token.scopes):22}{token.created:%Y-%m-%d}  {ends}")
     elif isinstance(action, TokenRevoke):
         token = revoke_token(path, action.id)
@@ -154,7 +156,7 @@ def _manage_tokens(action: TokenCreate | TokenList | TokenRevoke, default: Path 
             secret, token = create_token(path, action.tenant, action.scopes, parse_lifetime(action.expires))
         except ValidationError:
             raise ValueError(f"got --tenant {action.tenant!r}; expected a name as {NAME_PATTERN}") from None
-        ends = f"until {token.expires:%Y-%m-%d %H:%M} UTC" if token.expires else "for ever"
+        ends = f"until {token.expires:%Y-%m-%d %H:%M} UTC" if token.expires else "without expiry"
         print(f"token {token.id} of {token.tenant}, {' and '.join(token.scopes)}, {ends}; in {path}", file=sys.stderr)
         print(secret)
 

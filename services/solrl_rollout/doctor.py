@@ -1,4 +1,4 @@
-"""What this machine can run with the given settings, what is missing, and what to do about it."""
+"""`solrl-rollout doctor`: checks of this machine and the settings, with a remedy for everything that is missing."""
 
 import json
 import platform
@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
 
 def examine(settings: Settings) -> int:
-    """Print the findings; 1 if something that is needed is missing, else 0."""
+    """Print the findings; returns 1 if something required is missing, else 0."""
     findings = [
         *_software(),
         *_devices(settings),
@@ -72,9 +72,11 @@ def _devices(settings: Settings) -> Iterator[Finding]:
         yield Finding(f"tier {tier}", "ok", f"{numerics}: {how}" if numerics else how)
     try:
         version = engine_version()
-        yield Finding("transformer engine", "ok", version or "not installed; native nvfp4 takes it, on a Blackwell GPU")
+        yield Finding(
+            "transformer engine", "ok", version or "not installed; native nvfp4 needs it, and a Blackwell GPU"
+        )
     except ValueError as error:
-        action = "build it anew for this torch and CUDA; until then nvfp4 is emulated"
+        action = "rebuild it for this torch and CUDA; until then nvfp4 is emulated"
         yield Finding("transformer engine", "warn", str(error), action)
     yield Finding("precision auto", "ok", fastest_tier(device) if settings.precision == "auto" else settings.precision)
 
@@ -111,8 +113,8 @@ def _hub_model(where: str, revision: str | None) -> Finding:
     except HFValidationError as error:
         return Finding("model", "missing", str(error), "correct --model")
     if isinstance(cached, str):
-        return Finding("model", "ok", f"{where}, in the hub's cache on this machine")
-    return Finding("model", "warn", f"{where} is not on this machine", "serve downloads it at its start")
+        return Finding("model", "ok", f"{where}, in the local hub cache")
+    return Finding("model", "warn", f"{where} is not on this machine", "serve downloads it at the start")
 
 
 def _rewards(settings: Settings) -> Iterator[Finding]:
@@ -122,10 +124,10 @@ def _rewards(settings: Settings) -> Iterator[Finding]:
         if name in REWARDS:
             yield Finding(f"reward {name}", "ok", "registered")
         elif ":" in name:
-            yield Finding(f"reward {name}", "warn", "serve imports it at its start", "check it is installed")
+            yield Finding(f"reward {name}", "warn", "serve imports it at the start", "check that it is installed")
         else:
             known = ", ".join(REWARDS.names())
-            yield Finding(f"reward {name}", "missing", "not registered", f"name one of {known}")
+            yield Finding(f"reward {name}", "missing", "not registered", f"use one of {known}")
 
 
 def _redis(url: str | None) -> Iterator[Finding]:

@@ -16,15 +16,15 @@ GPUS = {
     "141 GB (H200)": 141,
     "192 GB (B200)": 192,
 }
-"""Sizes that people have, in 10⁹ bytes as vendors count."""
+"""Common GPU sizes, in vendors' gigabytes (10⁹ bytes)."""
 RESERVED = 2 * 2**30
-"""Left to CUDA's context, its libraries' workspaces and fragmentation."""
+"""Bytes reserved for CUDA's context, its libraries' workspaces and fragmentation."""
 
 
 def plan(
     model: str, precision: str, batch: int, *, revision: str | None = None, token: str | None = None, out: Path | None
 ) -> None:
-    """Print the plan; with `out`, write it as JSON too.
+    """Print the plan; with `out`, also write it as JSON.
 
     Raises:
         ValueError, OSError: the model is unknown or its configurations cannot be read.
@@ -37,14 +37,14 @@ def plan(
     console = Console()
     console.print(_table(planned, f"{model}, {precision}, {backbone.width}×{backbone.height}, batch {batch}"))
     console.print(_limits(planned))
-    console.print(f"Tensors alone; the limits leave {_gib(RESERVED)} GiB to CUDA. Reward models come on top.")
+    console.print(f"Counts tensors only. Batch limits reserve {_gib(RESERVED)} GiB for CUDA; reward models need more.")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(vars(planned) | {"total": planned.total}, indent=1) + "\n")
 
 
 def _table(planned: MemoryPlan, title: str) -> Table:
-    table = Table("what", "GiB", title=title, title_justify="left")
+    table = Table("use", "GiB", title=title, title_justify="left")
     table.columns[1].justify = "right"
     for name, size in planned.weights.items():
         table.add_row(f"weights: {name}", _gib(size))
@@ -52,7 +52,7 @@ def _table(planned: MemoryPlan, title: str) -> Table:
     for name, size in planned.activations.items():
         table.add_row(f"activations: {name}", _gib(size))
     table.add_section()
-    table.add_row("in all (weights, prompts and the largest phase)", _gib(planned.total))
+    table.add_row("total (weights, prompts and the largest phase)", _gib(planned.total))
     return table
 
 

@@ -1,4 +1,4 @@
-"""By which address, and under which name, a service without tokens may be reached."""
+"""Host check of a service without tokens: protection from DNS rebinding."""
 
 import ipaddress
 import re
@@ -10,7 +10,7 @@ from solrl_rollout.http.problems import respond
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address that is listened on."""
+    """Whether a listening address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -18,10 +18,10 @@ def is_loopback(host: str) -> bool:
 
 
 class NoForeignNames:
-    """Middleware for a service without tokens: no page of another site may reach it by a name of its own.
+    """Middleware for a service without tokens that refuses foreign host names.
 
-    A browser takes what a name leads to for a part of the name's site, also where the site made it lead to this
-    machine (DNS rebinding). Such a name has a dot; addresses and this network's short names have another owner.
+    A website can resolve one of its names to this machine (DNS rebinding); a browser then lets the site's pages read
+    the service's answers. Such a name contains a dot. Addresses and short names of the local network cannot be abused.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -48,9 +48,9 @@ def _is_foreign(host: str) -> bool:
 
 def _foreign_host(host: str) -> Problem:
     return ProblemKind.HOST_NOT_LOCAL.problem(
-        "this service runs without tokens, for its own machine alone",
+        "this service runs without tokens and serves only its own machine",
         where="header.Host",
         got=host[:200],
         expected="localhost or an address",
-        action="give the service a token file (--token-file) to reach it by another name",
+        action="start the service with a token file (--token-file) to reach it under another name",
     )

@@ -1,4 +1,4 @@
-"""Heads and bodies are counted as they come in: a declared length may lie or be missing."""
+"""Size limits of heads and bodies, counted as data arrives: a declared length may be wrong or missing."""
 
 import io
 
@@ -9,13 +9,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from solrl_rollout.http.problems import body_too_large, respond
 
 MAX_HEAD_BYTES = 32 * 1024
-"""Of a request's first line and its headers."""
+"""Limit of a request's first line and headers together."""
 
 
 async def read_body(request: Request, limit: int, setting: str) -> bytes:
-    """A raw body of at most `limit` bytes; 413 as soon as it is known to be larger."""
+    """Read a raw body of at most `limit` bytes; 413 as soon as it is known to be larger."""
     _check_declared(request.headers.get("content-length"), limit, setting)
-    body = io.BytesIO()  # hands out what it holds without a copy; joined parts would take twice the memory
+    body = io.BytesIO()  # getvalue makes no copy; joining parts would take twice the memory
     async for part in request.stream():
         if body.tell() + len(part) > limit:
             raise body_too_large(f"{body.tell() + len(part)} bytes and more", limit, setting)
@@ -24,9 +24,9 @@ async def read_body(request: Request, limit: int, setting: str) -> bytes:
 
 
 def head_too_large(got: str) -> Problem:
-    """The 431."""
+    """Problem for a head that is too large (431)."""
     return ProblemKind.HEAD_TOO_LARGE.problem(
-        "the path and the headers have more bytes than the service takes",
+        "the path and the headers have more bytes than the service accepts",
         where="header",
         got=got,
         expected=f"at most {MAX_HEAD_BYTES} bytes",
@@ -35,7 +35,7 @@ def head_too_large(got: str) -> Problem:
 
 
 class HeadLimit:
-    """Middleware that holds heads to `MAX_HEAD_BYTES`, also one that came in as a whole."""
+    """Middleware that limits heads to `MAX_HEAD_BYTES`, including those that arrive in one piece."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -52,7 +52,7 @@ class HeadLimit:
 
 
 class JsonBodyLimit:
-    """Middleware that holds every body except that of a PUT, which counts its own, to `limit` bytes."""
+    """Middleware that limits bodies to `limit` bytes, except those of PUT, whose route counts by itself."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
@@ -68,7 +68,7 @@ class JsonBodyLimit:
 
         async def counted() -> Message:
             nonlocal size
-            # Raised in here, not before the app is called, so that the app's handlers make the answer.
+            # Raised here, not before the app is called, so that the app's exception handlers answer.
             _check_declared(declared, self._limit, "max_body_bytes")
             message = await receive()
             size += len(message.get("body", b""))

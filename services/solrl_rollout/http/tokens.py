@@ -1,7 +1,7 @@
-"""The token file: who may ask for what. It holds no token, only what tells one from another.
+"""The token file: tenants and scopes by token. It contains hashes, not tokens.
 
-A token carries 256 random bits, so nobody can guess what its SHA-256 was made from. A slow hash (bcrypt, argon2) is
-for passwords, which people choose from a small set; here it would only make every request slow.
+A token has 256 random bits, so it cannot be guessed from its SHA-256. A slow hash (bcrypt, argon2) protects passwords,
+which people choose from a small set; here it would only slow down every request.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ from solrl_proto.identifiers import Message, RunName
 logger = logging.getLogger(__name__)
 
 TOKEN_PREFIX = "solrl_"
-"""Begins every token, so that scanners of source code and logs can find one that leaked."""
+"""Prefix of every token, so that scanners of source code and logs can find leaked ones."""
 
 Scope = Literal["rollout", "push", "admin"]
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 
 class TokenFileError(ValueError):
-    """The token file cannot be used; the message says why and what to do."""
+    """The token file is missing or invalid; the message says what to do."""
 
 
 class Token(Message):
-    """What is known of a token: not the token."""
+    """A token's record, without the token itself."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
     tenant: RunName
@@ -47,43 +47,46 @@ class Token(Message):
 
     @property
     def expired(self) -> bool:
-        """Whether its time is over."""
+        """Whether the token has expired."""
         return self.expires is not None and datetime.now(UTC) >= self.expires
 
 
 class TokenFile(Message):
-    """The file's content."""
+    """Content of the token file."""
 
     version: Literal[1] = 1
     tokens: tuple[Token, ...] = ()
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """The tokens of a file.
+    """Read the tokens of a file.
 
     Raises:
-        TokenFileError: it is missing, not readable, or no token file.
+        TokenFileError: the file is missing, not readable, or not a token file.
     """
     try:
         return TokenFile.model_validate_json(path.read_bytes()).tokens
     except OSError as error:
-        make = f"solrl-rollout token create --tenant NAME --scopes rollout push --file {path}"
-        raise TokenFileError(f"token file {path}: {error.strerror or error}; make one with `{make}`") from error
+        create = f"solrl-rollout token create --tenant NAME --scopes rollout push --file {path}"
+        raise TokenFileError(f"token file {path}: {error.strerror or error}; create one with `{create}`") from error
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in fault["loc"])
         raise TokenFileError(
             f"token file {path} is not valid: {where + ': ' if where else ''}{fault['msg']}; "
-            f"restore it, or remove it and make new tokens with `solrl-rollout token create --file {path}`"
+            f"restore it, or delete it and create new tokens with `solrl-rollout token create --file {path}`"
         ) from error
 
 
 def create_token(path: Path, tenant: str, scopes: tuple[Scope, ...], lifetime: timedelta | None) -> tuple[str, Token]:
-    """Add a token to the file, made if need be. What is returned first is kept nowhere.
+    """Create a token and add it to the file, which is created if necessary.
+
+    Returns:
+        The token itself, which is stored nowhere, and its record.
 
     Raises:
-        TokenFileError: the file is there but cannot be used.
-        ValidationError: the tenant's name is not one.
+        TokenFileError: the file exists but is invalid.
+        ValidationError: the tenant's name is invalid.
     """
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     now = datetime.now(UTC).replace(microsecond=0)
@@ -101,10 +104,10 @@ def create_token(path: Path, tenant: str, scopes: tuple[Scope, ...], lifetime: t
 
 
 def revoke_token(path: Path, token_id: str) -> Token:
-    """Take a token out of the file; a running service notices at the next request.
+    """Remove a token from the file; a running service refuses it from the next request on.
 
     Raises:
-        TokenFileError: the file cannot be used, or holds no such token.
+        TokenFileError: the file is invalid, or has no such token.
     """
     with _changing(path) as write:
         tokens = read_tokens(path)
@@ -117,10 +120,10 @@ def revoke_token(path: Path, token_id: str) -> Token:
 
 
 def parse_lifetime(text: str) -> timedelta | None:
-    """`30d`, `12h`, `8w`; `never` is None.
+    """Parse a lifetime such as `30d`, `12h` or `8w`; `never` gives None.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     if text == "never":
         return None
@@ -131,13 +134,13 @@ def parse_lifetime(text: str) -> timedelta | None:
 
 
 class Keyring:
-    """The tokens of a file that may change while it is used: it is read again when it did."""
+    """Tokens of a file, which is read again whenever it has changed."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
 
         Raises:
-            TokenFileError: it cannot be used.
+            TokenFileError: the file is missing or invalid.
         """
         self._path = path
         self._seen = _signature(path)
@@ -147,22 +150,22 @@ class Keyring:
         return len(self._tokens or ())
 
     def find(self, secret: str) -> Token | None:
-        """The token, expired or not; None if there is none like it.
+        """Look up a token, expired or not; None if it is unknown.
 
         Raises:
-            TokenFileError: the file was good once and is not any more, so nobody can be known.
+            TokenFileError: the file has become invalid, so no token can be checked.
         """
         self._refresh()
         if self._tokens is None:
-            raise TokenFileError(f"token file {self._path} cannot be used")
+            raise TokenFileError(f"token file {self._path} is missing or invalid")
         digest, found = _digest(secret), None
-        for token in self._tokens:  # all of them, so that the time does not tell where in the file a match is
+        for token in self._tokens:  # compare with all, so that the time does not reveal the position of a match
             if hmac.compare_digest(token.sha256, digest):
                 found = token
         return found
 
     def _refresh(self) -> None:
-        # Taken before the file is read: what changes meanwhile is read again the next time.
+        # Taken before reading: if the file changes meanwhile, it is read again next time.
         signature = _signature(self._path)
         if signature == self._seen:
             return
@@ -171,7 +174,7 @@ class Keyring:
             self._tokens = read_tokens(self._path)
         except TokenFileError as error:
             self._tokens = None
-            logger.error("nobody is let in until this is mended: %s", error)
+            logger.error("all tokens are refused until this is repaired: %s", error)
         else:
             logger.info("token file %s was read again: %d tokens", self._path, len(self._tokens))
 
@@ -190,7 +193,7 @@ def _signature(path: Path) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def _changing(path: Path, *, new: bool = False) -> Iterator[Callable[[tuple[Token, ...]], None]]:
-    """Hold others off while the file is read and replaced; what is yielded replaces it at once or not at all."""
+    """Lock the file while it is read and replaced; yields a function that replaces it atomically."""
     if new:
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -202,7 +205,7 @@ def _changing(path: Path, *, new: bool = False) -> Iterator[Callable[[tuple[Toke
         content = json.dumps(TokenFile(tokens=tokens).model_dump(mode="json"), indent=1) + "\n"
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
         try:
-            if os.geteuid() == 0:  # root makes tokens for a service that is not root
+            if os.geteuid() == 0:  # root may create tokens for a service that runs as another user
                 owner = (path if path.exists() else path.parent).stat()
                 os.chown(handle, owner.st_uid, owner.st_gid)
             with os.fdopen(handle, "w") as file:

@@ -1,4 +1,4 @@
-"""Clients that take for ever over a head, a body or an answer, beside healthy ones."""
+"""Clients that never finish a head, a body or an answer do not affect healthy ones."""
 
 import contextlib
 import json
@@ -93,7 +93,7 @@ def test_a_large_body_may_take_longer_than_a_head(impatient: RunningService) -> 
         assert read_response(sock)[0] == 422
 
 
-def test_a_client_that_takes_no_answer_is_cut(impatient: RunningService) -> None:
+def test_a_client_that_reads_no_answer_is_cut_off(impatient: RunningService) -> None:
     sock = socket.socket()
     with sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -103,7 +103,7 @@ def test_a_client_that_takes_no_answer_is_cut(impatient: RunningService) -> None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while True:  # more answers than any buffer holds, none of them read
                 sock.sendall(request * 20)
-    assert "does not take its answer" in impatient.log.read_text()
+    assert "does not read its answer" in impatient.log.read_text()
 
 
 def test_two_hundred_slow_clients_leave_the_healthy_ones_alone(impatient: RunningService) -> None:

@@ -165,7 +165,7 @@ def test_a_broken_file_lets_nobody_in_until_it_is_mended(changing: Guarded) -> N
     changing.file.write_text(kept)
     assert status(changing, changing.tokens["a"]) == 200
     log = changing.service.log.read_text()
-    assert log.count("nobody is let in until this is mended") == 2  # once for each fault, not for each request
+    assert log.count("all tokens are refused until this is repaired") == 2  # once for each fault, not for each request
     assert str(changing.file) in log
 
 

@@ -1,4 +1,4 @@
-// Asks the service every few seconds, and keeps what it said.
+// Polls the service every few seconds and caches its answers.
 const EVERY = 2000, AGAIN = 5000, KEY = "solrl-token";
 let known, timer, asking = 0;
 
@@ -113,7 +113,7 @@ function askToken(fault) {
   forget();
   $("main").hidden = $("leave").hidden = true;
   $("door").hidden = false;
-  $("fault").textContent = tried ? `Not let in: ${fault}.` : "This service shows each tenant its own runs, by token.";
+  $("fault").textContent = tried ? `Access denied: ${fault}.` : "Each tenant sees its own runs, by token.";
   $("state").className = "state";
   $("state").textContent = "locked";
   $("token").value = "";

@@ -1,4 +1,4 @@
-// What is shown, from what the service said.
+// Views of the service's answers.
 const $ = (id) => document.getElementById(id);
 const MOST_ROWS = 8;
 const PHASES = ["explore", "wait", "regenerate", "train", "push"];
@@ -49,15 +49,15 @@ function queueView(rows) {
 
 function showNow({ queue, throughput, runs }) {
   const rate = throughput.candidates_per_second, step = throughput.step_seconds;
-  const made = tile("Candidates", rate.toFixed(rate < 10 ? 1 : 0), "a second", `over the last ${duration(throughput.window)}`, el("div", { className: "chart" }));
+  const made = tile("Candidates", rate.toFixed(rate < 10 ? 1 : 0), "per second", `over the last ${duration(throughput.window)}`, el("div", { className: "chart" }));
   made.classList.add("made");
   const xs = throughput.history.map((_, i) => i);
-  draw(made.lastChild, { label: "Candidates a second over the last minute", xs, lines: [{ values: throughput.history }], zero: true });
+  draw(made.lastChild, { label: "Candidates per second over the last minute", xs, lines: [{ values: throughput.history }], zero: true });
   const parts = [
     made,
     tile("Waiting", queue.candidates.toLocaleString("en"), "", queue.candidates ? `the oldest for ${duration(queue.oldest)}` : "nothing in the queue"),
     tile("Step", step === null ? "–" : step < 1 ? (step * 1000).toFixed(0) : step.toFixed(2), step === null ? "" : step < 1 ? "ms" : "s", "of up to 24 candidates"),
-    tile("Switches", String(throughput.switches), "", "of adapters in the last minute"),
+    tile("Switches", String(throughput.switches), "", "adapters merged in the last minute"),
   ];
   // Runs that go on have a row also while nothing of them waits: a page that jumps cannot be read.
   const waiting = new Map(queue.runs.map((one) => [one.run, one]));
@@ -125,7 +125,7 @@ function phasesView(point) {
     bar.append(part);
     list.append(el("b", { className: `p${Math.min(i, 3)}` }, name), el("span", {}, duration(phases[name])));
   });
-  const note = beside === undefined ? [] : [el("p", { className: "dim small" }, `exploring took ${duration(beside)}, in part beside this`)];
+  const note = beside === undefined ? [] : [el("p", { className: "dim small" }, `exploration took ${duration(beside)}, partly in parallel`)];
   return el("div", {}, el("h3", {}, `Time of an iteration: ${duration(spent(point))}`), bar, list, ...note);
 }
 
@@ -136,7 +136,7 @@ function samplesView(samples) {
   const image = (data, alt) => el("img", { src: `data:image/webp;base64,${data}`, alt, decoding: "async" });
   return el("div", {},
     el("h3", {}, `Best and worst of iteration ${counted(samples.iteration)}`),
-    el("p", { className: "dim small" }, "each seed twice: as explored, as trained on"),
+    el("p", { className: "dim small" }, "each seed twice: as explored, and as regenerated for training"),
     el("div", { className: "pairs" }, ...rows.map((pair) => el("figure", {},
       el("figcaption", { title: pair.prompt }, el("b", {}, pair.place === "best" ? "Best " : "Worst "), pair.prompt),
       el("div", { className: "couple" },
@@ -170,7 +170,7 @@ function showRun(run, detail, held) {
     const { curve, samples } = detail, series = curve.series;
     const box = el("div", { className: "chart axes" });
     draw(box, scoreChart(curve, true, `Score of ${run.run} by iteration`));
-    const legend = [["", "mean of what is trained on"], ["range", "worst to best half"], ["proxy", "mean of all explored"]];
+    const legend = [["", "mean of training samples"], ["range", "worst to best half"], ["proxy", "mean of all explored"]];
     const score = el("div", {}, el("h3", {}, "Score by iteration"),
       el("div", { className: "legend" }, ...legend.map(([className, text]) => el("span", { className }, text))), box);
     parts.push(samples ? el("div", { className: "split" }, score, samplesView(samples)) : score);
