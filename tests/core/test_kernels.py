@@ -11,7 +11,6 @@ from diffusers.models.attention import JointTransformerBlock
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 from lora_helpers import random_adapter
-from solrl_core.batches import batches, gpu_batch_sizes
 from solrl_core.families import flux_fused, load_backbone, sd3_fused
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import Generator
@@ -284,23 +283,6 @@ def test_layers_that_share_an_input_share_its_codes(name: str, scaling: str, mon
     # Parts that were concatenated have scales of their own now, and float32 sums are in another order.
     exact = backbone.velocity(backbone.transformer, latents, sigma, conditioning)
     assert torch.linalg.norm(got - exact) < 1.2 * torch.linalg.norm(expected - exact)
-
-
-@pytest.mark.parametrize(("count", "limit"), [(1, 24), (3, 24), (5, 24), (24, 24), (25, 24), (7, 2), (1, 1)])
-def test_batches_on_a_cpu_hold_each_row_once_and_at_least_four(count: int, limit: int) -> None:
-    cut = batches(count, limit, torch.device("cpu"))
-    assert [row for batch in cut for row in batch.rows[: batch.count]] == list(range(count))
-    assert all(min(4, limit) <= len(batch.rows) <= limit for batch in cut)
-    assert all(set(batch.rows[batch.count :]) <= {batch.rows[batch.count - 1]} for batch in cut)
-
-
-@pytest.mark.parametrize("limit", [24, 12, 6, 3, 2, 1])
-@pytest.mark.parametrize("count", [1, 5, 6, 7, 18, 19, 24, 25, 30, 48, 97])
-def test_batches_on_a_gpu_hold_each_row_once_and_have_two_sizes(count: int, limit: int) -> None:
-    made = batches(count, limit, torch.device("cuda"))
-    assert [row for batch in made for row in batch.rows[: batch.count]] == list(range(count))
-    assert {len(batch.rows) for batch in made} <= set(gpu_batch_sizes(limit))
-    assert sum(len(batch.rows) for batch in made) - count < gpu_batch_sizes(limit)[1]
 
 
 @GPU
