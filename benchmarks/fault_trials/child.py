@@ -86,7 +86,7 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
         noted.note("begins", iteration=iteration, weights=digest(*self.policy.parameters), optimizer=digest(*moments))
         return optimise(self, samples, iteration)
 
-    def watched_pairs(units: int, steps: Any, fraction: float, generator: torch.Generator) -> Any:
+    def watched_pairs(units: int, steps: int, fraction: float, generator: torch.Generator) -> Any:
         noted.note("random", state=digest(generator.get_state()))
         return pairs(units, steps, fraction, generator)
 

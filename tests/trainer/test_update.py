@@ -86,7 +86,7 @@ def test_the_size_of_a_batch_changes_the_rounding_alone(loaded: Backbone) -> Non
 
 
 def pairs(fraction: float, count: int, steps: int, seed: int = 0) -> list[tuple[int, int]]:
-    index, at = training_pairs(count, range(steps), fraction, torch.Generator().manual_seed(seed))
+    index, at = training_pairs(count, steps, fraction, torch.Generator().manual_seed(seed))
     return list(zip(index.tolist(), at.tolist(), strict=True))
 
 

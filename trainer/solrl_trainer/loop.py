@@ -155,6 +155,7 @@ def _training_samples(session: Session, samples: IterationSamples, advantages: t
         advantages=advantages.flatten(),
         conditioning=conditioning,
         prompts=torch.arange(groups).repeat_interleave(kept),
+        recording=samples.recording,
     )
 
 

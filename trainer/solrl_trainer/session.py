@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.fingerprint import fingerprint, model_digest, part_digests
+from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import PromptItem
 
@@ -22,7 +23,7 @@ from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.rollouts.agreement import check_bindings, check_service, note_emulation
 from solrl_trainer.rollouts.exploration import Explorer
 from solrl_trainer.rollouts.local import LocalExplorer
-from solrl_trainer.rollouts.regenerate import Regenerator
+from solrl_trainer.rollouts.regenerate import Regenerator, Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.rollouts.service import ServiceExplorer
 from solrl_trainer.rollouts.source import RolloutSource, rollout_source
@@ -187,7 +188,12 @@ def _connected(
         weight_decay=optimizer.weight_decay,
         eps=optimizer.eps,
     )
-    sampling: dict[str, Any] = {"solver": config.solver, "guidance": config.guidance}
+    algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
+    data = algorithm.trains_on
+
+    def sampler(generator: Generator, steps: int) -> Sampler:
+        return Sampler(generator, steps, data.solver(config.solver), config.guidance, data.recorded)
+
     scorer = Scorer(rewards, tuple(config.rewards), config.trained)
 
     def own_prompts(iteration: int) -> Sequence[PromptItem]:
@@ -197,8 +203,8 @@ def _connected(
     if source is not None:
         explorer = ServiceExplorer(source, own_prompts, seed=config.seed, lag=explore.lag, iterations=config.iterations)
     else:
-        explorer = LocalExplorer(models.behaviour, scorer, own_prompts, explore, seed=config.seed, **sampling)
-    algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
+        own = sampler(models.behaviour, explore.steps)
+        explorer = LocalExplorer(own, scorer, own_prompts, candidates=explore.candidates, seed=config.seed)
     return Session(
         config=config,
         world=world,
@@ -208,7 +214,7 @@ def _connected(
         source=source,
         supply=supply,
         explorer=explorer,
-        regenerator=Regenerator(models.generator, config.regenerate, **sampling),
+        regenerator=Regenerator(sampler(models.generator, config.regenerate.steps)),
         scorer=scorer,
         optimizer=adamw,
         updater=Updater(

@@ -13,7 +13,7 @@ from solrl_proto.noise import expand_seeds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solrl_trainer.algorithms.base import Algorithm, FixedPolicy, Velocities
-from solrl_trainer.algorithms.training_data import TrainingSamples
+from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
 from solrl_trainer.config import Optimizer
 from solrl_trainer.policy import Policy, require_finite
 from solrl_trainer.world import SoloWorld, World, gather_values
@@ -75,8 +75,8 @@ class Updater:
     world: World = field(default_factory=SoloWorld)
 
     @cached_property
-    def _schedule(self) -> torch.Tensor:
-        return torch.tensor(self.sigmas)
+    def _data(self) -> TrainingData[Any]:
+        return self.algorithm.trains_on
 
     def update(self, samples: TrainingSamples, iteration: int) -> UpdateFigures:
         """Take the iteration's optimiser steps.
@@ -91,15 +91,15 @@ class Updater:
         if units.ndim != 2 or not units.numel():
             name = algorithm.settings.name
             raise ValueError(f"algorithm {name!r} gave units of shape {tuple(units.shape)}; expected [U, size]")
-        trainable = algorithm.trains_on.steps(len(self.sigmas) - 1)
-        index, steps = training_pairs(len(units), trainable, algorithm.settings.timestep_fraction, generator)
+        sigmas = torch.tensor(self._data.sigmas(samples, self.sigmas), dtype=torch.float64)
+        index, steps = training_pairs(len(units), len(sigmas) - 1, algorithm.settings.timestep_fraction, generator)
         losses, norms, figures = [], [], []
         for number, (chosen, at) in enumerate(
             zip(index.chunk(self.settings.updates), steps.chunk(self.settings.updates), strict=True)
         ):
             where = f"iteration {iteration}, update {number}"
             self.optimizer.zero_grad(set_to_none=True)
-            loss, shares = self._accumulate(samples, units[chosen], at, generator)
+            loss, shares = self._accumulate(samples, units[chosen], at, sigmas, generator)
             require_finite(loss, "the loss", where)
             norm = self.policy.gradient_norm(self.settings.max_grad_norm)
             require_finite(norm, "the gradient norm", where)
@@ -111,7 +111,12 @@ class Updater:
         return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), total)
 
     def _accumulate(
-        self, samples: TrainingSamples, units: torch.Tensor, steps: torch.Tensor, generator: torch.Generator
+        self,
+        samples: TrainingSamples,
+        units: torch.Tensor,
+        steps: torch.Tensor,
+        sigmas: torch.Tensor,
+        generator: torch.Generator,
     ) -> tuple[float, list[dict[str, float]]]:
         """Leave the gradient of these units in the parameters.
 
@@ -123,11 +128,11 @@ class Updater:
         for number, start in enumerate(range(0, len(units), batch)):
             part = slice(start, start + batch)
             shape = samples.latents.shape[1:]
-            noise = self.algorithm.trains_on.draw(len(units[part]), shape, generator)
+            noise = self._data.draw(len(units[part]), shape, generator)
             if number % self.world.size != self.world.rank:
                 continue
             with sdpa_kernel(_DIFFERENTIABLE):
-                value, shares = self._micro_batch(samples, units[part], steps[part], noise, len(units))
+                value, shares = self._micro_batch(samples, units[part], steps[part], sigmas, noise, len(units))
             loss += value
             figures.append(shares)
             if not math.isfinite(loss):
@@ -142,6 +147,7 @@ class Updater:
         samples: TrainingSamples,
         units: torch.Tensor,
         steps: torch.Tensor,
+        sigmas: torch.Tensor,
         noise: torch.Tensor | None,
         count: int,
     ) -> tuple[float, dict[str, float]]:
@@ -153,7 +159,7 @@ class Updater:
         device, policy, size = self.backbone.device, self.policy, units.shape[1]
         rows = units.flatten()
         at = steps.repeat_interleave(size)
-        batch = self.algorithm.trains_on.batch(samples, rows, at, self._schedule, noise, device)
+        batch = self._data.batch(samples, rows, at, sigmas, noise, device)
         conditioning = samples.conditioning_of(rows)
         # On a CPU in lanes, each of whole units.
         whole = even_slices(len(units), max(1, self.settings.batch // size), device)
@@ -195,24 +201,23 @@ class Updater:
 
 
 def training_pairs(
-    units: int, steps: Sequence[int], fraction: float, generator: torch.Generator
+    units: int, steps: int, fraction: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pair each unit with a shuffled share of the steps, and shuffle the pairs.
 
     Args:
-        units: number of units.
-        steps: those that can be trained.
+        units, steps: how many there are.
         fraction: share of them for each unit, rounded up.
         generator: of the shuffles.
 
     Returns:
         Unit and step of each pair [units · share], in training order.
     """
-    trained = max(1, math.ceil(fraction * len(steps)))
-    order = torch.rand(units, len(steps), generator=generator).argsort(1)[:, :trained]
+    trained = max(1, math.ceil(fraction * steps))
+    order = torch.rand(units, steps, generator=generator).argsort(1)[:, :trained]
     index = torch.arange(units)[:, None].expand(-1, trained).flatten()
     shuffle = torch.randperm(len(index), generator=generator)
-    return index[shuffle], torch.tensor(list(steps))[order.flatten()][shuffle]
+    return index[shuffle], order.flatten()[shuffle]
 
 
 def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -167,7 +167,7 @@ def plainly(
     generator = torch.Generator().manual_seed(expand_seeds(config.seed, f"update/{at}", 1)[0])
     settings, sigmas = config.algorithm, torch.tensor(backbone.sigmas(config.regenerate.steps))
     assert isinstance(settings, DiffusionNftSettings)
-    index, steps = training_pairs(len(samples.latents), range(len(sigmas) - 1), settings.timestep_fraction, generator)
+    index, steps = training_pairs(len(samples.latents), len(sigmas) - 1, settings.timestep_fraction, generator)
     times = sigmas[steps]
     for rows, t in zip(index.chunk(config.optimizer.updates), times.chunk(config.optimizer.updates), strict=True):
         optimizer.zero_grad(set_to_none=True)

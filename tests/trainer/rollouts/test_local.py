@@ -15,7 +15,7 @@ from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.local import LocalExplorer
-from solrl_trainer.rollouts.regenerate import Regenerator
+from solrl_trainer.rollouts.regenerate import Regenerator, Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst, select
@@ -53,16 +53,13 @@ def test_the_selected_candidates_themselves_are_trained_on(precision: str, tmp_p
     generator = Generator(backbone, precision)
     scorer = Scorer(rewards, ["clipscore"], config.trained)
     prompt = read_prompts(find_prompts("shapes"), "train")[0]
-    explorer = LocalExplorer(
-        generator, scorer, lambda iteration: [prompt], config.explore, solver="euler", guidance=1.0, seed=config.seed
-    )
+    sampler = Sampler(generator, 2, "euler", 1.0)
+    explorer = LocalExplorer(sampler, scorer, lambda iteration: [prompt], candidates=12, seed=config.seed)
     exploration = explorer.explore(3)
     (group,) = exploration
     root = seed_root(config.seed, 3)
     selection = select(group, config.explore, root)
-    kept = scorer.score(
-        prompt, Regenerator(generator, config.regenerate, solver="euler", guidance=1.0).regenerate(selection)
-    )
+    kept = scorer.score(prompt, Regenerator(sampler).regenerate(selection))
     assert kept is selection.samples
     summary = exploration.summary
     assert (summary.version, summary.precision, summary.score_count) == (3, precision, 12)

@@ -79,17 +79,20 @@ class Algorithm(ABC, Generic[SettingsT, BatchT]):
 
     Attributes:
         Settings: class of its settings; the fields are the run's `algorithm.…`.
-        trains_on: kind of training data, which decides how samples are regenerated and what a micro-batch holds.
         fixed: policies whose velocities the loss needs; each costs a forward pass of every micro-batch.
         settings: the run's values.
     """
 
     Settings: ClassVar[type[Any]] = AlgorithmSettings
     fixed: ClassVar[tuple[FixedPolicy, ...]] = ()
-    trains_on: TrainingData[BatchT]
 
     def __init__(self, settings: SettingsT) -> None:
         self.settings = settings
+
+    @property
+    @abstractmethod
+    def trains_on(self) -> TrainingData[BatchT]:
+        """Kind of training data, which decides how samples are made and what a micro-batch holds."""
 
     def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
         """Advantages of an iteration's samples [groups, kept], from their rewards [groups, kept]."""

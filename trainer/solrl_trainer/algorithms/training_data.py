@@ -8,11 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     import torch
     from solrl_core.families import Conditioning
+    from solrl_core.sampler import Recording
+    from solrl_core.solvers import SolverSpec, StochasticSolver
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,14 @@ class TrainingSamples:
         advantages: [N].
         conditioning: encoded prompts, a row for each prompt.
         prompts: row of `conditioning` for each sample [N].
+        recording: every step of the samples, where the algorithm trains on trajectories.
     """
 
     latents: torch.Tensor
     advantages: torch.Tensor
     conditioning: Conditioning
     prompts: torch.Tensor
+    recording: Recording | None = None
 
     @property
     def kept(self) -> int:
@@ -58,7 +62,10 @@ class MicroBatch:
 
     def rows(self, which: slice) -> Self:
         """Some of the points."""
-        return replace(self, **{field.name: getattr(self, field.name)[which] for field in fields(self)})
+        import torch
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value[which] for name, value in values.items() if torch.is_tensor(value)})
 
 
 @dataclass(frozen=True)
@@ -74,20 +81,52 @@ class ForwardBatch(MicroBatch):
     noise: torch.Tensor
 
 
+@dataclass(frozen=True)
+class TrajectoryBatch(MicroBatch):
+    """Steps of recorded trajectories, from x at noise level t to `x_next`.
+
+    Attributes:
+        x_next: recorded latents after the step, float32 [B, ...].
+        sigma, sigma_next: noise levels before and after the step, float64 [B].
+        log_prob: log-probability of the step when it was recorded, under the behaviour policy [B].
+        solver: took the steps.
+    """
+
+    x_next: torch.Tensor
+    sigma: torch.Tensor
+    sigma_next: torch.Tensor
+    log_prob: torch.Tensor
+    solver: StochasticSolver
+
+    def log_prob_under(self, velocity: torch.Tensor) -> torch.Tensor:
+        """Log-probability of the recorded steps under a policy's velocity at x [B]; gradients flow through it."""
+        return self.solver.log_prob(self.x, self.sigma, self.sigma_next, velocity, self.x_next)
+
+
 BatchT = TypeVar("BatchT", bound=MicroBatch)
 
 
 class TrainingData(ABC, Generic[BatchT]):
-    """One kind of training data."""
+    """One kind of training data.
 
-    def steps(self, count: int) -> Sequence[int]:
-        """Steps of the sampler, of `count`, at which samples can be trained; all by default."""
-        return range(count)
+    Attributes:
+        recorded: whether every step of the samples must be recorded.
+    """
+
+    recorded: ClassVar[bool] = False
+
+    def solver(self, default: SolverSpec) -> SolverSpec:
+        """The solver that samples are made with, given the run's."""
+        return default
+
+    def sigmas(self, samples: TrainingSamples, schedule: Sequence[float]) -> Sequence[float]:
+        """Noise levels of the steps at which samples can be trained, steps + 1 values, given the sampler's schedule."""
+        return schedule
 
     def draw(self, units: int, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor | None:
         """Noise for the units of a micro-batch, or None.
 
-        Called for every micro-batch in order, so that the noise does not depend on where a micro-batch is trained.
+        Called for every micro-batch in order, so that the noise does not depend on which rank trains it.
         """
         return None
 
@@ -107,7 +146,7 @@ class TrainingData(ABC, Generic[BatchT]):
             samples: all samples of the iteration.
             rows: indices of the samples [B], unit after unit.
             steps: the step at which each is trained [B].
-            sigmas: the sampler's schedule, steps + 1 values.
+            sigmas: noise levels of the steps, float64 [steps + 1].
             noise: from `draw`, a row for each unit.
             device: where to put it.
         """
@@ -135,6 +174,55 @@ class ForwardProcess(TrainingData[ForwardBatch]):
         assert noise is not None
         x0 = samples.latents[rows].to(device)
         noise = noise.repeat_interleave(len(rows) // len(noise), 0).to(device)
-        t = sigmas[steps].to(device)
+        t = sigmas[steps].float().to(device)
         at = t.view(-1, *[1] * (x0.ndim - 1))
         return ForwardBatch((1 - at) * x0 + at * noise, t, samples.advantages[rows].to(device), x0, noise)
+
+
+class RecordedTrajectory(TrainingData[TrajectoryBatch]):
+    """Steps of a stochastic solver, with the log-probabilities that they had under the behaviour policy."""
+
+    recorded = True
+
+    def __init__(self, solver: StochasticSolver) -> None:
+        """`solver`: makes the samples; it has taken no step yet."""
+        self._solver = solver
+
+    def solver(self, default: SolverSpec) -> SolverSpec:
+        """The stochastic solver, whatever the run's."""
+        return self._solver
+
+    def sigmas(self, samples: TrainingSamples, schedule: Sequence[float]) -> Sequence[float]:
+        """The recorded noise levels."""
+        return _recording(samples).sigmas
+
+    def batch(
+        self,
+        samples: TrainingSamples,
+        rows: torch.Tensor,
+        steps: torch.Tensor,
+        sigmas: torch.Tensor,
+        noise: torch.Tensor | None,
+        device: torch.device,
+    ) -> TrajectoryBatch:
+        """Look up the steps; there is no fresh noise."""
+        recording = _recording(samples)
+        assert recording.log_probs is not None
+        states, log_probs = recording.states, recording.log_probs
+        own, of_sample = (index.to(states.device) for index in (steps, rows))
+        return TrajectoryBatch(
+            x=states[own, of_sample].to(device),
+            t=sigmas[steps].float().to(device),
+            advantages=samples.advantages[rows].to(device),
+            x_next=states[own + 1, of_sample].to(device),
+            sigma=sigmas[steps],
+            sigma_next=sigmas[steps + 1],
+            log_prob=log_probs[own, of_sample].to(device),
+            solver=self._solver,
+        )
+
+
+def _recording(samples: TrainingSamples) -> Recording:
+    if samples.recording is None:
+        raise ValueError("the samples were made without a recording; expected one, as `TrainingData.recorded` asks")
+    return samples.recording

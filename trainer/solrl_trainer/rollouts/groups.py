@@ -1,10 +1,11 @@
 """A prompt's group on its way from exploration to training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
+from solrl_core.sampler import Recording
 from solrl_proto.rollouts import PromptItem
 
 
@@ -15,10 +16,12 @@ class GroupSamples:
     Attributes:
         latents: clean latents x0, float32 [n, ...].
         images: float32 [n, 3, H, W] in [0, 1].
+        recording: every step, where the algorithm trains on trajectories.
     """
 
     latents: torch.Tensor
     images: torch.Tensor
+    recording: Recording | None
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,14 @@ class ScoredSamples(GroupSamples):
 
     def rows(self, index: Sequence[int]) -> Self:
         """Some of the samples."""
-        rewards = {name: values[index] for name, values in self.rewards.items()}
-        tensors = {field.name: getattr(self, field.name)[index] for field in fields(self) if field.name != "rewards"}
-        return type(self)(**tensors, rewards=rewards)
+        recording = self.recording
+        return type(self)(
+            self.latents[index],
+            self.images[index],
+            None if recording is None else recording_rows(recording, index),
+            self.scores[index],
+            {name: values[index] for name, values in self.rewards.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -80,3 +88,13 @@ class ScoredGroup:
 
     selection: GroupSelection
     samples: ScoredSamples
+
+
+def recording_rows(recording: Recording, index: Sequence[int]) -> Recording:
+    """The recording of some of its candidates."""
+    log_probs = recording.log_probs
+    return replace(
+        recording,
+        states=recording.states[:, index],
+        log_probs=None if log_probs is None else log_probs[:, index],
+    )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from solrl_core.sampler import Recording
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.rollouts.exploration import ExplorationSummary
@@ -23,6 +24,7 @@ class IterationSamples:
         latents: clean latents x0 of all ranks' samples, float32 [groups, kept, ...].
         scores: their scores [groups, kept].
         rewards: each reward of theirs [groups, kept].
+        recording: every step of theirs, group after group, where the algorithm trains on trajectories.
     """
 
     prompts: Sequence[PromptItem]
@@ -32,6 +34,7 @@ class IterationSamples:
     latents: torch.Tensor
     scores: torch.Tensor
     rewards: dict[str, torch.Tensor]
+    recording: Recording | None
 
     @classmethod
     def gather(
@@ -64,4 +67,17 @@ class IterationSamples:
                 name: gather_rows(torch.stack([samples.rewards[name] for samples in own]), world)
                 for name in own[0].rewards
             },
+            recording=_gathered([samples.recording for samples in own if samples.recording is not None], world),
         )
+
+
+def _gathered(recordings: Sequence[Recording], world: World) -> Recording | None:
+    if not recordings:
+        return None
+    own = Recording.join(recordings)
+
+    def of_all(rows: torch.Tensor) -> torch.Tensor:
+        return gather_rows(rows.transpose(0, 1), world).transpose(0, 1)
+
+    log_probs = None if own.log_probs is None else of_all(own.log_probs)
+    return Recording(own.sigmas, of_all(own.states), log_probs)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from solrl_core.generator import Generator
 from solrl_proto.noise import expand_seeds
 
-from solrl_trainer.config import Explore
 from solrl_trainer.rollouts.exploration import ExplorationSummary, PromptsOf, seed_root
-from solrl_trainer.rollouts.groups import CandidateGroup, GroupSamples
+from solrl_trainer.rollouts.groups import CandidateGroup
+from solrl_trainer.rollouts.regenerate import Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 
 
@@ -17,31 +17,26 @@ class LocalExplorer:
 
     def __init__(
         self,
-        generator: Generator,
+        sampler: Sampler,
         scorer: Scorer,
         prompts_of: PromptsOf,
-        settings: Explore,
         *,
-        solver: str,
-        guidance: float,
+        candidates: int,
         seed: int,
     ) -> None:
         """Describe an explorer.
 
         Args:
-            generator: with the behaviour policy merged.
+            sampler: of the generator with the behaviour policy merged.
             scorer: of samples.
             prompts_of: prompts of an iteration.
-            settings: number of candidates and steps.
-            solver, guidance: of sampling.
+            candidates: per prompt.
             seed: of the run.
         """
-        self._generator = generator
+        self._sampler = sampler
         self._scorer = scorer
         self._prompts_of = prompts_of
-        self._settings = settings
-        self._solver = solver
-        self._guidance = guidance
+        self._candidates = candidates
         self._seed = seed
 
     def look_ahead(self, version: int) -> None:
@@ -49,16 +44,13 @@ class LocalExplorer:
 
     def explore(self, iteration: int) -> "LocalExploration":
         """The candidates of an iteration."""
-        return LocalExploration(self._groups(iteration), iteration, self._generator)
+        return LocalExploration(self._groups(iteration), iteration, self._sampler.generator)
 
     def _groups(self, iteration: int) -> Iterator[CandidateGroup]:
-        root, settings = seed_root(self._seed, iteration), self._settings
+        root = seed_root(self._seed, iteration)
         for prompt in self._prompts_of(iteration):
-            seeds = expand_seeds(root, prompt.id, settings.candidates)
-            made = self._generator.generate(
-                prompt.text, seeds, steps=settings.steps, solver=self._solver, guidance=self._guidance
-            )
-            samples = self._scorer.score(prompt, GroupSamples(made.latents, made.images))
+            seeds = expand_seeds(root, prompt.id, self._candidates)
+            samples = self._scorer.score(prompt, self._sampler.sample(prompt.text, seeds))
             yield CandidateGroup(prompt, seeds, samples.scores.tolist(), samples)
 
 

@@ -1,36 +1,48 @@
-"""Regeneration: the selected seeds again, in BF16 and at full length, under the behaviour policy."""
+"""Full-length samples of given seeds, as an algorithm trains on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from solrl_core.generator import Generator
+from solrl_core.solvers import SolverSpec
 
-from solrl_trainer.config import Regenerate
 from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection
 
 
+@dataclass(frozen=True)
+class Sampler:
+    """Samples from a generator.
+
+    Attributes:
+        generator: with a policy merged.
+        steps: of the solver.
+        solver: the run's, or that of the algorithm's training data.
+        guidance: 1.0 is none.
+        record: whether to record every step.
+    """
+
+    generator: Generator
+    steps: int
+    solver: SolverSpec
+    guidance: float
+    record: bool = False
+
+    def sample(self, text: str, seeds: Sequence[int]) -> GroupSamples:
+        """Samples of a prompt, one per seed."""
+        made = self.generator.generate(
+            text, seeds, steps=self.steps, solver=self.solver, guidance=self.guidance, record=self.record
+        )
+        return GroupSamples(made.latents, made.images, made.recording)
+
+
+@dataclass(frozen=True)
 class Regenerator:
-    """Makes the samples that are trained on from the seeds of a selection."""
+    """Makes the samples that are trained on from the seeds of a selection, in BF16 under the behaviour policy."""
 
-    def __init__(self, generator: Generator, settings: Regenerate, *, solver: str, guidance: float) -> None:
-        """Describe a regenerator.
-
-        Args:
-            generator: BF16, with the behaviour policy merged.
-            settings: number of steps.
-            solver, guidance: of sampling.
-        """
-        self._generator = generator
-        self._settings = settings
-        self._solver = solver
-        self._guidance = guidance
+    sampler: Sampler
 
     def regenerate(self, selection: GroupSelection) -> GroupSamples:
         """Samples of the selected seeds. Candidates that are trained on as they are stay as they are."""
         if selection.samples is not None:
             return selection.samples
-        made = self._generator.generate(
-            selection.prompt.text,
-            selection.seeds,
-            steps=self._settings.steps,
-            solver=self._solver,
-            guidance=self._guidance,
-        )
-        return GroupSamples(made.latents, made.images)
+        return self.sampler.sample(selection.prompt.text, selection.seeds)

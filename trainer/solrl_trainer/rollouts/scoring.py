@@ -30,4 +30,5 @@ class Scorer:
             return samples
         images, count = samples.images, len(samples.images)
         rewards = self._rewards.score(self._names, images, [prompt.text] * count, [prompt.metadata] * count)
-        return ScoredSamples(samples.latents, images.cpu(), weighted_sum(rewards, self._weights), rewards)
+        score = weighted_sum(rewards, self._weights)
+        return ScoredSamples(samples.latents, images.cpu(), samples.recording, score, rewards)
