@@ -3,10 +3,10 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import tyro
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from solrl_proto.identifiers import NAME_PATTERN, default_model_name
 from solrl_proto.rollouts import Precision
@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     """Serve everyone who reaches the address without tokens. They may use, read and replace everything."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
-    """Seconds in which a request's head must come in, and after which a body must have come at 16 KiB a second."""
+    """Seconds in which a request's head must come in; in each such time of a body 16 KiB a second must come."""
 
     keep_alive_timeout: Annotated[int, Field(ge=1)] = 60
     """Seconds a connection may be idle between two requests."""
@@ -109,6 +109,10 @@ class Settings(BaseSettings):
 
     max_body_bytes: Annotated[int, Field(ge=1)] = 16 * MIB
     """Largest JSON body."""
+
+    max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
+    """Bytes of all request bodies in memory at a time; beyond it requests are answered 503. With a token file one
+    tenant may hold half of it, or one body of the largest size."""
 
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
     """Adapter versions kept a run."""
@@ -135,9 +139,26 @@ class Settings(BaseSettings):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     @property
+    def tenant_inflight_bytes(self) -> int:
+        """Bytes of one tenant's request bodies in memory at a time."""
+        if self.token_file is None:
+            return self.max_inflight_bytes
+        return max(self.max_inflight_bytes // 2, self.max_adapter_bytes, self.max_body_bytes)
+
+    @property
     def models(self) -> list["ModelSpec"]:
         """The models to host."""
         return [parse_model(text) for text in self.model]
+
+    @model_validator(mode="after")
+    def _largest_bodies_fit(self) -> Self:
+        for name in ("max_adapter_bytes", "max_body_bytes"):
+            if (largest := getattr(self, name)) > self.max_inflight_bytes:
+                raise ValueError(
+                    f"{name} is {largest} and max_inflight_bytes {self.max_inflight_bytes}: a body of the largest size "
+                    f"would always be refused; raise max_inflight_bytes, or lower {name}"
+                )
+        return self
 
     @field_validator("model", mode="after")
     @classmethod

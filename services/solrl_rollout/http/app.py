@@ -19,6 +19,7 @@ from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.http import problems
 from solrl_rollout.http.access import AccessControl, Rule, access, access_rules
 from solrl_rollout.http.backpressure import Backpressure
+from solrl_rollout.http.inflight import InflightBytes, InflightLimit
 from solrl_rollout.http.limits import HeadLimit, JsonBodyLimit
 from solrl_rollout.http.request_log import RequestLog
 from solrl_rollout.http.routes import adapters, health, metrics, models, page, rollouts, runs, status
@@ -80,6 +81,8 @@ def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend
     problems.install(app)
     # The last one added is the first to see a request.
     app.add_middleware(JsonBodyLimit, limit=settings.max_body_bytes)
+    app.state.inflight = InflightBytes(settings.max_inflight_bytes, settings.tenant_inflight_bytes)
+    app.add_middleware(InflightLimit, budget=app.state.inflight)
     app.add_middleware(Backpressure)
     keyring = Keyring(settings.token_file) if settings.token_file else None
     app.add_middleware(AccessControl, rules=rules, keyring=keyring)

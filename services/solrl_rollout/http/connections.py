@@ -1,18 +1,21 @@
 """Time limits for connections, on top of uvicorn's protocol.
 
-uvicorn waits forever for the rest of a head or a body. Here a client that sends more slowly than `RATE` is cut off
-once its time is over. An answer may take longer, because a trainer reads a streamed group only after it has processed
-the previous one; but a client that reads nothing at all is cut off, too.
+uvicorn waits forever for the rest of a head or a body. Here a client is cut off whose head takes too long, or whose
+body comes more slowly than `RATE` at any time, however much came before. An answer may take longer, because a trainer
+reads a streamed group only after it has processed the previous one; but a client that reads nothing at all is cut off,
+too.
 """
 
 import asyncio
 import logging
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import h11
 from solrl_proto.problems import Problem, ProblemKind
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from solrl_rollout.http.limits import MAX_HEAD_BYTES, head_too_large
@@ -21,7 +24,7 @@ from solrl_rollout.http.problems import respond
 logger = logging.getLogger(__name__)
 
 RATE = 16 * 1024
-"""Average bytes per second that a client must send to continue after its time is over."""
+"""Bytes of a body that a client must send per second, on average over every `ConnectionLimits.slow` seconds."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class ConnectionLimits:
     """Limits of connections.
 
     Attributes:
-        slow: seconds for a head, and for a body before `RATE` applies.
+        slow: seconds for a head, and the window of time over which a body must keep to `RATE`.
         connections: number of open connections.
     """
 
@@ -42,6 +45,31 @@ class ConnectionLimits:
         return 15 * self.slow
 
 
+class _MeasuredFlow(FlowControl):
+    """uvicorn's flow control, which measures how long the service did not read."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._resumed_s = 0.0
+        self._paused_at: float | None = None
+
+    @property
+    def paused_s(self) -> float:
+        """Total seconds in which reading was paused."""
+        return self._resumed_s + (time.monotonic() - self._paused_at if self._paused_at is not None else 0.0)
+
+    def pause_reading(self) -> None:
+        """Stop reading."""
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._resumed_s, self._paused_at = self.paused_s, None
+        super().resume_reading()
+
+
 class GuardedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol with time limits. A connection is in one phase at a time; each has its own clock."""
 
@@ -52,11 +80,13 @@ class GuardedProtocol(H11Protocol):
         self._phase: tuple[str, Any] | None = None
         self._clock: asyncio.TimerHandle | None = None
         self._received = 0
+        self._started = self._unread = 0.0
         self._sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock; refuse the connection if there are too many."""
         super().connection_made(transport)
+        self.flow = _MeasuredFlow(transport)
         if len(self.connections) > self.limits.connections:
             self._answer(_too_many())
             return
@@ -112,8 +142,21 @@ class GuardedProtocol(H11Protocol):
             self._clock.cancel()
             self._clock = None
         if phase is not None:
-            self._received = 0
-            self._clock = self.loop.call_later(self.limits.slow, self._overdue, self.loop.time())
+            self._begin_window()
+
+    def _begin_window(self) -> None:
+        """Count bytes and time anew."""
+        self._received, self._started, self._unread = 0, self.loop.time(), self._flow.paused_s
+        self._call_overdue(self.limits.slow)
+
+    def _call_overdue(self, after: float) -> None:
+        self._clock = self.loop.call_later(after, self._overdue, self.loop.time() + after)
+
+    @property
+    def _flow(self) -> "_MeasuredFlow":
+        flow = self.flow
+        assert isinstance(flow, _MeasuredFlow)
+        return flow
 
     def _find_phase(self) -> tuple[str, Any] | None:
         state = self.conn.their_state
@@ -123,19 +166,21 @@ class GuardedProtocol(H11Protocol):
             return "rest" if self.cycle.response_complete else "body", self.cycle
         return None  # processing, or between two requests, which uvicorn limits
 
-    def _overdue(self, started: float) -> None:
+    def _overdue(self, due: float) -> None:
+        """The window is over: begin the next if enough of the body came, else cut the client off."""
         self._clock = None
         assert self._phase is not None
-        name = self._phase[0]
-        # Only a body may take longer than the limit, such as a large adapter over a slow line.
-        allowed = self.limits.slow + (self._received / RATE if name == "body" else 0)
-        left = started + allowed - self.loop.time()
-        if self.flow.read_paused:  # the service itself does not read
-            left = self.limits.slow
-        if left > 0:
-            self._clock = self.loop.call_later(left, self._overdue, started)
+        name, now = self._phase[0], self.loop.time()
+        self._started += now - due  # the event loop was late, and may have data that it has not read
+        left = self.limits.slow - (now - self._started) + self._flow.paused_s - self._unread
+        if left > 1e-3:  # the service itself did not read for some of the time
+            self._call_overdue(left)
             return
-        sent = f"{self._received} bytes of its {name} in {allowed:.1f} s"
+        # Only a body may take longer than the limit, such as a large adapter over a slow line.
+        if name == "body" and self._received >= RATE * self.limits.slow:
+            self._begin_window()
+            return
+        sent = f"{self._received} bytes of its {name} in {self.limits.slow:g} s"
         logger.info("cut off a client that sent %s", sent, extra=self._who())
         self._answer(_too_slow(sent))
 
@@ -170,7 +215,7 @@ def _too_slow(sent: str) -> Problem:
     return ProblemKind.REQUEST_TIMEOUT.problem(
         "the request was not complete in time",
         got=sent,
-        expected=f"a head within the service's slow_client_timeout, a body at {RATE} bytes per second or more",
+        expected=f"a head within the service's slow_client_timeout, {RATE} bytes of a body per second throughout",
         action="send the request again over a faster connection, or raise slow_client_timeout of the service",
     )
 

@@ -1,6 +1,7 @@
 """Size limits of heads and bodies, counted as data arrives: a declared length may be wrong or missing."""
 
 import io
+from collections.abc import Callable
 
 from solrl_proto.problems import Problem, ProblemKind
 from starlette.requests import Request
@@ -12,13 +13,15 @@ MAX_HEAD_BYTES = 32 * 1024
 """Limit of a request's first line and headers together."""
 
 
-async def read_body(request: Request, limit: int, setting: str) -> bytes:
-    """Read a raw body of at most `limit` bytes; 413 as soon as it is known to be larger."""
-    _check_declared(request.headers.get("content-length"), limit, setting)
+async def read_body(request: Request, limit: int, refuse: Callable[[str], Exception]) -> bytes:
+    """Read a raw body of at most `limit` bytes; raise `refuse(size)` as soon as it is known to be larger."""
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise refuse(f"{length} bytes")
     body = io.BytesIO()  # getvalue makes no copy; joining parts would take twice the memory
     async for part in request.stream():
         if body.tell() + len(part) > limit:
-            raise body_too_large(f"{body.tell() + len(part)} bytes and more", limit, setting)
+            raise refuse(f"{body.tell() + len(part)} bytes and more")
         body.write(part)
     return body.getvalue()
 
@@ -69,7 +72,8 @@ class JsonBodyLimit:
         async def counted() -> Message:
             nonlocal size
             # Raised here, not before the app is called, so that the app's exception handlers answer.
-            _check_declared(declared, self._limit, "max_body_bytes")
+            if declared.isdecimal() and int(declared) > self._limit:
+                raise body_too_large(f"{declared} bytes", self._limit, "max_body_bytes")
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._limit:
@@ -77,8 +81,3 @@ class JsonBodyLimit:
             return message
 
         await self._app(scope, counted, send)
-
-
-def _check_declared(length: str | None, limit: int, setting: str) -> None:
-    if length and length.isdigit() and int(length) > limit:
-        raise body_too_large(f"{length} bytes", limit, setting)

@@ -73,6 +73,23 @@ class RunStore(ABC):
     async def runs(self, tenant: str) -> RunList:
         """Return all runs of a tenant, by name."""
 
+    async def quota_left(self, tenant: str, run: str, version: int) -> int | None:
+        """Return the bytes that a version may have before its tenant is over the quota.
+
+        None where any size will do: there is no quota, or the version is stored already.
+        """
+        if self.quota is None:
+            return None
+        runs = await self.runs(tenant)
+        held = runs.size
+        for one in runs.runs:
+            if one.run == run:
+                sizes = {info.version: info.size for info in one.versions}
+                if version in sizes:
+                    return None
+                held -= sum(sizes.get(old, 0) for old in evicted([*sizes, version], one.pinned, self.retain))
+        return max(0, self.quota - held)
+
     @abstractmethod
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
         """Keep a version whatever comes after it, or no longer. Raises 404 as `get` does."""
@@ -126,13 +143,13 @@ def evicted(versions: Iterable[int], pinned: Container[int], retain: int) -> Seq
     return sorted(version for version in versions if version not in pinned)[:-retain]
 
 
-def over_quota(info: AdapterInfo, held: int, quota: int) -> ProblemError:
+def over_quota(run: str, version: int, got: str, quota: int) -> ProblemError:
     """The 413 problem for a version that takes its tenant over the quota."""
     return ProblemError(
         ProblemKind.ADAPTER_QUOTA,
-        f"version {info.version} of run {info.run!r} would take the tenant's adapters over their quota",
+        f"version {version} of run {run!r} would take the tenant's adapters over their quota",
         where="body",
-        got=f"{held} bytes with this one",
+        got=got,
         expected=f"at most {quota} bytes",
         action="delete a run that is done, unpin versions, or ask for a larger quota",
     )

@@ -55,7 +55,7 @@ class MemoryRunStore(RunStore):
         old = evicted([*run.versions, info.version], run.pinned, self.retain)
         held = sum(one.size for one in runs.values()) + info.size - sum(run.versions[v][0].size for v in old)
         if self.quota is not None and held > self.quota:
-            raise over_quota(info, held, self.quota)
+            raise over_quota(info.run, info.version, f"{held} bytes with this one", self.quota)
         run.versions[info.version] = (info, body)
         for version in old:
             del run.versions[version]

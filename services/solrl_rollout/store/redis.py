@@ -180,7 +180,7 @@ class RedisRunStore(RunStore):
                 return info, True
             await self._redis.unlink(*chunks)
         if outcome == b"quota" and self.quota is not None:
-            raise over_quota(info, int(found), self.quota)
+            raise over_quota(info.run, info.version, f"{int(found)} bytes with this one", self.quota)
         if outcome == b"refused":
             same = self._admit(info, found or None, stored or None)
             if same is not None:

@@ -93,6 +93,13 @@ def test_a_large_body_may_take_longer_than_a_head(impatient: RunningService) -> 
         assert read_response(sock)[0] == 422
 
 
+def test_a_client_that_sends_much_and_falls_silent_is_cut_off(impatient: RunningService) -> None:
+    """The time that it gets does not grow with what came before."""
+    with connect(impatient) as sock:
+        sock.sendall(HEAD + b"Content-Length: 16000000\r\n\r\n" + b" " * 8_000_000)
+        assert read_response(sock)[0] == 408
+
+
 def test_a_client_that_reads_no_answer_is_cut_off(impatient: RunningService) -> None:
     sock = socket.socket()
     with sock:

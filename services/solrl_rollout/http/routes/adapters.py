@@ -21,7 +21,10 @@ from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.http.access import access
 from solrl_rollout.http.limits import read_body
+from solrl_rollout.http.problems import body_too_large
 from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.service import Service
+from solrl_rollout.store.base import over_quota
 
 router = APIRouter(prefix="/v1/runs/{run}/adapters", tags=["adapters"], responses=PROBLEMS)
 
@@ -51,7 +54,7 @@ async def put_adapter(
     service.require_accepting()
     hosted = service.find_model(model)
     announced = _parse_digest(digest)
-    body = await read_body(request, service.settings.max_adapter_bytes, "max_adapter_bytes")
+    body = await _read_adapter(request, service, caller.tenant, run, version)
     info, new = await service.adapters.push(caller.tenant, run, version, parent, announced, body, hosted)
     if new:
         service.metrics.adapter_pushed(caller.tenant, run, version, info.size)
@@ -108,6 +111,16 @@ async def pin_version(service: ServiceDep, caller: CallerDep, run: RunName, vers
 async def unpin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
     """Let a version be deleted once it is old."""
     await service.store.pin(caller.tenant, run, version, False)
+
+
+async def _read_adapter(request: Request, service: Service, tenant: str, run: str, version: int) -> bytes:
+    """The body, held to the largest size and to what is left of the tenant's quota."""
+    limit, store = service.settings.max_adapter_bytes, service.store
+    free = await store.quota_left(tenant, run, version)
+    if store.quota is None or free is None or free >= limit:
+        return await read_body(request, limit, lambda got: body_too_large(got, limit, "max_adapter_bytes"))
+    quota = store.quota
+    return await read_body(request, free, lambda got: over_quota(run, version, f"{got}, where {free} are left", quota))
 
 
 def _parse_digest(header: str) -> str:

@@ -1,0 +1,97 @@
+"""A budget for the bytes of all request bodies in memory at a time.
+
+A body counts from before its first byte is read until its request is answered: with its Content-Length, or, where it
+declares none, with what has come. A body beyond the budget is refused before it is read.
+"""
+
+from collections import Counter
+
+from solrl_proto.problems import ProblemKind
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+RETRY_AFTER_S = 5
+
+
+class InflightBytes:
+    """Bytes of bodies in memory, in all and by tenant."""
+
+    def __init__(self, limit: int, tenant_limit: int) -> None:
+        self.limit = limit
+        self.tenant_limit = tenant_limit
+        self._by_tenant: Counter[str | None] = Counter()
+
+    @property
+    def held(self) -> int:
+        """Bytes of all tenants."""
+        return self._by_tenant.total()
+
+    def take(self, tenant: str | None, size: int) -> None:
+        """Count `size` bytes more.
+
+        Raises:
+            HTTPException: 503 `too-many-bytes`; nothing is counted.
+        """
+        if self.held + size > self.limit:
+            raise _too_many_bytes("the bodies of all requests", self.held, size, self.limit)
+        if self._by_tenant[tenant] + size > self.tenant_limit:
+            raise _too_many_bytes(
+                "the bodies of the tenant's requests", self._by_tenant[tenant], size, self.tenant_limit
+            )
+        self._by_tenant[tenant] += size
+
+    def give_back(self, tenant: str | None, size: int) -> None:
+        """Count `size` bytes less."""
+        self._by_tenant[tenant] -= size
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
+
+
+class InflightLimit:
+    """Middleware behind access control: holds all bodies together to a budget."""
+
+    def __init__(self, app: ASGIApp, budget: InflightBytes) -> None:
+        self._app = app
+        self._budget = budget
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with a counting `receive`."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        caller = scope["state"].get("caller")
+        tenant = caller.tenant if caller is not None else None
+        length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
+        declared = int(length) if length.isdecimal() else 0
+        received = taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            self._budget.take(tenant, size)
+            taken += size
+
+        async def counted() -> Message:
+            nonlocal received
+            # Raised in here, not before the app is called, so that the app's handlers make the answer.
+            take(max(0, declared - taken))
+            message = await receive()
+            received += len(message.get("body", b""))
+            take(max(0, received - taken))
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._budget.give_back(tenant, taken)
+
+
+def _too_many_bytes(whose: str, held: int, size: int, limit: int) -> HTTPException:
+    """The 503, as the one type of exception that FastAPI does not replace while it reads a body."""
+    problem = ProblemKind.TOO_MANY_BYTES.problem(
+        f"the bodies of {whose} hold {held} bytes at the moment, and {size} more are too many",
+        where="body",
+        got=size,
+        expected=f"at most {limit - held} bytes now",
+        action="send the same request again later, or raise max_inflight_bytes of the service",
+    )
+    return HTTPException(503, detail=problem, headers={"Retry-After": str(RETRY_AFTER_S)})  # type: ignore[arg-type]

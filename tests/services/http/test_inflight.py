@@ -1,0 +1,129 @@
+"""The budget for the bytes of all request bodies, and the tenant's quota, are checked before a body is read."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from security_helpers import raw
+from service_helpers import MODEL, RunningService, read_response, running_service
+from solrl_rollout.http.inflight import InflightBytes, InflightLimit
+from solrl_rollout.settings import Settings
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+MIB = 2**20
+DIGEST = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
+QUOTA = MIB // 2
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[RunningService]:
+    """A service that holds two bodies of the largest size, and half of one in its store."""
+    limits = ["--max-inflight-bytes", str(2 * MIB), "--max-adapter-bytes", str(MIB), "--max-body-bytes", str(MIB)]
+    with running_service(*limits, "--tenant-adapter-bytes", str(QUOTA)) as running:
+        yield running
+        assert "Traceback" not in running.log.read_text()
+
+
+def rollout_head(length: str) -> str:
+    return f"POST /v1/rollouts HTTP/1.1\nHost: localhost\nContent-Type: application/json\n{length}"
+
+
+def adapter_head(length: str) -> str:
+    return f"PUT /v1/runs/held/adapters/0?model={MODEL} HTTP/1.1\nHost: localhost\n{DIGEST}\n{length}"
+
+
+@contextlib.contextmanager
+def held(service: RunningService, head: str, body: bytes) -> Iterator[socket.socket]:
+    """A request whose body is sent in part."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
+        sock.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+        yield sock
+
+
+def refusal(service: RunningService) -> tuple[int, str, str | None]:
+    """Status, kind and Retry-After of a request that declares the largest body and sends none."""
+    status, headers, body = raw(service.port, rollout_head(f"Content-Length: {MIB}"))
+    return status, json.loads(body)["type"], headers.get("retry-after")
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
+def test_bodies_beyond_the_budget_are_refused_before_they_are_read(small: RunningService, chunked: bool) -> None:
+    length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {MIB}"
+    part = b"%x\r\n%b\r\n" % (MIB - 1000, b" " * (MIB - 1000)) if chunked else b" " * 1000
+    with held(small, rollout_head(length), part), held(small, rollout_head(length), part):
+        wait_for(lambda: small.client.post("/v1/rollouts", content=b" " * 4000).status_code == 503)
+        assert refusal(small) == (503, "urn:solrl:problem:too-many-bytes", "5")
+        assert small.client.get("/v1/models").status_code == 200
+    # Both were hung up on, and what they held is free again.
+    wait_for(lambda: small.rollout(count=1, steps=1))
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(AssertionError):
+            if condition():
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
+def test_an_adapter_over_the_quota_is_refused_before_it_is_read(small: RunningService, chunked: bool) -> None:
+    part, length = b"", f"Content-Length: {QUOTA + 1}"
+    if chunked:
+        part, length = b"%x\r\n%b\r\n" % (QUOTA + 1, b"x" * (QUOTA + 1)), "Transfer-Encoding: chunked"
+    with held(small, adapter_head(length), part) as sock:
+        status, _, body = read_response(sock)
+    problem = json.loads(body)
+    assert (status, problem["type"]) == (413, "urn:solrl:problem:adapter-quota")
+    assert problem["expected"] == f"at most {QUOTA} bytes"
+
+
+def test_a_tenant_may_hold_half_of_the_budget() -> None:
+    budget = InflightBytes(limit=100, tenant_limit=50)
+    budget.take("a", 50)
+    for tenant, size in (("a", 1), ("b", 51)):
+        with pytest.raises(HTTPException):
+            budget.take(tenant, size)
+    budget.take("b", 50)
+    with pytest.raises(HTTPException):
+        budget.take("c", 1)
+    budget.give_back("a", 50)
+    budget.take("c", 50)
+    assert budget.held == 100
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("declared", [None, 30])
+async def test_a_body_counts_until_its_request_is_answered(declared: int | None) -> None:
+    budget = InflightBytes(limit=100, tenant_limit=100)
+    seen = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for _ in range(3):
+            await receive()
+            seen.append(budget.held)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"x" * 10, "more_body": True}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    headers = [(b"content-length", str(declared).encode())] if declared else []
+    scope = {"type": "http", "headers": headers, "state": {}}
+    await InflightLimit(app, budget)(scope, receive, send)
+    assert seen == ([30, 30, 30] if declared else [10, 20, 30])
+    assert budget.held == 0
+
+
+def test_a_budget_that_refuses_the_largest_body_is_refused() -> None:
+    with pytest.raises(ValidationError, match="max_adapter_bytes is 2 and max_inflight_bytes 1"):
+        Settings(max_inflight_bytes=1, max_adapter_bytes=2, max_body_bytes=1)
