@@ -1,0 +1,117 @@
+"""Several ranks train one run: each does its share, and rank 0 alone writes, reports and pushes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from service_helpers import RunningService, running_service
+from solrl_trainer.world import SoloWorld, gather_rows, gather_values, share
+
+HERE = Path(__file__).parent
+
+
+class Ranks:
+    """A world of one size, as one of its ranks sees it."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * self.size
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor] * self.size
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 1), (3, 1), (3, 2), (2, 3), (7, 3), (8, 4)])
+def test_shares_are_all_items_in_order_and_rank_0_has_one_if_any_has(count: int, size: int) -> None:
+    items = list(range(count))
+    shares = [share(items, Ranks(rank, size)) for rank in range(size)]
+    assert [item for part in shares for item in part] == items
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert bool(shares[0]) == bool(items)
+
+
+def test_values_of_all_ranks_keep_every_bit() -> None:
+    value = {"sum": 0.1 + 0.2, "names": ["ä"], "none": None}
+    assert gather_values(value, Ranks(1, 3)) == [value] * 3
+    assert gather_values(value, SoloWorld()) == [value]
+    rows = torch.rand(2, 3)
+    assert torch.equal(gather_rows(rows, Ranks(0, 2)), torch.cat([rows, rows]))
+    assert gather_rows(rows, SoloWorld()) is rows
+
+
+@pytest.fixture(scope="module")
+def service() -> Any:
+    with running_service() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ranks(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes did; they meet in a file."""
+    folder = tmp_path_factory.mktemp("ranks")
+    paths = [str(HERE), str(HERE.parent)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, str(HERE / "gloo_rank.py")]
+    logs = [(folder / f"log-{rank}").open("wb") for rank in range(2)]
+    processes = [
+        subprocess.Popen(
+            [*program, str(rank), "2", str(folder / "store"), service.url, str(folder)],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        for rank, process in enumerate(processes):
+            assert process.wait(280) == 0, (folder / f"log-{rank}").read_text()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_both_ranks_end_with_the_same_weights(ranks: list[dict[str, Any]], service: RunningService) -> None:
+    first, second = ranks
+    for name in ("weights", "average", "scores", "before", "after", "prompts"):
+        assert first[name] == second[name], name
+    held = service.client.get("/v1/runs/together/adapters").json()
+    assert [info["version"] for info in held["versions"]] == [0, 1, 2]
+    assert len({info["digest"] for info in held["versions"]}) == 3
+
+
+def test_each_rank_explores_its_share_of_the_prompts(ranks: list[dict[str, Any]]) -> None:
+    first, second = ranks
+    assert (len(first["groups"]), len(second["groups"])) == (2, 1)
+    assert [*first["groups"], *second["groups"]] == first["prompts"]
+    for rank in ranks:
+        assert rank["requests"].count("POST /v1/rollouts") >= 2
+        assert len(rank["before"]["clipscore"]) == 3
+
+
+def test_rank_0_alone_writes_reports_and_pushes(ranks: list[dict[str, Any]]) -> None:
+    first, second = ranks
+    assert "metrics.jsonl" in first["files"]
+    assert "checkpoints/000002/state.safetensors" in first["files"]
+    assert second["files"] == []
+    assert first["told"].count("finished") == 2
+    assert second["told"] == []
+
+    def changes(rank: dict[str, Any]) -> list[str]:
+        return [request for request in rank["requests"] if not request.startswith("GET ")]
+
+    assert set(changes(second)) == {"POST /v1/rollouts"}
+    pushes = [f"PUT /v1/runs/together/adapters/{version}" for version in (0, 1, 2)]
+    assert [request for request in changes(first) if request.startswith("PUT")] == pushes
+    assert changes(first).count("POST /v1/runs/together/iterations") == 2
