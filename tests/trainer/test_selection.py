@@ -1,10 +1,13 @@
-"""Which candidates of a group are kept."""
+"""Selection: the candidates of a group that are kept, by each mode."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from solrl_trainer.selection import best_worst
+from solrl_proto.rollouts import PromptItem
+from solrl_trainer.config import Explore, SelectionMode
+from solrl_trainer.rollouts.groups import CandidateGroup
+from solrl_trainer.selection import MODES, best_worst, extremes_random, mean_deviation, select, uniform
 
 
 def test_the_best_come_first_then_the_worst() -> None:
@@ -61,3 +64,66 @@ def test_a_count_out_of_range_is_refused(count: int) -> None:
 def test_a_reward_that_is_not_finite_is_refused_by_its_index(bad: float) -> None:
     with pytest.raises(ValueError, match="for candidate 2"):
         best_worst([1.0, 2.0, bad, bad], 2)
+
+
+SCORES = [0.1, 0.9, 0.5, 0.3, 0.7, 0.2]
+
+
+def test_the_furthest_from_the_mean_are_kept() -> None:
+    assert mean_deviation([0.0, 0.1, 0.2, 0.3, 9.0, 5.0], 3) == [4, 5, 0]
+    assert mean_deviation([1.0, 1.0, 1.0, 1.0], 2) == [0, 1]
+
+
+def test_the_best_and_the_worst_are_kept_with_any_others() -> None:
+    found = {tuple(extremes_random(SCORES, 4, seed)) for seed in range(40)}
+    assert all({1, 0} <= set(kept) for kept in found)
+    assert {index for kept in found for index in kept} == set(range(6))
+    assert len(found) > 3
+    assert extremes_random(SCORES, 2, 0) == [1, 0]
+
+
+def test_any_are_kept_whatever_their_scores() -> None:
+    found = [uniform(SCORES, 3, seed) for seed in range(60)]
+    assert {index for kept in found for index in kept} == set(range(6))
+    assert len({tuple(kept) for kept in found}) > 10
+
+
+@given(
+    mode=st.sampled_from(sorted(MODES)),
+    rewards=st.lists(st.floats(-10, 10), min_size=2, max_size=30),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**53 - 1),
+)
+def test_every_mode_keeps_as_many_as_asked_from_best_to_worst(
+    mode: SelectionMode, rewards: list[float], share: float, seed: int
+) -> None:
+    count = 2 + round(share * (len(rewards) - 2))
+    kept = MODES[mode](rewards, count, seed)
+    assert len(kept) == len(set(kept)) == count
+    values = [rewards[index] for index in kept]
+    assert values == sorted(values, reverse=True)
+    assert MODES[mode](rewards, count, seed) == kept
+
+
+def group(*scores: float | None, prompt: str = "p") -> CandidateGroup:
+    return CandidateGroup(PromptItem(id=prompt, text="a red circle"), range(10, 10 + len(scores)), scores)
+
+
+def test_a_selection_names_seeds_and_scores_and_leaves_pruned_candidates_out() -> None:
+    selection = select(group(0.1, None, 0.5, 0.3, None, 0.2), Explore(keep=2), 0)
+    assert (selection.seeds, selection.proxy.tolist()) == ([12, 10], pytest.approx([0.5, 0.1]))
+    assert selection.samples is None
+
+
+def test_a_random_selection_depends_on_seed_and_prompt_alone() -> None:
+    settings = Explore(keep=4, candidates=24, selection="random")
+    scores = [float(index) for index in range(24)]
+    one = select(group(*scores), settings, 7).seeds
+    assert select(group(*scores), settings, 7).seeds == one
+    assert select(group(*scores), settings, 8).seeds != one
+    assert select(group(*scores, prompt="q"), settings, 7).seeds != one
+
+
+def test_pruning_is_for_the_selection_that_it_keeps_candidates_for() -> None:
+    with pytest.raises(ValueError, match="selection mean_deviation needs all candidates"):
+        Explore.model_validate({"prune": {"after": 3, "keep": 48}, "selection": "mean_deviation"})
