@@ -221,9 +221,9 @@ def test_a_model_is_asked_for_by_the_name_that_the_service_gives_it(model: str, 
     ("overrides", "said"),
     [
         (["explore.prune={after: 6, keep: 48}"], "prune is after 6 of 6 steps"),
-        (["explore.prune={after: 2, keep: 12}"], "at least the 24 that are kept"),
+        (["explore.prune={after: 2, keep: 12}"], "at least the 24 that are selected"),
         (["explore.prune={after: 2}"], "keep"),
-        (["explore.prune={after: 2, keep: 48}", "explore.source=local"], "candidates of the service"),
+        (["explore.prune={after: 2, keep: 48}", "explore.source=local"], "exploration at a service"),
     ],
 )
 def test_a_pruning_that_cannot_be_is_refused(overrides: list[str], said: str) -> None:

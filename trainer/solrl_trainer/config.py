@@ -1,4 +1,4 @@
-"""The settings of a run, validated when read. Defaults are Sol-RL's released ones; presets set what a model needs."""
+"""Settings of a run, validated when read. Defaults are those that Sol-RL released; presets adapt them to a model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,74 +18,73 @@ SelectionMode = Literal["best_worst", "random", "mean_deviation", "extremes_rand
 
 
 class Explore(Section):
-    """The candidates of each prompt."""
+    """Candidates of each prompt."""
 
     source: Literal["service", "local"] = "service"
-    """service: cheap candidates name the seeds that are made again and trained on.
-    local: candidates are made here, and the kept ones themselves are trained on."""
+    """service: a rollout service explores cheap candidates; the selected seeds are regenerated here and trained on.
+    local: candidates are generated here, and the selected ones are trained on as they are."""
     prompts: Positive = 48
-    """Prompt groups an iteration."""
+    """Prompts per iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96
     keep: Annotated[int, Field(ge=2)] = 24
-    """Kept of a group."""
+    """Number of candidates to select from a group."""
     selection: SelectionMode = "best_worst"
-    """best_worst: half best, half worst. random: any. mean_deviation: furthest from the group's mean.
-    extremes_random: the best, the worst, and any others."""
+    """best_worst: the best and the worst, half of each. random: drawn at random. mean_deviation: those furthest from
+    the group's mean. extremes_random: the best one, the worst one, and others drawn at random."""
     steps: Positive = 6
     precision: Precision = "auto"
-    """auto: the fastest precision that the service's device computes natively. An emulation is used only by name."""
+    """auto: the fastest precision that the service's device supports natively. Emulation must be requested by name."""
     prune: Prune | None = None
-    """At the service: after step `after`, only the `keep` most extreme candidates of a group go on."""
+    """At the service: after step `after`, only the `keep` most extreme candidates of a group continue."""
     fitted: FittedSolver | None = None
-    """At the service: steps fitted to the model, as `solrl-train calibrate` writes them; null is the run's solver."""
-
+    """At the service: steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
     calibrated_for: ModelBinding | None = None
-    """The model and settings that `solrl-train calibrate` chose this plan for; a run of others is refused."""
+    """Model and settings that `solrl-train calibrate` chose this plan for; a run with others is refused."""
     lag: Annotated[int, Field(ge=0)] = 0
-    """Iteration i is explored under version i − lag, while the iterations before it are trained; 0 is strictly current.
-    The service must retain lag + 1 versions."""
+    """Iteration i is explored under version i − lag, while earlier iterations are trained; 0 explores strictly under
+    the current version. The service must retain lag + 1 versions."""
 
     @model_validator(mode="after")
-    def _keeps_what_there_is(self) -> Self:
+    def _is_consistent(self) -> Self:
         if self.keep > self.candidates:
             raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
         if self.lag and self.source != "service":
-            raise ValueError("lag is for candidates of the service; candidates made here are always current")
+            raise ValueError("lag is for exploration at a service; candidates generated here are always current")
         if self.fitted is not None:
             if self.source != "service":
-                raise ValueError("a fitted solver is for candidates of the service; what is made here is trained on")
+                raise ValueError("a fitted solver is for exploration at a service; candidates made here are trained on")
             if len(self.fitted.sigmas) != self.steps:
                 raise ValueError(
                     f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; set both alike"
                 )
         if self.prune is not None:
             if self.source != "service":
-                raise ValueError("prune is for candidates of the service; candidates made here are all made wholly")
+                raise ValueError("prune is for exploration at a service; candidates generated here are all completed")
             if self.selection != "best_worst":
                 raise ValueError(f"prune keeps the best and the worst; selection {self.selection} needs all candidates")
             if self.prune.keep < self.keep or self.prune.after >= self.steps:
                 raise ValueError(
                     f"prune is after {self.prune.after} of {self.steps} steps to {self.prune.keep}; "
-                    f"expected fewer steps than there are, and at least the {self.keep} that are kept"
+                    f"expected fewer than {self.steps} steps, and at least the {self.keep} that are selected"
                 )
         return self
 
 
 class Regenerate(Section):
-    """The kept seeds again, in BF16, on the trainer's device."""
+    """Regeneration of the selected seeds in BF16, on the trainer's device."""
 
     steps: Positive = 10
 
 
 class Lora(Section):
-    """Adapter shape; Gaussian init."""
+    """Shape of the adapter, which has Gaussian initialisation."""
 
     rank: Positive = 32
     alpha: Annotated[float, Field(gt=0)] = 64.0
 
 
 class Optimizer(Section):
-    """AdamW."""
+    """AdamW, and the size of its steps."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     betas: tuple[float, float] = (0.9, 0.999)
@@ -93,12 +92,12 @@ class Optimizer(Section):
     eps: Annotated[float, Field(gt=0)] = 1e-8
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     updates: Positive = 1
-    """Optimiser steps an iteration."""
+    """Optimiser steps per iteration."""
     batch: Positive = 16
-    """Samples in one backward pass."""
+    """Samples per backward pass."""
     checkpointing: bool = False
-    """Compute a block's activations anew in the backward pass, rather than hold those of all blocks: slower, and for
-    the large models the way to fit in a GPU."""
+    """Recompute each block's activations in the backward pass instead of storing those of all blocks. Slower; the
+    large models need it to fit in a GPU."""
 
 
 class PolicySettings(Section):
@@ -116,18 +115,18 @@ class Evaluate(Section):
 
     prompts: Positive = 128
     seeds: Positive = 4
-    """Images a prompt."""
+    """Images per prompt."""
     steps: Positive = 40
     every: Annotated[int, Field(ge=0)] = 0
     """Iterations between evaluations; 0 is before and after only."""
     rewards: tuple[str, ...] = ()
-    """Judged besides the trained rewards."""
+    """Rewards that are only evaluated."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
-    """Held-out prompts on which proxy and BF16 rewards are compared over all candidates; 0 is none."""
+    """Held-out prompts for which scores of exploration and of regeneration are compared over all candidates."""
 
 
 class RunConfig(Section):
-    """Everything that decides a run."""
+    """All settings of a run."""
 
     # A rollout URL may be refused for the password in it.
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -138,14 +137,14 @@ class RunConfig(Section):
     revision: str | None = None
     """Hub commit or tag of the model."""
     served_as: ModelName | None = None
-    """The model's name at the service, where that was started with --model name=…."""
+    """The model's name at the service, if that was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
-    """Reward → weight in the score; one of weight 0 is logged and not trained."""
+    """Reward → weight in the score. A reward of weight 0 is logged and not trained."""
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device."""
     rollout_url: Annotated[str, AfterValidator(check_rollout_url)] = "http://127.0.0.1:8100"
     patience: Annotated[float, Field(ge=0)] = 600.0
-    """Seconds to go on asking a rollout service that went away under the run (it restarts, say)."""
+    """Seconds to retry when the rollout service becomes unreachable during the run."""
     run: RunName
     output: Path
     prompts: str
@@ -167,17 +166,17 @@ class RunConfig(Section):
 
     @property
     def model_name(self) -> str:
-        """What the service calls the model."""
+        """The model's name at the service."""
         return self.served_as or default_model_name(self.model)
 
     @property
     def two_stage(self) -> bool:
-        """Whether seeds are explored cheaply and regenerated; else the candidates themselves are trained on."""
+        """Whether selected seeds are regenerated; otherwise the candidates themselves are trained on."""
         return self.explore.source == "service"
 
     @property
     def trained(self) -> tuple[RewardSpec, ...]:
-        """The rewards that make the score."""
+        """Rewards with a weight in the score."""
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight)
 
     @field_validator("algorithm", mode="before")
@@ -189,7 +188,7 @@ class RunConfig(Section):
 
     @property
     def bindings(self) -> tuple[ModelBinding, ...]:
-        """The models and settings that the exploration plan and its fitted solver are bound to."""
+        """Models and settings that the exploration plan and its fitted solver are bound to."""
         fitted = self.explore.fitted.fitted_for if self.explore.fitted is not None else None
         return tuple(bound for bound in (self.explore.calibrated_for, fitted) if bound is not None)
 
@@ -199,12 +198,12 @@ class RunConfig(Section):
             if (bound.solver, bound.guidance) != (self.solver, self.guidance):
                 raise ValueError(
                     f"the exploration plan was calibrated for solver {bound.solver} at guidance {bound.guidance:g}; "
-                    f"got {self.solver} at guidance {self.guidance:g}: calibrate again, or take those"
+                    f"got {self.solver} at guidance {self.guidance:g}; calibrate again, or use those"
                 )
         return self
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
         if not self.trained:
-            raise ValueError("every reward has weight 0; give one that is trained another weight")
+            raise ValueError("every reward has weight 0; set another weight for at least one")
         return self

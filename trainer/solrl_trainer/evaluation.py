@@ -13,7 +13,7 @@ from solrl_proto.rollouts import PromptItem
 
 SEED_ROOT = 0
 STRICT = "verifier"
-"""The reward that says right or wrong."""
+"""The reward that is 1 for a correct image and 0 otherwise."""
 _RESAMPLES = 10_000
 
 
@@ -44,7 +44,7 @@ def evaluate(
     solver: str = "euler",
     guidance: float = 1.0,
 ) -> Evaluation:
-    """Generate `seeds` images a prompt, always from the same seeds, and score them with every loaded reward."""
+    """Generate `seeds` images per prompt, always from the same seeds, and score them with every loaded reward."""
     if not prompts:
         height, width = generator.backbone.height, generator.backbone.width
         none = {name: torch.empty(0, seeds) for name in rewards.names}
@@ -87,7 +87,7 @@ def mean_interval(values: npt.NDArray[np.float64]) -> tuple[float, float, float]
 
 
 def within_prompt_std(scores: torch.Tensor) -> float:
-    """Standard deviation of [prompts, seeds] scores among the images of a prompt; 0 with one image a prompt."""
+    """Standard deviation of [prompts, seeds] scores among the images of a prompt; 0 for single images."""
     return float(scores.double().var(1).mean().sqrt()) if scores.shape[1] > 1 else 0.0
 
 
@@ -108,7 +108,7 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]
 
 
 def verdicts(before: Evaluation, after: Evaluation) -> list[tuple[bool, bool]] | None:
-    """The strict verifier's verdicts on the shown images, before and after; None where it was not asked."""
+    """The strict verifier's verdicts on the shown images, before and after; None if it was not evaluated."""
     if STRICT not in before.scores:
         return None
     flags = zip(before.scores[STRICT][:, 0].tolist(), after.scores[STRICT][:, 0].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one JSON object a line, appended as a run goes; `event` says what kind."""
+"""`metrics.jsonl`: one JSON object per line, appended during a run; `event` names its kind."""
 
 import json
 import time
@@ -20,17 +20,17 @@ class Metrics:
             file.write(line + "\n")
 
     def rewind(self, version: int) -> None:
-        """Drop what was logged beyond a checkpoint that the run now continues from."""
+        """Drop lines beyond the checkpoint of `version`, from which the run continues."""
         if self._path.is_file():
             lines = read_metrics(self._path)
             kept = [line for line in lines if line.get("version", 0) <= version and line["event"] != "result"]
-            # Under another name first: a run that dies here must not lose the lines before it.
+            # Written under another name first, so that a run that dies here loses no earlier line.
             partial = self._path.with_name(f"{self._path.name}.partial")
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
             partial.replace(self._path)
 
     def lines(self, event: str) -> list[dict[str, Any]]:
-        """The lines of one kind so far."""
+        """All lines of one kind."""
         return [line for line in read_metrics(self._path) if line["event"] == event] if self._path.is_file() else []
 
     def last(self, event: str) -> dict[str, Any] | None:
@@ -38,7 +38,7 @@ class Metrics:
         return next(iter(self.lines(event)[::-1]), None)
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase, over all iterations so far."""
+        """Seconds by phase, over all iterations."""
         total: dict[str, float] = {}
         for line in [*self.lines("iteration"), *self.lines("push")]:
             for phase, seconds in line["seconds"].items():
@@ -47,7 +47,7 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a metrics file; a last line cut short by a crash is left out."""
+    """Read a metrics file, without a last line that a crash cut short."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -58,5 +58,5 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def own_time(seconds: dict[str, float]) -> dict[str, float]:
-    """Those seconds by phase that add up to the trainer's time: of exploring at the service, what it waited for it."""
+    """Seconds by phase that add up to the trainer's own time: of concurrent exploration, only "wait" counts."""
     return {phase: value for phase, value in seconds.items() if phase != "explore" or "wait" not in seconds}

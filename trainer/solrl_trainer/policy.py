@@ -1,4 +1,4 @@
-"""The three policies of a run on one transformer: current (trained), old (behaviour) and reference (no adapter)."""
+"""The policies of a run on one transformer: current (trained), old (behaviour) and reference (no adapter)."""
 
 import math
 import warnings
@@ -25,7 +25,7 @@ class Policy:
     """
 
     def __init__(self, backbone: Backbone, lora: Lora, seed: int, *, checkpointing: bool = False) -> None:
-        """`checkpointing`: the backward pass computes a block's activations anew."""
+        """`checkpointing`: the backward pass recomputes activations."""
         self._lora = lora
         self.transformer = backbone.transformer
         if checkpointing:
@@ -97,7 +97,7 @@ class Policy:
             weight.copy_(tensors[key])
 
     def decay_and_average(self, iteration: int, settings: PolicySettings) -> None:
-        """After an iteration's update, let the behaviour policy and the evaluation weights follow the trained one."""
+        """Move the behaviour policy and the evaluation weights towards the policy that the iteration trained."""
         self.decay_old(min(settings.decay_rate * (iteration + 1), settings.decay_max))
         self.average(iteration, settings.ema)
 
@@ -109,7 +109,7 @@ class Policy:
 
     @torch.no_grad()
     def average(self, iteration: int, ema: float) -> None:
-        """Move the evaluation weights towards the current ones; early on faster, as (1 + i) / (10 + i)."""
+        """Move the evaluation weights towards the current ones, faster in early iterations: by (1 + i) / (10 + i)."""
         decay = min(ema, (1 + iteration) / (10 + iteration))
         for key, weight in self._weights[CURRENT].items():
             self.averaged[key].lerp_(weight.detach().cpu(), 1 - decay)
@@ -123,23 +123,23 @@ class Policy:
         return self.adapter(self.averaged)
 
     def adapter(self, tensors: dict[str, torch.Tensor]) -> Adapter:
-        """Weights as an adapter of this run's rank and alpha."""
+        """An adapter of these weights, with the run's rank and alpha."""
         return Adapter(rank=self._lora.rank, alpha=self._lora.alpha, tensors=tensors)
 
     def gradient_norm(self, limit: float) -> float:
-        """Clip the gradient to `limit` and return its norm before."""
+        """Clip the gradient to norm `limit`; its norm before clipping."""
         return float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
 
 
 def require_finite(value: float, what: str, where: str) -> None:
-    """Stop the run on a loss or gradient that is not finite; it is never zeroed and trained on.
+    """Stop the run at a loss or gradient that is not finite.
 
     Raises:
         FloatingPointError: naming the step.
     """
     if not math.isfinite(value):
         raise FloatingPointError(
-            f"{what} is {value} at {where}; the run stops before the weights are touched. Lower "
+            f"{what} is {value} at {where}; the run stops before it changes any weight. Lower "
             "optimizer.learning_rate, or look at the rewards of this iteration in metrics.jsonl; "
             "`--resume` continues from the last checkpoint"
         )

@@ -23,7 +23,7 @@ from solrl_trainer.records import IterationRecord
 from solrl_trainer.report.figures import duration_text, gain_text, interval_text, reward_label, reward_text
 
 _TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
-"""Column → width. Exploring goes on beside the rest; the trainer's own time begins with how long it waited for it."""
+"""Column → width. Exploration at a service is concurrent; "wait" is the part that the trainer waited for."""
 _HEADER = f"{'iteration':>9}" + "".join(
     f"{name:>{width}}" for name, width in [*_TIMES.items(), *((n, 9) for n in ("proxy", "best", "worst", "loss"))]
 )
@@ -32,7 +32,7 @@ _WORDS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how 
 
 
 class _Remaining(ProgressColumn):
-    """Counts down to the end, by the mean time of the iterations so far."""
+    """Countdown to the end, by the mean time of an iteration."""
 
     def render(self, task: Task) -> Text:
         ends = task.fields["ends"]
@@ -41,12 +41,12 @@ class _Remaining(ProgressColumn):
 
 
 class RichReporter:
-    """Shows a run on stderr: a live line in a terminal, plain lines elsewhere.
+    """Progress of a run on stderr: a live line in a terminal, plain lines elsewhere.
 
     Args:
-        iterations: how many the run has in all.
-        start: how many were done before; a resumed run that begins later corrects it by itself.
-        file: where to write instead of stderr.
+        iterations: of the whole run.
+        start: iterations completed before.
+        file: output instead of stderr.
     """
 
     def __init__(self, iterations: int, start: int = 0, file: TextIO | None = None) -> None:
@@ -110,7 +110,7 @@ class RichReporter:
             self._progress.update(self._task, completed=done, ends=ends)
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
+        """Show a line of text."""
         self._print(text)
 
     def _print(self, text: str, style: str | None = None) -> None:
