@@ -90,6 +90,7 @@ class ProblemKind(StrEnum):
     PARENT_CONFLICT = "parent-conflict", 409, "Adapter parent is not the head"
     PRECISION_UNSUPPORTED = "precision-unsupported", 422, "Precision is not supported here"
     QUEUE_FULL = "queue-full", 429, "Queue is full"
+    REPORT_TOO_LARGE = "report-too-large", 422, "Report is too large"
     REQUEST_TIMEOUT = "request-timeout", 408, "Request took too long"
     REWARD_FAILED = "reward-failed", 500, "A reward failed"
     REWARD_NOT_LOADED = "reward-not-loaded", 422, "Reward is not loaded"

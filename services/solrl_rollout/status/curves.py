@@ -13,6 +13,7 @@ from solrl_rollout.store import RunStore
 MOST_POINTS = 120
 _CACHED_CURVES = 1024  # a few kilobytes each
 _DIGITS = 5
+_MOST_NAMES = 32  # of rewards, and of phases: a series each, which every point of the curve has
 
 
 class OverviewCurves:
@@ -43,9 +44,9 @@ def overview(points: Sequence[Point]) -> Curve:
     return _curve(thinned(points), {})
 
 
-def detail(points: Sequence[Point]) -> Curve:
-    """A curve of score, loss, each reward, and seconds by phase."""
-    shown = thinned(points)
+def detail(points: Sequence[Point], most: int = MOST_POINTS) -> Curve:
+    """A curve of score, loss, each reward, and seconds by phase; thinned to `most` points."""
+    shown = thinned(points, most)
     series: dict[str, list[float | None]] = {"loss": [point.loss for point in shown]}
     for name in _names(point.rewards for point in shown):
         found = (point.rewards.get(name) for point in shown)
@@ -61,7 +62,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> Sequence[Point]
     The first and the last point are always among them. Each series is scaled to its own range, and the areas are
     summed over the series. Source: Steinarsson, Downsampling time series for visual representation, 2013.
     """
-    if len(points) <= most:
+    if len(points) <= most:  # also where `most` is 1 or 2
         return points
     x = np.array([point.iteration for point in points], float)
     y = np.array([[p.score.best, p.score.mean, p.score.worst, p.proxy_mean] for p in points], float).T
@@ -98,4 +99,4 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _names(found: Any) -> list[str]:
-    return list(dict.fromkeys(name for names in found for name in names))
+    return list(dict.fromkeys(name for names in found for name in names))[:_MOST_NAMES]

@@ -18,6 +18,10 @@ from solrl_proto.status import IterationReport, Point, Samples
 DEFAULT_RETAIN = 8
 KEPT_POINTS = 10_000
 """Iterations that are remembered of a run; beyond it the oldest are forgotten."""
+KEPT_POINT_BYTES = 8 * 2**20
+"""Bytes of them, as JSON; beyond it the oldest are forgotten, too."""
+MAX_POINT_BYTES = 4096
+"""Largest iteration, as JSON without samples. Four rewards and eight phases have 0.9 kB."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +114,24 @@ class RunStore(ABC):
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
         """Remember what an iteration came to, in place of it and all after it; return the run's new revision.
 
-        The newest samples are kept besides. Raises 404 `run-not-found`.
+        The newest samples are kept besides. Raises 404 `run-not-found`, 422 `report-too-large`.
         """
 
     @abstractmethod
-    async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
-        """Return the newest `KEPT_POINTS` iterations, oldest first. Raises 404 `run-not-found`."""
+    async def iterations(
+        self, tenant: str, run: str, after: int | None = None, limit: int | None = None
+    ) -> tuple[Point, ...]:
+        """Return the iterations that are remembered, oldest first.
+
+        Args:
+            tenant: the run's tenant.
+            run: its name.
+            after: leave out this iteration and those before it.
+            limit: return at most so many.
+
+        Raises:
+            ProblemError: 404 `run-not-found`.
+        """
 
     @abstractmethod
     async def samples(self, tenant: str, run: str) -> Samples | None:
@@ -141,6 +157,25 @@ class RunStore(ABC):
 def evicted(versions: Iterable[int], pinned: Container[int], retain: int) -> Sequence[int]:
     """The versions to delete: the oldest unpinned ones beyond `retain`."""
     return sorted(version for version in versions if version not in pinned)[:-retain]
+
+
+def encode_point(report: IterationReport) -> str:
+    """The report as JSON without its samples.
+
+    Raises:
+        ProblemError: 422 `report-too-large`.
+    """
+    text = report.model_dump_json(exclude={"samples"}, exclude_none=True)
+    if (size := len(text.encode())) > MAX_POINT_BYTES:
+        raise ProblemError(
+            ProblemKind.REPORT_TOO_LARGE,
+            f"iteration {report.iteration} has too many or too long names of rewards and phases",
+            where="body",
+            got=f"{size} bytes as JSON, without samples",
+            expected=f"at most {MAX_POINT_BYTES} bytes",
+            action="report fewer rewards and phases, or shorter names",
+        )
+    return text
 
 
 def over_quota(run: str, version: int, got: str, quota: int) -> ProblemError:

@@ -4,16 +4,19 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.status import IterationReport, Point, Samples
 
 from solrl_rollout.store.base import (
     DEFAULT_RETAIN,
+    KEPT_POINT_BYTES,
     KEPT_POINTS,
     Progress,
     RunStore,
     admit,
+    encode_point,
     evicted,
     head_conflict,
     not_found,
@@ -27,7 +30,8 @@ from solrl_rollout.store.base import (
 class _Run:
     versions: dict[int, tuple[AdapterInfo, bytes]] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
-    points: list[Point] = field(default_factory=list)
+    points: list[tuple[Point, int]] = field(default_factory=list)
+    """Iterations and their bytes as JSON."""
     samples: Samples | None = None
     revision: int = 0
 
@@ -103,27 +107,35 @@ class MemoryRunStore(RunStore):
             raise not_found(run, 0, None, ())
 
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
-        held = self._run(tenant, run)
+        held, size = self._run(tenant, run), len(encode_point(report).encode())
         # By the clock, so that a new process goes on where the old one was.
         self._revision = max(self._revision + 1, time.time_ns() // 1000)
         held.revision = self._revision
         point = Point(**{name: getattr(report, name) for name in Point.model_fields})
-        held.points = [*(p for p in held.points if p.iteration < point.iteration), point][-KEPT_POINTS:]
+        points = [*(held for held in held.points if held[0].iteration < point.iteration), (point, size)][-KEPT_POINTS:]
+        total, first = sum(size for _, size in points), 0
+        while total > KEPT_POINT_BYTES:
+            total -= points[first][1]
+            first += 1
+        held.points = points[first:]
         if report.samples is not None:
             held.samples = report.samples
         elif held.samples is not None and held.samples.iteration > point.iteration:
             held.samples = None
         return held.revision
 
-    async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
-        return tuple(self._run(tenant, run).points)
+    async def iterations(
+        self, tenant: str, run: str, after: int | None = None, limit: int | None = None
+    ) -> tuple[Point, ...]:
+        points = (point for point, _ in self._run(tenant, run).points if after is None or point.iteration > after)
+        return tuple(islice(points, limit))
 
     async def samples(self, tenant: str, run: str) -> Samples | None:
         return self._tenants[tenant].get(run, _Run()).samples
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
         held = ((run, self._tenants[tenant].get(run)) for run in runs)
-        return {run: Progress(one.revision, one.points[-1]) for run, one in held if one is not None and one.points}
+        return {run: Progress(one.revision, one.points[-1][0]) for run, one in held if one is not None and one.points}
 
     async def ping(self) -> None:
         return

@@ -4,10 +4,11 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
 
     {prefix}:{tenant}:runs                               set of run names
     {prefix}:{tenant}:bytes                              what their versions take
+    {prefix}:{tenant}:revision                           revision of the iteration told last
     {prefix}:{tenant}:run:{run}:versions                 hash: `head`, and a JSON record for each version
     {prefix}:{tenant}:run:{run}:pins                     set of versions
     {prefix}:{tenant}:run:{run}:iterations               sorted set of JSON points, by iteration
-    {prefix}:{tenant}:run:{run}:progress                 hash: `revision`, `last` point, newest `samples`, `sampled`
+    {prefix}:{tenant}:run:{run}:progress                 hash: `revision`, `last`, `samples`, `sampled`, bytes `held`
     {prefix}:{tenant}:run:{run}:blob:{version}:{token}:{i}   chunk i of a version's bytes
 
 An upload writes its chunks under a fresh token, with an expiry. Then one script compares the head, makes the
@@ -16,6 +17,7 @@ Redis must run with `maxmemory-policy noeviction`; its appendfsync decides what 
 server has WAITAOF (7.2) a version is acknowledged, the first time and every other, only once it is on its disk.
 """
 
+import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,11 +36,13 @@ from solrl_proto.status import IterationReport, Point, Samples
 
 from solrl_rollout.store.base import (
     DEFAULT_RETAIN,
+    KEPT_POINT_BYTES,
     KEPT_POINTS,
     Progress,
     RunStore,
     admit,
     corrupt,
+    encode_point,
     head_conflict,
     not_found,
     over_quota,
@@ -50,6 +54,7 @@ from solrl_rollout.store.scripts import AGAIN, COMMIT, DELETE, PIN, REWIND, TELL
 CHUNK_BYTES = 4 * 2**20
 UPLOAD_EXPIRY_S = 600
 WAITAOF_MS = 10_000
+_PARSED_AT_ONCE = 256  # points; some milliseconds
 _POINTS: TypeAdapter[tuple[Point, ...]] = TypeAdapter(tuple[Point, ...])
 
 
@@ -77,6 +82,11 @@ class Keys:
     def bytes(self) -> str:
         """What the tenant's versions take."""
         return f"{self.prefix}:bytes"
+
+    @property
+    def revision(self) -> str:
+        """The tenant's newest revision."""
+        return f"{self.prefix}:revision"
 
     @property
     def versions(self) -> str:
@@ -266,24 +276,31 @@ class RedisRunStore(RunStore):
 
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
         keys, samples = self._keys(tenant, run), report.samples
-        point = report.model_dump_json(exclude={"samples"}, exclude_none=True)
+        point = encode_point(report)
         told = (samples.model_dump_json(), samples.iteration) if samples else ("", "")
         with self._reported():
             revision = await self._tell(
-                keys=[keys.versions, keys.iterations, keys.progress],
-                args=[report.iteration, point, *told, KEPT_POINTS],
+                keys=[keys.versions, keys.iterations, keys.progress, keys.revision],
+                args=[report.iteration, point, *told, KEPT_POINTS, KEPT_POINT_BYTES],
             )
         if not revision:
             raise not_found(run, 0, None, ())
         return int(revision)
 
-    async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
+    async def iterations(
+        self, tenant: str, run: str, after: int | None = None, limit: int | None = None
+    ) -> tuple[Point, ...]:
         keys = self._keys(tenant, run)
         with self._reported():
-            points: Any = await self._redis.zrange(keys.iterations, 0, -1)
-            if not points and not await self._redis.exists(keys.versions):
+            begin, most = "-inf" if after is None else f"({after}", KEPT_POINTS if limit is None else limit
+            texts: Any = await self._redis.zrangebyscore(keys.iterations, begin, "+inf", start=0, num=most)
+            if not texts and not await self._redis.exists(keys.versions):
                 raise not_found(run, 0, None, ())
-        return _POINTS.validate_json(b"[" + b",".join(points) + b"]")
+        points: list[Point] = []
+        for start in range(0, len(texts), _PARSED_AT_ONCE):
+            await asyncio.sleep(0)  # others' requests go on between two parts
+            points += _POINTS.validate_json(b"[" + b",".join(texts[start : start + _PARSED_AT_ONCE]) + b"]")
+        return tuple(points)
 
     async def samples(self, tenant: str, run: str) -> Samples | None:
         with self._reported():

@@ -135,15 +135,28 @@ return 1
 """
 
 TELL = """
--- KEYS: the run's hash, its iterations, where it stands.
--- ARGV: iteration, its point, samples ('' for none), the samples' iteration, points to keep.
+-- KEYS: the run's hash, its iterations, where it stands, the tenant's newest revision.
+-- ARGV: iteration, its point, samples ('' for none), the samples' iteration, points to keep, bytes of them to keep.
 -- Answers the revision, or '' if there is no such run.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return ''
 end
+local function size(points)
+  local sum = 0
+  for _, point in ipairs(points) do
+    sum = sum + #point
+  end
+  return sum
+end
+local held = tonumber(redis.call('HGET', KEYS[3], 'held')) or size(redis.call('ZRANGE', KEYS[2], 0, -1))
+held = held - size(redis.call('ZRANGEBYSCORE', KEYS[2], ARGV[1], '+inf')) + #ARGV[2]
 redis.call('ZREMRANGEBYSCORE', KEYS[2], ARGV[1], '+inf')
 redis.call('ZADD', KEYS[2], ARGV[1], ARGV[2])
-redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[5]))
+local count = redis.call('ZCARD', KEYS[2])
+while count > 1 and (count > tonumber(ARGV[5]) or held > tonumber(ARGV[6])) do
+  held = held - #redis.call('ZPOPMIN', KEYS[2])[1]
+  count = count - 1
+end
 local sampled = redis.call('HGET', KEYS[3], 'sampled')
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[3], 'samples', ARGV[3], 'sampled', ARGV[4])
@@ -151,7 +164,12 @@ elseif sampled and tonumber(sampled) > tonumber(ARGV[1]) then
   redis.call('HDEL', KEYS[3], 'samples', 'sampled')
 end
 local now = redis.call('TIME')
-local revision = now[1] .. string.format('%06d', now[2])
-redis.call('HSET', KEYS[3], 'revision', revision, 'last', ARGV[2])
+-- The clock may have stepped back; whoever asks for what is newer than a revision must still be told.
+local last = math.max(
+  tonumber(redis.call('GET', KEYS[4])) or 0, tonumber(redis.call('HGET', KEYS[3], 'revision')) or 0
+)
+local revision = string.format('%.0f', math.max(now[1] * 1000000 + now[2], last + 1))
+redis.call('SET', KEYS[4], revision)
+redis.call('HSET', KEYS[3], 'revision', revision, 'last', ARGV[2], 'held', held)
 return revision
 """

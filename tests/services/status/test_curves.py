@@ -33,6 +33,13 @@ def test_flat_and_huge_curves_are_thinned_too(values: list[float]) -> None:
     assert len(thinned(whole)) == MOST_POINTS
 
 
+def test_a_run_whose_names_change_at_every_point_has_few_series() -> None:
+    changing = [
+        report(i, rewards={f"r{i}": {"mean": 0, "best": 0, "worst": 0}}, seconds={f"s{i}": 1}) for i in range(99)
+    ]
+    assert len(detail(changing).series) == 5 + 32 + 32
+
+
 def test_a_detailed_curve_has_every_reward_and_phase() -> None:
     later = report(1, rewards={"hpsv2": {"mean": 0.123456789, "best": 1, "worst": 0}}, seconds={"train": 1})
     curve = detail([report(0), later])

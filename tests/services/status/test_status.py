@@ -78,6 +78,10 @@ def test_long_curves_are_thinned_and_packed(service: RunningService, run: str) -
     assert len(packed) < len(whole.content) / 2
     (shown,) = [one for one in json.loads(gzip.decompress(packed))["runs"] if one["run"] == run]
     assert len(shown["curve"]["iterations"]) == MOST_POINTS
+    path = f"/v1/runs/{run}/iterations"
+    assert len(service.client.get(path).json()["curve"]["iterations"]) == MOST_POINTS
+    page = service.client.get(path, params={"after": 3, "limit": MOST_POINTS + 10}).json()["curve"]
+    assert page["iterations"] == list(range(4, MOST_POINTS + 14))
 
 
 def test_candidates_are_counted(service: RunningService) -> None:

@@ -7,7 +7,7 @@ import redis
 from iteration_helpers import report, samples
 from solrl_proto.status import Point
 from solrl_rollout.store import RunStore, open_store
-from solrl_rollout.store.base import KEPT_POINTS
+from solrl_rollout.store.base import KEPT_POINTS, encode_point
 from store_helpers import TENANT, fill, refusal
 
 pytestmark = pytest.mark.anyio
@@ -77,6 +77,54 @@ async def test_only_the_newest_points_are_kept(store: RunStore, monkeypatch: pyt
     assert await told(store) == [3, 4, 5, 6]
 
 
+async def test_only_so_many_bytes_are_kept(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(encode_point(report(0)))
+    for name in ("memory", "redis"):
+        monkeypatch.setattr(f"solrl_rollout.store.{name}.KEPT_POINT_BYTES", 4 * size + 3)
+    for i in range(7):
+        await store.add_iteration(TENANT, "run-a", report(i))
+    assert await told(store) == [3, 4, 5, 6]
+    await store.add_iteration(TENANT, "run-a", report(5))
+    for i in (6, 7):
+        await store.add_iteration(TENANT, "run-a", report(i))
+    assert await told(store) == [4, 5, 6, 7]
+    await store.add_iteration(TENANT, "run-a", report(8, rewards={"x" * 100: {"mean": 0, "best": 0, "worst": 0}}))
+    assert await told(store) == [6, 7, 8]
+
+
+async def test_a_report_with_too_much_in_it_is_refused(store: RunStore) -> None:
+    spread = {"mean": 0.1, "best": 0.2, "worst": 0.3}
+    large = report(0, rewards={f"{i:02}" + "é" * 126: spread for i in range(16)})
+    problem = await refusal(store.add_iteration(TENANT, "run-a", large))
+    assert (problem.status, problem.kind) == (422, "report-too-large")
+    assert await told(store) == []
+    usual = report(
+        0, rewards={f"reward_{i}": spread for i in range(16)}, seconds={f"phase_{i}": 1.5 for i in range(16)}
+    )
+    await store.add_iteration(TENANT, "run-a", usual)
+    assert await told(store) == [0]
+
+
+async def test_iterations_are_read_in_pages(store: RunStore) -> None:
+    for i in (0, 1, 5, 6, 7):
+        await store.add_iteration(TENANT, "run-a", report(i))
+    pages = [(None, 2), (1, 2), (6, 2), (7, 2), (1, None)]
+    found = [[p.iteration for p in await store.iterations(TENANT, "run-a", *page)] for page in pages]
+    assert found == [[0, 1], [5, 6], [7], [], [5, 6, 7]]
+
+
+async def test_revisions_grow_though_the_clock_of_redis_steps_back(empty_redis_url: str) -> None:
+    store = open_store(empty_redis_url)
+    for run in ("run-a", "run-b"):
+        await fill(store, 1, run=run)
+    ahead = 5 * 10**15  # a century
+    with redis.Redis.from_url(empty_redis_url) as client:
+        client.set("solrl:{tenant-a}:revision", ahead)
+    found = [await store.add_iteration(TENANT, run, report(0)) for run in ("run-a", "run-b")]
+    assert found == [ahead + 1, ahead + 2]
+    await store.close()
+
+
 async def test_a_run_that_is_not_there_can_tell_nothing(store: RunStore) -> None:
     for tenant, run in ((TENANT, "nobody"), ("tenant-b", "run-a")):
         assert (await refusal(store.add_iteration(tenant, run, report(0)))).kind == "run-not-found"
@@ -103,7 +151,8 @@ async def test_exactly_these_keys_are_written(empty_redis_url: str) -> None:
         before = set(client.keys())
         await store.add_iteration(TENANT, "run-a", report(0, samples=samples(0)))
         added = {key.decode() for key in set(client.keys()) - before}
-        assert added == {"solrl:{tenant-a}:run:run-a:iterations", "solrl:{tenant-a}:run:run-a:progress"}
+        run = {"solrl:{tenant-a}:run:run-a:iterations", "solrl:{tenant-a}:run:run-a:progress"}
+        assert added == run | {"solrl:{tenant-a}:revision"}
         await store.delete(TENANT, "run-a")
-        assert client.keys() == [b"solrl:{tenant-a}:bytes"]
+        assert set(client.keys()) == {b"solrl:{tenant-a}:bytes", b"solrl:{tenant-a}:revision"}
     await store.close()

@@ -23,6 +23,7 @@ from solrl_rollout.store.base import not_found
 router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
 
 _COMPRESS_FROM = 1024  # bytes
+_MOST_PER_PAGE = 1000
 _REPORT = {
     "required": True,
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/IterationReport"}}},
@@ -40,11 +41,22 @@ async def get_status(
 
 @router.get("/runs/{run}/iterations", response_model=RunDetail)
 @access("token")
-async def get_iterations(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> Response:
-    """What a run's iterations came to, thinned to what a screen can show, and its newest samples."""
-    points = await service.store.iterations(caller.tenant, run)
+async def get_iterations(
+    request: Request,
+    service: ServiceDep,
+    caller: CallerDep,
+    run: RunName,
+    after: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
+    limit: Annotated[int | None, Query(ge=1, le=_MOST_PER_PAGE)] = None,
+) -> Response:
+    """What a run's iterations came to, thinned to what a screen can show, and its newest samples.
+
+    `after`: only iterations after this one; `limit`: only so many of them, the oldest, and none thinned out.
+    """
+    points = await service.store.iterations(caller.tenant, run, after, limit)
     samples = await service.store.samples(caller.tenant, run)
-    return compressed(request, RunDetail(run=run, curve=detail(points), samples=samples))
+    curve = detail(points, limit) if limit else detail(points)
+    return compressed(request, RunDetail(run=run, curve=curve, samples=samples))
 
 
 @router.post("/runs/{run}/iterations", status_code=204, openapi_extra={"requestBody": _REPORT})
