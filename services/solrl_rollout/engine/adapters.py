@@ -12,8 +12,11 @@ from solrl_proto.rollouts import AdapterRef
 from solrl_rollout.engine.work import HostedModel, VersionedAdapter
 from solrl_rollout.store import RunStore
 
-_CACHED_ADAPTERS = 8
-"""Decoded adapters kept in memory; a rank-32 FLUX.1 adapter is 150 MB."""
+_CACHED_BYTES = 2**30
+"""Bytes of decoded adapters kept in memory, or the newest alone if it has more; a rank-32 FLUX.1 adapter has 150 MB."""
+
+_Key = tuple[str, str]
+"""A model's name and an adapter's digest."""
 
 
 class Adapters:
@@ -21,7 +24,8 @@ class Adapters:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._decoded: OrderedDict[tuple[str, str], Adapter] = OrderedDict()
+        self._decoded: OrderedDict[_Key, Adapter] = OrderedDict()
+        self._loading: dict[_Key, asyncio.Task[VersionedAdapter]] = {}
 
     async def push(
         self, tenant: str, run: str, version: int, parent: int | None, digest: str, body: bytes, hosted: HostedModel
@@ -71,19 +75,48 @@ class Adapters:
                 expected=hosted.info.name,
                 action="name a version that was pushed for this model",
             )
-        adapter = self._decoded.get((hosted.info.name, info.digest))
-        if adapter is None:
-            info, body = await self._store.get(tenant, ref.run, ref.version)
-            adapter = await self._decode(info.digest, body, hosted)
-        self._decoded.move_to_end((hosted.info.name, info.digest))
+        key = (hosted.info.name, info.digest)
+        while (adapter := self._decoded.get(key)) is None:
+            loading = self._loading.get(key)
+            if loading is None:
+                return await self._load(tenant, ref, hosted, key)
+            # Its error is for the request that began it, which may be of another run or tenant.
+            await asyncio.wait({loading})
+        self._decoded.move_to_end(key)
         return VersionedAdapter(info.digest, adapter)
 
+    async def _load(self, tenant: str, ref: AdapterRef, hosted: HostedModel, key: "_Key") -> VersionedAdapter:
+        """Fetch and decode a version; those who want the same meanwhile wait for this."""
+
+        async def load() -> VersionedAdapter:
+            # Read anew: the run may have gone back meanwhile, and the version pushed with another content.
+            info, body = await self._store.get(tenant, ref.run, ref.version)
+            return VersionedAdapter(info.digest, await self._decode(info.digest, body, hosted))
+
+        def loaded(task: asyncio.Task[VersionedAdapter]) -> None:
+            del self._loading[key]
+            task.cancelled() or task.exception()  # read, should nobody wait for it any more
+
+        task = self._loading[key] = asyncio.create_task(load())
+        task.add_done_callback(loaded)
+        # A client that leaves does not end it: others may wait.
+        return await asyncio.shield(task)
+
     async def _decode(self, digest: str, body: bytes, hosted: HostedModel) -> Adapter:
+        """Decode a body whose digest was verified, or return what was decoded before."""
+        key = (hosted.info.name, digest)
+        if (known := self._decoded.get(key)) is not None:
+            self._decoded.move_to_end(key)
+            return known
         try:
             adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
         except AdapterError as error:
             raise ProblemError(ProblemKind[f"ADAPTER_{error.fault.upper()}"], error.detail, **error.fields) from error
-        self._decoded[hosted.info.name, digest] = adapter
-        while len(self._decoded) > _CACHED_ADAPTERS:
+        self._decoded[key] = adapter
+        while len(self._decoded) > 1 and sum(map(_bytes_of, self._decoded.values())) > _CACHED_BYTES:
             self._decoded.popitem(last=False)
         return adapter
+
+
+def _bytes_of(adapter: Adapter) -> int:
+    return sum(tensor.nbytes for tensor in adapter.tensors.values())

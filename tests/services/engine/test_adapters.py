@@ -1,14 +1,17 @@
 """What was refused is never served: a damaged body leaves no trace under the digest that it was sent with."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from solrl_core.adapter import Adapter, adapter_digest, encode_adapter, lora_a_key, lora_b_key
+from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import AdapterRef
 from solrl_rollout.engine.adapters import Adapters
+from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.store import MemoryRunStore
 
 pytestmark = pytest.mark.anyio
@@ -50,3 +53,87 @@ async def test_what_is_not_finite_is_refused_and_not_stored(value: float) -> Non
     body = encode_adapter(bad)
     assert await push(Adapters(store), 0, body, adapter_digest(body)) == "adapter-nonfinite"
     assert (await store.runs("tenant")).runs == ()
+
+
+class Counting(MemoryRunStore):
+    """A store that counts reads, of which none ends before it is opened; the first may fail."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.reads = 0
+        self.opened = asyncio.Event()
+        self._fails = fails
+
+    async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
+        self.reads += 1
+        first = self.reads == 1
+        await self.opened.wait()
+        if first and self._fails:
+            raise OSError("the first read fails")
+        return await super().get(tenant, run, version)
+
+
+async def pushed(store: MemoryRunStore, scale: float = 1.0, version: int = 0) -> str:
+    one = adapter()
+    one.tensors[lora_b_key("block.linear")] *= scale
+    body = encode_adapter(one)
+    assert await push(Adapters(store), version, body, adapter_digest(body)) is None
+    return adapter_digest(body)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def requests(adapters: Adapters, count: int) -> list["asyncio.Task[VersionedAdapter]"]:
+    ref = AdapterRef(run="run", version=0)
+    return [asyncio.create_task(adapters.fetch("tenant", ref, HOSTED)) for _ in range(count)]
+
+
+async def test_an_adapter_that_many_want_at_once_is_read_once() -> None:
+    store = Counting()
+    await pushed(store)
+    wanted = requests(Adapters(store), 16)
+    await settle()
+    store.opened.set()
+    served = await asyncio.gather(*wanted)
+    assert store.reads == 1
+    assert len({id(one.adapter) for one in served}) == 1
+
+
+async def test_a_read_goes_on_for_the_others_when_the_first_leaves() -> None:
+    store = Counting()
+    await pushed(store)
+    first, *others = requests(Adapters(store), 3)
+    await settle()
+    first.cancel()
+    await settle()
+    store.opened.set()
+    await asyncio.gather(*others)
+    assert store.reads == 1
+
+
+async def test_an_error_reaches_only_the_request_that_met_it() -> None:
+    store = Counting(fails=True)
+    await pushed(store)
+    first, *others = requests(Adapters(store), 3)
+    await settle()
+    store.opened.set()
+    with pytest.raises(OSError, match="first read"):
+        await first
+    await asyncio.gather(*others)
+    assert store.reads == 2
+
+
+async def test_decoded_adapters_are_kept_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Counting()
+    store.opened.set()
+    for version in range(3):
+        await pushed(store, 1.0 + version, version)
+    size = 4 * (2 * 3 + 4 * 2)
+    monkeypatch.setattr("solrl_rollout.engine.adapters._CACHED_BYTES", 2 * size)
+    adapters = Adapters(store)
+    for version in (0, 1, 0, 2, 0, 1):
+        await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
+    assert store.reads == 4  # 0, 1, 2, and 1 again
