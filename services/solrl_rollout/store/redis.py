@@ -20,12 +20,12 @@ server has WAITAOF (7.2) a version is acknowledged, the first time and every oth
 import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
@@ -54,6 +54,10 @@ from solrl_rollout.store.scripts import AGAIN, COMMIT, DELETE, PIN, REWIND, TELL
 CHUNK_BYTES = 4 * 2**20
 UPLOAD_EXPIRY_S = 600
 WAITAOF_MS = 10_000
+CONNECTIONS = 64
+"""Connections to Redis; commands beyond them wait."""
+WAIT_S = 30.0
+"""Seconds that a command waits for a connection."""
 _PARSED_AT_ONCE = 256  # points; some milliseconds
 _POINTS: TypeAdapter[tuple[Point, ...]] = TypeAdapter(tuple[Point, ...])
 
@@ -139,10 +143,14 @@ class RedisRunStore(RunStore):
         super().__init__(retain, quota)
         self._prefix = prefix
         try:
-            self._redis = Redis.from_url(
-                url, retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 3), socket_timeout=30.0
+            pool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=CONNECTIONS,
+                timeout=WAIT_S,
+                retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 3),
+                socket_timeout=30.0,
             )
-            pool = self._redis.connection_pool
+            self._redis = Redis.from_pool(pool)
             # An unknown option in the URL's query is a TypeError that would only come at the first command.
             pool.connection_class(**pool.connection_kwargs)
         except (ValueError, TypeError):
@@ -333,12 +341,17 @@ class RedisRunStore(RunStore):
         await self._redis.aclose()
 
     async def _upload(self, keys: "Keys", record: Record, body: bytes) -> tuple[str, ...]:
-        """Write the chunks, each with an expiry, and return their keys."""
+        """Write the chunks, each with an expiry, and return their keys. A failure leaves none behind."""
         chunks = tuple(keys.chunk(record, i) for i in range(record.chunks))
         view = memoryview(body)
-        for i, key in enumerate(chunks):
-            chunk = view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
-            await self._redis.set(key, chunk, ex=UPLOAD_EXPIRY_S)
+        try:
+            for i, key in enumerate(chunks):
+                chunk = view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
+                await self._redis.set(key, chunk, ex=UPLOAD_EXPIRY_S)
+        except (RedisError, OSError, asyncio.CancelledError):
+            with suppress(RedisError, OSError):  # they expire
+                await self._redis.unlink(*chunks)
+            raise
         return chunks
 
     async def _download(self, keys: "Keys", record: Record) -> bytes | None:

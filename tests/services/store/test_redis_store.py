@@ -311,3 +311,21 @@ async def test_a_redis_out_of_memory_is_503_and_stores_nothing(own_redis) -> Non
     assert (problem.status, problem.kind) == (503, "store-unavailable")
     assert (await refusal(store.list(TENANT, "run-a"))).kind == "run-not-found"
     await store.close()
+
+
+async def test_an_upload_that_meets_the_limit_midway_leaves_nothing(own_redis) -> None:  # type: ignore[no-untyped-def]
+    body = bytes(8 * CHUNK_BYTES)
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 3 * CHUNK_BYTES)
+        store = RedisRunStore(own_redis.url)
+        problem = await refusal(store.put(TENANT, *adapter(0, None, body=body)))
+        assert (problem.status, problem.kind) == (503, "store-unavailable")
+        assert "memory" in problem.detail
+        assert client.keys() == []
+    await store.close()
+
+
+async def test_more_commands_than_connections_wait_for_their_turn(redis_store: RedisRunStore) -> None:
+    await fill(redis_store, 2)
+    lists = await asyncio.gather(*(redis_store.runs(TENANT) for _ in range(300)), redis_store.ping())
+    assert all(len(one.runs) == 1 for one in lists[:-1])
