@@ -92,7 +92,7 @@ def test_a_stranger_is_asked_for_a_token(browser: Browser, guarded: RunningServi
         page.wait("!document.getElementById('door').hidden")
         assert "shapes" not in page.text()
         give("solrl_guessed")
-        page.wait("document.getElementById('fault').textContent.includes('not known here')")
+        page.wait("document.getElementById('fault').textContent.includes('is unknown')")
         give(tokens["ann"])
         page.wait(TOLD)
         assert "shapes" in page.text()
