@@ -137,7 +137,7 @@ def _redis(url: str | None) -> Iterator[Finding]:
     from redis import Redis
     from redis.exceptions import RedisError
 
-    from solrl_rollout.store.redis import LOOKED_AT, weaknesses
+    from solrl_rollout.store.redis import CHECKED_SETTINGS, weaknesses
 
     try:
         client = Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3)
@@ -155,7 +155,7 @@ def _redis(url: str | None) -> Iterator[Finding]:
             return
         yield Finding("redis", "ok", f"{where} answers")
         try:
-            held = {str(name): value for name, value in client.config_get(*LOOKED_AT).items()}
+            held = {str(name): value for name, value in client.config_get(*CHECKED_SETTINGS).items()}
         except RedisError as error:
             yield Finding("redis settings", "warn", f"cannot be read: {error}", "check them yourself")
             return
@@ -168,12 +168,12 @@ def _redis(url: str | None) -> Iterator[Finding]:
 
 def _access(settings: Settings) -> Iterator[Finding]:
     from solrl_rollout.http.tokens import TokenFileError, read_tokens
-    from solrl_rollout.serve import check_doors
+    from solrl_rollout.serve import check_exposure
 
     path = settings.token_file
     if path is None:
         try:
-            check_doors(settings)
+            check_exposure(settings)
         except ProblemError as error:
             yield Finding("access", "missing", error.problem.detail, error.problem.action or "")
         else:

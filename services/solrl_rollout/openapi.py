@@ -1,4 +1,4 @@
-"""Writes the published contract: `python -m solrl_rollout.openapi > proto/openapi.json`."""
+"""The published contract: `python -m solrl_rollout.openapi > proto/openapi.json`."""
 
 import json
 

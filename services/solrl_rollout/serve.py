@@ -1,4 +1,4 @@
-"""Runs the application under uvicorn: one clear message where it cannot start, a clean end on a signal."""
+"""Running the application under uvicorn: one clear message if it cannot start, a clean end on a signal."""
 
 import asyncio
 import contextlib
@@ -35,35 +35,35 @@ def serve(settings: Settings, load_backend: "BackendLoader | None" = None) -> No
     """Serve until a SIGTERM or SIGINT, then finish accepted work.
 
     Args:
-        settings: of the service.
-        load_backend: loads each model's backend; None for the one that the settings name.
+        settings: the service's settings.
+        load_backend: loads each model's backend; None for `engine.backends.load_backend`.
 
     Raises:
         ProblemError, ValueError, OSError, RuntimeError: the service cannot start.
-        EngineDiedError: its engine died; whoever supervises the process should start it again.
+        EngineDiedError: the engine died; a supervisor should restart the process.
     """
     logs.install(settings.log_format)
     fix_malloc()
-    check_doors(settings)
+    check_exposure(settings)
     listener = bind(settings.host, settings.port)
     with contextlib.closing(listener):
         asyncio.run(_serve(settings, listener, load_backend))
 
 
 def fix_malloc() -> None:
-    """Set how much freed memory glibc keeps to what it may come to.
+    """Fix the amount of freed memory that glibc keeps at its upper bound.
 
-    By itself it keeps twice the largest block of up to 32 MiB that was ever freed: a single larger one, hours after the
-    start, would raise what the process holds for good, which looks like a leak.
+    By default it keeps twice the largest block, up to 32 MiB, that was ever freed. A single larger block, hours after
+    the start, would raise the process's memory for good, which looks like a leak.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library sets nothing of the kind
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 * MIB)
         mallopt(_M_TRIM_THRESHOLD, 64 * MIB)
 
 
-def check_doors(settings: Settings) -> None:
-    """Refuse to serve others than this machine without tokens.
+def check_exposure(settings: Settings) -> None:
+    """Refuse to serve other machines without tokens.
 
     Raises:
         ProblemError: the address can be reached by others and there is no token file.
@@ -71,19 +71,19 @@ def check_doors(settings: Settings) -> None:
     """
     if settings.token_file is not None:
         if all(token.expired for token in read_tokens(settings.token_file)):
-            logger.warning("no token in %s is valid, so nobody is let in yet", settings.token_file)
+            logger.warning("no token in %s is valid, so every request is refused", settings.token_file)
         return
     if is_loopback(settings.host):
         return
     if settings.allow_anonymous:
         logger.warning(
-            "anyone who reaches %s may use the GPU, read and replace every adapter: there is no token file",
+            "there is no token file: anyone who reaches %s may use the GPU, and read and replace every adapter",
             settings.host,
         )
         return
     raise ProblemError(
         ProblemKind.NO_TOKENS,
-        f"{settings.host} can be reached by others, and there is no token file to tell who may",
+        f"other machines can reach {settings.host}, and there is no token file to control access",
         where="--host",
         got=settings.host,
         expected="a token file, or a loopback address",
@@ -94,13 +94,13 @@ def check_doors(settings: Settings) -> None:
 
 
 class EngineDiedError(RuntimeError):
-    """The process has no engine any more; only a new process has one."""
+    """The engine thread died; only a new process can replace it."""
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, which on a signal goes on answering while accepted work is finished; until the engine is dead.
+    """uvicorn's server, which after a signal keeps answering until accepted work is finished or the engine is dead.
 
-    uvicorn alone would close its doors first: whoever came then would find nobody, rather than be told why.
+    uvicorn alone would stop listening first, so that new clients would get no answer instead of a reason.
     """
 
     def __init__(self, config: uvicorn.Config, service: "Service", grace: float) -> None:
@@ -111,7 +111,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own raises the signal again at its end, which would kill us before the engine stops.
+        # uvicorn's own handler raises the signal again at its end, which would kill us before the engine stops.
         loop = asyncio.get_running_loop()
         handled = (signal.SIGINT, signal.SIGTERM)
         for number in handled:
@@ -123,29 +123,29 @@ class DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _stop(self) -> None:
-        """Take in nothing new; a second time: wait for nothing."""
+        """Refuse new work; on a second signal, stop at once."""
         self.force_exit = self._service.draining
         self._deadline = asyncio.get_running_loop().time() + (0 if self.force_exit else self._grace)
         self._service.draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to close the doors; asked ten times a second."""
+        """Return whether to stop listening; called ten times a second."""
         await super().on_tick(counter)
         if not self._service.draining:
             return self._service.engine.dead
         left = max(0.0, self._deadline - asyncio.get_running_loop().time())
-        # For what is left then: answers that are still being taken.
+        # For answers that clients are still reading then.
         self.config.timeout_graceful_shutdown = math.ceil(left)
         return not self.server_state.tasks or not left or self._service.engine.dead
 
 
 async def _serve(settings: Settings, listener: socket.socket, load_backend: "BackendLoader | None") -> None:
-    # Not at the top, so that a port that is taken is told without waiting for torch.
+    # Imported here, so that a port in use is reported without waiting for torch.
     from solrl_rollout.engine import backends
     from solrl_rollout.http.app import create_app
 
     app = create_app(settings, load_backend=load_backend or backends.load_backend)
-    # The lifespan is entered here rather than by uvicorn, which would turn a start error into a traceback.
+    # Entered here, because uvicorn would turn a start error into a traceback.
     async with app.router.lifespan_context(app):
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -153,7 +153,7 @@ async def _serve(settings: Settings, listener: socket.socket, load_backend: "Bac
         config = _config(app, settings)
         await DrainingServer(config, app.state.service, settings.drain_timeout).serve([listener])
         if app.state.service.engine.dead:
-            raise EngineDiedError("the engine thread died; the log above says of what. Start the service again.")
+            raise EngineDiedError("the engine thread died; the log above says why. Start the service again.")
 
 
 def _config(app: "ASGIApp", settings: Settings) -> uvicorn.Config:
@@ -180,8 +180,8 @@ def _config(app: "ASGIApp", settings: Settings) -> uvicorn.Config:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the port before the model is loaded; nothing is accepted until the server listens."""
-    # The protocol is named because asyncio turns Nagle's algorithm off only where it is: 40 ms an answer otherwise.
+    """Bind the port before the model is loaded; connections are accepted once the server listens."""
+    # With the protocol named, because asyncio disables Nagle's algorithm only then; it would add 40 ms per answer.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -209,7 +209,7 @@ def _print_start(settings: Settings, service: "Service", address: str) -> None:
                 f"precision {tier.precision}", tier.numerics + (quantised if tier.quantized_share else "") + default
             )
     table.add_row("rewards", ", ".join(settings.rewards))
-    table.add_row("adapter store", "Redis" if settings.redis_url else "in this process, gone at its end")
+    table.add_row("adapter store", "Redis" if settings.redis_url else "in this process, lost at its end")
     table.add_row("access", _access(settings))
     table.add_row("address", address)
     table.add_row("documentation", f"{address}/docs")

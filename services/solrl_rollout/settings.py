@@ -1,4 +1,4 @@
-"""What `solrl-rollout serve` can be told, by flag or by environment (`SOLRL_MODEL`, `SOLRL_PORT`, …)."""
+"""Settings of `solrl-rollout serve`, by flag or by environment (`SOLRL_MODEL`, `SOLRL_PORT`, …)."""
 
 import json
 import re
@@ -15,11 +15,11 @@ from solrl_rollout.store.base import DEFAULT_RETAIN
 
 MIB = 2**20
 SECRETS = Path("/run/secrets")
-"""Where containers find settings that are secret, a file each: `solrl_redis_url`. The environment wins."""
+"""Folder of secret settings in containers, one file each: `solrl_redis_url`. The environment wins."""
 
 
 class ModelSpec(NamedTuple):
-    """A model to host: its name in requests, where it is, and which revision of the hub's."""
+    """A model to host: its name in requests, its location, and its revision on the hub."""
 
     name: str
     location: str
@@ -30,7 +30,7 @@ def parse_model(text: str) -> ModelSpec:
     """Read `[name=]location[@revision]`. A folder may hold both signs in its own name.
 
     Raises:
-        ValueError: the name is not one, or nothing is left of the location.
+        ValueError: the name is not valid, or the location is empty.
     """
     name, location, revision = None, text, None
     if "=" in location and not Path(location).is_dir():
@@ -60,8 +60,8 @@ class Settings(BaseSettings):
     """cpu, cuda, cuda:1, …; auto takes CUDA where there is one."""
 
     precision: Precision = "auto"
-    """What `precision: auto` of a request means here; auto is the fastest tier that is native on the device.
-    Every answer says what really ran."""
+    """Precision of requests that ask for auto; auto is the fastest one that is native on the device. Every answer
+    states the precision that ran."""
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
     """Rewards to load, by name or package.module:attribute (in the environment: separated by commas)."""
@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     "bfloat16", "batch_size": 16, "device": "cuda:1"}}'."""
 
     redis_url: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: in this process)")] = None
-    """Redis that keeps the adapters, for all replicas."""
+    """URL of the Redis that stores adapters for all replicas."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -84,25 +84,25 @@ class Settings(BaseSettings):
     token_file: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: this machine alone, no tokens)")] = (
         None
     )
-    """File of `solrl-rollout token create`; without one nothing but this machine is served."""
+    """File of `solrl-rollout token create`; without one only this machine is served."""
 
     allow_anonymous: bool = False
-    """Serve everyone who reaches the address without tokens. They may use, read and replace everything."""
+    """Serve everyone who reaches the address, without tokens. They may use, read and replace everything."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
-    """Seconds in which a request's head must come in; in each such time of a body 16 KiB a second must come."""
+    """Seconds in which a request's head must arrive; its body must arrive at 16 KiB per second, by the same seconds."""
 
     keep_alive_timeout: Annotated[int, Field(ge=1)] = 60
     """Seconds a connection may be idle between two requests."""
 
     max_connections: Annotated[int, Field(ge=1)] = 512
-    """Connections held at a time; beyond it they are answered 503."""
+    """Connections at a time; further ones are answered 503."""
 
     log_format: Literal["auto", "json", "text"] = "auto"
-    """How the log is written to stderr; auto is text on a terminal, else JSON."""
+    """Format of the log on stderr; auto is text on a terminal, else JSON."""
 
     queue_limit: Annotated[int, Field(ge=1)] = 65536
-    """Candidates that may wait; beyond it requests are answered 429."""
+    """Candidates that may wait; further requests are answered 429."""
 
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file."""
@@ -111,23 +111,23 @@ class Settings(BaseSettings):
     """Largest JSON body."""
 
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
-    """Bytes of all request bodies in memory at a time; beyond it requests are answered 503. With a token file one
+    """Bytes of all request bodies in memory at a time; further requests are answered 503. With a token file one
     tenant may hold half of it, or one body of the largest size."""
 
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
-    """Adapter versions kept a run."""
+    """Adapter versions kept per run."""
 
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds in which the engine thread must answer /health/live (it does between two steps)."""
+    """Seconds in which the engine thread must answer /health/live, which it does between two steps."""
 
     drain_timeout: Annotated[int, Field(ge=0)] = 50
-    """Seconds after a SIGTERM in which accepted work may be finished; streamed groups are not lost with the rest."""
+    """Seconds after a SIGTERM to finish accepted work; groups streamed by then are not lost."""
 
     tenant_queue_limit: Annotated[int, Field(ge=1)] | None = None
-    """Candidates of one tenant that may wait; no bound of its own by default."""
+    """Candidates of one tenant that may wait; only queue_limit by default."""
 
     tenant_adapter_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Bytes that the adapters of one tenant may take in the store; no bound by default."""
+    """Bytes of one tenant's adapters in the store; no limit by default."""
 
     @property
     def torch_device(self) -> str:

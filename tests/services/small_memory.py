@@ -23,7 +23,7 @@ def limited(work: Callable[..., Any], rows_at: int, most: int) -> Callable[..., 
 
 
 def of_transformer(most: int) -> tuple[type, str, Any]:
-    """What to set so that the transformer is given at most so many rows; with guidance, a candidate has two."""
+    """The patch that gives the transformer at most so many rows; with guidance, a candidate has two."""
 
     def velocity(self: Sana, transformer: torch.nn.Module, *rest: Any) -> torch.Tensor:
         return whole(self, limited(transformer, 0, most), *rest)  # type: ignore[arg-type]

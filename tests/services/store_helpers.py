@@ -1,4 +1,4 @@
-"""What both files of store tests use."""
+"""Helpers of the store tests."""
 
 import hashlib
 from collections.abc import Awaitable

@@ -1,4 +1,4 @@
-"""What a service does when a reward or Redis fails, and when it is told to stop."""
+"""A service whose reward or Redis fails, and one that is stopped."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Where adapter versions are kept: in this process, or in Redis for all replicas."""
+"""Stores of runs: their adapter versions, curves and samples, in this process or in Redis for all replicas."""
 
 from solrl_proto.problems import ProblemError, ProblemKind
 

@@ -1,8 +1,8 @@
-"""What an adapter store promises, and the rules that every store shares.
+"""The contract of a run store, and the rules that every store shares.
 
-Versions of a run are immutable and grow; each names the head it was made from as its parent. A run goes back only by
-deleting those after the one it goes on from. A store judges a put with `admit` against one consistent view of the run,
-and writes only if that view still holds.
+A run's versions are immutable and increase. Each names as its parent the head it was trained from. A run returns to an
+older version only by deleting all later ones. A store checks a put with `admit` against one consistent view of the
+run, and writes only if that view still holds.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from solrl_proto.status import IterationReport, Point, Samples
 
 DEFAULT_RETAIN = 8
 KEPT_POINTS = 10_000
-"""Iterations that are remembered of a run; beyond it the oldest are forgotten."""
+"""Iterations kept per run; beyond that the oldest are deleted."""
 KEPT_POINT_BYTES = 8 * 2**20
-"""Bytes of them, as JSON; beyond it the oldest are forgotten, too."""
+"""Bytes of a run's iterations as JSON; beyond that the oldest are deleted."""
 MAX_POINT_BYTES = 4096
 """Largest iteration, as JSON without samples. Four rewards and eight phases have 0.9 kB."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The iteration told last, and when: microseconds since 1970 by the store's clock, growing with each."""
+    """The last reported iteration of a run, and its time: microseconds since 1970 by the store's clock, increasing."""
 
     revision: int
     last: Point
 
 
 class RunStore(ABC):
-    """Versioned adapters of all tenants' runs. Any method may raise ProblemError 503 `store-unavailable`."""
+    """Adapter versions, curves and samples of all runs. Any method may raise ProblemError 503 `store-unavailable`."""
 
     def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
         """Keep the newest `retain` (≥ 1) unpinned versions of a run, and `quota` bytes of a tenant's versions.
@@ -47,11 +47,11 @@ class RunStore(ABC):
 
     @abstractmethod
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
-        """Store a version and make it the run's head, atomically; return what is stored, and whether it is new.
+        """Store a version and make it the run's head, atomically; return the stored version, and whether it is new.
 
-        A version that is stored already with this digest and model is a success, whatever its parent. Raises 409
-        `version-conflict` or `parent-conflict`, 413 `adapter-quota`, 422 `digest-mismatch` when `body` is not what
-        `info` says.
+        To put a stored version again with the same digest and model succeeds, whatever its parent. Raises 409
+        `version-conflict` or `parent-conflict`, 413 `adapter-quota`, 422 `digest-mismatch` if `body` does not match
+        `info`.
         """
 
     @abstractmethod
@@ -63,7 +63,7 @@ class RunStore(ABC):
 
     @abstractmethod
     async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
-        """Return what is stored under a version. Raises 404 as `get` does."""
+        """Return the description of a version. Raises 404 as `get` does."""
 
     @abstractmethod
     async def head(self, tenant: str, run: str) -> int | None:
@@ -96,14 +96,14 @@ class RunStore(ABC):
 
     @abstractmethod
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
-        """Keep a version whatever comes after it, or no longer. Raises 404 as `get` does."""
+        """Protect a version from deletion by newer ones, or no longer. Raises 404 as `get` does."""
 
     @abstractmethod
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
-        """Make a version that is held the run's head again, atomically: those after it are deleted, pinned or not.
+        """Make a stored version the run's head again, atomically; later ones are deleted, pinned or not.
 
-        Where it is the head already, that is a success. Raises 404 as `get` does, 409 `head-conflict` where neither
-        it nor `head` is the head.
+        If it is the head already, this succeeds. Raises 404 as `get` does, 409 `head-conflict` if neither it nor
+        `head` is the head.
         """
 
     @abstractmethod
@@ -112,9 +112,9 @@ class RunStore(ABC):
 
     @abstractmethod
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
-        """Remember what an iteration came to, in place of it and all after it; return the run's new revision.
+        """Store the report of an iteration in place of it and all later ones; return the run's new revision.
 
-        The newest samples are kept besides. Raises 404 `run-not-found`, 422 `report-too-large`.
+        The newest samples are stored, too. Raises 404 `run-not-found`, 422 `report-too-large`.
         """
 
     @abstractmethod
@@ -139,19 +139,19 @@ class RunStore(ABC):
 
     @abstractmethod
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
-        """Return where those of the runs stand, at one moment, that told an iteration."""
+        """Return the progress of those runs that have reported an iteration, all read at one moment."""
 
     @abstractmethod
     async def ping(self) -> None:
         """Return if the store answers."""
 
     async def warnings(self) -> tuple[str, ...]:
-        """What of the store's settings may lose adapters, and what to do about it."""
+        """Settings of the store that may lose adapters, and the remedy for each."""
         return ()
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 def evicted(versions: Iterable[int], pinned: Container[int], retain: int) -> Sequence[int]:
@@ -186,15 +186,15 @@ def over_quota(run: str, version: int, got: str, quota: int) -> ProblemError:
         where="body",
         got=got,
         expected=f"at most {quota} bytes",
-        action="delete a run that is done, unpin versions, or ask for a larger quota",
+        action="delete a finished run, unpin versions, or ask for a larger quota",
     )
 
 
 def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> AdapterInfo | None:
-    """Judge a put against the run's head and what is stored under the version.
+    """Check a put against the run's head and the version stored under its number.
 
     Returns:
-        `stored` if the put repeats it, or None if the version may be written while `head` is still the head.
+        `stored` if the put repeats it; None if the version may be written as long as `head` is the head.
 
     Raises:
         ProblemError: 409 `version-conflict` or `parent-conflict`.
@@ -203,7 +203,7 @@ def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> Ad
         given, kept = _identity(info), _identity(stored)
         if given == kept:
             return stored
-        raise _conflict(info, "this version is stored already, with other content", got=given, expected=kept)
+        raise _conflict(info, "this version is stored already, with different content", got=given, expected=kept)
     if head is not None and info.version <= head:
         raise _conflict(
             info,
@@ -214,7 +214,7 @@ def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> Ad
     if info.parent != head:
         raise ProblemError(
             ProblemKind.PARENT_CONFLICT,
-            f"version {info.version} of run {info.run!r} was made from {_named(info.parent)}; "
+            f"version {info.version} of run {info.run!r} was trained from {_named(info.parent)}; "
             f"the run's head is {_named(head)}",
             where="parent",
             got=info.parent,
@@ -225,7 +225,7 @@ def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> Ad
 
 
 def head_conflict(run: str, version: int, given: int, head: int) -> ProblemError:
-    """The 409 problem for a run whose head is not the one that was to be taken back."""
+    """The 409 problem for a rewind of a run that has another head."""
     return ProblemError(
         ProblemKind.HEAD_CONFLICT,
         f"run {run!r} was to go back from version {given} to version {version}; its head is version {head}",
@@ -237,12 +237,12 @@ def head_conflict(run: str, version: int, given: int, head: int) -> ProblemError
 
 
 async def verify_put(info: AdapterInfo, body: bytes) -> None:
-    """Refuse bytes that are not what `info` says, with 422 `digest-mismatch`: versions cannot be mended."""
+    """Refuse bytes that do not match `info` with 422 `digest-mismatch`: a stored version cannot be repaired."""
     digest = await _digest(body)
     if (len(body), digest) != (info.size, info.digest):
         raise ProblemError(
             ProblemKind.DIGEST_MISMATCH,
-            "the body is not what was announced",
+            "the body does not match its announced digest and size",
             where="digest",
             got=f"{digest}, {len(body)} bytes",
             expected=f"{info.digest}, {info.size} bytes",
@@ -251,14 +251,14 @@ async def verify_put(info: AdapterInfo, body: bytes) -> None:
 
 
 async def verify_stored(info: AdapterInfo, body: bytes) -> None:
-    """Refuse stored bytes that are not what was put, with 500 `adapter-corrupt`."""
+    """Refuse stored bytes that do not match their digest, with 500 `adapter-corrupt`."""
     digest = await _digest(body)
     if digest != info.digest:
         raise corrupt(info.run, info.version, got=digest, expected=info.digest)
 
 
 def corrupt(run: str, version: int, *, got: str, expected: str) -> ProblemError:
-    """The 500 problem for a version that cannot be read back as it was put."""
+    """The 500 problem for a version that is damaged in the store."""
     return ProblemError(
         ProblemKind.ADAPTER_CORRUPT,
         f"version {version} of run {run!r} is damaged in the store",
@@ -281,16 +281,16 @@ def not_found(run: str, version: int, head: int | None, versions: Iterable[int])
     held = sorted(versions)
     return ProblemError(
         ProblemKind.VERSION_NOT_FOUND,
-        f"run {run!r} has no version {version} in this store; its head is {head}, it holds {held}",
+        f"run {run!r} has no version {version} in this store; its head is {head}, its versions are {held}",
         where="version",
         got=version,
         expected=held,
-        action="name a version that is held; old ones are deleted",
+        action="name a stored version; old ones are deleted",
     )
 
 
 async def _digest(body: bytes) -> str:
-    # In a thread: a FLUX.1 adapter takes a tenth of a second and more, in which the event loop must go on.
+    # In a thread: a FLUX.1 adapter takes more than a tenth of a second, and the event loop must not wait.
     return f"sha256:{(await asyncio.to_thread(hashlib.sha256, body)).hexdigest()}"
 
 

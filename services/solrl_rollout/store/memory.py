@@ -1,4 +1,4 @@
-"""Adapters in this process: nothing to install, gone at exit, invisible to other replicas."""
+"""A run store in this process: nothing to install, lost at exit, invisible to other replicas."""
 
 import time
 from collections import defaultdict
@@ -41,7 +41,7 @@ class _Run:
 
 
 class MemoryRunStore(RunStore):
-    """Dictionaries, for one event loop. No lock: nothing awaits between judging and writing."""
+    """Dictionaries, for one event loop. It needs no lock: nothing awaits between check and write."""
 
     def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
         super().__init__(retain, quota)
@@ -108,7 +108,7 @@ class MemoryRunStore(RunStore):
 
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
         held, size = self._run(tenant, run), len(encode_point(report).encode())
-        # By the clock, so that a new process goes on where the old one was.
+        # By the clock, so that revisions keep increasing after a restart.
         self._revision = max(self._revision + 1, time.time_ns() // 1000)
         held.revision = self._revision
         point = Point(**{name: getattr(report, name) for name in Point.model_fields})

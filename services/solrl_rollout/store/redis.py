@@ -1,9 +1,9 @@
-"""Adapters in Redis, for all replicas of the service.
+"""A run store in Redis, for all replicas of the service.
 
 Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keeps them on one node:
 
     {prefix}:{tenant}:runs                               set of run names
-    {prefix}:{tenant}:bytes                              what their versions take
+    {prefix}:{tenant}:bytes                              bytes of their versions
     {prefix}:{tenant}:revision                           revision of the iteration told last
     {prefix}:{tenant}:run:{run}:versions                 hash: `head`, and a JSON record for each version
     {prefix}:{tenant}:run:{run}:pins                     set of versions
@@ -12,9 +12,9 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
     {prefix}:{tenant}:run:{run}:blob:{version}:{token}:{i}   chunk i of a version's bytes
 
 An upload writes its chunks under a fresh token, with an expiry. Then one script compares the head, makes the
-chunks permanent and writes the record that names the token. Chunks of uploads that lose or die expire.
-Redis must run with `maxmemory-policy noeviction`; its appendfsync decides what a crash may lose, and where the
-server has WAITAOF (7.2) a version is acknowledged, the first time and every other, only once it is on its disk.
+chunks permanent and writes the record that names the token. Chunks of refused or interrupted uploads expire.
+Redis must run with `maxmemory-policy noeviction`. Its appendfsync decides how much a crash may lose. Where the server
+has WAITAOF (7.2) every acknowledgement of a version, the first and any later one, waits until it is on the disk.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ _POINTS: TypeAdapter[tuple[Point, ...]] = TypeAdapter(tuple[Point, ...])
 
 
 class Record(Message):
-    """What the run's hash holds for a version: the adapter, and where its chunks lie."""
+    """A version in the run's hash: its description, and the token and number of its chunks."""
 
     info: AdapterInfo
     token: str
@@ -84,7 +84,7 @@ class Keys:
 
     @property
     def bytes(self) -> str:
-        """What the tenant's versions take."""
+        """Bytes of the tenant's versions."""
         return f"{self.prefix}:bytes"
 
     @property
@@ -109,12 +109,12 @@ class Keys:
 
     @property
     def progress(self) -> str:
-        """Where the run stands."""
+        """The run's revision, last point and newest samples."""
         return f"{self.prefix}:run:{self.run}:progress"
 
     @property
     def blobs(self) -> str:
-        """What all chunks of the run begin with."""
+        """Prefix of all chunks of the run."""
         return f"{self.prefix}:run:{self.run}:blob"
 
     def chunk(self, record: Record, i: int) -> str:
@@ -122,11 +122,11 @@ class Keys:
         return f"{self.blobs}:{record.info.version}:{record.token}:{i}"
 
 
-LOOKED_AT = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
+CHECKED_SETTINGS = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
 
 
 def weaknesses(settings: Mapping[str, object]) -> Iterator[str]:
-    """What of a Redis's settings, of those `LOOKED_AT`, may lose adapters; and what to do, after the last semicolon."""
+    """Settings among `CHECKED_SETTINGS` that may lose adapters; each with its remedy after the last semicolon."""
     if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
         policy = settings["maxmemory-policy"]
         yield f"Redis evicts by maxmemory-policy {policy}: adapters may vanish; set it to noeviction"
@@ -137,7 +137,7 @@ def weaknesses(settings: Mapping[str, object]) -> Iterator[str]:
 
 
 class RedisRunStore(RunStore):
-    """Adapters in the Redis at `url` (redis://, rediss://, unix://), under keys that begin with `prefix`."""
+    """Runs in the Redis at `url` (redis://, rediss://, unix://), under keys that begin with `prefix`."""
 
     def __init__(self, url: str, retain: int = DEFAULT_RETAIN, quota: int | None = None, prefix: str = "solrl") -> None:
         super().__init__(retain, quota)
@@ -151,10 +151,10 @@ class RedisRunStore(RunStore):
                 socket_timeout=30.0,
             )
             self._redis = Redis.from_pool(pool)
-            # An unknown option in the URL's query is a TypeError that would only come at the first command.
+            # An unknown option in the URL's query would raise a TypeError only at the first command.
             pool.connection_class(**pool.connection_kwargs)
         except (ValueError, TypeError):
-            # The cause is dropped: its text may repeat parts of the URL, and so the password.
+            # Without the cause: its text may repeat parts of the URL, and with it the password.
             raise ProblemError(
                 ProblemKind.STORE_URL,
                 "the Redis URL cannot be parsed",
@@ -210,7 +210,7 @@ class RedisRunStore(RunStore):
         keys = self._keys(tenant, run)
         record = await self._record(keys, run, version)
         while (body := await self._download(keys, record)) is None:
-            # Deleted meanwhile because newer versions came (then 404), pushed anew meanwhile, or truly lost.
+            # Meanwhile deleted by newer versions (then 404), pushed again, or truly lost.
             before, record = record, await self._record(keys, run, version)
             if record == before:
                 raise corrupt(run, version, got="a part of it is missing", expected=f"{record.chunks} chunks")
@@ -249,7 +249,7 @@ class RedisRunStore(RunStore):
             try:
                 listed.append(await self.list(tenant, name))
             except ProblemError as error:
-                if error.problem.status != 404:  # deleted meanwhile
+                if error.problem.status != 404:  # the run was deleted meanwhile
                     raise
         return RunList(runs=tuple(listed), size=size, quota=self.quota)
 
@@ -316,7 +316,7 @@ class RedisRunStore(RunStore):
         return None if text is None else Samples.model_validate_json(text)
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
-        # One transaction: between two reads a run could tell an iteration older than what another read shows.
+        # One transaction: all runs are read at the same moment.
         with self._reported():
             async with self._redis.pipeline(transaction=True) as asked:
                 for run in runs:
@@ -332,9 +332,9 @@ class RedisRunStore(RunStore):
     async def warnings(self) -> tuple[str, ...]:
         with self._reported():
             try:
-                held = await self._redis.config_get(*LOOKED_AT)
+                held = await self._redis.config_get(*CHECKED_SETTINGS)
             except ResponseError:
-                return ("Redis does not tell its settings (CONFIG is forbidden); see to noeviction and appendonly yes",)
+                return ("Redis hides its settings (CONFIG is forbidden); make sure of noeviction and appendonly yes",)
             return tuple(weaknesses({str(name): value for name, value in held.items()}))
 
     async def close(self) -> None:
@@ -355,7 +355,7 @@ class RedisRunStore(RunStore):
         return chunks
 
     async def _download(self, keys: "Keys", record: Record) -> bytes | None:
-        """What the chunks hold; None if one is missing."""
+        """Content of the chunks; None if one is missing."""
         parts: list[bytes] = []
         for i in range(record.chunks):
             with self._reported():
@@ -366,10 +366,10 @@ class RedisRunStore(RunStore):
         return b"".join(parts)
 
     async def _run_script(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, bool]:
-        """What a script answers, and whether what it wrote is on the server's disk, if the server can tell."""
+        """A script's answer, and whether its writes are on the server's disk; True where the server cannot tell."""
         durable = await self._keeps_a_file()
-        # One pipeline, which is sent again as a whole if its connection breaks: WAITAOF waits for what its own
-        # connection wrote. The script itself rather than its digest, because a Redis that comes back knows none.
+        # One pipeline, sent again as a whole if its connection breaks: WAITAOF waits for its own connection's writes.
+        # The script itself and not its digest, because a restarted Redis has forgotten it.
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.eval(script, len(keys), *keys, *arguments)
             if durable:
@@ -378,10 +378,10 @@ class RedisRunStore(RunStore):
         return answer, not waited or bool(waited[0][0])
 
     async def _written(self, keys: "Keys", version: int, record: bytes | str | None) -> None:
-        """Return once a version that is stored is on the server's disk: who stored it may have waited in vain."""
+        """Return once a stored version is on the server's disk: the push that stored it may have failed to wait."""
         with self._reported():
             if await self._keeps_a_file():
-                # Redis answers WAITAOF at once to a connection that wrote nothing itself.
+                # WAITAOF returns at once on a connection that wrote nothing.
                 _, written = await self._run_script(AGAIN, [keys.versions], [version, record])
                 self._require(written)
 
@@ -427,7 +427,7 @@ class RedisRunStore(RunStore):
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Turn Redis's errors into the 503 problem."""
+        """Turn errors of Redis into the 503 problem."""
         try:
             yield
         except (RedisError, OSError) as error:

@@ -1,6 +1,6 @@
-"""What Redis runs by itself, each as one step.
+"""Lua scripts, each of which Redis runs as one step.
 
-Keys of chunks are not in KEYS, yet on the same node: their prefix carries the tenant's hash tag.
+Keys of chunks are not in KEYS, but on the same node: their prefix carries the tenant's hash tag.
 """
 
 _FORGET = """
@@ -32,7 +32,7 @@ local run, pins, version = KEYS[1], KEYS[2], ARGV[1]
 local head = redis.call('HGET', run, 'head') or ''
 local record = redis.call('HGET', run, version) or ''
 if record == ARGV[3] then
-  -- This very upload, by its token: it was committed, and its answer was lost. Written again for WAITAOF to wait for.
+  -- This very upload, by its token: it was committed and its answer lost. Written again so that WAITAOF waits.
   redis.call('HSET', run, version, record)
   return {'stored', version, record}
 end
@@ -75,7 +75,7 @@ return {'stored', version, ARGV[3]}
 )
 
 AGAIN = """
--- KEYS: the run's hash. ARGV: version, its record. Written again as it is, for WAITAOF to wait for; not if it went.
+-- KEYS: the run's hash. ARGV: version, its record. Writes it again unchanged so that WAITAOF waits; unless it is gone.
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 end
@@ -84,8 +84,8 @@ end
 REWIND = (
     _FORGET
     + """
--- KEYS: the run's hash, its pins, the tenant's bytes. ARGV: version, the head it is instead of, prefix of chunks.
--- Answers the head, which is another than `version` if it was neither of the two; '' if the version is not there.
+-- KEYS: the run's hash, its pins, the tenant's bytes. ARGV: version, the head that it replaces, prefix of chunks.
+-- Answers the new head; the unchanged head if it is neither of the two; '' if the version does not exist.
 local head = redis.call('HGET', KEYS[1], 'head')
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
   return ''
@@ -99,7 +99,7 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
     size = size + forget(KEYS[1], KEYS[2], ARGV[3], field)
   end
 end
--- Though it may stand there already: WAITAOF waits for what its own connection wrote.
+-- Also if it is the head already: WAITAOF waits for the writes of its own connection.
 redis.call('HSET', KEYS[1], 'head', ARGV[1])
 redis.call('DECRBY', KEYS[3], size)
 return ARGV[1]
@@ -109,8 +109,8 @@ return ARGV[1]
 DELETE = (
     _FORGET
     + """
--- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes, the run's iterations, where it stands.
--- ARGV: run, prefix of chunks. Answers how many versions there were.
+-- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes, the run's iterations, its progress.
+-- ARGV: run, prefix of chunks. Answers the number of versions deleted.
 local count, size = 0, 0
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
   if field ~= 'head' then
@@ -126,7 +126,7 @@ return count
 )
 
 PIN = """
--- KEYS: the run's hash, its pins. ARGV: version, '1' to pin. Answers whether the version is there.
+-- KEYS: the run's hash, its pins. ARGV: version, '1' to pin. Answers whether the version exists.
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
   return 0
 end

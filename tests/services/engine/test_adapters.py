@@ -1,4 +1,4 @@
-"""What was refused is never served: a damaged body leaves no trace under the digest that it was sent with."""
+"""A refused adapter is never served: a damaged body leaves no trace under the digest it was sent with."""
 
 import asyncio
 from types import SimpleNamespace

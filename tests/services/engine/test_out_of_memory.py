@@ -43,7 +43,7 @@ def at_once(service: RunningService, model: int) -> dict[str, int]:
 
 
 def times(service: RunningService, model: str, part: str) -> float:
-    """How often memory ran out, by the metrics."""
+    """Times that memory ran out, by the metrics."""
     families = text_string_to_metric_families(service.client.get("/metrics").text)
     samples = [sample for family in families for sample in family.samples]
     labels = {"model": model, "part": part}

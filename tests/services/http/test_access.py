@@ -30,7 +30,7 @@ NEEDED = {("DELETE", "/v1/runs/{run}/adapters"): "?after=0&head=0"}
 
 
 def needed(operation: tuple[str, str]) -> str:
-    """What an operation needs, by the published contract: "open", "token" or a scope."""
+    """The access an operation needs, by the published contract: "open", "token" or a scope."""
     method, path = operation
     security = CONTRACT["paths"][path][method.lower()].get("security")
     if security is None:

@@ -1,4 +1,4 @@
-"""What the log says of a request, and what a client cannot make it say."""
+"""The log of a request, and what a client cannot make it say."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What Prometheus reads, and that the dashboard asks for nothing else."""
+"""The metrics for Prometheus; the dashboard asks for no others."""
 
 import json
 import re

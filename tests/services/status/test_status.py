@@ -1,4 +1,4 @@
-"""What runs tell is shown to their tenant, in as few bytes as may be."""
+"""Reports of runs are shown to their tenant, in as few bytes as possible."""
 
 import gzip
 import json

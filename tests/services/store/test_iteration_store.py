@@ -1,4 +1,4 @@
-"""What a run told of its iterations: one contract, every store."""
+"""Reports of iterations: one contract, every store."""
 
 from collections.abc import AsyncIterator
 

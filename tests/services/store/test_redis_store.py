@@ -1,4 +1,4 @@
-"""What only the Redis store promises: which keys survive, what losing uploads leave, damage and outage."""
+"""Promises of the Redis store alone: keys that survive, remains of refused uploads, damage and outage."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from store_helpers import TENANT, adapter, fill, kept, refusal
 pytestmark = pytest.mark.anyio
 
 ALWAYS = {"solrl:{tenant-a}:runs", "solrl:{tenant-a}:bytes", "solrl:{tenant-a}:run:run-a:versions"}
-"""What a run has beside its chunks."""
+"""Keys of a run beside its chunks."""
 
 
 @pytest.fixture

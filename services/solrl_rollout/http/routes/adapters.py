@@ -36,7 +36,7 @@ _BINARY: dict[str, Any] = {ADAPTER_MEDIA_TYPE: {"schema": {"type": "string", "fo
     "/{version}",
     status_code=201,
     openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
-    responses={200: {"model": AdapterInfo, "description": "Stored already, with this content"}},
+    responses={200: {"model": AdapterInfo, "description": "Stored already, with the same content"}},
 )
 @access("push")
 async def put_adapter(
@@ -65,7 +65,7 @@ async def put_adapter(
 @router.get("")
 @access("token")
 async def list_adapters(service: ServiceDep, caller: CallerDep, run: RunName) -> AdapterList:
-    """All versions of a run that are kept, oldest first."""
+    """All stored versions of a run, oldest first."""
     return await service.store.list(caller.tenant, run)
 
 
@@ -78,7 +78,7 @@ async def rewind_run(
     after: Annotated[Version, Query(alias=AFTER_PARAMETER)],
     head: Annotated[Version, Query(alias=HEAD_PARAMETER)],
 ) -> None:
-    """Delete the versions after `after` up to `head`, pinned or not. Work accepted under them is finished."""
+    """Delete the versions after `after` up to `head`, pinned or not. Work already accepted under them is finished."""
     await service.store.rewind(caller.tenant, run, after, head)
     service.metrics.run_rewound(caller.tenant, run, after)
 
@@ -86,14 +86,14 @@ async def rewind_run(
 @router.get("/{version}")
 @access("token")
 async def get_adapter(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> AdapterInfo:
-    """What is stored under a version."""
+    """Description of a version."""
     return await service.store.info(caller.tenant, run, version)
 
 
 @router.get("/{version}/weights", response_class=Response, responses={200: {"content": _BINARY}})
 @access("token")
 async def get_weights(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> Response:
-    """The version's bytes as they were pushed, with their Content-Digest."""
+    """Bytes of a version as pushed, with their Content-Digest."""
     info, body = await service.store.get(caller.tenant, run, version)
     packed = base64.b64encode(bytes.fromhex(info.digest.removeprefix("sha256:"))).decode()
     return Response(body, media_type=ADAPTER_MEDIA_TYPE, headers={DIGEST_HEADER: f"sha-256=:{packed}:"})
@@ -102,14 +102,14 @@ async def get_weights(service: ServiceDep, caller: CallerDep, run: RunName, vers
 @router.put("/{version}/pin", status_code=204)
 @access("push")
 async def pin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
-    """Keep a version whatever comes after it."""
+    """Protect a version from deletion by newer ones."""
     await service.store.pin(caller.tenant, run, version, True)
 
 
 @router.delete("/{version}/pin", status_code=204)
 @access("push")
 async def unpin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
-    """Let a version be deleted once it is old."""
+    """Let a version be deleted by newer ones."""
     await service.store.pin(caller.tenant, run, version, False)
 
 
@@ -124,7 +124,7 @@ async def _read_adapter(request: Request, service: Service, tenant: str, run: st
 
 
 def _parse_digest(header: str) -> str:
-    """`sha256:<hex>` from a Content-Digest header, which may hold other algorithms besides."""
+    """`sha256:<hex>` from a Content-Digest header, which may hold other algorithms, too."""
     found = _SHA256.search(header)
     try:
         if found:

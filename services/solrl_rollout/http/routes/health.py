@@ -15,7 +15,7 @@ router = APIRouter(prefix="/health", tags=["health"], responses=PROBLEMS)
 @router.get("/live")
 @access("open")
 async def live(service: ServiceDep) -> dict[str, str]:
-    """200 while the engine thread answers a call; 503 when it is dead or stuck: restart the process."""
+    """200 while the engine thread answers; 503 when it is dead or stuck: restart the process."""
     await _ping_engine(service)
     return {"status": "live"}
 
@@ -23,7 +23,7 @@ async def live(service: ServiceDep) -> dict[str, str]:
 @router.get("/ready")
 @access("open")
 async def ready(service: ServiceDep) -> dict[str, str | list[str]]:
-    """200 while the models are loaded, the engine and the adapter store answer, and new work is accepted."""
+    """200 while the models are loaded, the engine and the store answer, and new work is accepted."""
     service.require_accepting()
     await _ping_engine(service)
     await service.store.ping()
@@ -38,5 +38,5 @@ async def _ping_engine(service: Service) -> None:
         raise ProblemError(
             ProblemKind.ENGINE_STALLED,
             f"the engine thread did not answer within {limit} seconds",
-            action="restart the service if this goes on, or raise live_timeout if its steps take longer",
+            action="restart the service if this persists, or raise live_timeout if its steps take longer",
         ) from None

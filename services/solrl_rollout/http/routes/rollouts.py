@@ -32,14 +32,14 @@ Value = TypeVar("Value")
     response_model=RolloutAnswer,
     responses={
         200: {
-            "description": f"One document; or, where Accept names {STREAM_MEDIA_TYPE}, a line a group and an end line",
+            "description": f"One document; or, if Accept names {STREAM_MEDIA_TYPE}, a line per group and an end line",
             "content": {STREAM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/StreamLine"}}},
         }
     },
 )
 @access("rollout", queues_work=True)
 async def make_rollouts(request: Request, service: ServiceDep, caller: CallerDep, body: RolloutRequest) -> Response:
-    """Make and score each prompt's candidates. Leaving frees what was not made yet."""
+    """Generate and score candidates for each prompt. Closing the connection cancels unfinished work."""
     rollout = await service.accept(body, caller.tenant)
     if STREAM_MEDIA_TYPE in request.headers.get("accept", ""):
         return RolloutLines(rollout)

@@ -13,13 +13,13 @@ router = APIRouter(prefix="/v1/runs", tags=["adapters"], responses=PROBLEMS)
 @router.get("")
 @access("token")
 async def list_runs(service: ServiceDep, caller: CallerDep) -> RunList:
-    """All runs whose adapters are stored, and what they take."""
+    """All runs with stored adapters, and their size in bytes."""
     return await service.store.runs(caller.tenant)
 
 
 @router.delete("/{run}", status_code=204)
 @access("push")
 async def delete_run(service: ServiceDep, caller: CallerDep, run: RunName) -> None:
-    """Delete a run's adapters. Work that was accepted under them is finished."""
+    """Delete a run's adapters. Work already accepted under them is finished."""
     await service.store.delete(caller.tenant, run)
     service.metrics.run_deleted(caller.tenant, run)

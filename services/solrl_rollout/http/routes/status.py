@@ -35,7 +35,7 @@ _REPORT = {
 async def get_status(
     request: Request, service: ServiceDep, caller: CallerDep, since: Annotated[int, Query(ge=0, lt=2**53)] = 0
 ) -> Response:
-    """Runs with their curves, queue and throughput of the caller's tenant; `since`: only curves changed after it."""
+    """Runs with their curves, queue and throughput of the caller's tenant; `since`: only curves that changed later."""
     return compressed(request, await board.status(service, caller.tenant, since))
 
 
@@ -49,9 +49,9 @@ async def get_iterations(
     after: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
     limit: Annotated[int | None, Query(ge=1, le=_MOST_PER_PAGE)] = None,
 ) -> Response:
-    """What a run's iterations came to, thinned to what a screen can show, and its newest samples.
+    """Curves of a run's iterations, thinned for a screen, and its newest samples.
 
-    `after`: only iterations after this one; `limit`: only so many of them, the oldest, and none thinned out.
+    `after`: only iterations after this one; `limit`: at most so many of them, the oldest, none left out.
     """
     points = await service.store.iterations(caller.tenant, run, after, limit)
     samples = await service.store.samples(caller.tenant, run)
@@ -62,7 +62,7 @@ async def get_iterations(
 @router.post("/runs/{run}/iterations", status_code=204, openapi_extra={"requestBody": _REPORT})
 @access("push")
 async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> None:
-    """Tell what an iteration came to; told again, it replaces itself and all after it."""
+    """Report an iteration. A repeated report replaces it and all later ones."""
     # The body is no parameter, because FastAPI would read it first; the run is known from the head.
     if await service.store.head(caller.tenant, run) is None:
         raise not_found(run, 0, None, ())
