@@ -94,6 +94,25 @@ def adapter_merge(fault: str, digest: str | None) -> ProblemError:
     )
 
 
+def images_nonfinite(prompt: str, digest: str | None) -> ProblemError:
+    """The problem of images that are NaN: the adapter's fault where there is one (422), else the model's (500)."""
+    if digest is None:
+        return ProblemError(
+            ProblemKind.GENERATION_FAILED,
+            f"the model gives images for prompt {prompt!r} that are not finite",
+            where=f"prompts.{prompt}",
+            action="ask for another precision or less guidance; other requests are still served",
+        )
+    return ProblemError(
+        ProblemKind.ADAPTER_NONFINITE,
+        f"under this adapter the images for prompt {prompt!r} are not finite: its weights are, but too large",
+        where="adapter",
+        got=digest,
+        expected="an adapter under which the model computes finite images",
+        action="use the previous version; look at the training step that produced this one",
+    )
+
+
 def layer_unsupported(fault: str, precision: str) -> ProblemError:
     """The 422 for a precision at which a layer of the model cannot run."""
     return ProblemError(

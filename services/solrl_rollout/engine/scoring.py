@@ -13,7 +13,7 @@ from solrl_core.rewards.base import Reward
 from solrl_core.rewards.images import as_bytes
 
 from solrl_rollout.engine.batch_limit import BatchLimit
-from solrl_rollout.engine.problems import reward_failed
+from solrl_rollout.engine.problems import images_nonfinite, reward_failed
 from solrl_rollout.engine.work import GeneratedChunk, ScoredChunk
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
@@ -75,7 +75,8 @@ class Scorer:
         """Wait until a chunk's images are computed, and score them. Safe while another chunk is generated.
 
         Raises:
-            ProblemError: 500 `reward-failed`, 503 or 507 `out-of-memory`.
+            ProblemError: 422 `adapter-nonfinite`, 500 `generation-failed` or `reward-failed`, 503 or 507
+                `out-of-memory`.
         """
         chunk, job = generated.chunk, generated.chunk.job
         generated.finished.wait()
@@ -84,6 +85,8 @@ class Scorer:
         @torch.inference_mode()
         def score(rows: slice) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
             images = _as_floats(generated.images[rows])
+            if not torch.isfinite(images).all():
+                raise images_nonfinite(chunk.prompt.id, job.adapter.digest if job.adapter else None)
             prompts, metadata = [chunk.prompt.text] * len(images), [chunk.prompt.metadata] * len(images)
             scores = self.rewards.score(job.rewards, images, prompts, metadata)
             return scores, as_bytes(images) if job.images and chunk.until is None else None

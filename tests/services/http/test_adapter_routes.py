@@ -200,6 +200,17 @@ def test_an_adapter_that_overflows_is_refused_when_it_is_asked_for(service: Runn
     assert "transformer_blocks" in problem(response)["detail"]
 
 
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("size", [1e12, 1e18])
+def test_an_adapter_under_which_images_are_not_finite_is_told_so(
+    service: RunningService, layout: Layout, size: float
+) -> None:
+    run = f"huge-{size:.0e}".replace("+", "")
+    assert service.push(run, 1, adapter_file(layout, 1, size=size)).status_code == 201
+    response = service.client.post("/v1/rollouts", json=rollout_request(adapter=(run, 1)))
+    assert (response.status_code, problem(response)["kind"]) == (422, "adapter-nonfinite")
+
+
 @pytest.mark.parametrize("path", ["nobody/adapters", "nobody/adapters/1", "nobody/adapters/1/weights"])
 def test_an_unknown_run_is_404(service: RunningService, path: str) -> None:
     response = service.client.get(f"/v1/runs/{path}")

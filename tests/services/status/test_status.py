@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from iteration_helpers import report, samples, thumbnail
+from iteration_helpers import huge_png, report, samples, thumbnail
 from service_helpers import MODEL, Layout, RunningService, adapter_file, problem
 from solrl_proto.status import IterationReport, Point, RunDetail, StatusAnswer
 from solrl_rollout.status.curves import MOST_POINTS
@@ -93,7 +93,18 @@ def test_candidates_are_counted(service: RunningService) -> None:
 
 
 @pytest.mark.parametrize(
-    "image", [thumbnail(side=129), thumbnail(kind="GIF"), "AAAA", "A", thumbnail()[:40]], ids=lambda text: text[:6]
+    "image",
+    [
+        thumbnail(side=129),
+        thumbnail(side=129, kind="PNG"),
+        huge_png(),
+        thumbnail(kind="GIF"),
+        "AAAA",
+        "A",
+        thumbnail()[:40],
+        thumbnail(kind="PNG")[:16],
+    ],
+    ids=range(8),
 )
 def test_what_is_no_thumbnail_is_refused(service: RunningService, run: str, image: str) -> None:
     told: dict[str, Any] = report(0, samples=samples(0)).model_dump(mode="json")

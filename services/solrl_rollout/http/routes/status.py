@@ -1,21 +1,17 @@
 """Progress of runs: trainers report it, the status page shows it."""
 
-import base64
-import binascii
 import gzip
-import io
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from PIL import Image, UnidentifiedImageError
 from pydantic import ValidationError
 from solrl_proto.identifiers import Message, RunName
-from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.status import THUMBNAIL_SIDE, IterationReport, RunDetail, Samples, StatusAnswer
+from solrl_proto.status import IterationReport, RunDetail, StatusAnswer
 
 from solrl_rollout.http.access import access
 from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.http.thumbnails import check_thumbnails
 from solrl_rollout.status import board
 from solrl_rollout.status.curves import detail
 from solrl_rollout.store.base import not_found
@@ -71,7 +67,7 @@ async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep
     except ValidationError as error:
         raise RequestValidationError([one | {"loc": ("body", *one["loc"])} for one in error.errors()]) from error
     if body.samples is not None:
-        _check_thumbnails(body.samples)
+        check_thumbnails(body.samples)
     await service.store.add_iteration(caller.tenant, run, body)
 
 
@@ -83,25 +79,3 @@ def compressed(request: Request, answer: Message) -> Response:
     if len(body) >= _COMPRESS_FROM and "gzip" in request.headers.get("accept-encoding", ""):
         body, headers["Content-Encoding"] = gzip.compress(body, 5), "gzip"
     return Response(body, media_type="application/json", headers=headers)
-
-
-def _check_thumbnails(samples: Samples) -> None:
-    """Raise 422 `thumbnail` unless every thumbnail is a small image: browsers decode whatever they are given."""
-    for i, pair in enumerate(samples.pairs):
-        for name in ("explored", "regenerated"):
-            fault: object
-            try:
-                data = base64.b64decode(getattr(pair, name), validate=True)
-                with Image.open(io.BytesIO(data), formats=("WEBP", "PNG")) as image:
-                    fault = image.size if max(image.size) > THUMBNAIL_SIDE else None
-            except (binascii.Error, UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-                fault = type(error).__name__
-            if fault is not None:
-                raise ProblemError(
-                    ProblemKind.THUMBNAIL,
-                    "a thumbnail is not a small image",
-                    where=f"body.samples.pairs.{i}.{name}",
-                    got=fault,
-                    expected=f"a WebP or PNG of at most {THUMBNAIL_SIDE} pixels a side",
-                    action="shrink it, or leave the samples out",
-                )
