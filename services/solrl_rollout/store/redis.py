@@ -18,13 +18,14 @@ has WAITAOF (7.2) every acknowledgement of a version, the first and any later on
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
@@ -51,6 +52,8 @@ from solrl_rollout.store.base import (
 )
 from solrl_rollout.store.scripts import AGAIN, COMMIT, DELETE, PIN, REWIND, TELL
 
+logger = logging.getLogger(__name__)
+
 CHUNK_BYTES = 4 * 2**20
 UPLOAD_EXPIRY_S = 600
 WAITAOF_MS = 10_000
@@ -67,7 +70,7 @@ class Record(Message):
 
     info: AdapterInfo
     token: str
-    chunks: int
+    chunks: Annotated[int, Field(ge=0, le=65536)]
 
 
 @dataclass(frozen=True)
@@ -233,8 +236,9 @@ class RedisRunStore(RunStore):
         if not fields:
             raise not_found(run, 0, None, ())
         head = int(fields.pop(b"head"))
-        records = [self._parse(run, int(version), fields[version]) for version in sorted(fields, key=int)]
-        infos = tuple(record.info for record in records)
+        infos = tuple(self._readable(run, fields))
+        if not infos:
+            raise corrupt(run, head, got="no version that can be read", expected="version records")
         return AdapterList(run=run, head=head, pinned=tuple(sorted(map(int, pins))), versions=infos)
 
     async def runs(self, tenant: str) -> RunList:
@@ -249,7 +253,9 @@ class RedisRunStore(RunStore):
             try:
                 listed.append(await self.list(tenant, name))
             except ProblemError as error:
-                if error.problem.status != 404:  # the run was deleted meanwhile
+                if error.problem.kind == ProblemKind.ADAPTER_CORRUPT:
+                    logger.warning("run %r is left out of a list: %s", name, error)
+                elif error.problem.status != 404:  # the run was deleted meanwhile
                     raise
         return RunList(runs=tuple(listed), size=size, quota=self.quota)
 
@@ -410,7 +416,7 @@ class RedisRunStore(RunStore):
         with self._reported():
             fields = await self._redis.hgetall(keys.versions)
         head = fields.pop(b"head", None)
-        return None if head is None else int(head), [int(version) for version in fields]
+        return None if head is None else int(head), [int(version) for version in fields if version.isdigit()]
 
     def _admit(self, info: AdapterInfo, head: bytes | str | None, stored: bytes | str | None) -> AdapterInfo | None:
         known = None if stored is None else self._parse(info.run, info.version, stored).info
@@ -418,9 +424,21 @@ class RedisRunStore(RunStore):
 
     def _parse(self, run: str, version: int, text: bytes | str) -> Record:
         try:
-            return Record.model_validate_json(text)
+            record = Record.model_validate_json(text)
         except ValidationError as error:
             raise corrupt(run, version, got=str(error), expected="a version record") from error
+        if (record.info.run, record.info.version) != (run, version):
+            got = f"the record of version {record.info.version} of run {record.info.run!r}"
+            raise corrupt(run, version, got=got, expected="the version's own record")
+        return record
+
+    def _readable(self, run: str, fields: Mapping[Any, bytes | str]) -> Iterator[AdapterInfo]:
+        """The versions among the fields of a run's hash, oldest first, without those whose record is damaged."""
+        for version in sorted(int(field) for field in fields if field.isdigit()):
+            try:
+                yield self._parse(run, version, fields[b"%d" % version]).info
+            except ProblemError as error:
+                logger.warning("version %d of run %r is left out of a list: %s", version, run, error)
 
     def _keys(self, tenant: str, run: str) -> "Keys":
         return Keys(f"{self._prefix}:{{{tenant}}}", run)

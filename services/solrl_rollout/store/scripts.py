@@ -6,7 +6,9 @@ Keys of chunks are not in KEYS, but on the same node: their prefix carries the t
 _FORGET = """
 local function read(run, version)
   local readable, record = pcall(cjson.decode, redis.call('HGET', run, version))
-  if readable and type(record) == 'table' and record.info and record.chunks and record.token then
+  -- A damaged record may say anything: a billion chunks would block Redis for minutes.
+  if readable and type(record) == 'table' and type(record.info) == 'table' and type(record.info.size) == 'number'
+    and type(record.chunks) == 'number' and record.chunks <= 65536 and type(record.token) == 'string' then
     return record
   end
   return {info = {size = 0}, chunks = 0, token = ''}
@@ -47,7 +49,7 @@ end
 
 local versions = {version}
 for _, field in ipairs(redis.call('HKEYS', run)) do
-  if field ~= 'head' and redis.call('SISMEMBER', pins, field) == 0 then
+  if tonumber(field) and redis.call('SISMEMBER', pins, field) == 0 then
     versions[#versions + 1] = field
   end
 end
@@ -95,7 +97,7 @@ if head ~= ARGV[1] and head ~= ARGV[2] then
 end
 local size = 0
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-  if field ~= 'head' and tonumber(field) > tonumber(ARGV[1]) then
+  if tonumber(field) and tonumber(field) > tonumber(ARGV[1]) then
     size = size + forget(KEYS[1], KEYS[2], ARGV[3], field)
   end
 end

@@ -329,3 +329,45 @@ async def test_more_commands_than_connections_wait_for_their_turn(redis_store: R
     await fill(redis_store, 2)
     lists = await asyncio.gather(*(redis_store.runs(TENANT) for _ in range(300)), redis_store.ping())
     assert all(len(one.runs) == 1 for one in lists[:-1])
+
+
+RECORDS = "solrl:{tenant-a}:run:run-a:versions"
+
+
+async def test_a_record_copied_over_anothers_is_not_served_as_it(
+    redis_store: RedisRunStore, client: redis.Redis
+) -> None:
+    await fill(redis_store, 2)
+    await fill(redis_store, 2, run="run-b")
+    for key, field in ((RECORDS, "0"), (RECORDS.replace("run-a", "run-b"), "1")):
+        record = client.hget(key, field)
+        assert record is not None
+        client.hset(RECORDS, "1", record)
+        for doing in (redis_store.info(TENANT, "run-a", 1), redis_store.get(TENANT, "run-a", 1)):
+            assert (await refusal(doing)).kind == "adapter-corrupt"
+
+
+async def test_a_damaged_record_leaves_the_tenants_lists_alone(redis_store: RedisRunStore, client: redis.Redis) -> None:
+    await fill(redis_store, 2)
+    await fill(redis_store, 1, run="run-b")
+    client.hset(RECORDS, mapping={"0": "not JSON", "what": "is this"})
+    assert await kept(redis_store) == [1]
+    client.hset(RECORDS, "1", "not JSON")
+    assert [one.run for one in (await redis_store.runs(TENANT)).runs] == ["run-b"]
+    assert (await refusal(redis_store.list(TENANT, "run-a"))).kind == "adapter-corrupt"
+
+
+@pytest.mark.parametrize("field", ["chunks", "size"])
+async def test_a_record_of_a_million_chunks_is_not_believed(
+    redis_store: RedisRunStore, client: redis.Redis, field: str
+) -> None:
+    await fill(redis_store, 1)
+    text = client.hget(RECORDS, "0")
+    assert text is not None
+    record = json.loads(text)
+    (record if field == "chunks" else record["info"])[field] = 10**6 if field == "chunks" else "large"
+    client.hset(RECORDS, "0", json.dumps(record))
+    client.config_resetstat()
+    await redis_store.delete(TENANT, "run-a")
+    assert client.info("commandstats")["cmdstat_unlink"]["calls"] == 1  # of the run's own keys
+    assert await redis_store.head(TENANT, "run-a") is None
