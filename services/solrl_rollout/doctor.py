@@ -31,7 +31,7 @@ def examine(settings: Settings) -> int:
         *_devices(settings),
         *(_model(spec) for spec in settings.models),
         *_rewards(settings),
-        *_redis(settings.redis_url),
+        *redis_findings(settings.redis_url),
         *_access(settings),
         _port(settings),
     ]
@@ -130,7 +130,8 @@ def _rewards(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"reward {name}", "missing", "not registered", f"use one of {known}")
 
 
-def _redis(url: str | None) -> Iterator[Finding]:
+def redis_findings(url: str | None) -> Iterator[Finding]:
+    """Findings on the Redis of the settings, and on its own settings."""
     if url is None:
         yield Finding("adapter store", "ok", "in this process", "give --redis-url to keep and share adapters")
         return

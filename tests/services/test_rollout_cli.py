@@ -13,7 +13,7 @@ import redis
 from service_helpers import PROGRAM
 from solrl_core.families.load import locate
 from solrl_rollout.cli import main
-from solrl_rollout.doctor import Finding, _redis
+from solrl_rollout.doctor import Finding, redis_findings
 from support.ports import free_port
 from support.redis_server import RedisServer
 from typed import typed
@@ -135,7 +135,7 @@ def test_the_doctor_is_content_with_this_machine(own_redis: RedisServer) -> None
 
 def test_the_doctor_looks_at_all_of_redis_that_a_start_looks_at(own_redis: RedisServer) -> None:
     def found() -> list[Finding]:
-        return [finding for finding in _redis(own_redis.url) if finding.part == "redis settings"]
+        return [finding for finding in redis_findings(own_redis.url) if finding.part == "redis settings"]
 
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("appendonly", "yes")
