@@ -97,7 +97,8 @@ class Existing:
     def push(self) -> None:
         """Push version 0, again if necessary."""
         path = f"{self.url}/v1/runs/{self.run}/adapters/0?model={MODEL}"
-        httpx.put(path, content=self.body, headers=self.headers | {"Content-Digest": self.digest}).raise_for_status()
+        headers = {"Content-Digest": self.digest, "Content-Type": ADAPTER_MEDIA_TYPE}
+        httpx.put(path, content=self.body, headers=self.headers | headers).raise_for_status()
 
     def enter(self, case: Case) -> None:
         """Point a generated request at the existing run and model, and keep its work small."""

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from doors import MODEL, Row, Service, keep, service
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 
 MIB = 2**20
 MARGIN = 64 * MIB
@@ -29,7 +30,8 @@ _HUNG_UP = 0
 def send_body(port: int, target: str, size: int, chunked: bool) -> int:
     """Send a body of `size` bytes; return the status of the answer."""
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
-    head = f"{target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{_DIGEST}{length}\r\n\r\n"
+    media_type = ADAPTER_MEDIA_TYPE if target.startswith("PUT") else "application/json"
+    head = f"{target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n{_DIGEST}{length}\r\n\r\n"
     part = b"x" * MIB
     with socket.create_connection(("127.0.0.1", port), timeout=120) as sock:
         sock.sendall(head.encode())

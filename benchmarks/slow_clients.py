@@ -24,8 +24,10 @@ ALLOWED = {"median": 1.10, "p99": 1.25}
 """Largest allowed ratio to the time without slow clients."""
 BEGUN = (
     b"GET /v1/mod",
-    b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 90000\r\n\r\n{",
-    b"PUT /v1/runs/slow/adapters/0 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 90000\r\n\r\n{",
+    b"PUT /v1/runs/slow/adapters/0 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n",
 )
 ROLLOUT = {
     "model": MODEL,

@@ -23,6 +23,7 @@ import pytest
 import torch
 from PIL import Image
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from support.ports import free_port
 
@@ -68,7 +69,9 @@ class RunningService:
         """PUT with query parameters; those that are None are left out."""
         query = {k: v for k, v in ({"model": MODEL} | query).items() if v is not None}
         digest = digest if digest is not None else content_digest(body)
-        return self.client.put(path, content=body, params=query, headers={"Content-Digest": digest})
+        return self.client.put(
+            path, content=body, params=query, headers={"Content-Digest": digest, "Content-Type": ADAPTER_MEDIA_TYPE}
+        )
 
     def send(self, request: dict[str, Any], part: float = 1.0, accept: str = "*/*") -> "RawRequest":
         """Start a POST /v1/rollouts on a socket of its own, sending only `part` of its body."""

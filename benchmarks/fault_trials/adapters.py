@@ -10,6 +10,7 @@ import torch
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_trainer.config import RunConfig
 from solrl_trainer.presets import resolve
 
@@ -55,7 +56,7 @@ def put(
 ) -> httpx.Response:
     """Push a body, with its own digest unless another is given."""
     query = {"model": MODEL} | ({} if parent is None else {"parent": parent})
-    headers = {"Content-Digest": digest or content_digest(body)}
+    headers = {"Content-Digest": digest or content_digest(body), "Content-Type": ADAPTER_MEDIA_TYPE}
     return http.put(f"/v1/runs/{run}/adapters/{version}", content=body, params=query, headers=headers)
 
 

@@ -73,6 +73,7 @@ class ProblemKind(StrEnum):
     ENGINE_DEAD = "engine-dead", 503, "Engine is dead"
     ENGINE_STALLED = "engine-stalled", 503, "Engine does not answer"
     FITTED_MISMATCH = "fitted-mismatch", 422, "Solver was fitted to another model"
+    FOREIGN_ORIGIN = "foreign-origin", 403, "Request comes from another site"
     FORBIDDEN = "forbidden", 403, "Token does not allow this"
     GENERATION_FAILED = "generation-failed", 500, "Generation failed"
     HEAD_CONFLICT = "head-conflict", 409, "Run has another head"
@@ -111,6 +112,7 @@ class ProblemKind(StrEnum):
     UNAUTHENTICATED = "unauthenticated", 401, "Caller is not authenticated"
     UNEXPECTED_ANSWER = "unexpected-answer", 502, "Unexpected answer"
     UNKNOWN_PARAMETER = "unknown-parameter", 422, "Unknown query parameter"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported-media-type", 415, "Media type is not supported"
     VERSION_CONFLICT = "version-conflict", 409, "Adapter version is taken"
     VERSION_NOT_FOUND = "version-not-found", 404, "No such adapter version"
 

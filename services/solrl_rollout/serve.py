@@ -158,15 +158,13 @@ async def _serve(settings: Settings, listener: socket.socket, load_backend: "Bac
 
 def _config(app: "ASGIApp", settings: Settings) -> uvicorn.Config:
     from solrl_rollout.http.connections import ConnectionLimits, GuardedProtocol
-    from solrl_rollout.http.hosts import NoForeignNames
     from solrl_rollout.http.limits import MAX_HEAD_BYTES
 
     class Protocol(GuardedProtocol):
         limits = ConnectionLimits(settings.slow_client_timeout, settings.max_connections)
 
-    local = settings.token_file is None and is_loopback(settings.host)
     return uvicorn.Config(
-        NoForeignNames(app) if local else app,
+        app,
         http=Protocol,
         ws="none",
         lifespan="off",

@@ -89,6 +89,10 @@ class Settings(BaseSettings):
     allow_anonymous: bool = False
     """Serve everyone who reaches the address, without tokens. They may use, read and replace everything."""
 
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names and addresses, besides loopback, that requests may give as Host where no tokens are asked (in the
+    environment: separated by commas)."""
+
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
     """Seconds in which a request's head must arrive; its body must arrive at 16 KiB per second, by the same seconds."""
 
@@ -168,7 +172,7 @@ class Settings(BaseSettings):
             raise ValueError(f"two models would be served under one name: {names}; expected name=location for one")
         return value
 
-    @field_validator("model", "rewards", mode="before")
+    @field_validator("model", "rewards", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):

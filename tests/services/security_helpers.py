@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 from service_helpers import MODEL, RunningService, content_digest, read_response, running_service
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_rollout.http.tokens import Scope, create_token
 
 SCOPES: tuple[Scope, ...] = ("rollout", "push", "admin")
@@ -63,5 +64,5 @@ def push(
         f"/v1/runs/{run}/adapters/{version}",
         content=body,
         params={"model": MODEL} | ({} if parent is None else {"parent": str(parent)}),
-        headers=guarded.headers(token) | {"Content-Digest": content_digest(body)},
+        headers=guarded.headers(token) | {"Content-Digest": content_digest(body), "Content-Type": ADAPTER_MEDIA_TYPE},
     )

@@ -25,6 +25,8 @@ Need = Literal["open", "token", Scope]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 _DECLARATION = "solrl_access"
+_JSON = "application/json"
+_BYTES = "application/octet-stream"
 _REALM = 'Bearer realm="solrl"'
 
 
@@ -38,11 +40,15 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Rule:
-    """A route, by method and path template, with its declaration."""
+    """A route, by method and path template, with its declaration.
+
+    `media_types` are those of its body; a route without a body has none, and never reads one.
+    """
 
     method: str
     path: str
     declaration: Declaration
+    media_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,16 @@ def access_rules(routes: Iterable[BaseRoute]) -> list[Rule]:
             raise RuntimeError(f"route {path} declares no access; add @access(...) below its decorator")
         # Starlette adds HEAD to its own routes; no route here answers it.
         methods = sorted(set(getattr(route, "methods", None) or ()) - {"HEAD"})
-        rules += [Rule(method, path, declaration) for method in methods]
+        rules += [Rule(method, path, declaration, _media_types(route)) for method in methods]
     return rules
+
+
+def _media_types(route: BaseRoute) -> tuple[str, ...]:
+    """The media types of a route's body, as it documents them."""
+    if getattr(route, "body_field", None) is not None:
+        return (_JSON,)
+    content = (getattr(route, "openapi_extra", None) or {}).get("requestBody", {}).get("content", {})
+    return tuple(content) if _JSON in content or not content else (*content, _BYTES)
 
 
 class Refusal(Message):
@@ -119,6 +133,9 @@ class AccessControl:
         need = rule.declaration.need if rule else "token"
         judged = self._judge(scope, need)
         if isinstance(judged, Caller):
+            if rule is not None and not _has_media_type(scope, rule.media_types):
+                await respond(_unsupported(rule.media_types))(scope, receive, send)
+                return
             if rule is not None:
                 if need != "open":
                     state["caller"] = judged
@@ -152,6 +169,21 @@ class AccessControl:
         if need != "token" and need not in token.scopes:
             return _forbidden(token, need)
         return Caller(token.tenant, token.id)
+
+
+def _has_media_type(scope: Connection, expected: Sequence[str]) -> bool:
+    """Whether a body declares one of these types, none of which a page of another site can send unasked."""
+    sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
+    return not expected or (len(sent) == 1 and sent[0].partition(";")[0].strip().lower() in expected)
+
+
+def _unsupported(expected: Sequence[str]) -> Problem:
+    return ProblemKind.UNSUPPORTED_MEDIA_TYPE.problem(
+        "the body does not say that it is of a type which this route takes",
+        where="header.Content-Type",
+        expected=" or ".join(expected),
+        action="send the Content-Type header with the body's type",
+    )
 
 
 def _unauthenticated(fault: str, error: str | None = None) -> Refusal:

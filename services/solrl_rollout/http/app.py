@@ -19,6 +19,7 @@ from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.http import problems
 from solrl_rollout.http.access import AccessControl, Rule, access, access_rules
 from solrl_rollout.http.backpressure import Backpressure
+from solrl_rollout.http.hosts import SiteGuard
 from solrl_rollout.http.inflight import InflightBytes, InflightLimit
 from solrl_rollout.http.limits import HeadLimit, JsonBodyLimit
 from solrl_rollout.http.request_log import RequestLog
@@ -86,6 +87,8 @@ def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend
     app.add_middleware(Backpressure)
     keyring = Keyring(settings.token_file) if settings.token_file else None
     app.add_middleware(AccessControl, rules=rules, keyring=keyring)
+    # A service is reached at the address that it listens on, too.
+    app.add_middleware(SiteGuard, hosts=None if keyring else {*settings.allowed_hosts, settings.host})
     app.add_middleware(HeadLimit)
     app.openapi = lambda: _describe(app, rules)  # type: ignore[method-assign]
     return app

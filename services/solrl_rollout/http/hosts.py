@@ -1,12 +1,15 @@
-"""Host check of a service without tokens: protection from DNS rebinding."""
+"""Origin and host checks: a browser must not lend a page from elsewhere its access to the service."""
 
 import ipaddress
 import re
+from collections.abc import Collection
 
 from solrl_proto.problems import Problem, ProblemKind
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from solrl_rollout.http.problems import respond
+
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 def is_loopback(host: str) -> bool:
@@ -17,40 +20,66 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class NoForeignNames:
-    """Middleware for a service without tokens that refuses foreign host names.
+class SiteGuard:
+    """Middleware that refuses requests which a page of another site makes a browser send.
 
-    A website can resolve one of its names to this machine (DNS rebinding); a browser then lets the site's pages read
-    the service's answers. Such a name contains a dot. Addresses and short names of the local network cannot be abused.
+    Browsers name the page's site in `Origin` whenever it sends data, or reads answers across sites. Where no token is
+    asked, `Host` must be loopback or allowed as well: a site can resolve one of its own names to this machine (DNS
+    rebinding), and then its pages have the service's origin.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
+        """`hosts`: the names and addresses allowed besides loopback; None where callers need tokens."""
         self._app = app
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 403."""
         if scope["type"] == "http":
-            host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
-            if _is_foreign(host):
-                await respond(_foreign_host(host))(scope, receive, send)
+            problem = self._check(scope)
+            if problem is not None:
+                await respond(problem)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
+    def _check(self, scope: Scope) -> Problem | None:
+        sent = [(name, value.decode("latin-1")) for name, value in scope["headers"] if name in (b"host", b"origin")]
+        hosts = [value for name, value in sent if name == b"host"]
+        # HTTP/1.0 may leave Host out; no browser does.
+        if self._hosts is not None and not all(self._allows(host) for host in hosts):
+            return _foreign_host(hosts[0])
+        origins = [value for name, value in sent if name == b"origin"]
+        if origins and not (len(origins) == len(hosts) == 1 and _is_own(origins[0], hosts[0])):
+            return _foreign_origin(origins[0])
+        return None
 
-def _is_foreign(host: str) -> bool:
-    name = host.lower().rstrip(".").rpartition(":")[0] if re.search(r":\d*$", host) else host.lower().rstrip(".")
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return "." in name and not name.endswith(".localhost")
-    return False
+    def _allows(self, host: str) -> bool:
+        name = re.sub(r":\d*$", "", host.lower()).rstrip(".").strip("[]")
+        return is_loopback(name) or name.endswith(".localhost") or name in (self._hosts or ())
+
+
+def _is_own(origin: str, host: str) -> bool:
+    scheme, separator, site = origin.lower().partition("://")
+    port = _DEFAULT_PORTS.get(scheme)
+    # TLS ends at a proxy, so the scheme may differ from the service's own.
+    return bool(separator) and port is not None and site.removesuffix(port) == host.lower().removesuffix(port)
 
 
 def _foreign_host(host: str) -> Problem:
     return ProblemKind.HOST_NOT_LOCAL.problem(
-        "this service runs without tokens and serves only its own machine",
+        "this service runs without tokens and answers only to names that it knows as its own",
         where="header.Host",
         got=host[:200],
-        expected="localhost or an address",
-        action="start the service with a token file (--token-file) to reach it under another name",
+        expected="a loopback name or address, or an allowed host",
+        action="name it in --allowed-hosts (SOLRL_ALLOWED_HOSTS), or start the service with --token-file",
+    )
+
+
+def _foreign_origin(origin: str) -> Problem:
+    return ProblemKind.FOREIGN_ORIGIN.problem(
+        "a page of another site sent this request",
+        where="header.Origin",
+        got=origin[:200],
+        expected="the service's own origin, or no Origin header",
+        action="send the request from a program instead; a proxy in front of the service must pass Host on unchanged",
     )

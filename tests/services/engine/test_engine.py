@@ -201,7 +201,7 @@ async def app() -> AsyncIterator[FastAPI]:
 
 @pytest.mark.anyio
 async def test_a_dead_engine_thread_is_seen_everywhere(app: FastAPI) -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
 
         async def ask(reward: str) -> httpx.Response:
             # Two chunks: the second one waits when the first one kills the thread.
@@ -228,7 +228,7 @@ async def test_what_a_backend_cannot_do_is_refused() -> None:
     body["plan"]["prune"] = {"after": 1, "keep": 2}
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
     ):
         refused = await client.post("/v1/rollouts", json=body)
         assert (refused.status_code, problem(refused)["kind"]) == (422, "invalid-request")

@@ -9,6 +9,7 @@ import pytest
 from fastapi import APIRouter
 from security_helpers import SCOPES, Guarded, push, raw
 from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_rollout.cli import main
 from solrl_rollout.http.access import access, access_rules
 from solrl_rollout.http.app import create_app
@@ -47,7 +48,9 @@ def ask(
     guarded: Guarded, method: str, path: str, token: str | None, query: str = f"?model={MODEL}"
 ) -> tuple[int, dict[str, str], bytes]:
     """The answer to a head that announces a large body, none of which is sent."""
-    head = f"{method} {filled(path)}{query} HTTP/1.1\nHost: localhost\nContent-Length: 500000000"
+    media_type = ADAPTER_MEDIA_TYPE if method == "PUT" else "application/json"
+    head = f"{method} {filled(path)}{query} HTTP/1.1\nHost: localhost\nContent-Type: {media_type}"
+    head += "\nContent-Length: 500000000"
     if token is not None:
         head += f"\nAuthorization: Bearer {guarded.tokens.get(token, token)}"
     return raw(guarded.service.port, head)
@@ -89,7 +92,7 @@ async def test_a_route_that_got_around_the_declaration_is_not_there() -> None:
     async def surprise() -> str:
         return "open"
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.get("/v1/surprise")).status_code == 404
 
 

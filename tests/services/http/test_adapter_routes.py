@@ -21,8 +21,10 @@ from service_helpers import (
 )
 from solrl_core.adapter import Adapter, adapter_digest, encode_adapter, lora_a_key
 from solrl_proto import AdapterInfo, AdapterList, RunList
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 
 STEADY = ("steady", 1)
+TYPED = {"Content-Type": ADAPTER_MEDIA_TYPE}
 
 
 @pytest.fixture(scope="module")
@@ -154,13 +156,13 @@ def test_damage_on_the_way_is_a_wrong_digest(
 def test_a_garbled_digest_header_is_refused(service: RunningService, layout: Layout, header: str) -> None:
     body = adapter_file(layout, 1)
     target = "/v1/runs/refused/adapters/1?model=mini-sana"
-    response = service.client.put(target, content=body, headers={"Content-Digest": header.encode()})
+    response = service.client.put(target, content=body, headers=TYPED | {"Content-Digest": header.encode()})
     assert (response.status_code, problem(response)["kind"]) == (422, "digest-header")
     assert problem(response)["where"] == "header.Content-Digest"
 
 
 def test_a_missing_digest_header_is_refused(service: RunningService) -> None:
-    response = service.client.put("/v1/runs/refused/adapters/1?model=mini-sana", content=b"x")
+    response = service.client.put("/v1/runs/refused/adapters/1?model=mini-sana", content=b"x", headers=TYPED)
     assert response.status_code == 422
     assert problem(response)["where"] == "header.Content-Digest"
 
@@ -185,7 +187,8 @@ def test_an_upload_that_breaks_off_stores_nothing(service: RunningService, layou
     body = adapter_file(layout, 1)
     with socket.create_connection(("127.0.0.1", service.port)) as sock:
         sock.sendall(
-            f"PUT /v1/runs/broken/adapters/1?model=mini-sana HTTP/1.1\r\nHost: x\r\n"
+            f"PUT /v1/runs/broken/adapters/1?model=mini-sana HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: {ADAPTER_MEDIA_TYPE}\r\n"
             f"Content-Digest: {content_digest(body)}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         )
         sock.sendall(body[: len(body) // 2])
@@ -226,7 +229,8 @@ def test_names_with_path_characters_are_refused(service: RunningService, layout:
     # A raw socket, since clients tidy such paths.
     with socket.create_connection(("127.0.0.1", service.port)) as sock:
         sock.sendall(
-            f"PUT /v1/runs/{name}/adapters/1?model=mini-sana HTTP/1.1\r\nHost: x\r\n"
+            f"PUT /v1/runs/{name}/adapters/1?model=mini-sana HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: {ADAPTER_MEDIA_TYPE}\r\n"
             f"Content-Digest: {content_digest(body)}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             + body
         )

@@ -39,7 +39,7 @@ def accepted(guarded: Guarded, token: str, count: int) -> socket.socket:
     """The connection of a streamed request whose work was taken in."""
     body = json.dumps(rollout_request(count=count, steps=200)).encode()
     sock = socket.create_connection(("127.0.0.1", guarded.service.port), timeout=60)
-    accept = f"\r\nAccept: {STREAM_MEDIA_TYPE}\r\nContent-Type: application/json\r\n\r\n"
+    accept = f"\r\nAccept: {STREAM_MEDIA_TYPE}\r\n\r\n"
     sock.sendall(head(guarded, token, len(body)).replace("\n", "\r\n").encode() + accept.encode() + body)
     assert sock.recv(4096).startswith(b"HTTP/1.1 200")
     return sock
@@ -48,7 +48,7 @@ def accepted(guarded: Guarded, token: str, count: int) -> socket.socket:
 def head(guarded: Guarded, token: str, size: int) -> str:
     secret = guarded.tokens.get(token, token)
     lines = "POST /v1/rollouts HTTP/1.1\nHost: localhost"
-    return f"{lines}\nContent-Length: {size}\nAuthorization: Bearer {secret}"
+    return f"{lines}\nContent-Type: application/json\nContent-Length: {size}\nAuthorization: Bearer {secret}"
 
 
 def waiting(guarded: Guarded) -> float:

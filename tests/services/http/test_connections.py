@@ -14,7 +14,7 @@ from service_helpers import RunningService, read_response, running_service
 from solrl_rollout.http.connections import ConnectionLimits, GuardedProtocol
 from solrl_rollout.serve import bind
 
-HEAD = b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,10 @@ def trickle(sock: socket.socket, bytes_a_time: bytes = b"x") -> bytes:
     [
         (b"", b"X"),
         (b"GET /v1/models HTTP/1.1\r\n", b"X: y\r\n"),
-        (b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n", b"X"),
+        (b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n", b"X"),
         (HEAD + b"Content-Length: 100000\r\n\r\n", b"x"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
-        (b"POST /v1/nothing HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n", b"x"),
+        (b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n", b"x"),
     ],
     ids=["first line", "headers", "second head", "body", "chunked body", "body that nobody reads"],
 )
@@ -106,7 +106,7 @@ def test_a_client_that_reads_no_answer_is_cut_off(impatient: RunningService) -> 
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", impatient.port))
         sock.settimeout(60)
-        request = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n"
+        request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while True:  # more answers than any buffer holds, none of them read
                 sock.sendall(request * 20)
@@ -155,11 +155,11 @@ def test_one_connection_too_many_is_told_so() -> None:
             status, _, body = read_response(sock)
             assert (status, json.loads(body)["type"]) == (503, "urn:solrl:problem:too-many-connections")
         for sock in held:
-            sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert read_response(sock)[0] == 200
         held.pop().close()
         while True:  # until the server has noticed
             with socket.create_connection(address, timeout=60) as sock:
-                sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 if read_response(sock)[0] == 200:
                     break

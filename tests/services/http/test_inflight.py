@@ -18,6 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 MIB = 2**20
 DIGEST = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
+TYPE = "Content-Type: application/octet-stream"
+JSON = {"Content-Type": "application/json"}
 QUOTA = MIB // 2
 
 
@@ -35,7 +37,7 @@ def rollout_head(length: str) -> str:
 
 
 def adapter_head(length: str) -> str:
-    return f"PUT /v1/runs/held/adapters/0?model={MODEL} HTTP/1.1\nHost: localhost\n{DIGEST}\n{length}"
+    return f"PUT /v1/runs/held/adapters/0?model={MODEL} HTTP/1.1\nHost: localhost\n{DIGEST}\n{TYPE}\n{length}"
 
 
 @contextlib.contextmanager
@@ -57,7 +59,7 @@ def test_bodies_beyond_the_budget_are_refused_before_they_are_read(small: Runnin
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {MIB}"
     part = b"%x\r\n%b\r\n" % (MIB - 1000, b" " * (MIB - 1000)) if chunked else b" " * 1000
     with held(small, rollout_head(length), part), held(small, rollout_head(length), part):
-        wait_for(lambda: small.client.post("/v1/rollouts", content=b" " * 4000).status_code == 503)
+        wait_for(lambda: small.client.post("/v1/rollouts", content=b" " * 4000, headers=JSON).status_code == 503)
         assert refusal(small) == (503, "urn:solrl:problem:too-many-bytes", "5")
         assert small.client.get("/v1/models").status_code == 200
     # Both were hung up on, and what they held is free again.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from security_helpers import Guarded, guarded_service, raw
 from service_helpers import MODEL, RunningService, problem, read_response, running_service
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 
 MIB = 2**20
 LIMIT = 64 * MIB
@@ -39,12 +40,15 @@ def send_until_refused(sock: socket.socket, chunked: bool, size: int) -> None:
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "declared"])
 @pytest.mark.parametrize(
-    ("method", "path"),
-    [("POST", "/v1/rollouts"), ("PUT", f"/v1/runs/big/adapters/0?model={MODEL}")],
+    ("method", "path", "media_type"),
+    [
+        ("POST", "/v1/rollouts", "application/json"),
+        ("PUT", f"/v1/runs/big/adapters/0?model={MODEL}", ADAPTER_MEDIA_TYPE),
+    ],
     ids=["json", "adapter"],
 )
 def test_an_oversize_body_costs_no_more_than_the_limit(
-    service: RunningService, method: str, path: str, chunked: bool
+    service: RunningService, method: str, path: str, media_type: str, chunked: bool
 ) -> None:
     # What is at its most is reset first, so that loading the model does not hide what follows.
     Path(f"/proc/{service.process.pid}/clear_refs").write_text("5")
@@ -52,7 +56,7 @@ def test_an_oversize_body_costs_no_more_than_the_limit(
     size = 4 * LIMIT
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
     digest = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
-    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{digest}\r\n{length}"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n{digest}\r\n{length}"
     with socket.create_connection(("127.0.0.1", service.port), timeout=120) as sock:
         sock.sendall(head.encode() + b"\r\n\r\n")
         send_until_refused(sock, chunked, size)
@@ -96,15 +100,15 @@ def test_a_head_too_large_is_431(service: RunningService, where: str, size: int)
         b"GET / HTCPCP/1.0\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nA b: c\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nX: \x00\r\n\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 100_000,
-        b"GET /v1/models HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nA b: c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: \x00\r\n\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 100_000,
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
     ids=range(14),
 )
@@ -121,9 +125,9 @@ def test_what_is_no_http_is_refused_and_hung_up_on(service: RunningService, sent
 
 
 def test_pipelined_requests_are_answered_in_turn(service: RunningService) -> None:
-    request = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+    request = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
-        sock.sendall(request * 2 + request.replace(b"Host: a", b"Host: a\r\nConnection: close"))
+        sock.sendall(request * 2 + request.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close"))
         received = b""
         while part := sock.recv(65536):
             received += part
@@ -175,11 +179,12 @@ def test_odd_names_are_refused_and_reach_nothing(watched: Guarded, name: str) ->
     before = {path: path.stat().st_mtime_ns for path in watched.file.parent.rglob("*")}
     login = f"Authorization: Bearer {watched.tokens['a']}"
     digest = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
+    typed = f"Content-Type: {ADAPTER_MEDIA_TYPE}"
     places = [f"{name}/adapters/0", f"{name}/adapters", f"{name}/adapters/0/weights", f"a/adapters/{name}", name]
     for place in places:
         for method in ("GET", "PUT", "DELETE"):
             target = f"/v1/runs/{place}{'?model=' + MODEL if method == 'PUT' else ''}"
-            head = f"{method} {target} HTTP/1.1\nHost: localhost\n{login}\n{digest}\nContent-Length: 1"
+            head = f"{method} {target} HTTP/1.1\nHost: localhost\n{login}\n{digest}\n{typed}\nContent-Length: 1"
             status, headers, body = raw(watched.service.port, head, b"x")
             assert status in (404, 405, 422), (method, target, body)
             assert headers["content-type"] == "application/problem+json"

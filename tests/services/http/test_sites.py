@@ -1,0 +1,145 @@
+"""Pages of other sites cannot use a browser's access to the service."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from iteration_helpers import report
+from security_helpers import Guarded, raw
+from service_helpers import MODEL, Layout, RunningService, adapter_file, content_digest, problem, running_service
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+
+JSON = "application/json"
+
+
+@pytest.fixture(scope="module")
+def named() -> Iterator[RunningService]:
+    """A service without tokens that is reached as `gpu-node`, too."""
+    with running_service("--allowed-hosts", "gpu-node", "10.1.2.3") as running:
+        yield running
+
+
+def iteration(number: int) -> bytes:
+    told: dict[str, Any] = report(number, 0.5).model_dump(mode="json")
+    return json.dumps(told).encode()
+
+
+def post(service: RunningService, run: str, *headers: str, host: str = "localhost") -> tuple[int, str]:
+    """Status and problem kind of a POST of an iteration."""
+    body = iteration(0)
+    lines = [f"POST /v1/runs/{run}/iterations HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}", *headers]
+    status, _, answer = raw(service.port, "\n".join(lines), body)
+    return status, json.loads(answer)["type"].rpartition(":")[2] if answer else ""
+
+
+@pytest.fixture(scope="module")
+def told(named: RunningService, layout: Layout) -> str:
+    """A run whose iterations can be told."""
+    assert named.push("told", 0, adapter_file(layout, 1)).status_code == 201
+    return "told"
+
+
+@pytest.mark.parametrize(
+    "media_type", [None, "text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "", "json"]
+)
+def test_a_json_body_must_say_that_it_is_one(named: RunningService, told: str, media_type: str | None) -> None:
+    """A page may send the first four to any site, without asking it (`no-cors`)."""
+    headers = [] if media_type is None else [f"Content-Type: {media_type}"]
+    assert post(named, told, *headers) == (415, "unsupported-media-type")
+    assert named.client.get(f"/v1/runs/{told}/iterations").json()["curve"]["iterations"] == []
+
+
+def test_two_media_types_are_none(named: RunningService, told: str) -> None:
+    assert post(named, told, f"Content-Type: {JSON}", "Content-Type: text/plain")[0] == 415
+
+
+@pytest.mark.parametrize(
+    ("media_type", "status"), [(None, 415), (JSON, 415), ("application/octet-stream", 200), (ADAPTER_MEDIA_TYPE, 200)]
+)
+def test_an_adapter_must_say_that_it_is_bytes(
+    named: RunningService, told: str, layout: Layout, media_type: str | None, status: int
+) -> None:
+    body = adapter_file(layout, 1)
+    headers = {"Content-Digest": content_digest(body)} | ({"Content-Type": media_type} if media_type else {})
+    target = f"/v1/runs/{told}/adapters/0?model={MODEL}"
+    answer = named.client.put(target, content=body, headers=headers)
+    assert answer.status_code == status
+    if status == 415:
+        assert problem(answer)["kind"] == "unsupported-media-type"
+        assert ADAPTER_MEDIA_TYPE in problem(answer)["expected"]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "null",
+        "http://evil.org",
+        "http://localhost:1",
+        "http://localhost:8100.evil.org",
+        "http://localhost:8100@evil.org",
+        "localhost:8100",
+        "file://",
+        "http://localhost:8100\nOrigin: http://localhost:8100",
+    ],
+)
+@pytest.mark.parametrize("target", ["GET /v1/runs", "GET /health/live", "DELETE /v1/runs/told/adapters?after=0&head=0"])
+def test_another_origin_is_refused(named: RunningService, origin: str, target: str) -> None:
+    head = f"{target} HTTP/1.1\nHost: localhost:8100\nOrigin: {origin}"
+    status, _, body = raw(named.port, head)
+    assert (status, json.loads(body)["type"]) == (403, "urn:solrl:problem:foreign-origin")
+
+
+def test_another_origin_is_refused_with_a_token_too(guarded: Guarded) -> None:
+    headers = guarded.headers("a")
+    assert guarded.service.client.get("/v1/runs", headers=headers).status_code == 200
+    refused = guarded.service.client.get("/v1/runs", headers=headers | {"Origin": "https://evil.org"})
+    assert (refused.status_code, problem(refused)["kind"]) == (403, "foreign-origin")
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("http://localhost:8100", "localhost:8100"),
+        ("HTTP://LocalHost:8100", "localhost:8100"),
+        ("http://[::1]:8100", "[::1]:8100"),
+        ("https://gpu-node", "gpu-node"),
+        ("https://gpu-node", "gpu-node:443"),
+        ("http://gpu-node", "gpu-node"),
+    ],
+)
+def test_its_own_origin_is_let_in(named: RunningService, origin: str, host: str) -> None:
+    assert raw(named.port, f"GET /v1/models HTTP/1.1\nHost: {host}\nOrigin: {origin}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.org", "evil.org:8100", "rebound", "10.9.9.9", "localhost.evil.org", "127.0.0.1.evil.org", "[::2]", ""],
+)
+def test_without_tokens_another_host_is_refused(named: RunningService, host: str) -> None:
+    """A site can resolve its own name to this machine, so that its page has our origin (DNS rebinding)."""
+    status, _, body = raw(named.port, f"GET /v1/runs HTTP/1.1\nHost: {host}\nOrigin: http://{host}")
+    assert (status, json.loads(body)["type"]) == (403, "urn:solrl:problem:host-not-local")
+    assert "SOLRL_ALLOWED_HOSTS" in json.loads(body)["action"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:80", "a.localhost", "127.0.0.1:8100", "127.9.9.9", "[::1]:1", "GPU-node.", "10.1.2.3"],
+)
+def test_loopback_and_allowed_hosts_are_let_in(named: RunningService, host: str) -> None:
+    assert raw(named.port, f"GET /v1/runs HTTP/1.1\nHost: {host}")[0] == 200
+
+
+def test_with_tokens_the_proxy_chooses_the_host(guarded: Guarded) -> None:
+    headers = guarded.headers("a") | {"Host": "rollouts.example.org"}
+    assert guarded.service.client.get("/v1/runs", headers=headers).status_code == 200
+
+
+def test_compose_names_its_service_as_an_allowed_host() -> None:
+    compose = yaml.safe_load((Path(__file__).parents[3] / "docker-compose.yml").read_text())
+    for name, service in compose["services"].items():
+        if service.get("environment", {}).get("SOLRL_ALLOW_ANONYMOUS"):
+            assert name in service["environment"]["SOLRL_ALLOWED_HOSTS"].split(",")
