@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -29,6 +30,9 @@ TOKEN_PREFIX = "solrl_"
 
 Scope = Literal["rollout", "push", "admin"]
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+
+
+_UNSEEN = (-1,)  # the signature of no file
 
 
 class TokenFileError(ValueError):
@@ -62,10 +66,10 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     """Read the tokens of a file.
 
     Raises:
-        TokenFileError: the file is missing, not readable, or not a token file.
+        TokenFileError: the file is missing, not readable, not a regular file, or not a token file.
     """
     try:
-        return TokenFile.model_validate_json(path.read_bytes()).tokens
+        return TokenFile.model_validate_json(_read_regular(path)).tokens
     except OSError as error:
         create = f"solrl-rollout token create --tenant NAME --scopes rollout push --file {path}"
         raise TokenFileError(f"token file {path}: {error.strerror or error}; create one with `{create}`") from error
@@ -145,6 +149,7 @@ class Keyring:
         self._path = path
         self._seen = _signature(path)
         self._tokens: tuple[Token, ...] | None = read_tokens(path)
+        self._fault: str | None = None
 
     def __len__(self) -> int:
         return len(self._tokens or ())
@@ -169,18 +174,31 @@ class Keyring:
         signature = _signature(self._path)
         if signature == self._seen:
             return
-        self._seen = signature
         try:
             self._tokens = read_tokens(self._path)
         except TokenFileError as error:
             self._tokens = None
-            logger.error("all tokens are refused until this is repaired: %s", error)
+            # An error of the system, such as too many open files, may pass without another change of the file.
+            self._seen = _UNSEEN if isinstance(error.__cause__, OSError) else signature
+            if str(error) != self._fault:
+                logger.error("all tokens are refused until this is repaired: %s", error)
+            self._fault = str(error)
         else:
+            self._seen, self._fault = signature, None
             logger.info("token file %s was read again: %d tokens", self._path, len(self._tokens))
 
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _read_regular(path: Path) -> bytes:
+    """The content of a regular file; opening another kind, such as a FIFO, could wait for ever."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError("it is not a regular file")
+        return file.read()
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:

@@ -1,6 +1,8 @@
 """A token from its making to its end, in the file and at a running service."""
 
+import errno
 import json
+import os
 import stat
 import subprocess
 import threading
@@ -122,6 +124,35 @@ def test_a_keyring_follows_its_file(tmp_path: Path) -> None:
         ring.find(second)
     file.write_text(kept)
     assert ring.find(second) is not None
+
+
+def test_an_error_that_passes_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tokens.json"
+    first, _ = create_token(file, "a", ("push",), None)
+    ring = Keyring(file)
+    create_token(file, "b", ("push",), None)
+
+    def out_of_handles(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("solrl_rollout.http.tokens.os.open", out_of_handles)
+        with pytest.raises(TokenFileError):
+            ring.find(first)
+    assert ring.find(first) is not None
+
+
+@pytest.mark.timeout(60)
+def test_a_fifo_is_no_token_file(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    first, _ = create_token(file, "a", ("push",), None)
+    ring = Keyring(file)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(TokenFileError):
+        ring.find(first)
+    with pytest.raises(TokenFileError, match="not a regular file"):
+        read_tokens(file)
 
 
 @pytest.fixture(scope="module")
