@@ -105,12 +105,14 @@ def test_a_head_too_large_is_431(service: RunningService, where: str, size: int)
         b"GET / HTTP/1.1\r\nHost: localhost\r\nX: \x00\r\n\r\n",
         b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
         b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
         b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 100_000,
         b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_what_is_no_http_is_refused_and_hung_up_on(service: RunningService, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
