@@ -23,7 +23,7 @@ from solrl_rollout.http.hosts import SiteGuard
 from solrl_rollout.http.inflight import InflightBytes, InflightLimit
 from solrl_rollout.http.limits import HeadLimit, JsonBodyLimit
 from solrl_rollout.http.request_log import RequestLog
-from solrl_rollout.http.routes import adapters, health, metrics, models, page, rollouts, runs, status
+from solrl_rollout.http.routes import adapters, docs, health, metrics, models, page, rollouts, runs, status
 from solrl_rollout.http.routes.common import refuse_unknown_parameters
 from solrl_rollout.http.tokens import Keyring
 from solrl_rollout.service import running_service
@@ -69,13 +69,15 @@ def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend
         description="Explores candidates of text-to-image models: prompts and group size in, seeds and proxy "
         "rewards out. Errors are RFC 9457 problem documents.",
         lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.metrics = service_metrics
-    routes = list(app.routes)  # FastAPI's own: the documentation
+    routes = list(app.routes)  # FastAPI's own: the contract
     for route in routes:
         assert isinstance(route, Route)
         access("open")(route.endpoint)
-    for module in (page, health, models, runs, adapters, rollouts, status, metrics):
+    for module in (page, docs, health, models, runs, adapters, rollouts, status, metrics):
         app.include_router(module.router, dependencies=[Depends(refuse_unknown_parameters)])
         routes += module.router.routes
     rules = access_rules(routes)

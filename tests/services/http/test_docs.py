@@ -1,0 +1,44 @@
+"""The API's documentation in a real browser."""
+
+from collections.abc import Iterator
+
+import pytest
+from service_helpers import RunningService
+from support.browser import Browser, running_browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as running:
+        yield running
+
+
+def test_the_documentation_shows_the_operations_without_the_internet(browser: Browser, service: RunningService) -> None:
+    with browser.page() as page:
+        page.open(f"{service.url}/docs")
+        page.wait("document.querySelectorAll('.opblock').length > 10")
+        shown = page.text()
+        for path in ("/v1/rollouts", "/v1/models", "/health/live"):
+            assert path in shown.replace("\u200b", ""), path
+        asked = [one["request"]["url"] for one in page.happened("Network.requestWillBeSent")]
+        assert any("swagger-ui-bundle.js" in url for url in asked)
+        assert [url for url in asked if not url.startswith((f"{service.url}/", "data:"))] == []
+        assert page.faults() == []
+
+
+def test_the_documentation_runs_no_other_script(browser: Browser, service: RunningService) -> None:
+    policy = service.client.get("/docs").headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]
+    with browser.page() as page:
+        page.open(f"{service.url}/docs")
+        page.wait("document.querySelectorAll('.opblock').length > 10")
+        page.see("document.body.append(Object.assign(document.createElement('script'), {text: 'window.hacked = 1'}))")
+        page.see("fetch('https://example.org/').catch(() => {})")
+        assert page.see("typeof window.hacked") == "undefined"
+        assert len([fault for fault in page.faults() if "Content Security Policy" in fault]) >= 2
+
+
+def test_other_files_are_not_served(service: RunningService) -> None:
+    assert service.client.get("/docs/static/redoc.standalone.js").status_code == 404
+    assert service.client.get("/redoc").status_code == 404
