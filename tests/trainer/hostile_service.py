@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass
 class HostileService:
-    """What it answers, and what it was asked.
+    """Its answers, and the requests that it got.
 
     Attributes:
         change_group: changes a line of a rollout answer.

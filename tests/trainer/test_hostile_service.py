@@ -47,7 +47,7 @@ def request_of(**more: Any) -> RolloutRequest:
 
 
 def refused(service: HostileService, request: RolloutRequest, **more: Any) -> ProblemError:
-    """What the client says; nothing was handed on, and it asked once."""
+    """The client's error; no group was handed on, and it asked once."""
     used: list[RolloutGroup] = []
     with RolloutClient(service.url, pause=0.01) as client, pytest.raises(ProblemError) as raised:
         client.rollouts(request, on_group=used.append, **more)

@@ -168,7 +168,7 @@ def half(whole: Run, service: Service, folder: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch.Tensor]]:
-    """What the service says to the last iteration's question, and its BF16 images of the seeds kept then."""
+    """The service's answer to the last iteration's request, and its BF16 images of the seeds selected then."""
     config = whole.config
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 2, config.seed, 1)
     with RolloutClient(service.url) as client:

@@ -57,7 +57,7 @@ def service() -> Any:
 
 @pytest.fixture(scope="module")
 def ranks(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes did; they meet in a file."""
+    """The facts that each of two processes wrote; they meet in a file."""
     folder = tmp_path_factory.mktemp("ranks")
     paths = [str(HERE), str(HERE.parent)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

@@ -44,7 +44,7 @@ def updater(
     config: RunConfig,
     world: World | None = None,
 ) -> Updater:
-    """What a run of these settings updates with."""
+    """The updater of a run with these settings."""
     return Updater(
         backbone=backbone,
         policy=policy,

@@ -67,7 +67,7 @@ Restore = Callable[[Problem], bool]
 def rollout_token() -> str | None:
     """The bearer token for the service, from SOLRL_TOKEN or the file that SOLRL_TOKEN_PATH names.
 
-    Never from the command line, which others can read. White space around it is dropped: files end in a newline.
+    It is never taken from the command line, which other users can read. Surrounding white space is dropped.
 
     Raises:
         OSError: the file cannot be read.
@@ -87,19 +87,19 @@ def rollout_token() -> str | None:
 
 
 class RolloutClient:
-    """Asks a rollout service for candidates and pushes adapters to it.
+    """A client of the rollout service.
 
-    Requests may be repeated (all of them: versions and seeds are exact) and are, on transport errors and on 408, 429
-    and 502 to 504, with growing pauses, until `patience` seconds went by without an answer. An answer is compared with
-    what was asked before anything of it is used.
+    Versions and seeds are exact, so every request can be repeated. It is, with growing pauses, after transport errors
+    and the statuses 408, 429 and 502 to 504, until `patience` seconds pass without an answer. An answer is checked
+    against its request before any of it is used.
 
     Args:
         url: base URL, e.g. http://gpu-node:8100.
-        token: bearer token, where the service asks for one.
-        timeout: seconds to wait for a sign of life of a request; exploring a large group takes a while.
-        patience: seconds to go on trying.
-        pause: seconds before the first repetition.
-        awaited: kinds of refusal that pass by themselves, and are retried too.
+        token: bearer token, if the service requires one.
+        timeout: seconds to wait for the next bytes of an answer; exploring a large group takes a while.
+        patience: seconds to retry.
+        pause: seconds before the first retry.
+        awaited: kinds of refusal that end by themselves and are retried too.
 
     Raises:
         ValueError: the URL cannot be used.
@@ -131,7 +131,7 @@ class RolloutClient:
         self.close()
 
     def with_patience(self, seconds: float) -> "RolloutClient":
-        """A client with another patience that shares this one's connections, and is closed with it."""
+        """A client with another patience. It shares the connections of this one and closes with it."""
         client = copy.copy(self)
         client._patience = seconds
         return client
@@ -141,14 +141,14 @@ class RolloutClient:
         self._http.close()
 
     def models(self) -> ModelList:
-        """What the service hosts."""
+        """All hosted models, and the service's noise contract."""
         return self._document(ModelList, "GET", "/v1/models")
 
     def model(self, name: str) -> ModelInfo:
         """One hosted model.
 
         Raises:
-            ProblemError: it is not hosted; says what is.
+            ProblemError: it is not hosted; names the hosted models.
         """
         hosted = {model.name: model for model in self.models().models}
         if name not in hosted:
@@ -162,7 +162,7 @@ class RolloutClient:
         return hosted[name]
 
     def adapters(self, run: str) -> AdapterList | None:
-        """What the service holds of a run; None if it knows no such run."""
+        """Stored adapter versions of a run; None if the service has no such run."""
         try:
             return self._document(AdapterList, "GET", f"/v1/runs/{run}/adapters")
         except ProblemError as error:
@@ -178,22 +178,22 @@ class RolloutClient:
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
         restore: Restore | None = None,
     ) -> RolloutAnswer:
-        """Explore: candidates' seeds and proxy rewards.
+        """Request candidates: their seeds and scores, and images if the request says so.
 
-        The answer is streamed. Where it is cut short, only the groups that are missing are asked for again.
+        The answer is streamed. After an interruption only the missing groups are requested again.
 
         Args:
-            request: what to ask.
+            request: prompts, candidates and plan.
             fingerprint: of model and rewards, which every group must carry; None to accept any.
-            on_group: gets each group as it comes, once, and after it was checked.
+            on_group: called once with each group, as soon as it has arrived and been checked.
             restore: see `Restore`.
 
         Returns:
-            The answer; where only its end was lost, `seconds.generate` is the time until then, and the others 0.
+            The answer. If only its end was lost, `seconds.generate` is the time until then, and the others are 0.
 
         Raises:
-            ProblemError: refused, unreachable, 409 `served-differently`: something was answered that was not asked,
-                or parts of the answer differ; or 422 `digest-mismatch`: the service serves another model.
+            ProblemError: refused, unreachable, 409 `served-differently`: the answer is not to this request, or its
+                parts differ; or 422 `digest-mismatch`: the service serves another model.
         """
         made: dict[str, GroupLine] = {}
         check = AnswerCheck(request, self.url, fingerprint)
@@ -209,10 +209,10 @@ class RolloutClient:
         return RolloutAnswer(**dict(lines[0].served), groups=tuple(line.group for line in lines), seconds=seconds)
 
     def push(self, run: str, version: int, parent: int | None, model: str, body: bytes) -> AdapterInfo:
-        """Store adapter bytes as `version` on top of `parent`. Pushing the same bytes again is a success.
+        """Store an adapter file as `version` on top of `parent`. Storing the same bytes again succeeds.
 
         Raises:
-            ProblemError: refused, unreachable, or 409 `served-differently`: something else was stored.
+            ProblemError: refused, unreachable, or 409 `served-differently`: the service stored something else.
         """
         digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
         stored = self._document(
@@ -227,7 +227,7 @@ class RolloutClient:
         return stored
 
     def tell(self, run: str, report: IterationReport) -> None:
-        """Tell what an iteration came to."""
+        """Report an iteration."""
         body = report.model_dump_json(exclude_none=True).encode()
         self._ask(
             "POST",
@@ -238,7 +238,7 @@ class RolloutClient:
         )
 
     def rewind(self, run: str, version: int, head: int) -> None:
-        """Make a version that the service holds the run's head again, instead of `head`; those after it are deleted."""
+        """Make a stored version the run's head again, instead of `head`, and delete all versions after it."""
         self._ask(
             "DELETE", f"/v1/runs/{run}/adapters", read_body, params={AFTER_PARAMETER: version, HEAD_PARAMETER: head}
         )
@@ -248,9 +248,8 @@ class RolloutClient:
         try:
             self._ask("DELETE", f"/v1/runs/{run}", read_body)
         except ProblemError as error:
-            if (
-                error.problem.kind != ProblemKind.RUN_NOT_FOUND
-            ):  # as a second try finds it, when the first one's answer was lost
+            # Not found: a retry, after the answer to the first request was lost.
+            if error.problem.kind != ProblemKind.RUN_NOT_FOUND:
                 raise
 
     def _stream(
@@ -260,7 +259,7 @@ class RolloutClient:
         check: AnswerCheck,
         on_group: Callable[[RolloutGroup], None],
     ) -> RolloutTimings:
-        """Put each line of one try into `made`."""
+        """Add the groups of one request to `made`."""
         body = request.model_dump_json(exclude_none=True).encode()
         headers = {"Content-Type": "application/json", "Accept": STREAM_MEDIA_TYPE}
         asked = {prompt.id for prompt in request.prompts}
@@ -301,7 +300,7 @@ class RolloutClient:
         restore: Restore | None = None,
         progress: Callable[[], int] = lambda: 0,
     ) -> Value:
-        """The result of `attempt`, which is repeated while it fails in ways that pass; progress renews patience."""
+        """The result of `attempt`, repeated after failures that may pass; progress renews the patience."""
         began, tries, restores, reached = time.monotonic(), 1, 0, progress()
         while True:
             failure: ProblemError
@@ -309,7 +308,7 @@ class RolloutClient:
             try:
                 return attempt()
             except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
-                # The request cannot be sent at all. Its text may hold the token, so it is not shown.
+                # The request cannot be sent. The error's text may contain the token, so it is not shown.
                 raise self._unreachable(type(error).__name__, tries) from None
             except httpx.TransportError as error:
                 failure = self._unreachable(f"{type(error).__name__}: {error}", tries)
@@ -341,7 +340,7 @@ class RolloutClient:
 
 
 def _remaining(request: RolloutRequest, made: Collection[str]) -> RolloutRequest:
-    """The request without the prompts that are made."""
+    """The request without the prompts whose groups have arrived."""
     if not made:
         return request
     places = [i for i, prompt in enumerate(request.prompts) if prompt.id not in made]

@@ -27,7 +27,7 @@ class Reporter(Protocol):
 
 
 class RunLog:
-    """Where a run's metrics, progress and reports go. Ranks other than the first have none of them and say nothing."""
+    """Metrics, progress and reports of a run. Without the three, as on all ranks but the first, it says nothing."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ PromptsOf = Callable[[int], Sequence[PromptItem]]
 
 @dataclass(frozen=True)
 class ExplorationSummary:
-    """What an exploration came to.
+    """Outcome of an exploration.
 
     Attributes:
         version: behaviour policy that the candidates were made under.

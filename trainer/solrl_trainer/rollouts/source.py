@@ -128,7 +128,7 @@ def rollout_source(
 
 
 def exploration_plan(config: RunConfig) -> Plan:
-    """How the service is to make a run's candidates."""
+    """The plan by which the service makes a run's candidates."""
     explore = config.explore
     return Plan(
         steps=explore.steps,
