@@ -192,6 +192,19 @@ def test_a_setting_that_was_not_there_yet_has_its_default(trained: Trained, conf
         checkpoints.latest(config.output, other)
 
 
+def test_a_checkpoint_of_an_earlier_version_is_resumed(trained: Trained, config: RunConfig) -> None:
+    write(trained, config, 1)
+    file = config.output / "000001" / "config.json"
+    saved = json.loads(file.read_text())
+    saved["objective"] = saved.pop("algorithm") | saved.pop("policy")
+    file.write_text(json.dumps(saved))
+    assert checkpoints.latest(config.output, config) is not None
+    saved["objective"]["ema"] = 0.5
+    file.write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match=r"policy: then .*'ema': 0\.5"):
+        checkpoints.latest(config.output, config)
+
+
 def test_the_files_are_safetensors_and_json_alone(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     files = {path.name for path in (config.output / "000001").iterdir()}

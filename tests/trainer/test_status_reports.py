@@ -22,6 +22,7 @@ from training_helpers import tiny_config
 
 SMALL = (
     *("explore.prompts=2", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
+    "explore.precision=nvfp4",
     *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=0"),
     *("optimizer.updates=1", "algorithm.timestep_fraction=0.5", "iterations=2"),
 )

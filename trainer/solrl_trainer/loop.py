@@ -1,6 +1,5 @@
 """The training loop: explore, select, regenerate, score, advantages, update, decay and average, checkpoint, push."""
 
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,20 +8,16 @@ from solrl_core.families.base import stack
 
 from solrl_trainer import checkpoints
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.held_out import evaluate_average, measure_fidelity
-from solrl_trainer.metrics import Metrics
 from solrl_trainer.records import IterationRecord, Spread
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.rollouts.source import rollout_source
-from solrl_trainer.run_log import Reporter, RunLog
+from solrl_trainer.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.selection import select
 from solrl_trainer.session import Session, open_session
-from solrl_trainer.status_reports import StatusReporter
 from solrl_trainer.update import UpdateFigures
 from solrl_trainer.world import SoloWorld, World
 
@@ -64,9 +59,7 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False, world:
     """
     world = world or SoloWorld()
     found = checkpoints.latest(config.output / "checkpoints", config) if resume else None
-    with ExitStack() as stack:
-        log = _open_log(config, reporter, world, stack)
-        session = stack.enter_context(open_session(config, log.note, world))
+    with open_run_log(config, reporter, world) as log, open_session(config, log.note, world) as session:
         models, version = session.models, 0
         if found is not None:
             checkpoints.restore(found, models.policy, session.optimizer)
@@ -132,18 +125,6 @@ def train_iteration(session: Session, log: RunLog, iteration: int) -> IterationS
         session.push(iteration + 1, adapter)
     log.iteration_finished(replace(record, pushed_seconds=log.elapsed("push")))
     return samples
-
-
-def _open_log(config: RunConfig, reporter: Reporter, world: World, stack: ExitStack) -> RunLog:
-    if world.rank > 0:
-        return RunLog()
-    status = None
-    if config.two_stage:
-        # A client of its own, which does not try again: the run's goes on trying for minutes.
-        client = RolloutClient(config.rollout_url, token=rollout_token(), timeout=120.0, patience=0.0)
-        source = rollout_source(config, client)
-        status = stack.enter_context(StatusReporter(source, config.iterations, reporter.note))
-    return RunLog(Metrics(config.output / "metrics.jsonl"), reporter, status)
 
 
 def _training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:

@@ -2,15 +2,19 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
+from solrl_trainer.client import RolloutClient, rollout_token
+from solrl_trainer.config import RunConfig
 from solrl_trainer.metrics import Metrics, own_time
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.rollouts.exploration import Exploration
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.source import rollout_source
 from solrl_trainer.status_reports import StatusReporter
+from solrl_trainer.world import World
 
 
 class Reporter(Protocol):
@@ -133,6 +137,22 @@ class RunLog:
     def _log(self, event: str, **values: Any) -> None:
         if self._metrics is not None:
             self._metrics.log(event, **values)
+
+
+@contextmanager
+def open_run_log(config: RunConfig, reporter: Reporter, world: World) -> Iterator[RunLog]:
+    """The log of a run; on exit it waits for the last report. Only rank 0 has metrics, progress and reports."""
+    with ExitStack() as stack:
+        if world.rank > 0:
+            yield RunLog()
+            return
+        status = None
+        if config.two_stage:
+            # Its own client, without retries: the run's client retries for minutes.
+            client = RolloutClient(config.rollout_url, token=rollout_token(), timeout=120.0, patience=0.0)
+            source = rollout_source(config, client)
+            status = stack.enter_context(StatusReporter(source, config.iterations, reporter.note))
+        yield RunLog(Metrics(config.output / "metrics.jsonl"), reporter, status)
 
 
 @contextmanager

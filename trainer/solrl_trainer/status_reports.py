@@ -68,8 +68,7 @@ class StatusReporter:
         """Start the thread.
 
         Args:
-            source: the run's candidates, through a client of its own, which is closed at the end. Its patience is
-                short: a report is not worth the minutes that a run tries again for.
+            source: the run's candidates, through a client of its own that does not retry; it is closed at the end.
             planned: iterations of the whole run.
             note: called once, when a report is lost.
         """

@@ -1,0 +1,48 @@
+"""Records of iterations, as metrics.jsonl and the service get them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from run_folders import iteration_record
+from solrl_trainer.records import Spread
+from solrl_trainer.update import UpdateFigures
+
+
+def test_the_line_of_an_iteration() -> None:
+    record = replace(iteration_record(4), update=UpdateFigures(0.5, 1.0, 2.0, {"ratio": 1.25}), pushed_seconds=None)
+    assert record.line() == {
+        "iteration": 4,
+        "version": 5,
+        "proxy_mean": pytest.approx(0.239),
+        "reward_best": pytest.approx(0.276),
+        "reward_worst": pytest.approx(0.2),
+        "rewards": {"clipscore": 0.232},
+        "explored_version": 4,
+        "precision": "nvfp4",
+        "numerics": "emulated",
+        "digest": f"sha256:{4:064x}",
+        "loss": 0.5,
+        "grad_norm": 1.0,
+        "grad_norm_max": 2.0,
+        "objective/ratio": 1.25,
+        "seconds": {"explore": 4.2, "wait": 3.5, "regenerate": 1.4, "train": 5.0},
+    }
+
+
+def test_an_iteration_of_the_trainers_own_candidates_neither_waits_nor_regenerates() -> None:
+    record = replace(iteration_record(0), waited_seconds=None, regenerated_seconds=None)
+    assert record.seconds == {"explore": 4.2, "train": 5.0, "push": 0.1}
+
+
+def test_the_report_of_an_iteration() -> None:
+    report = iteration_record(2).report(planned=30, samples=None)
+    assert (report.iteration, report.version, report.explored_version, report.planned) == (2, 3, 2, 30)
+    assert (report.score.mean, report.score.best) == (0.232, pytest.approx(0.274))
+    assert report.rewards.keys() == {"clipscore"}
+    assert report.seconds["push"] == 0.1
+
+
+def test_a_spread_tells_the_best_half_from_the_worst() -> None:
+    found = Spread.of(torch.tensor([[4.0, 3.0, 1.0], [8.0, 5.0, 3.0]]))
+    assert (found.mean, found.best, found.worst) == (4.0, 6.0, 3.0)
