@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from solrl_core.fingerprint import fingerprint
 from solrl_core.noise import noise_contract
 from solrl_proto.models import NoiseContract
-from solrl_proto.problems import ProblemKind
 from solrl_proto.rollouts import RolloutRequest, Served
 
 from solrl_rollout.engine.adapters import Adapters
 from solrl_rollout.engine.admission import check_model, check_request
 from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.problems import RetryLaterError
+from solrl_rollout.engine.problems import draining
 from solrl_rollout.engine.rollout import Rollout
 from solrl_rollout.engine.work import HostedModel, Job
 from solrl_rollout.settings import Settings
@@ -58,12 +57,7 @@ class Service:
     def require_accepting(self) -> None:
         """Raises 503 `draining` once the service was told to stop."""
         if self.draining:
-            raise RetryLaterError(
-                ProblemKind.DRAINING,
-                "the service finishes accepted work and takes no more",
-                retry_after=10,
-                action="send the same request to another replica, or again after the restart",
-            )
+            raise draining("the service finishes accepted work and takes no more")
 
     def require_capacity(self, tenant: str) -> None:
         """Check that a tenant's request for at least one candidate could be accepted.

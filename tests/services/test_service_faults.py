@@ -138,10 +138,17 @@ def test_what_is_not_finished_in_time_is_cut_off() -> None:
         endless = service.send(rollout_request(count=4096, steps=200), accept=STREAM_MEDIA_TYPE)
         while not endless.socket.recv(15):
             pass
+        whole = service.send(rollout_request(count=4096, steps=200))
+        assert service.client.get("/health/live").status_code == 200  # it was read by now
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(60) == 0
         left = b"".join(iter(lambda: endless.socket.recv(65536), b""))
         assert b'"kind":"end"' not in left
+        assert b"urn:solrl:problem:draining" in left
+        status, headers, body = whole.response()
+        assert (status, headers["content-type"]) == (503, "application/problem+json")
+        assert json.loads(body)["type"] == "urn:solrl:problem:draining"
+        assert int(headers["retry-after"]) >= 1
 
 
 @pytest.mark.anyio

@@ -37,6 +37,16 @@ def queue_full(
     )
 
 
+def draining(detail: str) -> RetryLaterError:
+    """The 503 of a service that was told to stop."""
+    return RetryLaterError(
+        ProblemKind.DRAINING,
+        detail,
+        retry_after=10,
+        action="send the same request to another replica, or again after the restart",
+    )
+
+
 def engine_dead() -> ProblemError:
     """The 503 after the engine thread ended."""
     return ProblemError(

@@ -19,6 +19,7 @@ from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.http import problems
 from solrl_rollout.http.access import AccessControl, Rule, access, access_rules
 from solrl_rollout.http.backpressure import Backpressure
+from solrl_rollout.http.drain import DrainTimeout
 from solrl_rollout.http.hosts import SiteGuard
 from solrl_rollout.http.inflight import InflightBytes, InflightLimit
 from solrl_rollout.http.limits import HeadLimit, JsonBodyLimit
@@ -42,7 +43,7 @@ class _Application(FastAPI):
     """FastAPI with the request log outside its error handling, so that a 500 is logged with its id, too."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return RequestLog(super().build_middleware_stack(), self.state.metrics)
+        return RequestLog(DrainTimeout(super().build_middleware_stack()), self.state.metrics)
 
 
 def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend) -> FastAPI:

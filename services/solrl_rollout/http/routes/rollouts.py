@@ -17,6 +17,7 @@ from solrl_proto.rollouts import (
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from solrl_rollout.engine.problems import draining
 from solrl_rollout.engine.rollout import Rollout
 from solrl_rollout.http.access import access
 from solrl_rollout.http.problems import internal_error
@@ -82,6 +83,9 @@ class RolloutLines(Response):
             await write(self._rollout.end())
         except ProblemError as error:
             await write(ErrorLine(problem=error.problem))
+        except asyncio.CancelledError:  # a client that left sees nothing of this line
+            await write(ErrorLine(problem=draining("the drain timeout is over").problem))
+            raise
         except Exception:
             await write(ErrorLine(problem=internal_error()))
             raise

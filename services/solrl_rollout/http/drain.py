@@ -1,0 +1,31 @@
+"""Answers to requests that the drain timeout cuts off."""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from solrl_rollout.engine.problems import draining
+from solrl_rollout.http.problems import respond_to
+
+
+class DrainTimeout:
+    """Middleware that answers 503 where the server cancels a request, as it does at the drain timeout."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; a stream that was started ends by itself."""
+        started = False
+
+        async def observed(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observed)
+        except asyncio.CancelledError:
+            if scope["type"] != "http" or started:
+                raise
+            await respond_to(draining("the drain timeout is over"))(scope, receive, send)
