@@ -107,11 +107,11 @@ def main() -> None:
         prog="solrl-rollout",
         description="The rollout service of solrl.",
     )
-    if isinstance(command, Doctor):
-        from solrl_rollout.doctor import examine
-
-        sys.exit(examine(command.settings))
     try:
+        if isinstance(command, Doctor):
+            from solrl_rollout.doctor import examine
+
+            sys.exit(examine(command.settings))
         if isinstance(command, Tokens):
             _manage_tokens(command.action, defaults.token_file)
             return

@@ -31,7 +31,7 @@ def examine(settings: Settings) -> int:
         *_devices(settings),
         *(_model(spec) for spec in settings.models),
         *_rewards(settings),
-        *redis_findings(settings.redis_url),
+        *redis_findings(settings.store_url),
         *_access(settings),
         _port(settings),
     ]

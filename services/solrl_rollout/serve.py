@@ -7,8 +7,10 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import uvicorn
 from rich.console import Console
@@ -43,11 +45,18 @@ def serve(settings: Settings, load_backend: "BackendLoader | None" = None) -> No
         EngineDiedError: the engine died; a supervisor should restart the process.
     """
     logs.install(settings.log_format)
+    _warn_of_password(settings, sys.argv)
     fix_malloc()
     check_exposure(settings)
     listener = bind(settings.host, settings.port)
     with contextlib.closing(listener):
         asyncio.run(_serve(settings, listener, load_backend))
+
+
+def _warn_of_password(settings: Settings, arguments: Sequence[str]) -> None:
+    given = any(one.partition("=")[0] == "--redis-url" for one in arguments)
+    if given and settings.redis_url and urlsplit(settings.redis_url).password:
+        logger.warning("others can read the password in --redis-url; use --redis-url-file or SOLRL_REDIS_URL instead")
 
 
 def fix_malloc() -> None:
@@ -207,7 +216,7 @@ def _print_start(settings: Settings, service: "Service", address: str) -> None:
                 f"precision {tier.precision}", tier.numerics + (quantised if tier.quantized_share else "") + default
             )
     table.add_row("rewards", ", ".join(settings.rewards))
-    table.add_row("adapter store", "Redis" if settings.redis_url else "in this process, lost at its end")
+    table.add_row("adapter store", "Redis" if settings.store_url else "in this process, lost at its end")
     table.add_row("access", _access(settings))
     table.add_row("address", address)
     table.add_row("documentation", f"{address}/docs")

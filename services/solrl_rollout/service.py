@@ -112,7 +112,7 @@ async def running_service(settings: Settings, metrics: Metrics, load_backend: Ba
         ProblemError: the store cannot be reached.
         ValueError, OSError, RuntimeError: the model or a reward cannot be loaded.
     """
-    store = open_store(settings.redis_url, settings.retain, settings.tenant_adapter_bytes)
+    store = open_store(settings.store_url, settings.retain, settings.tenant_adapter_bytes)
     engine = Engine(settings, metrics, load_backend=load_backend)
     try:
         await store.ping()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -75,6 +76,9 @@ class Settings(BaseSettings):
     redis_url: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: in this process)")] = None
     """URL of the Redis that stores adapters for all replicas."""
 
+    redis_url_file: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
+    """File that holds the Redis URL, for one with a password: others can read a command line. Wins over the URL."""
+
     host: str = "127.0.0.1"
     """Address to listen on."""
 
@@ -132,6 +136,11 @@ class Settings(BaseSettings):
 
     tenant_adapter_bytes: Annotated[int, Field(ge=1)] | None = None
     """Bytes of one tenant's adapters in the store; no limit by default."""
+
+    @cached_property
+    def store_url(self) -> str | None:
+        """The Redis URL, from its file if there is one; OSError if that cannot be read."""
+        return self.redis_url if self.redis_url_file is None else self.redis_url_file.read_text().strip()
 
     @property
     def torch_device(self) -> str:

@@ -14,6 +14,8 @@ from service_helpers import PROGRAM
 from solrl_core.families.load import locate
 from solrl_rollout.cli import main
 from solrl_rollout.doctor import Finding, redis_findings
+from solrl_rollout.serve import _warn_of_password
+from solrl_rollout.settings import Settings
 from support.ports import free_port
 from support.redis_server import RedisServer
 from typed import typed
@@ -79,10 +81,29 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_serve_refuses_without_its_redis() -> None:
     port = free_port()
-    message = refused(run("serve", "--port", "0", "--redis-url", f"redis://user:secret@127.0.0.1:{port}/0"))
+    message = refused(run("serve", "--port", "0", SOLRL_REDIS_URL=f"redis://user:secret@127.0.0.1:{port}/0"))
     assert f"127.0.0.1:{port}" in message
     assert "check that Redis runs" in message
     assert "secret" not in message
+
+
+def test_the_url_of_redis_comes_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    file.write_text("redis://:secret@127.0.0.1:6379/0\n")
+    settings = Settings(redis_url="redis://elsewhere", redis_url_file=file)
+    assert settings.store_url == "redis://:secret@127.0.0.1:6379/0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [(["--redis-url", "redis://:secret@a"], True), (["--redis-url=redis://:secret@a"], True), ([], False)],
+)
+def test_a_password_on_the_command_line_is_warned_of(
+    arguments: list[str], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_password(Settings(redis_url="redis://:secret@a"), arguments)
+    assert ("--redis-url-file" in caplog.text) == warned
+    assert "secret" not in caplog.text
 
 
 def test_serve_refuses_a_port_that_is_taken() -> None:

@@ -83,7 +83,7 @@ def _service(service: Service, tenant: str) -> ServiceStatus:
         tenant=tenant,
         uptime=round(time.monotonic() - service.started_at, 1),
         draining=service.draining,
-        store="redis" if service.settings.redis_url not in (None, "memory://") else "memory",
+        store="redis" if service.settings.store_url not in (None, "memory://") else "memory",
         models=tuple(
             HostedStatus(
                 name=hosted.info.name,
