@@ -112,10 +112,8 @@ def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> No
     (folder / NOTE).write_text(json.dumps({"settings": list(settings), "devices": sorted(devices)}) + "\n")
     with rollout_service(model, folder / "service.log", rewards=(reward,), ready_seconds=READY_SECONDS) as url:
         command = [sys.executable, "-m", "solrl_trainer", "run"]
-        command += ["--preset", f"{model}/sol_rl/{reward}", "--rollout-url", url, "--output", str(folder)]
+        command += ["--preset", f"{model}/sol_rl/{reward}", "--rollout-url", url, "--resume", str(folder)]
         command += [part for setting in settings for part in ("--set", setting)]
-        if (folder / "checkpoints").is_dir():
-            command.append("--resume")
         timeout = max(0.0, until - time.monotonic()) if until < math.inf else None
         with (folder / "train.log").open("a") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True, timeout=timeout)

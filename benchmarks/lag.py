@@ -70,10 +70,9 @@ def train(lag: int, seed: int, folder: Path, iterations: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with rollout_service("mini-sana", folder / "service.log", ready_seconds=_READY_SECONDS) as url:
         command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", PRESET, "--rollout-url", url]
-        command += ["--output", str(folder), "--iterations", str(iterations)]
+        command += ["--resume", str(folder), "--iterations", str(iterations)]
         settings = (f"seed={seed}", f"explore.lag={lag}", "explore.precision=nvfp4", f"keep_checkpoints={iterations}")
         command += [part for setting in settings for part in ("--set", setting)]
-        command += ["--resume"] if (folder / "checkpoints").is_dir() else []
         with (folder / "train.log").open("a") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
     print(f"done: lag {lag}, seed {seed}", file=sys.stderr, flush=True)

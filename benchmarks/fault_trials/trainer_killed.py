@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from solrl_trainer.metrics import read_metrics
+from solrl_trainer.presets import DEFAULT_PRESET
 
 from fault_trials import child
 from fault_trials.adapters import SMALL
@@ -56,8 +57,9 @@ class Run:
 
     def go(self, doom: Doom | None = None, *, resume: bool = False) -> int:
         """Run one training process; returns its exit code."""
-        argv = ["run", "--rollout-url", self._service.url, "--output", str(self.folder), "--run", self.name]
-        argv += ["--iterations", str(self.kind.iterations), *self.kind.settings, *(["--resume"] if resume else [])]
+        argv = ["run", "--preset", DEFAULT_PRESET, "--rollout-url", self._service.url, "--run", self.name]
+        argv += ["--resume" if resume else "--output", str(self.folder)]
+        argv += ["--iterations", str(self.kind.iterations), *self.kind.settings]
         return Program(child.train, (argv, str(self._witness.path), doom), self._log).wait()
 
     def remove(self) -> None:

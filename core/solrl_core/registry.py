@@ -4,12 +4,13 @@ A name is built in, an entry point of the registry's group, or `package.module:a
 first use, and this module does not import torch, so that names can be checked before anything large is loaded.
 """
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from solrl_core.suggestions import did_you_mean
 
 T = TypeVar("T")
 
@@ -62,10 +63,10 @@ class Registry(Generic[T]):
         """Import nothing; raise the ValueError of `find` if `name` is neither registered nor a path to import."""
         if name in self or (":" in name and "package.module:attribute" in self._others):
             return
-        near = difflib.get_close_matches(name, self.names(), 1, cutoff=0.8)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
         expected = ", ".join([f"one of {self.names()}", *self._others[:-1]])
-        raise ValueError(f"got {self.noun} {name!r}{hint}; expected {expected}, or {self._others[-1]}")
+        raise ValueError(
+            f"got {self.noun} {name!r}{did_you_mean(name, self.names())}; expected {expected}, or {self._others[-1]}"
+        )
 
     def find(self, name: str) -> T:
         """Import the object called `name`.

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import ndimage
+from solrl_core.rewards.base import checks_metadata
 
 from solrl_minis.scenes import PALETTE, signed_distance
 from solrl_minis.world import COLOURS, SHAPES
@@ -116,15 +117,29 @@ class Verdict:
         return sum(parts) / len(parts)
 
 
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Refuse metadata that does not describe a scene of the shapes world.
+
+    Raises:
+        ValueError: there is no `include` list, or an item of it is of another world.
+    """
+    include = metadata.get("include")
+    if not include or not isinstance(include, list):
+        raise ValueError(f"the verifier needs metadata with an 'include' list, got {dict(metadata)!r}")
+    for item in include:
+        known = isinstance(item, Mapping) and item.get("color") in COLOURS and item.get("class") in SHAPES
+        if not known or not isinstance(item.get("count"), int):
+            raise ValueError(f"the verifier knows the colours {list(COLOURS)} and shapes {list(SHAPES)}, got {item!r}")
+
+
 def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdict:
     """Grade one image, [3, H, W] in [0, 1], against GenEval-style metadata.
 
     Raises:
-        ValueError: metadata without an `include` list.
+        ValueError: as `check_metadata`.
     """
-    include = metadata.get("include")
-    if not include:
-        raise ValueError(f"the verifier needs metadata with an 'include' list, got {dict(metadata)!r}")
+    check_metadata(metadata)
+    include = metadata["include"]
     wanted = [(item["color"], item["class"]) for item in include for _ in range(item["count"])]
     found = find_objects(image)
     shapes = _agreement([o.shape for o in found], [s for _, s in wanted])
@@ -189,6 +204,7 @@ def verify_batch(images: torch.Tensor, metadata: Sequence[Mapping[str, Any]]) ->
     return [verify(image, item) for image, item in zip(pixels, metadata, strict=True)]
 
 
+@checks_metadata(check_metadata)
 def verifier_reward(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> torch.Tensor:
@@ -196,6 +212,7 @@ def verifier_reward(
     return torch.tensor([verdict.strict for verdict in verify_batch(images, metadata)])
 
 
+@checks_metadata(check_metadata)
 def verifier_graded_reward(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> torch.Tensor:

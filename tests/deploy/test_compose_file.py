@@ -154,8 +154,8 @@ def test_the_trainer_understands_its_command(name: str, monkeypatch: pytest.Monk
     command = understood(["solrl-train", *SERVICES[name]["command"]], monkeypatch)
     assert command.rollout_url.startswith("http://")
     assert command.rollout_url.split("/")[2].split(":")[0] in SERVICES
-    assert command.output.parts[1] == "outputs"
-    assert command.resume
+    assert command.resume.parts[1] == "outputs"
+    assert command.preset, "so that the first start of all begins a run"
 
 
 def test_the_demo_is_the_one_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,10 @@ COMMANDS = [(page, words) for page in PAGES for block in blocks(page, "sh") for 
 
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page}: {' '.join(w)[:60]}" for page, w in COMMANDS])
-def test_documented_commands_are_valid(page: str, words: list[str], examples: Path) -> None:
+def test_documented_commands_are_valid(
+    page: str, words: list[str], examples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(examples)
     check(words)
 
 

@@ -79,7 +79,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     chosen = min(good, key=lambda row: row["seconds"])
     assert summary["chosen"] == chosen["name"]
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
-    explore = resolve(PRESET, overrides=SMALL[:2], file=written).config.explore
+    explore = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.explore
     assert (explore.steps, explore.precision) == (chosen["plan"]["steps"], chosen["plan"]["precision"])
     with Image.open(tmp_path / "frontier.png") as picture:
         assert picture.width > 800
@@ -93,16 +93,16 @@ def test_a_fitted_plan_is_written_so_that_a_run_takes_it(tmp_path: Path, monkeyp
     summary = calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=0.0)
     assert summary["chosen"].startswith("bf16 4 fitted steps (1, 0.85, 0.65, 0.3)")
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
-    explored = resolve(PRESET, overrides=SMALL[:2], file=written).config
+    explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
     asked = exploration_plan(explored)
     assert asked.fitted is not None
     assert asked.fitted.sigmas == SCHEDULES[0]
     chosen = next(row["plan"] for row in summary["plans"] if row["name"] == summary["chosen"])
     assert asked == Plan.model_validate(chosen)
     with pytest.raises(ConfigError, match="steps is 6, but the solver was fitted for 4"):
-        resolve(PRESET, overrides=["explore.steps=6"], file=written)
+        resolve(PRESET, overrides=["explore.steps=6"], files={"file": written})
     with pytest.raises(ConfigError, match="for candidates of the service"):
-        resolve(PRESET, overrides=["explore.source=local", "explore.prune=null"], file=written)
+        resolve(PRESET, overrides=["explore.source=local", "explore.prune=null"], files={"file": written})
 
 
 def test_a_plan_is_bound_to_the_model_and_settings_it_was_measured_with(
@@ -114,13 +114,13 @@ def test_a_plan_is_bound_to_the_model_and_settings_it_was_measured_with(
     config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
     calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=-1.0)
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
-    bindings = resolve(PRESET, overrides=SMALL[:2], file=written).config.bindings
+    bindings = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.bindings
     check_bindings(bindings, model_digest(part_digests(load_backbone("mini-sana").parts)), "mini-sana")
     with pytest.raises(MismatchError, match="another model than mini-sd3"):
         check_bindings(bindings, model_digest(part_digests(load_backbone("mini-sd3").parts)), "mini-sd3")
     for other in ("solver=dpm2", "guidance=2"):
         with pytest.raises(ConfigError, match="calibrated for solver euler at guidance 1"):
-            resolve(PRESET, overrides=[*SMALL[:2], other], file=written)
+            resolve(PRESET, overrides=[*SMALL[:2], other], files={"file": written})
 
 
 def test_it_measures_on_training_prompts_that_no_solver_was_fitted_on(

@@ -10,6 +10,7 @@ import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
 from solrl_trainer import checkpoints
+from solrl_trainer.checkpoints import DamagedCheckpointError
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import CURRENT, OLD, Policy
 from training_helpers import make_policy, make_samples, tiny_config, train_on
@@ -186,6 +187,7 @@ def test_a_setting_that_was_not_there_yet_has_its_default(trained: Trained, conf
     saved = json.loads(file.read_text())
     del saved["optimizer"]["checkpointing"], saved["guidance"]
     file.write_text(json.dumps(saved))
+    file.with_name("checksums.json").unlink()  # as an earlier version of the program leaves it
     assert checkpoints.latest(config.output, config) is not None
     other = config.model_copy(update={"guidance": 2.0})
     with pytest.raises(ValueError, match=r"guidance: then 1\.0, now 2\.0"):
@@ -208,6 +210,71 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(trained: Trained, config:
 def test_the_files_are_safetensors_and_json_alone(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     files = {path.name for path in (config.output / "000001").iterdir()}
-    assert files == {"state.safetensors", "adapter.safetensors", "config.json"}
+    assert files == {"state.safetensors", "adapter.safetensors", "config.json", "checksums.json"}
     saved = json.loads((config.output / "000001" / "config.json").read_text())
     assert RunConfig.model_validate(saved) == config
+
+
+def flip_a_bit(path: Path) -> None:
+    """Change the middle of a file."""
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 1
+    path.write_bytes(body)
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "adapter.safetensors", "config.json", "checksums.json"])
+def test_a_flipped_bit_is_found_and_the_one_before_is_offered(trained: Trained, config: RunConfig, name: str) -> None:
+    for version in (1, 2):
+        write(trained, config, version)
+    flip_a_bit(config.output / "000002" / name)
+    with pytest.raises(DamagedCheckpointError) as raised:
+        checkpoints.latest(config.output, config)
+    message = str(raised.value)
+    assert f"{config.output / '000002'} is damaged" in message
+    assert message.endswith("000001 is whole: use it with --checkpoint 1")
+    found = checkpoints.latest(config.output, config, 1)
+    assert found is not None
+    assert found.version == 1
+
+
+def test_a_missing_or_torn_file_is_found_without_checksums_too(trained: Trained, config: RunConfig) -> None:
+    write(trained, config, 1)
+    folder = config.output / "000001"
+    (folder / "adapter.safetensors").unlink()
+    with pytest.raises(DamagedCheckpointError, match=r"adapter\.safetensors is missing"):
+        checkpoints.latest(config.output, config)
+    (folder / "checksums.json").unlink()
+    with pytest.raises(DamagedCheckpointError, match="No other checkpoint is whole"):
+        checkpoints.latest(config.output, config)
+    write(trained, config, 1)
+    (folder / "checksums.json").unlink()
+    state = (folder / "state.safetensors").read_bytes()
+    (folder / "state.safetensors").write_bytes(state[: len(state) // 2])
+    with pytest.raises(DamagedCheckpointError, match="000001 is damaged"):
+        checkpoints.latest(config.output, config)
+
+
+def test_a_damaged_one_is_not_offered(trained: Trained, config: RunConfig) -> None:
+    for version in (1, 2, 3):
+        write(trained, config, version)
+    for version in (2, 3):
+        flip_a_bit(config.output / f"{version:06d}" / "state.safetensors")
+    with pytest.raises(DamagedCheckpointError, match="--checkpoint 1"):
+        checkpoints.latest(config.output, config)
+
+
+def test_a_version_that_is_not_there_is_told(trained: Trained, config: RunConfig) -> None:
+    with pytest.raises(ValueError, match="expected that of version 3"):
+        checkpoints.latest(config.output, config, 3)
+    write(trained, config, 1)
+    with pytest.raises(ValueError, match=r"no checkpoint of version 3; expected one of \[1\]"):
+        checkpoints.latest(config.output, config, 3)
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint yet"):
+        checkpoints.require(config.output / "nowhere", config)
+
+
+def test_later_ones_are_dropped_where_a_run_goes_back(trained: Trained, config: RunConfig) -> None:
+    for version in (1, 2, 3):
+        write(trained, config, version)
+    checkpoints.drop_after(config.output, 1)
+    assert [path.name for path in config.output.iterdir()] == ["000001"]

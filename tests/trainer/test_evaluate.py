@@ -1,6 +1,7 @@
 """`solrl-train evaluate`: the figures of a finished run again, and by other rewards."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ def test_the_command_judges_by_other_rewards(finished: Path) -> None:
     [
         (["nowhere"], "holds no run"),
         (["RUN", "--prompts", "0"], "got --prompts 0; expected at least 1"),
+        (["RUN", "--checkpoint", "7"], "holds no checkpoint of version 7; expected one of [1]"),
         (["RUN", "--rewards", "beauty"], "got reward 'beauty'; expected one of"),
         (["RUN", "--set", "solver=dpm2"], "got --set solver=…; an evaluation can only set reward_options and device"),
         (["RUN", "--set", "reward_options=3"], "setting reward_options (from --set): got 3"),
@@ -75,3 +77,46 @@ def test_a_reward_that_the_run_did_not_have_takes_options(finished: Path) -> Non
         # The one rounds images to bytes, the other does not.
         assert found["pickscore"][when] * 26 == pytest.approx(found["clipscore"][when] * 100, rel=0.01)
     assert evaluate_run(finished, print, rewards=["pickscore"])["rewards"] != {"pickscore": found["pickscore"]}
+
+
+def test_judges_that_cannot_judge_these_prompts_are_left_out_or_refused(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(finished, folder)
+    prompts = tmp_path / "prompts"
+    prompts.mkdir()
+    for split in ("train", "test"):
+        (prompts / f"{split}.txt").write_text("a red circle\ntwo blue squares\n")
+    for file in (folder / "config.json", folder / "checkpoints" / "000001" / "config.json"):
+        settings = json.loads(file.read_text())
+        settings["prompts"] = str(prompts)
+        file.write_text(json.dumps(settings))
+    (folder / "checkpoints" / "000001" / "checksums.json").unlink()
+    notes: list[str] = []
+    summary = evaluate_run(folder, notes.append)
+    assert set(summary["rewards"]) == {"clipscore"}
+    assert [note.partition(":")[0] for note in notes[:2]] == [
+        "held-out images are not judged by verifier",
+        "held-out images are not judged by verifier_graded",
+    ]
+    with pytest.raises(ValueError, match=r"reward 'verifier' cannot be used with the test prompts.*'include'"):
+        evaluate_run(folder, notes.append, rewards=["verifier"])
+
+
+def test_the_weights_of_an_interrupted_run_are_exported(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "interrupted"
+    (folder / "checkpoints").mkdir(parents=True)
+    shutil.copy(finished / "config.json", folder)
+    done = typed(main, "export", str(folder))
+    assert done.returncode == 2
+    assert "holds no checkpoint yet" in done.stderr
+    shutil.copytree(finished / "checkpoints" / "000001", folder / "checkpoints" / "000001")
+    done = typed(main, "export", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert str(folder / "lora.safetensors") in done.stdout
+    assert (folder / "lora.safetensors").read_bytes() == (finished / "lora.safetensors").read_bytes()
+    (folder / "checkpoints" / "000001" / "state.safetensors").write_bytes(b"")
+    for command in ("export", "evaluate"):
+        done = typed(main, command, str(folder))
+        assert done.returncode == 2
+        assert "000001 is damaged: state.safetensors" in done.stderr
+    assert typed(main, "export", str(tmp_path)).stderr.startswith(f"solrl-train: {tmp_path} holds no run")

@@ -377,7 +377,10 @@ def test_an_address_may_end_in_a_slash_or_have_a_path() -> None:
 
 
 def test_the_settings_refuse_a_password_unseen() -> None:
-    for given in ({"overrides": ["rollout_url=http://me:hunter2@host"]}, {"file": {"rollout_url": "me:hunter2@host"}}):
+    for given in (
+        {"overrides": ["rollout_url=http://me:hunter2@host"]},
+        {"files": {"a.yaml": {"rollout_url": "me:hunter2@host"}}},
+    ):
         with pytest.raises(ConfigError, match="rollout URL") as raised:
             resolve("mini-sana/sol_rl/clipscore", **given)
         assert "hunter2" not in str(raised.value)

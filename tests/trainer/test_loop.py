@@ -370,7 +370,7 @@ def test_the_command_refuses_a_folder_that_holds_a_run(taken: subprocess.Popen[s
     assert "--resume" in said
     assert "Traceback" not in said
     files = [path.relative_to(folder / "taken") for path in (folder / "taken").rglob("*") if path.is_file()]
-    assert files == [Path("config.json")]
+    assert set(files) == {Path("config.json"), Path(".lock")}
     assert (folder / "taken" / "config.json").read_text() == "{}"
 
 

@@ -8,7 +8,7 @@ import pytest
 from solrl_rollout.settings import Settings
 from solrl_trainer.cli import main
 from solrl_trainer.config import RunConfig
-from solrl_trainer.presets import ConfigError, names, resolve
+from solrl_trainer.presets import MODELS, RECIPES, REWARDS, ConfigError, names, resolve
 from typed import typed
 
 PRESET = "mini-sana/sol_rl/clipscore"
@@ -36,9 +36,9 @@ def seeds_source(**layers: Any) -> tuple[int, str]:
 def test_later_layers_win_and_say_so() -> None:
     file, overrides, arguments = {"seed": 1}, ["seed=2"], {"seed": 3}
     assert seeds_source() == (42, "default")
-    assert seeds_source(file=file) == (1, "file")
-    assert seeds_source(file=file, overrides=overrides) == (2, "--set")
-    assert seeds_source(file=file, overrides=overrides, arguments=arguments) == (3, "command line")
+    assert seeds_source(files={"file": file}) == (1, "file")
+    assert seeds_source(files={"file": file}, overrides=overrides) == (2, "--set")
+    assert seeds_source(files={"file": file}, overrides=overrides, arguments=arguments) == (3, "command line")
     assert seeds_source(arguments={"seed": None}, overrides=["seed=4", "seed=5"]) == (5, "--set")
 
 
@@ -46,7 +46,7 @@ def test_a_model_wins_over_defaults_and_a_file_over_the_model() -> None:
     resolved = resolve(PRESET)
     assert resolved.sources["optimizer.learning_rate"] == "model mini-sana"
     assert resolved.sources["rewards"] == "reward clipscore"
-    changed = resolve(PRESET, file={"optimizer": {"learning_rate": 5e-4}})
+    changed = resolve(PRESET, files={"file": {"optimizer": {"learning_rate": 5e-4}}})
     assert changed.config.optimizer.learning_rate == 5e-4
     assert changed.sources["optimizer.learning_rate"] == "file"
     # One key of a section leaves the others as they were.
@@ -54,8 +54,8 @@ def test_a_model_wins_over_defaults_and_a_file_over_the_model() -> None:
 
 
 def test_files_may_be_nested_or_dotted() -> None:
-    nested = resolve(PRESET, file={"explore": {"steps": 3, "keep": 8}, "iterations": 2})
-    assert nested == resolve(PRESET, file={"explore.steps": 3, "explore.keep": 8, "iterations": 2})
+    nested = resolve(PRESET, files={"file": {"explore": {"steps": 3, "keep": 8}, "iterations": 2}})
+    assert nested == resolve(PRESET, files={"file": {"explore.steps": 3, "explore.keep": 8, "iterations": 2}})
     assert (nested.config.explore.steps, nested.config.explore.keep, nested.config.iterations) == (3, 8, 2)
 
 
@@ -101,16 +101,34 @@ def test_an_unknown_preset_is_refused_with_what_there_is(preset: str, said: list
 
 
 @pytest.mark.parametrize("key", ["explore.promts", "explore", "optimiser.learning_rate", "nonsense"])
-@pytest.mark.parametrize("layer", ["overrides", "file"])
-def test_an_unknown_setting_is_refused_by_name(key: str, layer: str) -> None:
-    message = refusal(**{layer: [f"{key}=3"] if layer == "overrides" else {key: 3}})
-    assert f"setting {key!r}" in message
-    assert "explore.prompts" in message
+@pytest.mark.parametrize("layer", ["overrides", "files"])
+def test_an_unknown_setting_is_refused_by_name_and_place(key: str, layer: str) -> None:
+    message = refusal(**{layer: [f"{key}=3"] if layer == "overrides" else {"a.yaml": {key: 3}}})
+    assert f"setting {key!r} from {'--set' if layer == 'overrides' else 'a.yaml'}" in message
+    assert ("explore.prompts" in message) == key.startswith("explore")
+    assert len(message) < 400, "a typo is answered with near names, not with all of them"
 
 
-def test_a_near_miss_is_guessed() -> None:
-    assert "did you mean 'explore.prompts'?" in refusal(overrides=["explore.promts=3"])
-    assert "did you mean 'optimizer.learning_rate'?" in refusal(file={"optimiser": {"learning_rate": 1}})
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("explore.promts", "'explore.prompts'"),
+        ("optimiser.learning_rate", "'optimizer.learning_rate'"),
+        ("optimizer.lr", "'optimizer.learning_rate'"),
+        ("optimizer.learning", "'optimizer.learning_rate'"),
+        ("lr", "'optimizer.learning_rate'"),
+        ("candidates", "'explore.candidates'"),
+        ("iteration", "'iterations'"),
+        ("explore.setps", "'explore.steps'"),
+    ],
+)
+def test_a_near_miss_is_guessed(key: str, meant: str) -> None:
+    assert f"(did you mean {meant}?)" in refusal(overrides=[f"{key}=3"])
+
+
+def test_a_name_that_several_sections_have_is_guessed_in_each() -> None:
+    message = refusal(overrides=["steps=3"])
+    assert all(f"'{section}.steps'" in message for section in ("explore", "regenerate", "evaluate"))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +137,10 @@ def test_a_near_miss_is_guessed() -> None:
         ({"overrides": ["explore.steps=0"]}, ["explore.steps", "--set", "0"]),
         ({"overrides": ["explore.candidates=1"]}, ["explore.candidates", "--set"]),
         ({"overrides": ["explore.precision=int4"]}, ["explore.precision", "--set", "'fp8'", "nvfp4"]),
-        ({"file": {"optimizer": {"learning_rate": "fast"}}}, ["optimizer.learning_rate", "file", "'fast'"]),
+        (
+            {"files": {"a.yaml": {"optimizer": {"learning_rate": "fast"}}}},
+            ["optimizer.learning_rate", "a.yaml", "'fast'"],
+        ),
         ({"arguments": {"run": "a/../b"}}, ["run", "command line", "'a/../b'"]),
         ({"arguments": {"seed": -1}}, ["seed", "command line", "-1"]),
         ({"overrides": ["optimizer.betas=[a, 0.9]"]}, ["optimizer.betas", "--set", "'a'"]),
@@ -150,7 +171,7 @@ def test_an_override_that_is_not_yaml_is_refused_by_name() -> None:
 
 
 def test_a_file_that_is_no_mapping_is_refused() -> None:
-    assert "mapping" in refusal(file=["seed"])
+    assert "a.yaml holds a list; expected a mapping" in refusal(files={"a.yaml": ["seed"]})
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -169,7 +190,7 @@ def test_a_dry_run_prints_each_setting_with_its_source_and_does_nothing(tmp_path
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     for line in (
-        "explore.steps = 4  # file",
+        f"explore.steps = 4  # {file}",
         "optimizer.updates = 2  # --set",
         "explore.keep = 8  # --set",
         "iterations = 3  # command line",
@@ -185,17 +206,21 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = command("run", "--dry-run", "--set", "explore.promts=3")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("solrl-train: got setting 'explore.promts' (did you mean 'explore.prompts'?)")
+    assert done.stderr.startswith("solrl-train: got setting 'explore.promts' from --set")
     assert "Traceback" not in done.stderr
 
 
-def test_presets_are_listed() -> None:
-    assert command("presets").stdout.split() == names()
+def test_the_parts_of_presets_are_listed() -> None:
+    said = command("presets").stdout
+    assert PRESET in said
+    for part in (MODELS, RECIPES, REWARDS):
+        assert all(name in said for name in part)
+    assert len(said.splitlines()) < 40
 
 
 def test_rewards_are_weighed_from_a_file_as_from_the_command_line() -> None:
     wanted = {"clipscore": 0.5, "hpsv2": 1.0, "pickscore": 0.0}
-    by_file = resolve(PRESET, file={"rewards": wanted})
+    by_file = resolve(PRESET, files={"file": {"rewards": wanted}})
     by_override = resolve(PRESET, overrides=["rewards={clipscore: 0.5, hpsv2: 1.0, pickscore: 0}"])
     assert by_file.config.rewards == by_override.config.rewards == wanted
     assert [(spec.name, spec.weight) for spec in by_file.config.trained] == [("clipscore", 0.5), ("hpsv2", 1.0)]

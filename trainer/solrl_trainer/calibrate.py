@@ -24,6 +24,7 @@ from solrl_proto.rollouts import FittedSolver, ModelBinding, Plan, Precision, Pr
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import mean_interval
+from solrl_trainer.preflight import require_judges
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.frontier import write_frontier
 from solrl_trainer.session import pick_device
@@ -110,11 +111,13 @@ def calibrate(
     Returns:
         Content of calibration.json; `chosen` is null if no plan reaches the separation.
     """
+    measured_on = _prompts(config, prompts)
+    require_judges(config.rewards, measured_on, "train")
     device = pick_device(config.device)
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=device, revision=config.revision)
-    rewards = RewardSet.load(list(config.rewards), backbone, config.reward_options)
-    measured_on = _prompts(config, prompts)
+    options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
+    rewards = RewardSet.load(list(config.rewards), backbone, options)
     if prompts < FEW_PROMPTS:
         note(f"{prompts} prompts are few: the intervals may be too narrow (--prompts {FEW_PROMPTS} or more)")
     explore = config.explore

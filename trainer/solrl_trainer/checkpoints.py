@@ -1,17 +1,20 @@
 """Checkpoints: everything that a run needs to continue bit for bit, in safetensors and JSON.
 
-A checkpoint is a folder, written under a temporary name and renamed once it is complete.
+A checkpoint is a folder, written under a temporary name and renamed once it is complete. Its checksums.json holds the
+SHA-256 of every other file, so that later damage is detected.
 """
 
+import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from solrl_core.adapter import Adapter
@@ -20,11 +23,17 @@ from solrl_trainer.config import Lora, RunConfig
 from solrl_trainer.older_settings import read_settings
 from solrl_trainer.policy import CURRENT, OLD, Policy
 
+CHECKSUMS = "checksums.json"
+
 # Settings that may change when a run resumes.
 _FREE = {
     *("iterations", "rollout_url", "patience", "served_as", "output", "device"),
     *("checkpoint_every", "keep_checkpoints", "evaluate", "optimizer.checkpointing"),
 }
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint is not what was written."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,8 @@ def save(
     for pushed, adapter in adapters.items():
         (partial / _file_of(pushed, version)).write_bytes(adapter)
     (partial / "config.json").write_text(config.model_dump_json(indent=1))
+    checksums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
+    (partial / CHECKSUMS).write_text(json.dumps(checksums, indent=1) + "\n")
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     for old in _complete(folder)[: -config.keep_checkpoints]:
@@ -74,41 +85,127 @@ def save(
     return final
 
 
+def drop_after(folder: Path, version: int) -> None:
+    """Delete the checkpoints of later versions, which a run that continues from `version` writes anew."""
+    for path in _complete(folder):
+        if int(path.name) > version:
+            shutil.rmtree(path)
+
+
+def check_settings(folder: Path, config: RunConfig) -> None:
+    """Compare a run's settings with those of its newest checkpoint that says any. Without a checkpoint all will do.
+
+    Raises:
+        ValueError: they differ; says where.
+    """
+    for path in reversed(_complete(folder)):
+        try:
+            _verify(path, only="config.json")
+            saved = read_settings((path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # damaged, as `latest` reports
+            continue
+        then, now = _compared(saved), _compared(config)
+        changed = sorted(key for key in now if then.get(key) != now[key])
+        if changed:
+            shown = "; ".join(f"{key}: then {then.get(key)!r}, now {now[key]!r}" for key in changed)
+            raise ValueError(
+                f"{path} belongs to a run of other settings ({shown}); "
+                "resume with the same settings, or choose another output folder"
+            )
+        return
+
+
+def latest(folder: Path, config: RunConfig, version: int | None = None) -> Checkpoint | None:
+    """Read the newest checkpoint, or that of `version`; None where there is none at all.
+
+    Raises:
+        ValueError: it was made by a run of other settings, which are named; or there is none of `version`.
+        DamagedCheckpointError: a file of it is not as it was written. Names the file, and the newest whole checkpoint.
+    """
+    found = _complete(folder)
+    if not found:
+        if version is not None:
+            raise ValueError(f"{folder} holds no checkpoint; expected that of version {version}")
+        return None
+    check_settings(folder, config)
+    path = found[-1]
+    if version is not None:
+        by_version = {int(path.name): path for path in found}
+        if version not in by_version:
+            raise ValueError(f"{folder} holds no checkpoint of version {version}; expected one of {sorted(by_version)}")
+        path = by_version[version]
+    try:
+        return _read(path)
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(f"{error}. {_offer(found, path)}") from None
+
+
+def require(folder: Path, config: RunConfig, version: int | None = None) -> Checkpoint:
+    """Read a checkpoint that must be there; raises as `latest`, and FileNotFoundError where there is none."""
+    found = latest(folder, config, version)
+    if found is None:
+        raise FileNotFoundError(f"{folder.parent} holds no checkpoint yet; one is written after an iteration")
+    return found
+
+
+def _read(path: Path) -> Checkpoint:
+    _verify(path)
+    version = int(path.name)
+    older = {int(file.stem.removeprefix("adapter-")): file for file in sorted(path.glob("adapter-*.safetensors"))}
+    files = older | {version: path / _file_of(version, version)}
+    try:
+        return Checkpoint(
+            version=version,
+            adapters={pushed: file.read_bytes() for pushed, file in files.items()},
+            tensors=load_file(path / "state.safetensors"),
+            lora=read_settings((path / "config.json").read_text(encoding="utf-8")).lora,
+        )
+    except (OSError, ValueError, SafetensorError) as error:  # of a checkpoint without checksums
+        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
+
+
+def _verify(path: Path, only: str | None = None) -> None:
+    """Compare every file, or one, with its checksum; a checkpoint of an earlier version of this program has none.
+
+    Raises:
+        DamagedCheckpointError: a file differs or is missing.
+    """
+    if not (path / CHECKSUMS).is_file():
+        return
+    try:
+        checksums = dict(json.loads((path / CHECKSUMS).read_text()))
+    except (ValueError, TypeError) as error:
+        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {CHECKSUMS} cannot be read ({error})") from error
+    for name, expected in checksums.items():
+        if only in (None, name):
+            got = _checksum(path / name) if (path / name).is_file() else "missing"
+            if got != expected:
+                raise DamagedCheckpointError(f"checkpoint {path} is damaged: {name} is {got}, expected {expected}")
+
+
+def _offer(found: Sequence[Path], damaged: Path) -> str:
+    """The newest whole checkpoint besides a damaged one, as a remedy."""
+    for path in reversed(found):
+        if path != damaged:
+            try:
+                _read(path)
+            except DamagedCheckpointError:
+                continue
+            return f"{path.name} is whole: use it with --checkpoint {int(path.name)}"
+    return "No other checkpoint is whole: start a new run with another --run"
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _file_of(pushed: int, version: int) -> str:
     return "adapter.safetensors" if pushed == version else f"adapter-{pushed:06d}.safetensors"
 
 
 def _complete(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("[0-9]*") if p.suffix != ".partial")
-
-
-def latest(folder: Path, config: RunConfig) -> Checkpoint | None:
-    """Load the newest checkpoint; None if there is none.
-
-    Raises:
-        ValueError: it belongs to a run with other settings; names them.
-    """
-    found = _complete(folder)
-    if not found:
-        return None
-    saved = read_settings((found[-1] / "config.json").read_text())
-    then, now = _compared(saved), _compared(config)
-    changed = sorted(key for key in now if then.get(key) != now[key])
-    if changed:
-        shown = "; ".join(f"{key}: then {then.get(key)!r}, now {now[key]!r}" for key in changed)
-        raise ValueError(
-            f"{found[-1]} belongs to a run with other settings ({shown}); "
-            "resume with the same settings, or choose another output folder"
-        )
-    version = int(found[-1].name)
-    older = {int(path.stem.removeprefix("adapter-")): path for path in sorted(found[-1].glob("adapter-*.safetensors"))}
-    files = older | {version: found[-1] / _file_of(version, version)}
-    return Checkpoint(
-        version=version,
-        adapters={pushed: path.read_bytes() for pushed, path in files.items()},
-        tensors=load_file(found[-1] / "state.safetensors"),
-        lora=saved.lora,
-    )
+    return sorted(path for path in folder.glob("[0-9]*") if path.name.isdigit())
 
 
 def _compared(config: RunConfig) -> dict[str, Any]:

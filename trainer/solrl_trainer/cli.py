@@ -1,84 +1,118 @@
-"""The trainer's command line: `solrl-train run | demo | evaluate | calibrate | presets | report | doctor`.
-
-Imports are deferred, so that `--help` and usage errors are fast.
-"""
+"""The trainer's command line, `solrl-train`. Imports are deferred, so that `--help` and mistakes answer at once."""
 
 import os
+import shlex
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import tyro
+from solrl_core.suggestions import check_command
 
-# On a small machine trainer and service share the cores; threads that spin while waiting would starve the other.
+if TYPE_CHECKING:
+    from solrl_trainer.presets import Resolved
+
+# Trainer and service take turns on a small machine; threads that spin while waiting would starve the other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+_PRESET = "mini-sana/sol_rl/clipscore"
+_URL = "http://127.0.0.1:8100"
+
+Overrides = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
+Files = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
+Folder = Annotated[Path, tyro.conf.Positional]
 
 
 @dataclass
 class Run:
     """Train with a rollout service."""
 
-    preset: str = "mini-sana/sol_rl/clipscore"
-    """<model>/<recipe>/<reward>; see `solrl-train presets`."""
-    rollout_url: str | None = None
-    """Base URL of the rollout service, e.g. http://gpu-node:8100."""
-    config: Path | None = None
-    """YAML file with settings, nested or dotted."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """key=value; may be given more than once."""
-    output: Path | None = None
-    """Folder for metrics, checkpoints, report and LoRA for diffusers; runs/<model> by default."""
-    run: str | None = None
+    preset: Annotated[str | None, tyro.conf.arg(help_behavior_hint=f"(default: {_PRESET})")] = None
+    """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
+    rollout_url: Annotated[str | None, tyro.conf.arg(help_behavior_hint=f"(default: {_URL})")] = None
+    """Base URL of the rollout service."""
+    config: Files = ()
+    """YAML file with settings, nested or dotted. May be given more than once; later files win."""
+    set: Overrides = ()
+    """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
+    output: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: runs/<run>)")] = None
+    """Folder for metrics, checkpoints, report and LoRA weights for diffusers."""
+    run: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the preset's name)")] = None
     """Name of the run at the service."""
-    iterations: int | None = None
-    seed: int | None = None
-    resume: bool = False
-    """Continue from the newest checkpoint in the output folder."""
+    iterations: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the preset's)")] = None
+    """Number of iterations."""
+    seed: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: 42)")] = None
+    """Seed of the run."""
+    resume: Path | None = None
+    """Folder of a run to continue from its newest checkpoint, with that run's settings; other options change them.
+    With --preset, a run with these settings that is continued in FOLDER, or begun there."""
+    checkpoint: int | None = None
+    """With --resume: version of the checkpoint to continue from instead of the newest. Later ones are deleted."""
     dry_run: bool = False
-    """Print the resolved settings with the source of each, and stop."""
+    """Print all settings and their sources, check what can be checked without loading a model, and stop."""
 
 
 @dataclass
 class Demo:
-    """Start a rollout service for the miniature, train with it, and show the results."""
+    """Start a rollout service with a miniature model, train against it, and show the result."""
 
     output: Path = Path("runs/demo")
+    """Folder of the run; an earlier demo's run in it is replaced."""
     seed: int = 42
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """key=value; may be given more than once."""
+    """Seed of the run."""
+    set: Overrides = ()
+    """A setting, key=value with the value in YAML. May be given more than once."""
 
 
 @dataclass
 class Evaluate:
-    """Compare a run's averaged weights with its base on held-out prompts, by any set of rewards."""
+    """Compare a run's averaged weights with its base on held-out prompts, by any rewards."""
 
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Folder of the run."""
+    folder: Folder
+    """A run's folder."""
     rewards: tuple[str, ...] = ()
     """Names, or package.module:attribute; by default those of the run."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """reward_options=… or device=…, to override the run's; may be given more than once."""
-    prompts: int | None = None
-    seeds: int | None = None
+    set: Overrides = ()
+    """reward_options=… or device=…, to change them for this evaluation. May be given more than once."""
+    prompts: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the run's)")] = None
+    """Number of held-out prompts."""
+    seeds: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the run's)")] = None
     """Images per prompt."""
-    steps: int | None = None
+    steps: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the run's)")] = None
+    """Solver steps per image."""
+    checkpoint: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the newest)")] = None
+    """Version of the checkpoint to evaluate."""
+
+
+@dataclass
+class Export:
+    """Write lora.safetensors for diffusers from a run's checkpoint, also of a run that was interrupted."""
+
+    folder: Folder
+    """A run's folder."""
+    checkpoint: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the newest)")] = None
+    """Version of the checkpoint to export."""
 
 
 @dataclass
 class Calibrate:
-    """Measure cost and fidelity of exploration plans on this machine, and write the cheapest sufficient one."""
+    """Measure cost and fidelity of exploration plans on this machine, and write the cheapest that selects well."""
 
-    preset: str = "mini-sana/sol_rl/clipscore"
-    """<model>/<recipe>/<reward>; see `solrl-train presets`."""
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """key=value; may be given more than once."""
+    preset: str = _PRESET
+    """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
+    config: Files = ()
+    """YAML file with settings, nested or dotted. May be given more than once; later files win."""
+    set: Overrides = ()
+    """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
     output: Path = Path("runs/calibration")
-    """Folder for calibration.json, frontier.png and plan.yaml (for `run --config`)."""
+    """Folder for calibration.json, frontier.png and plan.yaml, which `solrl-train run --config` takes."""
     prompts: int = 16
-    """Training prompts to measure on."""
+    """Number of training prompts to measure on."""
     wanted: float = 0.8
-    """Required separation of the selected best and worst: 1 perfect, 0 chance."""
+    """Least separation of the selected best and worst: 1 perfect, 0 chance."""
 
 
 @dataclass
@@ -88,41 +122,82 @@ class Presets:
 
 @dataclass
 class Report:
-    """Rewrite report.html and grid.png from the files in a run's folder."""
+    """Write report.html and grid.png again from a run's folder."""
 
-    folder: Annotated[Path, tyro.conf.Positional]
+    folder: Folder
+    """A run's folder."""
+
+
+@dataclass
+class RunsList:
+    """List your runs at a rollout service."""
+
+    rollout_url: str = _URL
+    """Base URL of the rollout service."""
+
+
+@dataclass
+class RunsDelete:
+    """Delete all adapter versions and curves of a run at a rollout service. The run's own folder stays."""
+
+    name: Annotated[str, tyro.conf.Positional]
+    """Name of the run."""
+    rollout_url: str = _URL
+    """Base URL of the rollout service."""
+
+
+@dataclass
+class Runs:
+    """List or delete your runs at a rollout service."""
+
+    action: Annotated[
+        Annotated[RunsList, tyro.conf.subcommand("list")] | Annotated[RunsDelete, tyro.conf.subcommand("delete")],
+        tyro.conf.arg(name=""),
+    ]
 
 
 @dataclass
 class Doctor:
-    """Check what this machine can run, what is missing, and what to do about it."""
+    """Say what this machine can run, what is missing, and what to do about it."""
 
     model: str = "mini-sana"
+    """Registered name, local folder in diffusers format, or hub id."""
     rollout_url: str | None = None
+    """Base URL of a rollout service to check."""
     prompts: str = "shapes"
+    """A registered set, or a folder with train and test prompts."""
+
+
+Command = Run | Demo | Evaluate | Export | Calibrate | Presets | Report | Runs | Doctor
 
 
 def main() -> None:
     """Entry point of `solrl-train`."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"solrl-train {version('solrl')}")
+        return
+    check_command("solrl-train", sys.argv[1:], [one.__name__.lower() for one in get_args(Command)])
     command = tyro.cli(
-        Run | Demo | Evaluate | Calibrate | Presets | Report | Doctor,
+        Command,
         prog="solrl-train",
-        description=__doc__,
+        description="Post-train diffusion models with a rollout service. `--version` prints the version.",
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
+    from solrl_trainer.text import printable
+
     try:
         sys.exit(_dispatch(command))
     except KeyboardInterrupt:
-        print("stopped; `--resume` continues from the last checkpoint", file=sys.stderr)
+        print("solrl-train: stopped", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if os.environ.get("SOLRL_TRACEBACK"):
             raise
-        print(f"solrl-train: {error}", file=sys.stderr)
+        print("solrl-train: " + "\n".join(map(printable, str(error).splitlines())), file=sys.stderr)
         sys.exit(2)
 
 
-def _dispatch(command: Run | Demo | Evaluate | Calibrate | Presets | Report | Doctor) -> int:
+def _dispatch(command: Command) -> int:
     match command:
         case Run():
             return _run(command)
@@ -132,19 +207,27 @@ def _dispatch(command: Run | Demo | Evaluate | Calibrate | Presets | Report | Do
             demo(command.output, seed=command.seed, overrides=command.set)
         case Evaluate():
             _evaluate(command)
+        case Export():
+            _export(command)
         case Calibrate():
             _calibrate(command)
         case Presets():
-            from solrl_trainer.presets import names
+            from rich.console import Console
 
-            print("\n".join(names()))
+            from solrl_trainer.presets import tables
+
+            console = Console()
+            for table in tables():
+                console.print(table)
         case Report():
-            from solrl_trainer.report.page import write_report
-            from solrl_trainer.run import gallery_grid
+            _report(command.folder)
+        case Runs():
+            from solrl_trainer.runs import delete_run, list_runs
 
-            if (command.folder / "gallery.json").is_file():
-                gallery_grid(command.folder)
-            print(write_report(command.folder))
+            if isinstance(command.action, RunsDelete):
+                delete_run(command.action.rollout_url, command.action.name)
+            else:
+                list_runs(command.action.rollout_url)
         case Doctor():
             from solrl_trainer.doctor import doctor
 
@@ -153,63 +236,131 @@ def _dispatch(command: Run | Demo | Evaluate | Calibrate | Presets | Report | Do
 
 
 def _run(command: Run) -> int:
-    import yaml
+    from solrl_trainer.folder import locked
 
-    from solrl_trainer.presets import resolve
-
-    resolved = resolve(
-        command.preset,
-        overrides=command.set,
-        file=yaml.safe_load(command.config.read_text()) if command.config else None,
-        arguments={
-            "rollout_url": command.rollout_url,
-            "output": command.output,
-            "run": command.run,
-            "iterations": command.iterations,
-            "seed": command.seed,
-        },
-    )
+    resolved = _resolve(command)
+    config, resume = resolved.config, command.resume is not None
     if command.dry_run:
-        values = resolved.config.model_dump(mode="json")
-        for key, source in resolved.sources.items():
-            section, _, name = key.partition(".")
-            value = values[section][name] if name else values[section]
-            print(f"{key} = {value!r}  # {source}")
-        return 0
+        return _dry_run(resolved, resume=resume)
+    with locked(config.output):
+        from solrl_trainer.preflight import check_run
 
-    from rich.console import Console
+        config = check_run(config, _note, resume=resume)
 
-    from solrl_trainer.progress import result_table
-    from solrl_trainer.run import run
+        from rich.console import Console
 
-    summary = run(resolved.config, resume=command.resume)
+        from solrl_trainer.progress import result_table
+        from solrl_trainer.run import run
+
+        try:
+            summary = run(config, resume=resume, version=command.checkpoint)
+        except KeyboardInterrupt:
+            _note(f"stopped; continue with: {shlex.join(['solrl-train', 'run', '--resume', str(config.output)])}")
+            raise
     console = Console()
     console.print(result_table(summary))
-    console.print(f"report: {resolved.config.output / 'report.html'}")
-    console.print(f"LoRA for diffusers: {resolved.config.output / 'lora.safetensors'}")
+    console.print(f"report: {config.output / 'report.html'}", soft_wrap=True)
+    console.print(f"LoRA for diffusers: {config.output / 'lora.safetensors'}", soft_wrap=True)
+    return 0
+
+
+def _resolve(command: Run) -> "Resolved":
+    from solrl_trainer.folder import saved_settings
+    from solrl_trainer.presets import read_settings_file, resolve, resolve_again
+
+    if command.checkpoint is not None and command.resume is None:
+        raise ValueError("got --checkpoint without --resume; expected --resume FOLDER with it")
+    if command.resume is not None and command.output not in (None, command.resume):
+        raise ValueError(
+            f"got --resume {command.resume} --output {command.output}; a run is continued in its own folder"
+        )
+    files = {str(path): read_settings_file(path) for path in command.config}
+    arguments = {
+        "rollout_url": command.rollout_url,
+        "output": command.resume or command.output,
+        "run": command.run,
+        "iterations": command.iterations,
+        "seed": command.seed,
+    }
+    if command.resume is not None and command.preset is None:
+        saved = saved_settings(command.resume)
+        return resolve_again(saved, overrides=command.set, files=files, arguments=arguments)
+    return resolve(command.preset or _PRESET, overrides=command.set, files=files, arguments=arguments)
+
+
+def _dry_run(resolved: "Resolved", *, resume: bool) -> int:
+    from solrl_trainer.preflight import check_dry_run
+
+    values = resolved.config.model_dump(mode="json")
+    for key, source in resolved.sources.items():
+        section, _, name = key.partition(".")
+        value = values[section][name] if name else values[section]
+        print(f"{key} = {value!r}  # {source}")
+    check_dry_run(resolved.config, _note, resume=resume)
     return 0
 
 
 def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    from solrl_trainer.text import printable
+
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def _export(command: Export) -> None:
+    from solrl_trainer.folder import saved_settings
+    from solrl_trainer.run import export
+
+    config = saved_settings(command.folder)
+    print(f"LoRA for diffusers: {export(config, command.checkpoint)}")
+
+
+def _report(folder: Path) -> None:
+    from solrl_trainer.report.page import write_report
+    from solrl_trainer.run import gallery_grid
+
+    if (folder / "gallery.json").is_file():
+        gallery_grid(folder)
+    print(write_report(folder))
 
 
 def _calibrate(command: Calibrate) -> None:
-    from solrl_trainer.calibrate import calibrate
-    from solrl_trainer.presets import resolve
+    from solrl_trainer.folder import locked
+    from solrl_trainer.presets import read_settings_file, resolve
 
     if command.prompts < 1 or not 0 <= command.wanted <= 1:
         raise ValueError(
             f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
         )
-    config = resolve(command.preset, overrides=command.set).config
-    summary = calibrate(config, command.output, _note, prompts=command.prompts, wanted=command.wanted)
+    files = {str(path): read_settings_file(path) for path in command.config}
+    config = resolve(command.preset, overrides=command.set, files=files).config
+    with locked(command.output):
+        from solrl_trainer.calibrate import calibrate
+
+        summary = calibrate(config, command.output, _note, prompts=command.prompts, wanted=command.wanted)
     print(f"frontier: {command.output / 'frontier.png'}")
     if summary["chosen"] is None:
         print(f"no plan reaches a separation of {command.wanted}; lower --wanted, or choose a plan from the frontier")
     else:
         print(f"cheapest plan with a separation of at least {command.wanted}: {summary['chosen']}")
-        print(f"use it: solrl-train run --preset {command.preset} --config {command.output / 'plan.yaml'}")
+        planned = read_settings_file(command.output / "plan.yaml")["explore"]
+        print(f"use it: {shlex.join(run_command(command, planned))}")
+
+
+def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:
+    """The command of a run with a calibrated plan: all that calibration was given, except what the plan sets.
+
+    Args:
+        command: how calibration was called.
+        planned: settings of `explore` in plan.yaml; `--set` would override them.
+    """
+    words = ["solrl-train", "run", "--preset", command.preset]
+    for path in (*command.config, command.output / "plan.yaml"):
+        words += ["--config", str(path)]
+    for override in command.set:
+        section, _, name = override.partition("=")[0].strip().partition(".")
+        if section != "explore" or name not in planned:
+            words += ["--set", override]
+    return words
 
 
 def _evaluate(command: Evaluate) -> None:
@@ -223,10 +374,12 @@ def _evaluate(command: Evaluate) -> None:
     from solrl_trainer.evaluate import evaluate_run
     from solrl_trainer.progress import rewards_table
 
-    summary = evaluate_run(command.folder, _note, rewards=command.rewards, overrides=command.set, **counts)
+    summary = evaluate_run(
+        command.folder, _note, rewards=command.rewards, overrides=command.set, checkpoint=command.checkpoint, **counts
+    )
     console = Console()
     console.print(rewards_table(summary["rewards"]))
-    console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}")
+    console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}", soft_wrap=True)
 
 
 if __name__ == "__main__":

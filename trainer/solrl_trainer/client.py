@@ -21,6 +21,7 @@ from solrl_proto.adapters import (
     PARENT_PARAMETER,
     AdapterInfo,
     AdapterList,
+    RunList,
 )
 from solrl_proto.models import ModelInfo, ModelList
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
@@ -160,6 +161,10 @@ class RolloutClient:
                 action="start a service with --model, or choose a preset of a hosted model",
             )
         return hosted[name]
+
+    def runs(self) -> RunList:
+        """All runs of the caller."""
+        return self._document(RunList, "GET", "/v1/runs")
 
     def adapters(self, run: str) -> AdapterList | None:
         """Stored adapter versions of a run; None if the service has no such run."""

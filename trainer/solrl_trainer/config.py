@@ -124,6 +124,12 @@ class Evaluate(Section):
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
     """Held-out prompts for which scores of exploration and of regeneration are compared over all candidates."""
 
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _list_one(cls, value: Any) -> Any:
+        """A name alone stands for a list of it."""
+        return (value,) if isinstance(value, str) else value
+
 
 class RunConfig(Section):
     """All settings of a run."""
@@ -178,6 +184,15 @@ class RunConfig(Section):
     def trained(self) -> tuple[RewardSpec, ...]:
         """Rewards with a weight in the score."""
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight)
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _weigh_one(cls, value: Any) -> Any:
+        """`rewards=clipscore` and a list of names: each with weight 1."""
+        names = [value] if isinstance(value, str) else value
+        return (
+            dict.fromkeys(names, 1.0) if isinstance(names, list) and all(isinstance(n, str) for n in names) else value
+        )
 
     @field_validator("algorithm", mode="before")
     @classmethod

@@ -16,6 +16,7 @@ import httpx
 from rich.console import Console
 
 from solrl_trainer.evaluation import STRICT
+from solrl_trainer.folder import LOCK, locked
 from solrl_trainer.presets import resolve
 from solrl_trainer.progress import result_table
 from solrl_trainer.run import run
@@ -93,19 +94,28 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
     console = Console(stderr=True)
     # Unwind the stack, as Ctrl+C does, so that the service is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    if (output / "metrics.jsonl").is_file():
-        shutil.rmtree(output)
-    output.mkdir(parents=True, exist_ok=True)
-    console.print("starting the rollout service (mini-sana, NVFP4 emulated on this CPU)")
-    with rollout_service("mini-sana", output / "service.log") as url:
-        config = resolve(
-            PRESET,
-            overrides=[*DEMO_SETTINGS, *overrides],
-            arguments={"rollout_url": url, "output": output, "run": "demo", "seed": seed},
-        ).config
-        summary = run(config)
+    with locked(output):
+        _clear(output)
+        console.print("starting the rollout service (mini-sana, NVFP4 emulated on this CPU)")
+        with rollout_service("mini-sana", output / "service.log") as url:
+            config = resolve(
+                PRESET,
+                overrides=[*DEMO_SETTINGS, *overrides],
+                arguments={"rollout_url": url, "output": output, "run": "demo", "seed": seed},
+            ).config
+            summary = run(config)
     Console().print(result_table(summary))
     print(json.dumps(last_line(summary, output)))
+
+
+def _clear(folder: Path) -> None:
+    """Delete what an earlier demo left in a folder, if there was one; the caller holds its lock."""
+    if (folder / "metrics.jsonl").is_file():
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
 
 
 DEMO_SETTINGS = ("iterations=6", "explore.prompts=8", "explore.precision=nvfp4", "optimizer.learning_rate=1.5e-3")

@@ -13,7 +13,8 @@ from solrl_core.rewards import RewardSet
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation, compare, evaluate, verdicts
-from solrl_trainer.older_settings import read_settings
+from solrl_trainer.folder import saved_settings
+from solrl_trainer.preflight import require_judges, usable_judges
 from solrl_trainer.presets import ConfigError, parse_override, refused
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.gallery import load_gallery, save_gallery
@@ -33,8 +34,9 @@ def evaluate_run(
     prompts: int | None = None,
     seeds: int | None = None,
     steps: int | None = None,
+    checkpoint: int | None = None,
 ) -> dict[str, Any]:
-    """Evaluate the newest checkpoint of a run; writes evaluation/{evaluation.json, grid.png} to its folder.
+    """Evaluate a checkpoint of a run; writes evaluation/{evaluation.json, grid.png} to its folder.
 
     Args:
         folder: folder of the run.
@@ -42,6 +44,7 @@ def evaluate_run(
         rewards: names of rewards; by default those of the run.
         overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.
         prompts, seeds, steps: override the run's settings; seeds is the number of images per prompt.
+        checkpoint: version of the checkpoint, by default the newest.
 
     Returns:
         Content of evaluation.json.
@@ -49,25 +52,27 @@ def evaluate_run(
     Raises:
         FileNotFoundError: the folder contains no run, or a run without a checkpoint.
         ConfigError: an invalid override.
-        ValueError, OSError: model, reward or prompts cannot be loaded.
+        ValueError, OSError: model, reward or prompts cannot be loaded, a reward cannot judge by these prompts, or the
+            checkpoint is damaged.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no run (no config.json); name the --output of a `solrl-train run`")
-    config = read_settings(path.read_text())
-    found = checkpoints.latest(folder / "checkpoints", config)
-    if found is None:
-        raise FileNotFoundError(f"{folder} holds no checkpoint yet; the first is written after an iteration")
+    saved = saved_settings(folder)
     given = dict(parse_override(override) for override in overrides)
-    own_options, config = config.reward_options, _changed(config, given)
+    config = _changed(saved, given)
     settings = config.evaluate
     held_out = read_prompts(find_prompts(config.prompts), "test")[: prompts or settings.prompts]
+    if rewards:
+        names = list(rewards)
+        require_judges(names, held_out, "test")
+    else:
+        names = usable_judges([*config.rewards, *settings.rewards], held_out, note)
+        if not names:
+            raise ValueError(f"none of the run's rewards can judge by {config.prompts}; name others with --rewards")
+    found = checkpoints.require(folder / "checkpoints", saved, checkpoint)
 
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
-    names = list(rewards) or [*config.rewards, *settings.rewards]
     # Drop the run's options for other rewards; options given here must belong to a requested reward.
-    options = {name: value for name, value in own_options.items() if name in names}
+    options = {name: value for name, value in saved.reward_options.items() if name in names}
     options |= given.get("reward_options", {})
     judges = RewardSet.load(names, backbone, options)
     generator = Generator(backbone, "bf16")

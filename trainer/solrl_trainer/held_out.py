@@ -9,8 +9,12 @@ from solrl_trainer.evaluation import Evaluation, evaluate
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import GroupSelection
 from solrl_trainer.run_log import RunLog
+from solrl_trainer.saved_evaluation import load_evaluation, save_evaluation
 from solrl_trainer.session import Session
-from solrl_trainer.world import gather_rows, share
+from solrl_trainer.world import gather_rows, gather_values, share
+
+BASE_EVALUATION = "base_evaluation.safetensors"
+"""In a run's folder: the evaluation of the base, which a resumed run does not repeat."""
 
 
 def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
@@ -31,6 +35,32 @@ def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
         found = Evaluation(scores, gather_rows(own.images, session.world))
         log.evaluation(version, {name: found.mean(name) for name in found.scores})
     return found
+
+
+def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
+    """Evaluate the base, or read its evaluation back where the same one was made before.
+
+    Args:
+        session: the run.
+        log: of the run.
+        again: whether the run is resumed; a new one always evaluates.
+    """
+    path, config = session.config.output / BASE_EVALUATION, session.config
+    settings = {
+        "model": [config.model, config.revision, config.solver, config.guidance, session.models.backbone.device.type],
+        "images": [config.evaluate.seeds, config.evaluate.steps, [prompt.id for prompt in session.test_prompts]],
+        "rewards": dict(zip(session.rewards.names, session.rewards.digests().values(), strict=True)),
+    }
+    known = load_evaluation(path, settings) if again and session.world.rank == 0 else None
+    if not gather_values(known is not None, session.world)[0]:
+        found = evaluate_average(session, log, 0)
+        if session.world.rank == 0:
+            save_evaluation(path, found, settings)
+        return found
+    if known is None:
+        return Evaluation(scores={}, images=torch.empty(0))
+    log.evaluation(0, {name: known.mean(name) for name in known.scores})
+    return known
 
 
 def measure_fidelity(session: Session, log: RunLog, version: int) -> None:

@@ -10,7 +10,7 @@ from solrl_trainer import checkpoints
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
-from solrl_trainer.held_out import evaluate_average, measure_fidelity
+from solrl_trainer.held_out import evaluate_average, evaluate_base, measure_fidelity
 from solrl_trainer.records import IterationRecord, Spread
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup
@@ -28,7 +28,7 @@ class Result:
 
     Attributes:
         prompts: held-out prompts, in the order of the evaluations.
-        before, after: evaluations of the base and of the averaged weights.
+        before, after: evaluations of the base and of the averaged weights; `before` is rank 0's alone if it was read.
         seconds: by phase and in all, those before a resume included. Exploration at the service is concurrent with the
             other phases; "wait" is the part that the trainer waited for.
         spearman: rank fidelity of exploration, where it was measured.
@@ -43,13 +43,21 @@ class Result:
     samples: IterationSamples | None
 
 
-def train(config: RunConfig, reporter: Reporter, *, resume: bool = False, world: World | None = None) -> Result:
+def train(
+    config: RunConfig,
+    reporter: Reporter,
+    *,
+    resume: bool = False,
+    checkpoint: int | None = None,
+    world: World | None = None,
+) -> Result:
     """Run a training, or the rest of one.
 
     Args:
         config: the run's settings.
         reporter: shows progress.
         resume: continue from the newest checkpoint, if there is one.
+        checkpoint: version of the checkpoint to continue from instead; later ones are deleted.
         world: ranks that train together; by default this process alone. Rank 0 alone writes, reports and pushes.
 
     Raises:
@@ -58,7 +66,7 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False, world:
         FloatingPointError: a loss or gradient that is not finite.
     """
     world = world or SoloWorld()
-    found = checkpoints.latest(config.output / "checkpoints", config) if resume else None
+    found = checkpoints.latest(config.output / "checkpoints", config, checkpoint) if resume else None
     with open_run_log(config, reporter, world) as log, open_session(config, log.note, world) as session:
         models, version = session.models, 0
         if found is not None:
@@ -70,8 +78,10 @@ def train(config: RunConfig, reporter: Reporter, *, resume: bool = False, world:
         # beyond the checkpoint are dropped. A run that stopped before its first checkpoint leaves lines too.
         session.start(adapters, log.pushed_digests() if resume else set())
         log.rewind(version if found else -1)
+        if found is not None and world.rank == 0:
+            checkpoints.drop_after(config.output / "checkpoints", version)
 
-        before = evaluate_average(session, log, 0)
+        before = evaluate_base(session, log, again=resume)
         if version == 0:
             measure_fidelity(session, log, version)
         samples = None

@@ -1,20 +1,29 @@
 """Presets `<model>/<recipe>/<reward>`, composed from three small tables.
 
-Later layers override earlier ones: field defaults, model, recipe, reward, a YAML file, `--set key=value`. The source of
-every value is recorded for a dry run.
+Later layers override earlier ones: field defaults, model, recipe, reward, YAML files in their order,
+`--set key=value`. The source of every value is recorded for a dry run.
 """
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
+from solrl_core.suggestions import did_you_mean
 
 from solrl_trainer.algorithms.base import AlgorithmSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.config import RunConfig
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DEFAULT_PRESET = "mini-sana/sol_rl/clipscore"
+
+Layer = tuple[str, Mapping[str, Any]]
+"""(source, dotted key → value)."""
 
 _MINIATURE = {
     "prompts": "shapes",
@@ -58,9 +67,19 @@ RECIPES: dict[str, dict[str, Any]] = {
     "naive_quant": {**_LOCAL, "explore.precision": "nvfp4"},
     "sol_rl": {},
 }
-REWARDS: dict[str, dict[str, Any]] = {
-    name: {"rewards": {name: 1.0}} for name in ("clipscore", "pickscore", "hpsv2", "imagereward")
+RECIPE_WORDS = {
+    "diffusionnft": "24 candidates per prompt, all trained on; no rollout service",
+    "naive_scaling": "96 candidates per prompt in BF16, the best and worst 24 trained on; no rollout service",
+    "naive_quant": "96 candidates per prompt in NVFP4, the best and worst 24 trained on; no rollout service",
+    "sol_rl": "96 candidates per prompt explored by a rollout service, the best and worst 24 regenerated in BF16",
 }
+REWARD_WORDS = {
+    "clipscore": "CLIP similarity of image and prompt",
+    "pickscore": "human preference: PickScore",
+    "hpsv2": "human preference: HPS v2.1",
+    "imagereward": "human preference: ImageReward",
+}
+REWARDS: dict[str, dict[str, Any]] = {name: {"rewards": {name: 1.0}} for name in REWARD_WORDS}
 
 
 class ConfigError(ValueError):
@@ -80,22 +99,41 @@ def names() -> list[str]:
     return [f"{m}/{r}/{w}" for m in MODELS for r in RECIPES for w in REWARDS]
 
 
+def tables() -> "list[Table]":
+    """The parts of a preset's name, as tables for a terminal."""
+    from rich import box
+    from rich.table import Table
+
+    parts = {
+        "model": {name: str(settings["model"]) for name, settings in MODELS.items()},
+        "recipe": RECIPE_WORDS,
+        "reward": REWARD_WORDS,
+    }
+    found = []
+    for part, rows in parts.items():
+        table = Table(title=f"<{part}>", title_justify="left", box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, words in rows.items():
+            table.add_row(name, words)
+        found.append(table)
+    found[-1].caption = "Other rewards, and sums: --set 'rewards={clipscore: 1, hpsv2: 0.5}'"
+    found[-1].caption_justify = "left"
+    found[0].title = f"A preset is <model>/<recipe>/<reward>, as in {DEFAULT_PRESET}\n\n<model>"
+    return found
+
+
 def _pick(table: Mapping[str, dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
     if name not in table:
-        raise ConfigError(f"got {kind} {name!r}{_near(name, table)}; expected one of {sorted(table)}")
+        raise ConfigError(f"got {kind} {name!r}{did_you_mean(name, table)}; expected one of {sorted(table)}")
     return table[name]
-
-
-def _near(name: str, choices: Any) -> str:
-    close = difflib.get_close_matches(name, list(choices), 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def resolve(
     preset: str,
     *,
     overrides: Sequence[str] = (),
-    file: Mapping[str, Any] | None = None,
+    files: Mapping[str, Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """Compose a run's settings.
@@ -103,40 +141,98 @@ def resolve(
     Args:
         preset: `<model>/<recipe>/<reward>`.
         overrides: `key=value` strings, the value in YAML.
-        file: a YAML file's content, nested or dotted.
+        files: contents of YAML files by name, nested or dotted; later ones win.
         arguments: dotted settings from the command line's own options.
 
     Raises:
         ConfigError: unknown preset or key, or an invalid value.
     """
-    if file is not None and not isinstance(file, Mapping):
-        raise ConfigError(f"got a settings file that holds a {type(file).__name__}; expected a mapping of settings")
     parts = preset.split("/")
     if len(parts) != 3:
-        raise ConfigError(f"got preset {preset!r}; expected <model>/<recipe>/<reward>, e.g. mini-sana/sol_rl/clipscore")
+        raise ConfigError(f"got preset {preset!r}; expected <model>/<recipe>/<reward>, e.g. {DEFAULT_PRESET}")
     model, recipe, reward = parts
-    layers: list[tuple[str, Mapping[str, Any]]] = [
+    layers: list[Layer] = [
+        ("preset", {"preset": preset, "run": preset.replace("/", "-")}),
         (f"model {model}", _pick(MODELS, "model", model)),
         (f"recipe {recipe}", _pick(RECIPES, "recipe", recipe)),
         (f"reward {reward}", _pick(REWARDS, "reward", reward)),
-        ("file", _flatten(file or {}, set(_flatten_fields()))),
-        ("--set", dict(parse_override(override) for override in overrides)),
-        ("command line", {k: v for k, v in (arguments or {}).items() if v is not None}),
     ]
+    return _compose([*layers, *_given(overrides, files, arguments)])
+
+
+def resolve_again(
+    saved: RunConfig,
+    *,
+    overrides: Sequence[str] = (),
+    files: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """The settings of a run that is continued: those it had, and what is given now. Raises as `resolve`."""
+    source = str(saved.output / "config.json")
+    layer = _flatten(saved.model_dump(mode="json"), set(_flatten_fields()))
+    return _compose([(source, layer), *_given(overrides, files, arguments)])
+
+
+def _given(
+    overrides: Sequence[str], files: Mapping[str, Any] | None, arguments: Mapping[str, Any] | None
+) -> list[Layer]:
+    known = set(_flatten_fields())
+    layers: list[Layer] = []
+    for name, content in (files or {}).items():
+        if not isinstance(content, Mapping):
+            raise ConfigError(f"{name} holds a {type(content).__name__}; expected a mapping of settings")
+        layers.append((name, _flatten(content, known)))
+    layers.append(("--set", dict(parse_override(override) for override in overrides)))
+    layers.append(("command line", {k: v for k, v in (arguments or {}).items() if v is not None}))
+    return layers
+
+
+def _compose(layers: Sequence[Layer]) -> Resolved:
     known = {*_flatten_fields(), *_algorithm_fields(layers)}
-    values: dict[str, Any] = {"preset": preset, "run": preset.replace("/", "-"), "output": "runs/" + parts[0]}
-    sources = dict.fromkeys(values, "preset")
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     for source, layer in layers:
         for key, value in layer.items():
             if key not in known:
-                choices = ", ".join(sorted(known))
-                raise ConfigError(f"got setting {key!r}{_near(key, known)}; expected one of: {choices}")
+                raise _unknown(key, known, source)
             values[key], sources[key] = value, source
+    if "output" not in values:
+        values["output"], sources["output"] = f"runs/{values['run']}", "run"
     try:
         config = RunConfig.model_validate(_nest(values))
     except ValidationError as error:
         raise refused(error, sources) from error
     return Resolved(config, {key: sources.get(key, "default") for key in sorted(known)})
+
+
+def _unknown(key: str, known: Collection[str], source: str) -> ConfigError:
+    if section := sorted(name for name in known if name.startswith(f"{key}.")):
+        return ConfigError(f"got setting {key!r} from {source}, which is a section; expected one of {section}")
+    return ConfigError(
+        f"got setting {key!r} from {source}, which does not exist{did_you_mean(key, known)}; "
+        "`solrl-train run --dry-run` prints all settings"
+    )
+
+
+def read_settings_file(path: Path) -> Any:
+    """The content of a YAML file of settings; an empty one is an empty mapping.
+
+    Raises:
+        ConfigError: not YAML; names the file and the line.
+        OSError: it cannot be read.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {_yaml_fault(error)}") from error
+    return {} if content is None else content
+
+
+def _yaml_fault(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(error).partition("\n")[0]
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or 'cannot be read'}"
 
 
 def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
@@ -160,7 +256,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     try:
         return key.strip(), yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"got --set {override!r}; expected a value in YAML ({error})") from error
+        raise ConfigError(f"got --set {override!r}; expected a value in YAML ({_yaml_fault(error)})") from error
 
 
 def _flatten(values: Mapping[str, Any], known: set[str], prefix: str = "") -> dict[str, Any]:

@@ -11,6 +11,7 @@ from solrl_trainer import checkpoints
 from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import compare, verdicts
+from solrl_trainer.folder import SETTINGS, check_new
 from solrl_trainer.loop import Result, train
 from solrl_trainer.progress import RichReporter
 from solrl_trainer.report.gallery import load_gallery, save_gallery
@@ -24,28 +25,33 @@ _SHOWN_PROMPTS = 3
 _SHOWN_EACH = 3
 
 
-def run(config: RunConfig, *, resume: bool = False) -> dict[str, Any]:
+def run(config: RunConfig, *, resume: bool = False, version: int | None = None) -> dict[str, Any]:
     """Train, then write result.json, lora.safetensors, gallery, grid.png and report.html into the run's folder.
 
-    lora.safetensors holds the averaged weights, for `load_lora_weights` of the model's diffusers pipeline.
+    lora.safetensors holds the averaged weights, for `load_lora_weights` of the model's diffusers pipeline. The caller
+    holds the folder's lock.
+
+    Args:
+        config: the run's settings.
+        resume: continue what the folder holds.
+        version: of the checkpoint to continue from, instead of the newest.
 
     Returns:
         What result.json holds.
     """
     config.output.mkdir(parents=True, exist_ok=True)
     if resume:
-        checkpoints.latest(config.output / "checkpoints", config)  # other settings are refused before theirs are lost
-    elif (config.output / "checkpoints").exists():
-        raise FileExistsError(
-            f"{config.output} already holds a run; continue it with --resume, or choose another --output"
-        )
-    (config.output / "config.json").write_text(config.model_dump_json(indent=1))
+        # Other settings are refused before those of the folder are lost.
+        checkpoints.check_settings(config.output / "checkpoints", config)
+    else:
+        check_new(config.output)
+    (config.output / SETTINGS).write_text(config.model_dump_json(indent=1))
     with RichReporter(config.iterations) as reporter:
-        result = train(config, reporter, resume=resume)
+        result = train(config, reporter, resume=resume, checkpoint=version)
         reporter.note("writing the report")
         summary = summarize(config, result)
         (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
-        _export(config)
+        export(config)
         _save_images(config, result, reporter)
         gallery_grid(config.output)
         write_report(config.output)
@@ -71,10 +77,21 @@ def gallery_grid(folder: Path) -> Path:
     return write_grid(load_gallery(folder), folder / "grid.png")
 
 
-def _export(config: RunConfig) -> None:
-    found = checkpoints.latest(config.output / "checkpoints", config)
-    assert found is not None  # training ends with one
-    (config.output / "lora.safetensors").write_bytes(encode_for_diffusers(found.averaged))
+def export(config: RunConfig, version: int | None = None) -> Path:
+    """Write lora.safetensors of a checkpoint's averaged weights into the run's folder.
+
+    Args:
+        config: the run's settings.
+        version: of the checkpoint, by default the newest.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint yet.
+        ValueError: it is damaged, or of other settings.
+    """
+    found = checkpoints.require(config.output / "checkpoints", config, version)
+    path = config.output / "lora.safetensors"
+    path.write_bytes(encode_for_diffusers(found.averaged))
+    return path
 
 
 def _save_images(config: RunConfig, result: Result, reporter: Reporter) -> None:

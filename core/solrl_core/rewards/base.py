@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -14,7 +14,8 @@ from solrl_core.registry import Registry
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
 
-A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, its source code is digested.
+A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, its source code is digested. One that
+reads metadata says so with `checks_metadata`.
 """
 
 
@@ -30,6 +31,34 @@ REWARDS: Registry[Any] = Registry(
     wrong=lambda found: None if callable(found) else "a function of images, prompts and metadata, or a class of such",
 )
 """Reward functions, and classes that construct them."""
+
+RewardT = TypeVar("RewardT", bound=Callable[..., Any])
+_METADATA_CHECK = "check_metadata"
+
+
+def checks_metadata(check: Callable[[Mapping[str, Any]], None]) -> Callable[[RewardT], RewardT]:
+    """Decorate a reward that reads a prompt's metadata, so that unsuitable prompts are found before anything is loaded.
+
+    Args:
+        check: raises ValueError for metadata that the reward cannot judge by.
+    """
+
+    def mark(reward: RewardT) -> RewardT:
+        setattr(reward, _METADATA_CHECK, check)
+        return reward
+
+    return mark
+
+
+def metadata_fault(reward: Any, metadata: Mapping[str, Any]) -> str | None:
+    """Why a reward, or a class of rewards, cannot judge by this metadata; None if it can, or does not say."""
+    check = getattr(reward, _METADATA_CHECK, None)
+    try:
+        if check is not None:
+            check(metadata)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 class RewardDefaults(Protocol):

@@ -93,7 +93,7 @@ def save_gallery(
         "pairs": [asdict(pair) for pair in pairs],
     }
     # save_file would create a file that only its owner can read.
-    (folder / IMAGES).write_bytes(save({name: _to_bytes(images) for name, images in tensors.items()}))
+    (folder / IMAGES).write_bytes(save({name: to_bytes(images) for name, images in tensors.items()}))
     (folder / TEXTS).write_text(json.dumps(texts, indent=1), encoding="utf-8")
 
 
@@ -119,7 +119,8 @@ def load_gallery(folder: Path) -> Gallery:
     )
 
 
-def _to_bytes(images: torch.Tensor) -> torch.Tensor:
+def to_bytes(images: torch.Tensor) -> torch.Tensor:
+    """Images float [N, 3, H, W] in [0, 1] as uint8, shrunk to `LARGEST_SIDE`."""
     images = images.detach().float().cpu()
     side = max(images.shape[-2:])
     if side > LARGEST_SIDE:

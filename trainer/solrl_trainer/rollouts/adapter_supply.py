@@ -8,6 +8,7 @@ from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
 
 from solrl_trainer.client import RolloutClient
+from solrl_trainer.problems import run_taken
 
 LOST = (ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND)
 """Kinds of problem that say the service has lost versions of a run."""
@@ -55,7 +56,7 @@ class AdapterSupply:
         held = self._client.adapters(self._run)
         if held is not None and held.head > last:
             if not all(info.digest in own for info in held.versions if info.version > last):
-                raise self._taken(held)
+                raise run_taken(self._client.url, self._run, held.head)
             self._rewind(held, last)
         self._push_missing()
 
@@ -107,23 +108,13 @@ class AdapterSupply:
         stored = {info.version: info.digest for info in held.versions} if held else {}
         for version, adapter in self._adapters.items():
             if held is not None and stored.get(version, adapter_digest(adapter)) != adapter_digest(adapter):
-                raise self._taken(held)
+                raise run_taken(self._client.url, self._run, held.head)
         head = held.head if held else None
         missing = sorted(version for version in self._adapters if head is None or version > head)
         for version in missing:
             self._client.push(self._run, version, head, self._model, self._adapters[version])
             head = version
         return missing
-
-    def _taken(self, held: AdapterList) -> ProblemError:
-        run = self._run
-        return ProblemError(
-            ProblemKind.RUN_TAKEN,
-            f"the service at {self._client.url} holds another run {run!r}, whose head is version {held.head}",
-            where="run",
-            got=run,
-            action=f"choose another name (--set run=…), or delete that run (DELETE /v1/runs/{run})",
-        )
 
 
 def _versions(versions: Sequence[int]) -> str:

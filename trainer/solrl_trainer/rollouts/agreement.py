@@ -6,10 +6,10 @@ from solrl_core.errors import MismatchError
 from solrl_core.fingerprint import check_digests
 from solrl_core.noise import check_noise_contract
 from solrl_proto.models import ModelInfo
-from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import ModelBinding, Precision, RewardSpec
 
 from solrl_trainer.client import RolloutClient
+from solrl_trainer.problems import require_rewards
 
 
 def check_service(client: RolloutClient, model: str, rewards: Sequence[RewardSpec], digests: Mapping[str, str]) -> None:
@@ -28,17 +28,8 @@ def check_service(client: RolloutClient, model: str, rewards: Sequence[RewardSpe
     hosted = client.models()
     check_noise_contract(hosted.noise)
     found = client.model(model)
-    wanted = [spec.name for spec in rewards]
-    missing = sorted(set(wanted) - set(found.rewards))
-    if missing:
-        raise ProblemError(
-            ProblemKind.REWARD_NOT_LOADED,
-            f"the service at {client.url} does not score {', '.join(missing)}",
-            got=wanted,
-            expected=sorted(found.rewards),
-            action=f"start the service with --rewards {' '.join(sorted({*found.rewards, *missing}))}",
-        )
-    scored = {f"reward:{name}" for name in wanted}
+    require_rewards(client.url, found, rewards)
+    scored = {f"reward:{spec.name}" for spec in rewards}
     ours = {name: digest for name, digest in digests.items() if name in scored or not name.startswith("reward:")}
     check_digests(found.digests, ours)
 

@@ -1,0 +1,350 @@
+"""`solrl-train run`: its folder, its settings from files and from a folder, and what is checked before loading."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from solrl_trainer.cli import Calibrate, main, run_command
+from solrl_trainer.evaluation import Evaluation
+from solrl_trainer.folder import FolderInUseError, is_locked, locked, saved_settings
+from solrl_trainer.preflight import check_run
+from solrl_trainer.presets import resolve
+from solrl_trainer.saved_evaluation import load_evaluation, save_evaluation
+from support.ports import free_port
+from torch import rand
+from training_helpers import TINY
+from typed import typed
+
+PRESET = "mini-sana/naive_scaling/clipscore"
+"""Without a service."""
+SMALL = (
+    *TINY,
+    *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
+    *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.rewards=verifier"),
+)
+
+
+def sets(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+@pytest.fixture
+def own_prompts(tmp_path: Path) -> Path:
+    """Prompts without metadata."""
+    folder = tmp_path / "my_prompts"
+    folder.mkdir()
+    (folder / "train.txt").write_text("a red circle\ntwo blue squares\n")
+    (folder / "test.txt").write_text("a green cross\n")
+    return folder
+
+
+def test_every_run_has_a_folder_of_its_own() -> None:
+    assert resolve(PRESET).config.output == Path("runs/mini-sana-naive_scaling-clipscore")
+    first = resolve(PRESET, arguments={"run": "first"})
+    assert (first.config.output, first.sources["output"]) == (Path("runs/first"), "run")
+    assert resolve(PRESET, overrides=["run=second"]).config.output == Path("runs/second")
+    assert resolve(PRESET, files={"a.yaml": {"run": "third", "output": "here"}}).config.output == Path("here")
+
+
+@pytest.fixture(scope="module")
+def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """Another process that holds a folder."""
+    folder = tmp_path_factory.mktemp("held") / "run"
+    script = (
+        "import pathlib, sys, time; from solrl_trainer.folder import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield folder, process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_folder_in_use_is_refused_before_anything_else(holder: tuple[Path, subprocess.Popen[str]]) -> None:
+    folder, process = holder
+    before = sorted(folder.iterdir())
+    for extra in ([], ["--dry-run"]):
+        # The prompts do not exist either; the folder comes first.
+        done = typed(main, "run", "--preset", PRESET, "--output", str(folder), *sets("prompts=nowhere"), *extra)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"solrl-train: {folder} is in use by another process")
+    done = typed(main, "run", "--preset", PRESET, "--output", str(folder))
+    assert f"(process {process.pid})" in done.stderr
+    assert "--run or --output" in done.stderr
+    assert typed(main, "calibrate", "--output", str(folder)).returncode == 2
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "nowhere")
+    with locked(tmp_path / "run"):
+        assert is_locked(tmp_path / "run")
+        with pytest.raises(FolderInUseError), locked(tmp_path / "run"):
+            pass
+    with locked(tmp_path / "run"):
+        assert (tmp_path / "run" / ".lock").read_text() == f"{os.getpid()}\n"
+    child = os.fork()
+    if not child:
+        with locked(tmp_path / "run"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert not is_locked(tmp_path / "run")
+
+
+def test_files_are_merged_in_their_order(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("explore: {steps: 3, candidates: 30}\nseed: 1\n")
+    second.write_text("explore.steps: 4\n")
+    files = ("--config", str(first), "--config", str(second))
+    done = typed(main, "run", "--preset", PRESET, "--dry-run", *files, "--output", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    for line in (f"explore.steps = 4  # {second}", f"explore.candidates = 30  # {first}", f"seed = 1  # {first}"):
+        assert line in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [("seed: [1\n", "is not YAML: line 2, column 1"), ("- seed\n", "holds a list"), ("seed: x\n", "(from FILE)")],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, fault: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    done = typed(main, "run", "--dry-run", "--config", str(file))
+    assert done.returncode == 2
+    assert str(file) in done.stderr
+    assert fault.replace("FILE", str(file)) in done.stderr
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing yet\n")
+    done = typed(main, "run", "--dry-run", "--config", str(tmp_path / "empty.yaml"), "--output", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_after_a_calibration_keeps_what_it_was_given(tmp_path: Path) -> None:
+    given = Calibrate(
+        preset="mini-sd3/sol_rl/clipscore",
+        config=(Path("mine.yaml"),),
+        set=("solver=dpm2", 'rewards={clipscore: 1, "m:r": 2}', "explore.steps=6", "explore.keep=8"),
+        output=tmp_path,
+    )
+    words = run_command(given, {"steps": 4, "precision": "bf16"})
+    assert words == [
+        *("solrl-train", "run", "--preset", "mini-sd3/sol_rl/clipscore"),
+        *("--config", "mine.yaml", "--config", str(tmp_path / "plan.yaml")),
+        *sets("solver=dpm2", 'rewards={clipscore: 1, "m:r": 2}', "explore.keep=8"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["rewards=clipscore", "rewards=[clipscore]", "rewards={clipscore: 1}"])
+def test_a_reward_may_be_named_alone(text: str) -> None:
+    assert resolve("mini-sana/sol_rl/hpsv2", overrides=[text]).config.rewards == {"clipscore": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        (["rewards=clipscor"], "got reward 'clipscor' (did you mean 'clipscore'?)"),
+        (["rewards=no_such_module:reward"], "No module named 'no_such_module'"),
+        (["evaluate.rewards=[beauty]"], "got reward 'beauty'"),
+        (["prompts=nowhere"], "'nowhere'"),
+        (["model=mini-sanna"], "got model 'mini-sanna' (did you mean 'mini-sana'?)"),
+        (["explore.prompts=100000"], "--set explore.prompts="),
+        (["reward_options={hpsv2: {}}"], "got reward_options of hpsv2"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_what_cannot_work_is_told_before_anything_is_loaded(
+    tmp_path: Path, settings: list[str], fault: str, dry: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solrl_trainer.run.train", lambda *_, **__: pytest.fail("a training began"))
+    folder = tmp_path / "run"
+    extra = ["--dry-run"] if dry else []
+    done = typed(main, "run", "--preset", PRESET, "--output", str(folder), *sets(*settings), *extra)
+    assert done.returncode == 2
+    assert fault in done.stderr
+    assert not (folder / "config.json").exists()
+
+
+def test_a_folder_that_holds_a_run_is_told_first(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for extra in ([], ["--dry-run"]):
+        done = typed(
+            main, "run", "--preset", PRESET, "--output", str(tmp_path / "run"), *sets("prompts=nowhere"), *extra
+        )
+        assert done.returncode == 2
+        assert f"solrl-train run --resume {tmp_path / 'run'}" in done.stderr
+
+
+def test_a_dry_run_says_that_the_service_was_not_checked(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = typed(main, "run", "--dry-run", "--rollout-url", url, "--output", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"not checked: the service at {url} does not answer\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_judges_that_cannot_judge_the_prompts_are_left_out_with_a_note(own_prompts: Path) -> None:
+    notes: list[str] = []
+    overrides = [f"prompts={own_prompts}", "explore.prompts=1"]
+    config = resolve(PRESET, overrides=overrides).config
+    assert config.evaluate.rewards == ("verifier", "verifier_graded")
+    checked = check_run(config, notes.append, resume=False)
+    assert checked == config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"rewards": ()})})
+    assert notes[0].startswith("held-out images are not judged by verifier: of prompt 'a green cross', the verifier")
+    assert len(notes) == 2
+
+
+def test_metadata_of_another_world_is_no_metadata_of_this_one(own_prompts: Path) -> None:
+    (own_prompts / "test.txt").unlink()
+    line = {"prompt": "a photo of a bench", "tag": "single_object", "include": [{"class": "bench", "count": 1}]}
+    (own_prompts / "test_metadata.jsonl").write_text(json.dumps(line) + "\n")
+    notes: list[str] = []
+    config = resolve(PRESET, overrides=[f"prompts={own_prompts}", "explore.prompts=1"]).config
+    assert check_run(config, notes.append, resume=False).evaluate.rewards == ()
+
+
+def test_a_trained_reward_that_cannot_judge_the_prompts_is_refused(own_prompts: Path) -> None:
+    settings = [f"prompts={own_prompts}", "explore.prompts=1", "rewards={clipscore: 1, verifier: 0}"]
+    done = typed(main, "run", "--preset", PRESET, "--dry-run", *sets(*settings))
+    assert done.returncode == 2
+    assert "reward 'verifier' cannot be used with the train prompts" in done.stderr
+    assert "train_metadata.jsonl" in done.stderr
+
+
+def test_the_miniatures_own_prompts_suit_the_verifier() -> None:
+    notes: list[str] = []
+    config = resolve(PRESET).config
+    assert check_run(config, notes.append, resume=False) == config
+    assert notes == []
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs: one of two iterations, one of one."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, iterations in (("whole", "2"), ("half", "1")):
+        done = typed(
+            main,
+            *("run", "--preset", PRESET, "--run", "one", "--output", str(folder / name), "--iterations", iterations),
+            *sets(*SMALL),
+        )
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def half(runs: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "half"
+    shutil.copytree(runs / "half", folder)
+    return folder
+
+
+def state(folder: Path, version: int) -> bytes:
+    return (folder / "checkpoints" / f"{version:06d}" / "state.safetensors").read_bytes()
+
+
+def test_a_folder_is_all_that_resuming_needs(runs: Path, half: Path) -> None:
+    """The settings come from the folder, wherever it is now; the base is not evaluated again."""
+    base = (half / "base_evaluation.safetensors").stat().st_mtime_ns
+    done = typed(main, "run", "--resume", str(half), "--iterations", "2")
+    assert done.returncode == 0, done.stderr
+    assert "evaluating held-out prompts (version 0)" not in done.stderr
+    assert "evaluating held-out prompts (version 2)" in done.stderr
+    assert (half / "base_evaluation.safetensors").stat().st_mtime_ns == base
+    assert state(half, 2) == state(runs / "whole", 2)
+    results = [json.loads((folder / "result.json").read_text()) for folder in (half, runs / "whole")]
+    assert results[0]["rewards"] == results[1]["rewards"]
+    assert (half / "gallery.safetensors").read_bytes() == (runs / "whole" / "gallery.safetensors").read_bytes()
+    saved = saved_settings(half)
+    assert (saved.run, saved.iterations, saved.output) == ("one", 2, half)
+
+
+def test_a_dry_run_of_a_resumed_run_says_where_its_settings_come_from(half: Path) -> None:
+    done = typed(main, "run", "--resume", str(half), "--dry-run", *sets("evaluate.seeds=3"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert f"lora.rank = 2  # {half / 'config.json'}" in lines
+    assert "evaluate.seeds = 3  # --set" in lines
+
+
+def test_another_evaluation_of_the_base_is_made(half: Path) -> None:
+    done = typed(main, "run", "--resume", str(half), *sets("evaluate.seeds=2"))
+    assert done.returncode == 0, done.stderr
+    assert "evaluating held-out prompts (version 0)" in done.stderr
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_continues(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "whole"
+    shutil.copytree(runs / "whole", folder)
+    damaged = folder / "checkpoints" / "000002" / "state.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    done = typed(main, "run", "--resume", str(folder))
+    assert done.returncode == 2
+    assert "000002 is damaged: state.safetensors" in done.stderr
+    assert "--checkpoint 1" in done.stderr
+    done = typed(main, "run", "--resume", str(folder), "--checkpoint", "1")
+    assert done.returncode == 0, done.stderr
+    assert state(folder, 2) == state(runs / "whole", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--resume", "nowhere"], "nowhere holds no run (no config.json)"),
+        (["--checkpoint", "1"], "expected --resume FOLDER"),
+        (["--resume", "HALF", "--output", "elsewhere"], "in its own folder"),
+        (["--resume", "HALF", "--seed", "1"], "seed: then 42, now 1"),
+        (["--resume", "HALF", "--run", "another"], "run: then 'one', now 'another'"),
+    ],
+)
+def test_what_cannot_be_resumed_is_told(half: Path, arguments: list[str], fault: str) -> None:
+    settings = (half / "config.json").read_text()
+    done = typed(main, "run", *(str(half) if word == "HALF" else word for word in arguments))
+    assert done.returncode == 2
+    assert fault in done.stderr
+    assert (half / "config.json").read_text() == settings
+
+
+def test_a_run_is_begun_where_there_is_none_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's command does, which is the same at its first start and at all later ones."""
+    began: list[bool] = []
+    monkeypatch.setattr("solrl_trainer.run.train", lambda *_, resume, **__: began.append(resume) or pytest.skip())
+    with pytest.raises(pytest.skip.Exception):
+        typed(main, "run", "--preset", PRESET, "--resume", str(tmp_path / "new"))
+    assert began == [True]
+    assert saved_settings(tmp_path / "new").output == tmp_path / "new"
+
+
+def test_settings_that_cannot_be_read_name_their_file(tmp_path: Path) -> None:
+    for text, fault in (("{", "cannot be read as settings"), ('{"seed": "x"}', f"(from {tmp_path / 'config.json'})")):
+        (tmp_path / "config.json").write_text(text)
+        done = typed(main, "run", "--resume", str(tmp_path))
+        assert done.returncode == 2
+        assert fault in done.stderr
+
+
+def test_an_evaluation_is_read_back_only_for_its_own_settings(tmp_path: Path) -> None:
+    file = tmp_path / "evaluation.safetensors"
+    scores = {"b": rand(3, 2), "a": rand(3, 2)}
+    images = (rand(3, 3, 8, 8) * 255).round() / 255
+    settings = {"rewards": {"b": "sha256:1", "a": "sha256:2"}, "steps": 4}
+    assert load_evaluation(file, settings) is None
+    save_evaluation(file, Evaluation(scores, images), settings)
+    found = load_evaluation(file, settings)
+    assert found is not None
+    assert list(found.scores) == ["b", "a"]
+    assert all(found.scores[name].equal(values) for name, values in scores.items())
+    assert found.images.allclose(images, atol=1e-6)
+    assert load_evaluation(file, settings | {"steps": 5}) is None
+    file.write_bytes(file.read_bytes()[:100])
+    assert load_evaluation(file, settings) is None

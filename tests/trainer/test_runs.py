@@ -1,0 +1,101 @@
+"""`solrl-train runs`, and what a run checks of its service before it loads anything."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from service_helpers import RunningService, adapter_file, running_service
+from solrl_core.families import Backbone
+from solrl_core.lora import adapter_layout
+from solrl_trainer.cli import main
+from support.ports import free_port
+from typed import typed
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with running_service() as running:
+        yield running
+
+
+@pytest.fixture
+def first(service: RunningService, loaded: Backbone) -> Iterator[str]:
+    """A run with two versions."""
+    layout = adapter_layout(loaded.transformer, loaded.lora_targets)
+    for version in (0, 1):
+        stored = service.push("first", version, adapter_file(layout, version), parent=version - 1 if version else None)
+        stored.raise_for_status()
+    yield "first"
+    service.client.delete("/v1/runs/first")
+
+
+def train(service: RunningService, *arguments: str) -> tuple[int, str, str]:
+    done = typed(main, *arguments, "--rollout-url", service.url)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_runs_are_listed_and_deleted(service: RunningService, first: str) -> None:
+    code, out, errors = train(service, "runs", "list")
+    assert code == 0, errors
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("first"))
+    assert row[:4] == ["first", "mini-sana", "1", "2"]
+    assert errors.startswith("1 runs, ")
+    code, out, _ = train(service, "runs", "delete", first)
+    assert (code, out) == (0, "deleted first with 2 versions, the newest 1\n")
+    assert train(service, "runs", "list")[1:] == ("", "0 runs, 0.0 MiB\n")
+
+
+def test_a_run_that_is_not_there_is_not_deleted(service: RunningService, first: str) -> None:
+    code, _, errors = train(service, "runs", "delete", "frist")
+    assert code == 2
+    assert "holds no run 'frist' of yours (did you mean 'first'?)" in errors
+    assert len(train(service, "runs", "list")[1].splitlines()) > 1
+
+
+def test_a_service_that_is_not_there_is_told() -> None:
+    done = typed(main, "runs", "list", "--rollout-url", "not-an-address")
+    assert (done.returncode, "rollout URL" in done.stderr) == (2, True)
+    assert typed(main, "runs").returncode != 0
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_name_that_is_taken_is_told_before_loading(
+    service: RunningService, first: str, tmp_path: Path, dry: bool
+) -> None:
+    extra = ["--dry-run"] if dry else []
+    code, _, errors = train(service, "run", "--run", first, "--output", str(tmp_path / "run"), *extra)
+    assert code == 2
+    assert "holds another run 'first', whose head is version 1" in errors
+    advice = f"solrl-train runs delete first --rollout-url {service.url}"
+    assert advice in errors
+    assert "loading" not in errors
+    assert typed(main, *advice.split()[1:]).returncode == 0
+    code, _, errors = train(service, "run", "--run", first, "--output", str(tmp_path / "run"), "--dry-run")
+    assert (code, errors) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        (["--set", "served_as=another"], "does not host 'another'"),
+        (["--set", "rewards=hpsv2"], "start the service with --rewards clipscore hpsv2"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_service_that_cannot_serve_the_run_is_told_before_loading(
+    service: RunningService, tmp_path: Path, settings: list[str], fault: str, dry: bool
+) -> None:
+    extra = ["--dry-run"] if dry else []
+    code, _, errors = train(service, "run", "--output", str(tmp_path / "run"), *settings, *extra)
+    assert code == 2
+    assert fault in errors
+    assert "loading" not in errors
+
+
+def test_a_port_without_a_service_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solrl_trainer.preflight.FIRST_PATIENCE", 0.1)
+    url = f"http://127.0.0.1:{free_port()}"
+    done = typed(main, "run", "--rollout-url", url, "--output", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert f"no answer from {url}" in done.stderr
+    assert "solrl-rollout serve" in done.stderr

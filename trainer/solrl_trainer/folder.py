@@ -1,0 +1,101 @@
+"""A run's output folder: one process at a time writes to it, and its config.json says what was run."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from solrl_trainer.config import RunConfig
+from solrl_trainer.older_settings import read_settings
+from solrl_trainer.presets import ConfigError, refused
+
+LOCK = ".lock"
+SETTINGS = "config.json"
+
+
+class FolderInUseError(RuntimeError):
+    """Another process writes to the folder."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make the folder if need be, and hold it: no other process may write to it meanwhile.
+
+    The lock ends with the process, however that ends. On a file system without locks nothing is held.
+
+    Raises:
+        FolderInUseError: another process holds it.
+        OSError: the folder cannot be made or written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            named = f" (process {holder})" if holder.isdigit() else ""
+            raise FolderInUseError(
+                f"{folder} is in use by another process{named}; wait for its end, or choose another --run or --output"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether another process holds the folder; nothing is written."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that holds a run already.
+
+    Raises:
+        FileExistsError: it does.
+    """
+    if (folder / "checkpoints").exists():
+        raise FileExistsError(
+            f"{folder} already holds a run; continue it with `solrl-train run --resume {folder}`, "
+            "or choose another --run or --output"
+        )
+
+
+def saved_settings(folder: Path) -> RunConfig:
+    """The settings of the run in a folder, with that folder as its output, wherever it was then.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+        ConfigError: its settings cannot be read.
+    """
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no run (no {SETTINGS}); name the --output of a `solrl-train run`")
+    try:
+        settings = read_settings(path.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        raise refused(error, {key: str(path) for key in RunConfig.model_fields}) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read as settings: {error}") from error
+    return settings.model_copy(update={"output": folder})

@@ -1,0 +1,152 @@
+"""Checks of a run before anything is loaded: its folder, prompts, service, rewards and model.
+
+The quickest come first. What they find would otherwise be found when models are loaded, or at the end of the run.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.rollouts import PromptItem
+
+from solrl_trainer.client import RolloutClient, rollout_token
+from solrl_trainer.config import RunConfig
+from solrl_trainer.folder import FolderInUseError, check_new, is_locked
+from solrl_trainer.problems import require_rewards, run_taken
+from solrl_trainer.prompts import find_prompts, read_prompts
+
+FIRST_PATIENCE = 15.0
+"""Seconds to try to reach the service; a wrong address should be reported soon."""
+
+Note = Callable[[str], None]
+
+
+def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
+    """Check a run that is about to start.
+
+    Args:
+        config: its settings.
+        note: shows a line of text to a person.
+        resume: whether it continues what its folder holds.
+
+    Returns:
+        The settings, without the judges of held-out images that cannot judge by these prompts.
+
+    Raises:
+        ValueError, OSError: folder, prompts, rewards or model cannot be used; says what would do.
+        ProblemError: the service is not there, does not host the model or a reward, or holds another run of this name.
+        MismatchError: the service draws other noise.
+    """
+    _check_here(config, resume=resume)
+    if config.two_stage:
+        with RolloutClient(config.rollout_url, token=rollout_token(), patience=FIRST_PATIENCE) as client:
+            _check_service(client, config, resume=resume)
+    return _check_models(config, note)
+
+
+def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
+    """Check as `check_run`; but a service that does not answer is a note, and a folder in use is an error.
+
+    Raises:
+        FolderInUseError: another process writes to the folder.
+        ValueError, OSError, ProblemError, MismatchError: as `check_run`.
+    """
+    if is_locked(config.output):
+        raise FolderInUseError(f"{config.output} is in use by another process")
+    _check_here(config, resume=resume)
+    if config.two_stage:
+        try:
+            with RolloutClient(config.rollout_url, token=rollout_token(), patience=0) as client:
+                _check_service(client, config, resume=resume)
+        except ProblemError as error:
+            if error.problem.kind != ProblemKind.SERVICE_UNREACHABLE:
+                raise
+            note(f"not checked: the service at {config.rollout_url} does not answer")
+    _check_models(config, note)
+
+
+def usable_judges(names: Iterable[str], prompts: Sequence[PromptItem], note: Note) -> list[str]:
+    """The rewards that can judge images of all these prompts; the others are noted."""
+    usable = []
+    for name in names:
+        fault = _first_fault(name, prompts)
+        if fault is None:
+            usable.append(name)
+        else:
+            note(f"held-out images are not judged by {name}: {fault}")
+    return usable
+
+
+def require_judges(names: Iterable[str], prompts: Sequence[PromptItem], split: str) -> None:
+    """Refuse rewards that cannot judge images of all these prompts.
+
+    Raises:
+        ValueError: naming the first such reward and prompt, or a reward that does not exist.
+    """
+    for name in names:
+        fault = _first_fault(name, prompts)
+        if fault is not None:
+            raise ValueError(
+                f"reward {name!r} cannot be used with the {split} prompts: {fault}; leave it out, or give prompts with "
+                f"the metadata that it reads, as {split}_metadata.jsonl"
+            )
+
+
+def _first_fault(name: str, prompts: Sequence[PromptItem]) -> str | None:
+    from solrl_core.rewards.base import REWARDS, metadata_fault
+
+    reward = REWARDS.find(name)
+    for prompt in prompts:
+        fault = metadata_fault(reward, prompt.metadata)
+        if fault is not None:
+            return f"of prompt {prompt.text!r}, {fault}"
+    return None
+
+
+def _check_here(config: RunConfig, *, resume: bool) -> None:
+    """Folder, prompts, and the names of the rewards."""
+    if not resume:
+        check_new(config.output)
+    folder = find_prompts(config.prompts)
+    train = read_prompts(folder, "train")
+    read_prompts(folder, "test")
+    if config.explore.prompts > len(train):
+        raise ValueError(
+            f"explore.prompts is {config.explore.prompts}, but {folder} has {len(train)} train prompts; "
+            f"expected at most {len(train)}: --set explore.prompts={len(train)}"
+        )
+    named = {*config.rewards, *config.evaluate.rewards}
+    unknown = sorted(config.reward_options.keys() - named)
+    if unknown:
+        raise ValueError(f"got reward_options of {', '.join(unknown)}; expected some of the run's: {sorted(named)}")
+    from solrl_core.rewards.base import REWARDS  # imports torch, so after what is quick
+
+    for name in sorted(named):
+        REWARDS.check(name)
+
+
+def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
+    from solrl_core.noise import check_noise_contract
+
+    hosted = client.model(config.model_name)
+    check_noise_contract(client.models().noise)
+    require_rewards(client.url, hosted, config.trained)
+    # Version 0 alone may be this run's, from an attempt that ended before its first checkpoint.
+    if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:
+        raise run_taken(client.url, config.run, held.head)
+
+
+def _check_models(config: RunConfig, note: Note) -> RunConfig:
+    """Rewards and what they can judge, and where the model is."""
+    from solrl_core.families.load import locate
+
+    folder = find_prompts(config.prompts)
+    held_out = read_prompts(folder, "test")[: config.evaluate.prompts]
+    require_judges(config.rewards, read_prompts(folder, "train"), "train")
+    require_judges(config.rewards, held_out, "test")
+    judges = usable_judges(config.evaluate.rewards, held_out, note)
+    locate(config.model)
+    left_out = set(config.evaluate.rewards) - set(judges) - config.rewards.keys()
+    options: Mapping[str, Any] = {k: v for k, v in config.reward_options.items() if k not in left_out}
+    evaluate = config.evaluate.model_copy(update={"rewards": tuple(judges)})
+    return config.model_copy(update={"evaluate": evaluate, "reward_options": options})

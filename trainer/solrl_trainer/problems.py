@@ -1,0 +1,36 @@
+"""Problems that the trainer finds with a rollout service."""
+
+from collections.abc import Sequence
+
+from solrl_proto.models import ModelInfo
+from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.rollouts import RewardSpec
+
+
+def require_rewards(url: str, hosted: ModelInfo, rewards: Sequence[RewardSpec]) -> None:
+    """Refuse a service that does not score a reward.
+
+    Raises:
+        ProblemError: 422 `reward-not-loaded`.
+    """
+    wanted = [spec.name for spec in rewards]
+    missing = sorted(set(wanted) - set(hosted.rewards))
+    if missing:
+        raise ProblemError(
+            ProblemKind.REWARD_NOT_LOADED,
+            f"the service at {url} does not score {', '.join(missing)}",
+            got=wanted,
+            expected=sorted(hosted.rewards),
+            action=f"start the service with --rewards {' '.join(sorted({*hosted.rewards, *missing}))}",
+        )
+
+
+def run_taken(url: str, run: str, head: int) -> ProblemError:
+    """The problem of a run name that the service holds for another run."""
+    return ProblemError(
+        ProblemKind.RUN_TAKEN,
+        f"the service at {url} holds another run {run!r}, whose head is version {head}",
+        where="run",
+        got=run,
+        action=f"choose another name with --run, or delete that run: solrl-train runs delete {run} --rollout-url {url}",
+    )

@@ -1,0 +1,61 @@
+"""`solrl-train runs`: the runs that a rollout service holds for the caller."""
+
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from solrl_core.suggestions import did_you_mean
+from solrl_proto.adapters import RunList
+from solrl_proto.problems import ProblemError, ProblemKind
+
+from solrl_trainer.client import RolloutClient, rollout_token
+
+
+def list_runs(url: str) -> None:
+    """Print a table of the caller's runs: newest version, versions held, model and size.
+
+    Raises:
+        ProblemError: refused or unreachable.
+    """
+    with RolloutClient(url, token=rollout_token()) as client:
+        held = client.runs()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("run", overflow="fold")
+    table.add_column("model", overflow="fold")
+    for heading in ("newest version", "versions held", "MiB"):
+        table.add_column(heading, justify="right")
+    for run in held.runs:
+        models = ", ".join(sorted({info.model for info in run.versions}))
+        size = sum(info.size for info in run.versions)
+        table.add_row(run.run, models, str(run.head), str(len(run.versions)), _mib(size))
+    if held.runs:
+        Console().print(table)
+    print(f"{len(held.runs)} runs, {_mib(held.size)} MiB{_quota(held)}", file=sys.stderr)
+
+
+def delete_run(url: str, name: str) -> None:
+    """Delete a run of the caller.
+
+    Raises:
+        ProblemError: there is no such run, the service refuses or is unreachable.
+    """
+    with RolloutClient(url, token=rollout_token()) as client:
+        held = client.adapters(name)
+        if held is None:
+            names = [run.run for run in client.runs().runs]
+            raise ProblemError(
+                ProblemKind.RUN_NOT_FOUND,
+                f"the service at {client.url} holds no run {name!r} of yours{did_you_mean(name, names)}",
+                action="`solrl-train runs list` shows yours",
+            )
+        client.delete(name)
+        print(f"deleted {name} with {len(held.versions)} versions, the newest {held.head}")
+
+
+def _quota(held: RunList) -> str:
+    return "" if held.quota is None else f" of {_mib(held.quota)} allowed"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f}"
