@@ -4,10 +4,10 @@ from urllib.parse import urlsplit
 
 
 def check_rollout_url(url: str) -> str:
-    """The address of a service, without the slash at its end.
+    """Validate the URL of a service; returns it without a trailing slash.
 
     Raises:
-        ValueError: it is no http or https address, or holds a password, which the message does not show.
+        ValueError: not an http or https URL, or it contains a password, which the message does not show.
     """
     expected = "expected http://HOST:PORT or https://HOST:PORT"
     try:

@@ -1,4 +1,4 @@
-"""The trainer's side of the rollout service's API."""
+"""Client of the rollout service's HTTP API."""
 
 import base64
 import copy
@@ -66,13 +66,13 @@ Restore = Callable[[Problem], bool]
 
 
 def rollout_token() -> str | None:
-    """The bearer token for the service, from SOLRL_TOKEN or the file that SOLRL_TOKEN_PATH names.
+    """Bearer token for the service, from the file named by SOLRL_TOKEN_PATH, or from SOLRL_TOKEN.
 
     It is never taken from the command line, which other users can read. Surrounding white space is dropped.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it cannot be a token. The message does not show it.
+        ValueError: the content cannot be a token; the message does not show it.
     """
     path = os.environ.get("SOLRL_TOKEN_PATH")
     source = f"the file of SOLRL_TOKEN_PATH ({path})" if path else "SOLRL_TOKEN"
@@ -81,7 +81,7 @@ def rollout_token() -> str | None:
         raise ValueError(f"{source} is empty; expected a token of `solrl-rollout token create`")
     if not (token.isascii() and token.isprintable() and " " not in token):
         raise ValueError(
-            f"{source} holds white space, control or non-ASCII characters, so it is no token; "
+            f"{source} contains white space, control or non-ASCII characters, so it is not a token; "
             "expected one line as `solrl-rollout token create` prints it"
         )
     return token or None
@@ -249,7 +249,7 @@ class RolloutClient:
         )
 
     def delete(self, run: str) -> None:
-        """Delete all versions of a run, if there are any."""
+        """Delete all versions of a run; succeeds if there are none."""
         try:
             self._ask("DELETE", f"/v1/runs/{run}", read_body)
         except ProblemError as error:

@@ -61,7 +61,7 @@ class Explore(Section):
             if self.source != "service":
                 raise ValueError("prune is for exploration at a service; candidates generated here are all completed")
             if self.selection != "best_worst":
-                raise ValueError(f"prune keeps the best and the worst; selection {self.selection} needs all candidates")
+                raise ValueError(f"prune keeps the best and worst; selection {self.selection} needs all candidates")
             if self.prune.keep < self.keep or self.prune.after >= self.steps:
                 raise ValueError(
                     f"prune is after {self.prune.after} of {self.steps} steps to {self.prune.keep}; "
@@ -101,24 +101,24 @@ class Optimizer(Section):
 
 
 class PolicySettings(Section):
-    """The behaviour policy and the evaluation weights, which both follow the trained policy."""
+    """Settings of the behaviour policy and the evaluation weights, which both follow the trained policy."""
 
     decay_rate: Annotated[float, Field(ge=0)] = 0.001
     decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Behaviour policy: old ← d·old + (1 − d)·current with d = min(decay_rate · iteration, decay_max)."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Averaging of the evaluation weights, ramped up as (1 + i) / (10 + i)."""
+    """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i)."""
 
 
 class Evaluate(Section):
-    """Held-out prompts with fixed seeds and the averaged weights."""
+    """Settings of evaluation, on held-out prompts with fixed seeds and the averaged weights."""
 
     prompts: Positive = 128
     seeds: Positive = 4
     """Images per prompt."""
     steps: Positive = 40
     every: Annotated[int, Field(ge=0)] = 0
-    """Iterations between evaluations; 0 is before and after only."""
+    """Iterations between evaluations; 0: only before and after the run."""
     rewards: tuple[str, ...] = ()
     """Rewards that are only evaluated."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
@@ -154,7 +154,7 @@ class RunConfig(Section):
     run: RunName
     output: Path
     prompts: str
-    """A registered set, or a folder with train/test files."""
+    """Registered prompt set, or a folder with train/test files."""
     iterations: Positive = 100
     seed: Seed = 42
     device: str = "auto"

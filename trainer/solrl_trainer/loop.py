@@ -61,8 +61,8 @@ def train(
         world: ranks that train together; by default this process alone. Rank 0 alone writes, reports and pushes.
 
     Raises:
-        ProblemError: the service refuses or is gone.
-        MismatchError: the service would make or score other images.
+        ProblemError: the service refuses a request or cannot be reached.
+        MismatchError: the service would generate or score different images.
         FloatingPointError: a loss or gradient that is not finite.
     """
     world = world or SoloWorld()
@@ -74,8 +74,8 @@ def train(
             version = found.version
             log.note(f"continuing after {version} iterations")
         adapters = found.adapters if found else {0: encode_adapter(models.policy.behaviour())}
-        # The digests in metrics.jsonl say which versions at the service are this run's, so they are read before lines
-        # beyond the checkpoint are dropped. A run that stopped before its first checkpoint leaves lines too.
+        # The digests in metrics.jsonl identify this run's versions at the service. Read them before dropping lines
+        # beyond the checkpoint; a run that stopped before its first checkpoint leaves lines, too.
         session.start(adapters, log.pushed_digests() if resume else set())
         log.rewind(version if found else -1)
         if found is not None and world.rank == 0:
@@ -126,8 +126,8 @@ def train_iteration(session: Session, log: RunLog, iteration: int) -> IterationS
         models.policy.decay_and_average(iteration, config.policy)
         adapter = encode_adapter(models.policy.behaviour())
 
-    # The line comes before the checkpoint, and the checkpoint before the push: a run that is interrupted at any of
-    # them and resumed neither loses a line nor pushes other bytes under the same version.
+    # First the line, then the checkpoint, then the push: a run interrupted at any point and resumed neither loses a
+    # line nor pushes different bytes under the same version.
     record = _record(session, log, iteration, samples, update, adapter_digest(adapter))
     log.iteration_trained(record)
     session.checkpoint(iteration + 1, adapter)

@@ -17,10 +17,9 @@ class Models:
     """A backbone with its generators and policies.
 
     Attributes:
-        backbone: the model; its transformer is the trained one.
-        generator: BF16; makes regenerated samples and evaluations.
-        behaviour: generator that has the behaviour policy merged: `generator`, or one at the precision of candidates
-            that are made here and trained on.
+        backbone: the model, whose transformer is trained.
+        generator: BF16 generator for regenerated samples and evaluations.
+        behaviour: generator with the behaviour policy merged: `generator`, or one at the precision of local candidates.
         policy: current, behaviour and reference policies.
     """
 
@@ -42,22 +41,22 @@ class Models:
         Args:
             backbone: the loaded model; its transformer gets the policy's adapters.
             lora: shape of the adapters.
-            seed: of their initialisation.
+            seed: seed of their initialisation.
             checkpointing: whether the backward pass recomputes activations.
-            precision: of the behaviour generator.
+            precision: precision of the behaviour generator.
         """
         generator = Generator(backbone, "bf16")
         behaviour = generator if precision == generator.precision else Generator(backbone, precision)
         return cls(backbone, generator, behaviour, Policy(backbone, lora, seed, checkpointing=checkpointing))
 
     def merge_behaviour(self, adapter: bytes) -> None:
-        """Sample from this behaviour policy from now on; `adapter` is the file that the service gets."""
+        """Merge a version of the behaviour policy; `adapter` is the file that the service gets, too."""
         self.behaviour.set_adapter(decode_adapter(adapter, self.behaviour.layout))
         self._merged = adapter
 
     @contextmanager
     def serving(self, adapter: Adapter | None) -> Iterator[Generator]:
-        """Within: the BF16 generator samples from `adapter`, or from the base for None; afterwards as before."""
+        """Merge `adapter` (None: the base) into the BF16 generator within the block; restores the previous one."""
         self.generator.set_adapter(adapter)
         try:
             yield self.generator

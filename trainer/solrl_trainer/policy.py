@@ -18,7 +18,7 @@ CURRENT, OLD = "current", "old"
 
 
 class Policy:
-    """LoRA adapters injected into a backbone's transformer, which stays frozen beneath them.
+    """LoRA adapters injected into a backbone's frozen transformer.
 
     Attributes:
         parameters: the current policy's LoRA weights, float32, in the order of their names.
@@ -38,7 +38,7 @@ class Policy:
             init_lora_weights="gaussian",
         )
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # two adapters are meant
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # two adapters are intended
             torch.manual_seed(seed)
             for name in (CURRENT, OLD):
                 inject_adapter_in_model(config, self.transformer, adapter_name=name)
@@ -67,7 +67,7 @@ class Policy:
 
     @contextmanager
     def old(self) -> Iterator[None]:
-        """Within: the transformer is the behaviour policy, without gradient."""
+        """Make the transformer the behaviour policy within the block, without gradient."""
         self._activate(OLD)
         try:
             with torch.no_grad():
@@ -77,7 +77,7 @@ class Policy:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Within: the transformer is the base model, without gradient."""
+        """Make the transformer the base model within the block, without gradient."""
         for layer in self._layers:
             layer.enable_adapters(False)
         try:
@@ -135,7 +135,7 @@ def require_finite(value: float, what: str, where: str) -> None:
     """Stop the run at a loss or gradient that is not finite.
 
     Raises:
-        FloatingPointError: naming the step.
+        FloatingPointError: the value is not finite; names the step.
     """
     if not math.isfinite(value):
         raise FloatingPointError(

@@ -1,4 +1,4 @@
-"""Records of a run's iterations, and what they become in metrics.jsonl and in reports to the service."""
+"""Records of a run's iterations, and their forms in metrics.jsonl and in reports to the service."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +20,12 @@ class Spread:
 
     @classmethod
     def of(cls, rewards: torch.Tensor) -> "Spread":
-        """The spread of rewards [groups, kept], of which each group's best half comes first."""
+        """Spread of rewards [groups, kept], with each group's best half first."""
         half = rewards.shape[1] // 2
         return cls(float(rewards.mean()), float(rewards[:, :half].mean()), float(rewards[:, half:].mean()))
 
     def message(self) -> SpreadMessage:
-        """As it is sent."""
+        """Wire message."""
         return SpreadMessage(mean=self.mean, best=self.best, worst=self.worst)
 
 
@@ -34,17 +34,17 @@ class IterationRecord:
     """An iteration's outcome.
 
     Attributes:
-        iteration: from 0; it makes version iteration + 1 of the behaviour policy.
-        explored_version: version that the candidates were made under.
-        precision, numerics: arithmetic that the candidates were made in.
+        iteration: index from 0; it produces version iteration + 1 of the behaviour policy.
+        explored_version: version under which the candidates were explored.
+        precision, numerics: arithmetic of the exploration.
         proxy_mean: mean score of all candidates.
-        score: spread of the score of the samples that were trained on.
-        rewards: spread of each reward of these samples.
-        digest: of the new behaviour policy's adapter file.
+        score: spread of the training samples' scores.
+        rewards: spread of each reward of the training samples.
+        digest: digest of the new behaviour policy's adapter file.
         update: figures of the optimiser steps.
-        explored_seconds: time that exploration took.
-        waited_seconds: of these, time that the trainer waited; None if exploration was the trainer's own work.
-        regenerated_seconds: time of regenerating and scoring; None if candidates were trained on as they were.
+        explored_seconds: time of the exploration.
+        waited_seconds: time that the trainer waited for it; None if the trainer explored by itself.
+        regenerated_seconds: time of regenerating and scoring; None for local candidates.
         trained_seconds: time of the update.
         pushed_seconds: time of the push; None before it.
     """
@@ -66,7 +66,7 @@ class IterationRecord:
 
     @property
     def version(self) -> int:
-        """Version of the behaviour policy that the iteration made."""
+        """Version of the behaviour policy that the iteration produced."""
         return self.iteration + 1
 
     @property
@@ -102,11 +102,11 @@ class IterationRecord:
         }
 
     def report(self, planned: int, samples: Samples | None) -> IterationReport:
-        """The iteration as the service is told of it.
+        """Report of the iteration for the service.
 
         Args:
-            planned: iterations of the whole run.
-            samples: images to show.
+            planned: number of iterations of the whole run.
+            samples: images for the page.
         """
         return IterationReport(
             iteration=self.iteration,

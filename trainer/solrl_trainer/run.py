@@ -1,4 +1,4 @@
-"""`solrl-train run`: a training with its progress, result, gallery and report."""
+"""`solrl-train run`: a training with progress, result, gallery and report."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def run(config: RunConfig, *, resume: bool = False, version: int | None = None) 
         version: of the checkpoint to continue from, instead of the newest.
 
     Returns:
-        What result.json holds.
+        Content of result.json.
     """
     config.output.mkdir(parents=True, exist_ok=True)
     if resume:
@@ -59,7 +59,7 @@ def run(config: RunConfig, *, resume: bool = False, version: int | None = None) 
 
 
 def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
-    """The figures of a finished run."""
+    """Figures of a finished run."""
     return {
         "model": config.model,
         "preset": config.preset,
@@ -110,10 +110,10 @@ def _save_images(config: RunConfig, result: Result, reporter: Reporter) -> None:
 
 
 def _candidate_pairs(config: RunConfig, result: Result, reporter: Reporter) -> CandidatePairs | None:
-    """Some selected seeds of the last iteration.
+    """Image pairs of some selected seeds of the last iteration.
 
-    None if the recipe has no service, nothing was left to train, the service is gone, or it no longer holds the version
-    that was explored under: a finished training does not fail for its pictures.
+    None if the recipe has no service, if nothing was left to train, or if the service cannot be reached or no longer
+    has the explored version: a finished training does not fail because of its images.
     """
     if result.samples is None or not config.two_stage:
         return None
@@ -122,5 +122,5 @@ def _candidate_pairs(config: RunConfig, result: Result, reporter: Reporter) -> C
             source = rollout_source(config, client)
             return candidate_pairs(result.samples, source, prompts=_SHOWN_PROMPTS, each=_SHOWN_EACH)
     except ProblemError as error:
-        reporter.note(f"the report does not show explored beside regenerated images: {error}")
+        reporter.note(f"the report does not show explored and regenerated images: {error}")
         return None

@@ -1,4 +1,4 @@
-"""The log of a run: metrics.jsonl, progress for a person, and reports for the service's page."""
+"""Log of a run: metrics.jsonl, progress in the terminal, and reports for the service's page."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from solrl_trainer.world import World
 
 
 class Reporter(Protocol):
-    """Shows progress to a person."""
+    """Shows progress to the user."""
 
     def phase(self, iteration: int, name: str) -> None:
         """A phase of an iteration begins."""
@@ -57,13 +57,13 @@ class RunLog:
         return {line["digest"] for line in self._metrics.lines("iteration")} if self._metrics is not None else set()
 
     def rewind(self, version: int) -> None:
-        """Drop lines beyond `version`, from which the run continues; −1 drops all."""
+        """Drop lines beyond `version`, from which the run continues; −1 drops all lines."""
         if self._metrics is not None:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
 
     def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
-        """Groups of an exploration; the time that each takes to arrive counts as "wait"."""
+        """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
         groups = iter(exploration)
         while True:
             with self.phase(iteration, "explore", clock="wait"):

@@ -1,6 +1,6 @@
-"""Selection: the candidates of a group whose samples are trained on.
+"""Selection of the candidates of a group for training.
 
-Every mode gives indices from the best to the worst score, so that the first half of a selection is its best half.
+Every mode returns indices from the best to the worst score, so the first half of a selection is its best half.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,19 @@ Mode = Callable[[Sequence[float], int, int], list[int]]
 
 
 def uniform(scores: Sequence[float], count: int, seed: int) -> list[int]:
-    """Any `count` candidates, whatever their scores."""
+    """`count` random candidates."""
     return _by_score(_shuffled(range(len(scores)), seed)[:count], scores)
 
 
 def mean_deviation(scores: Sequence[float], count: int) -> list[int]:
-    """The candidates whose scores are furthest from the group's mean."""
+    """Candidates whose scores are furthest from the group's mean."""
     values = torch.as_tensor(scores, dtype=torch.float64)
     order = torch.argsort((values - values.mean()).abs(), descending=True, stable=True).tolist()
     return _by_score(order[:count], scores)
 
 
 def extremes_random(scores: Sequence[float], count: int, seed: int) -> list[int]:
-    """The best and the worst candidate, and any others."""
+    """The best and the worst candidate, and random others."""
     ends = best_worst(scores, 2)
     others = [index for index in range(len(scores)) if index not in ends]
     return _by_score([*ends, *_shuffled(others, seed)][:count], scores)
@@ -46,12 +46,12 @@ MODES: Mapping[SelectionMode, Mode] = {
 
 
 def select(group: CandidateGroup, settings: Explore, seed_root: int) -> GroupSelection:
-    """Keep `settings.keep` of a group's candidates; pruned candidates, which have no score, are never kept.
+    """Select `settings.keep` of a group's candidates, never pruned ones, which have no score.
 
     Args:
         group: explored candidates of a prompt.
-        settings: mode of selection, and number to keep.
-        seed_root: of the iteration; a mode that draws at random does so from this and the prompt alone.
+        settings: selection mode and number of candidates to keep.
+        seed_root: seed root of the iteration. Random modes depend only on this and the prompt.
     """
     scored = [(index, score) for index, score in enumerate(group.scores) if score is not None]
     seed = expand_seeds(seed_root, f"select/{group.prompt.id}", 1)[0]

@@ -1,4 +1,4 @@
-"""The parts of a run: loaded once, checked against the service, and connected."""
+"""Session: the parts of a run, loaded once, checked against the service, and connected."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,14 +43,14 @@ class Session:
         world: ranks that train together.
         models: backbone, generators and policies.
         rewards: loaded rewards, trained or only logged.
-        algorithm: gives advantages and loss.
-        source: candidates of the service; None where the recipe has none.
-        supply: hands adapters to the service; rank 0's alone.
-        explorer, regenerator, scorer: make an iteration's samples.
-        optimizer: of the current policy.
+        algorithm: computes advantages and loss.
+        source: candidates of the service; None if the recipe does not use one.
+        supply: pushes adapters to the service; only on rank 0.
+        explorer, regenerator, scorer: produce an iteration's samples.
+        optimizer: optimiser of the current policy.
         updater: takes the optimiser steps.
-        train_prompts, test_prompts: prompts to train on, and held out.
-        adapters: files of the behaviour policy by version: the newest, and those that exploration lags behind.
+        train_prompts, test_prompts: training and held-out prompts.
+        adapters: adapter files of the behaviour policy by version: the newest, and older ones needed at the lag.
     """
 
     config: RunConfig
@@ -70,16 +70,16 @@ class Session:
     adapters: dict[int, bytes] = field(default_factory=dict)
 
     def prompts(self, iteration: int) -> list[PromptItem]:
-        """Prompts of an iteration, of all ranks."""
+        """Prompts of an iteration, for all ranks together."""
         config = self.config
         return prompts_of_iteration(self.train_prompts, config.explore.prompts, config.seed, iteration)
 
     def start(self, adapters: Mapping[int, bytes], pushed: Collection[str]) -> None:
-        """Begin with these versions of the behaviour policy, and explore under them.
+        """Start from these versions of the behaviour policy, and begin to explore under them.
 
         Args:
             adapters: files by version, the newest last.
-            pushed: digests of all versions that this run has pushed before.
+            pushed: digests of all versions that this run has pushed so far.
         """
         self.adapters = dict(adapters)
         if self.supply is not None:
@@ -88,7 +88,7 @@ class Session:
         self._serve(newest, adapters[newest])
 
     def checkpoint(self, version: int, adapter: bytes) -> None:
-        """Take `adapter` as the newest version, and write a checkpoint where the settings ask for one."""
+        """Record `adapter` as the newest version, and write a checkpoint if one is due."""
         config = self.config
         self.adapters[version] = adapter
         for older in sorted(self.adapters)[: -(config.explore.lag + 1)]:
@@ -99,7 +99,7 @@ class Session:
             checkpoints.save(folder, version, self.adapters, self.models.policy, self.optimizer, config)
 
     def push(self, version: int, adapter: bytes) -> None:
-        """Hand the newest version to the service, and explore under it."""
+        """Push the newest version to the service, and begin to explore under it."""
         if self.supply is not None:
             self.supply.push(version, adapter)
         self._serve(version, adapter)
@@ -121,7 +121,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         world: ranks that train together.
 
     Raises:
-        ProblemError: the service is not there, or does not host the model.
+        ProblemError: the service cannot be reached, or does not host the model.
         MismatchError: the service differs; names the part.
         ValueError, OSError: model, reward or prompts cannot be loaded.
     """
@@ -140,7 +140,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone, config.reward_options)
         source = supply = None
         if service is not None and first is not None:
-            # Before the policy changes the backbone's transformer.
+            # Take digests before the policy modifies the backbone's transformer.
             parts = part_digests(backbone.parts)
             check_bindings(config.bindings, model_digest(parts), config.model)
             digests = parts | rewards.digests()
@@ -158,7 +158,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
 def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutClient | None]:
     if not config.two_stage:
         return nullcontext()
-    # Versions that the service lost are pushed again by rank 0; the others wait for it.
+    # Rank 0 pushes versions that the service lost again; the other ranks wait for it.
     awaited = LOST if world.rank else ()
     return RolloutClient(config.rollout_url, token=rollout_token(), patience=config.patience, awaited=awaited)
 
@@ -234,7 +234,7 @@ def _connected(
 
 
 def pick_device(name: str) -> str:
-    """The device called `name`; `auto` is CUDA where there is one."""
+    """Resolve a device name; `auto` is CUDA if available, otherwise the CPU."""
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"

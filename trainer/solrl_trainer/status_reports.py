@@ -1,4 +1,4 @@
-"""Reports of a run to the service, for its page. A training goes on whatever becomes of them."""
+"""Reports of a run to the service, for its page. Failures never stop a training."""
 
 import base64
 import io
@@ -23,7 +23,7 @@ _PROMPTS = 2
 _SHORTEST_PAUSE = 5.0
 _PAUSE_AFTER_FAILURE = 60.0
 _SHARE = 0.01
-"""Part of the time that may go into images for the page."""
+"""Share of the service's time that images for the page may take."""
 _LONGEST_END = 15.0
 _PROMPT_LENGTH = 1000
 
@@ -32,31 +32,31 @@ class ImageBudget:
     """Limits images for the page to a hundredth of the service's time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: in seconds."""
+        """`clock` returns seconds."""
         self._clock = clock
         self._due = clock()
 
     def take(self) -> bool:
-        """Whether images may be requested now. If so, no more of them until `spent` or `failed` is called."""
+        """Whether images may be requested now. After True, returns False until `spent` or `failed` is called."""
         if self._clock() < self._due:
             return False
         self._due = float("inf")
         return True
 
     def spent(self, seconds: float) -> None:
-        """The images took the service `seconds` of work; time in its queue costs nothing."""
+        """Record that images took `seconds` of the service's work; time in its queue does not count."""
         self._due = self._clock() + max(_SHORTEST_PAUSE, seconds / _SHARE)
 
     def failed(self) -> None:
-        """The images could not be had."""
+        """Record that requesting images failed."""
         self._due = self._clock() + _PAUSE_AFTER_FAILURE
 
 
 class StatusReporter:
-    """Reports iterations from a thread of its own, and now and then asks the service for a few images.
+    """Reports iterations from a background thread, and occasionally requests a few images from the service.
 
-    The images are requested while the iteration trains: the service is then idle unless it serves other runs, and has
-    the adapter they need merged. Used as a context, it waits on a clean exit for what is under way.
+    Images are requested while the iteration trains: the service is then idle unless it serves other runs, and still has
+    the right adapter merged. As a context manager, it waits for pending work on a clean exit.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StatusReporter:
             self._thread.join(_LONGEST_END)
 
     def show(self, iteration: int, samples: IterationSamples) -> None:
-        """Fetch images of some samples for the iteration's report, if it is time for new ones."""
+        """Fetch images of some samples for the iteration's report, if new ones are due."""
         if self._work.empty() and self._budget.take():
             self._work.put(lambda: self._fetch(iteration, samples))
 

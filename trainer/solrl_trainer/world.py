@@ -1,4 +1,4 @@
-"""The processes that train one run together. All compute; rank 0 alone writes files, tells the service and pushes."""
+"""The processes that train one run together. All compute; only rank 0 writes files, reports and pushes."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 class World(Protocol):
-    """The ranks of a run and their collectives, which every rank calls in the same order."""
+    """Ranks of a run and their collectives, which every rank must call in the same order."""
 
     @property
     def rank(self) -> int:
@@ -61,7 +61,7 @@ def gather_rows(tensor: torch.Tensor, world: World) -> torch.Tensor:
 
 
 def gather_values(value: Any, world: World) -> list[Any]:
-    """All ranks' values of what JSON can say, in the order of ranks."""
+    """JSON values of all ranks, in the order of ranks."""
     if world.size == 1:
         return [value]
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -69,6 +69,6 @@ def gather_values(value: Any, world: World) -> list[Any]:
 
 
 def wait_for_first(world: World) -> None:
-    """Return once rank 0 has come here too."""
+    """Wait until rank 0 has reached this point."""
     if world.size > 1:
         world.broadcast(torch.zeros(1))

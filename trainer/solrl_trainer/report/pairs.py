@@ -1,4 +1,4 @@
-"""The same seeds as they were explored and as they were trained on, for people to look at."""
+"""Pairs of explored and regenerated images of the same seeds, for the report and the service's page."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class CandidatePairs:
     Attributes:
         pairs: prompt, seed and scores of each.
         explored, regenerated: float32 [len(pairs), 3, H, W] in [0, 1].
-        seconds: work of the service for them.
+        seconds: work of the service for the explored images.
     """
 
     pairs: list[Pair]
@@ -27,10 +27,10 @@ class CandidatePairs:
 
 
 def candidate_pairs(samples: IterationSamples, source: RolloutSource, *, prompts: int, each: int) -> CandidatePairs:
-    """Ask the service for the images of the `each` best and worst candidates of the first `prompts` groups.
+    """Request the images of the `each` best and worst candidates of the first `prompts` groups.
 
     Raises:
-        ProblemError: the service refuses, has lost the adapter version, or is gone.
+        ProblemError: the service refuses, has lost the adapter version, or cannot be reached.
     """
     groups = samples.groups[:prompts]
     kept = samples.scores.shape[1]

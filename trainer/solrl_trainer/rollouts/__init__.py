@@ -1,1 +1,1 @@
-"""The way of a prompt's candidates: explored at a service or here, selected, regenerated and scored."""
+"""Rollouts of an iteration: candidates are explored (at a service or locally), selected, regenerated and scored."""

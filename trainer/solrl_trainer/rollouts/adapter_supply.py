@@ -1,4 +1,4 @@
-"""The versions of a run's behaviour policy at the service."""
+"""Supply of a rollout service with the adapter versions of a run."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,13 +11,13 @@ from solrl_trainer.client import RolloutClient
 from solrl_trainer.problems import run_taken
 
 LOST = (ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND)
-"""Kinds of problem that say the service has lost versions of a run."""
+"""Problem kinds that mean that the service has lost versions of a run."""
 
 
 class AdapterSupply:
     """Keeps the service supplied with the adapter versions that a run needs.
 
-    Versions that the service loses (it restarts, or its Redis comes back a version behind) are pushed again.
+    Versions that the service loses are pushed again: it may restart, or its Redis may recover an older version.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class AdapterSupply:
         lag: int,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`lag`: versions that exploration stays behind the newest."""
+        """`lag`: number of versions by which exploration is behind the newest."""
         self._client = client
         self._run = run
         self._model = model
@@ -39,17 +39,17 @@ class AdapterSupply:
         self._lock = threading.RLock()
 
     def start(self, adapters: Mapping[int, bytes], own: Collection[str] = ()) -> None:
-        """Make the service hold these versions of the run, the last as its head.
+        """Make sure that the service has these versions of the run, the last as its head.
 
-        Later versions at the service are deleted if this run pushed them before it was interrupted. The whole run is
-        deleted and pushed anew if the service no longer holds these versions.
+        Later versions at the service are deleted, if this run pushed them before it was interrupted. If the service no
+        longer has these versions, the whole run is deleted and pushed again.
 
         Args:
             adapters: files by version.
             own: digests of every version that this run has pushed.
 
         Raises:
-            ProblemError: 409 `run-taken`: the service holds another run of this name.
+            ProblemError: 409 `run-taken`: the service has another run with this name.
         """
         self._adapters = dict(adapters)
         last = max(adapters)
@@ -74,7 +74,7 @@ class AdapterSupply:
                     raise
 
     def restore(self, problem: Problem) -> bool:
-        """Push again what `problem` says the service has lost; whether anything was pushed."""
+        """Push versions again that, according to `problem`, the service has lost; returns whether it pushed any."""
         if problem.kind not in (*LOST, ProblemKind.PARENT_CONFLICT):
             return False
         with self._lock:
@@ -84,7 +84,7 @@ class AdapterSupply:
         return bool(pushed)
 
     def _rewind(self, held: AdapterList, version: int) -> None:
-        """Make `version` the head again, or delete the run if the service lacks a version that is needed."""
+        """Make `version` the head again, or delete the run if the service lacks a required version."""
         stored = {info.version: info.digest for info in held.versions}
         if all(stored.get(needed) == adapter_digest(adapter) for needed, adapter in self._adapters.items()):
             try:
@@ -96,7 +96,7 @@ class AdapterSupply:
                 self._note(f"the service went back to version {version} of this run; its head was {held.head}")
                 return
         self._client.delete(self._run)
-        self._note(f"the service no longer held what version {version} needs; this run's versions are pushed anew")
+        self._note(f"the service no longer has all versions up to {version}; all of this run's are pushed again")
 
     def _push_missing(self) -> list[int]:
         """Push all known versions beyond the service's head, and return them.

@@ -1,4 +1,4 @@
-"""Checks before a run that service, trainer and exploration plan are of the same model."""
+"""Checks before a run that service, trainer and exploration plan use the same model."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,10 +16,10 @@ def check_service(client: RolloutClient, model: str, rewards: Sequence[RewardSpe
     """Compare noise contract, rewards and digests with a service's, before any work.
 
     Args:
-        client: of the service.
-        model: its name at the service.
-        rewards: that the service must score.
-        digests: of all parts and rewards loaded here.
+        client: client of the service.
+        model: name of the model at the service.
+        rewards: rewards that the service must have loaded.
+        digests: digests of all parts and rewards loaded here.
 
     Raises:
         ProblemError: the service does not host the model or score a reward.
@@ -38,25 +38,25 @@ def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) ->
     """Refuse a plan or a solver that was calibrated or fitted for another model.
 
     Raises:
-        MismatchError: naming both digests.
+        MismatchError: the model differs; names both digests.
     """
     for bound in bindings:
         if bound.model != digest:
             raise MismatchError(
                 "digests",
-                f"the exploration plan was calibrated for another model than {model}",
+                f"the exploration plan was calibrated for a different model than {model}",
                 where="explore.calibrated_for.model",
                 got=digest,
                 expected=bound.model,
-                action="run `solrl-train calibrate` for this model, or leave the plan out",
+                action="run `solrl-train calibrate` for this model, or omit the plan",
             )
 
 
 def note_emulation(model: ModelInfo, precision: Precision, note: Callable[[str], None]) -> None:
-    """Note the cost of NVFP4, requested by name, on a service that emulates it."""
+    """Warn about the cost of NVFP4, if it is requested by name from a service that emulates it."""
     emulated = [tier.precision for tier in model.precisions if tier.numerics == "emulated"]
     if precision == "nvfp4" and precision in emulated:
         note(
             "explore.precision=nvfp4: the service's device has no NVFP4 units and emulates them. That is slower than "
-            "BF16 and holds a second copy of the adapted weights; explore.precision=auto takes the fastest native one"
+            "BF16 and needs a second copy of the adapted weights; explore.precision=auto uses the fastest native one"
         )

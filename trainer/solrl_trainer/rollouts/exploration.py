@@ -1,4 +1,4 @@
-"""Exploration: cheap candidates of an iteration's prompts, whose seeds and scores decide what is trained on."""
+"""Exploration: cheap candidates of an iteration's prompts, whose scores decide which seeds are trained on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class ExplorationSummary:
     """Outcome of an exploration.
 
     Attributes:
-        version: behaviour policy that the candidates were made under.
-        precision, numerics: arithmetic that they were made in.
-        score_sum, score_count: over all candidates that have a score.
-        seconds: time it took, whether or not the trainer waited for it.
+        version: version of the behaviour policy.
+        precision, numerics: arithmetic of the generation.
+        score_sum, score_count: sum and number of scores, over all candidates that have one.
+        seconds: duration, whether or not the trainer waited for it.
     """
 
     version: int
@@ -33,7 +33,7 @@ class ExplorationSummary:
 
 
 class Exploration(Protocol):
-    """One iteration's candidates: an iterator of groups, in any order, and then a summary."""
+    """Candidates of one iteration: an iterator of groups, in any order, followed by a summary."""
 
     def __iter__(self) -> Iterator[CandidateGroup]:
         """Yield each group as soon as it is complete."""
@@ -47,12 +47,12 @@ class Explorer(Protocol):
     """A source of candidates."""
 
     def look_ahead(self, version: int) -> None:
-        """Begin what can be explored now that `version` is the behaviour policy."""
+        """Begin all explorations that are possible now that `version` is the behaviour policy."""
 
     def explore(self, iteration: int) -> Exploration:
         """The candidates of an iteration."""
 
 
 def seed_root(seed: int, iteration: int) -> int:
-    """The root of all candidates' seeds of an iteration; −1 for the measurement of rank fidelity."""
+    """Root of all candidates' seeds of an iteration; iteration −1 is the measurement of rank fidelity."""
     return expand_seeds(seed, f"explore/{iteration}", 1)[0]

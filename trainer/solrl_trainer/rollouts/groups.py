@@ -1,4 +1,4 @@
-"""A prompt's group on its way from exploration to training."""
+"""Groups: the candidates of a prompt, in the stages from exploration to training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,13 +50,13 @@ class ScoredSamples(GroupSamples):
 
 @dataclass(frozen=True)
 class CandidateGroup:
-    """A prompt's explored candidates.
+    """Explored candidates of a prompt.
 
     Attributes:
-        prompt: what they show.
-        seeds: one per candidate.
-        scores: score of each; None for a pruned candidate.
-        samples: the candidates themselves, where they were made here at full length to be trained on.
+        prompt: the prompt.
+        seeds: one seed per candidate.
+        scores: one score per candidate; None for a pruned one.
+        samples: the candidates themselves, if they were generated locally for training.
     """
 
     prompt: PromptItem
@@ -67,13 +67,13 @@ class CandidateGroup:
 
 @dataclass(frozen=True)
 class GroupSelection:
-    """The kept candidates of a group, the best half first.
+    """Selected candidates of a group, the best half first.
 
     Attributes:
-        prompt: what they show.
-        seeds: of the kept candidates.
-        proxy: the scores that they were selected by [kept].
-        samples: the kept candidates themselves, where they are trained on as they are.
+        prompt: the prompt.
+        seeds: seeds of the selected candidates.
+        proxy: [kept] scores by which they were selected.
+        samples: the selected candidates themselves, if they were generated locally for training.
     """
 
     prompt: PromptItem
@@ -84,7 +84,7 @@ class GroupSelection:
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """A selection with the samples that are trained on."""
+    """A selection with its training samples."""
 
     selection: GroupSelection
     samples: ScoredSamples

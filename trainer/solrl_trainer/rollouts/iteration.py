@@ -17,13 +17,13 @@ class IterationSamples:
     """All groups of an iteration in the order of its prompts.
 
     Attributes:
-        prompts: of all ranks.
-        groups: this rank's.
-        exploration: this rank's.
+        prompts: prompts of all ranks.
+        groups: groups of this rank.
+        exploration: summary of this rank's exploration.
         proxy_mean: mean score of all ranks' candidates.
         latents: clean latents x0 of all ranks' samples, float32 [groups, kept, ...].
-        scores: their scores [groups, kept].
-        rewards: each reward of theirs [groups, kept].
+        scores: [groups, kept] scores of all ranks' samples.
+        rewards: reward → [groups, kept] values of all ranks' samples.
         recording: every step of theirs, group after group, where the algorithm trains on trajectories.
     """
 
@@ -47,9 +47,9 @@ class IterationSamples:
         """Gather the samples of all ranks.
 
         Args:
-            prompts: of all ranks; the parts that `world.share` gives, one after the other.
-            groups: this rank's, in any order.
-            exploration: this rank's.
+            prompts: prompts of all ranks: the parts of `world.share`, concatenated.
+            groups: groups of this rank, in any order.
+            exploration: summary of this rank's exploration.
             world: the ranks.
         """
         place = {prompt.id: index for index, prompt in enumerate(prompts)}

@@ -1,4 +1,4 @@
-"""Candidates made on the trainer's own device, at full length; the kept ones are trained on as they are."""
+"""Local exploration: full-length candidates on the trainer's device, which are trained on directly."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from solrl_trainer.rollouts.scoring import Scorer
 
 
 class LocalExplorer:
-    """Generates and scores all candidates when they are asked for, under the behaviour policy of the moment."""
+    """Generates and scores candidates on demand, under the current behaviour policy."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class LocalExplorer:
         self._seed = seed
 
     def look_ahead(self, version: int) -> None:
-        """Nothing: this device has other work."""
+        """Do nothing: this device is busy with other work."""
 
     def explore(self, iteration: int) -> "LocalExploration":
         """The candidates of an iteration."""

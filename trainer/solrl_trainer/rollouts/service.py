@@ -17,7 +17,7 @@ Request = Callable[[Callable[[RolloutGroup], None]], RolloutAnswer]
 
 
 class ServiceExplorer:
-    """Explores each iteration in a thread as soon as the version that it is explored under is pushed.
+    """Explores each iteration in a thread, as soon as the version to explore under is pushed.
 
     Iteration i is explored under version max(0, i − lag), while the iterations before i are trained. Its samples are
     regenerated under version i, whatever the lag.
@@ -27,11 +27,11 @@ class ServiceExplorer:
         """Describe an explorer.
 
         Args:
-            source: of candidates.
+            source: source of the candidates.
             prompts_of: prompts of an iteration.
-            seed: of the run.
-            lag: versions that exploration stays behind.
-            iterations: in the whole run.
+            seed: seed of the run.
+            lag: number of versions by which exploration is behind the newest.
+            iterations: number of iterations of the whole run.
         """
         self.source = source
         self._prompts_of = prompts_of
@@ -60,7 +60,7 @@ class ServiceExplorer:
 
 
 class ServiceExploration:
-    """A request under way in a thread of its own; see `Exploration`."""
+    """A request in progress, in its own thread; see `Exploration`."""
 
     def __init__(self, prompts: Sequence[PromptItem], version: int, request: Request) -> None:
         """Send the request."""
@@ -69,7 +69,7 @@ class ServiceExploration:
         self._request = request
         self._arrived: SimpleQueue[RolloutGroup | ExplorationSummary | BaseException] = SimpleQueue()
         self._summary: ExplorationSummary | None = None
-        # A daemon, so that a run that fails does not wait for candidates that it will not use.
+        # A daemon thread, so that a failed run does not wait for candidates.
         threading.Thread(target=self._run, name="solrl-explore", daemon=True).start()
 
     def __iter__(self) -> Iterator[CandidateGroup]:

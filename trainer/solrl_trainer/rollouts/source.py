@@ -21,16 +21,16 @@ from solrl_trainer.config import RunConfig
 
 @dataclass(frozen=True)
 class RolloutSource:
-    """A service that makes a run's candidates, always under an exact adapter version.
+    """The service as a source of a run's candidates, always under an exact adapter version.
 
     Attributes:
-        client: of the service.
+        client: client of the service.
         run, model: names at the service.
-        candidates: per prompt.
-        plan: how candidates are made.
-        rewards: that make their score.
-        fingerprint: of model and rewards, which every answer must carry; None to accept any.
-        restore: gives the service what a refusal says it lacks, if it can; then the request is repeated.
+        candidates: candidates per prompt.
+        plan: settings of generation.
+        rewards: rewards in the score.
+        fingerprint: digest of model and rewards that every answer must have; None to accept any.
+        restore: removes the cause of a refusal, if it can; the request is then repeated.
     """
 
     client: RolloutClient
@@ -54,15 +54,15 @@ class RolloutSource:
         """Seeds and scores of each prompt's candidates under `version`.
 
         Args:
-            prompts: to explore.
-            version: of the run's adapter.
-            seed_root: of the candidates' seeds.
-            whole: without pruning any.
+            prompts: prompts to explore.
+            version: version of the run's adapter.
+            seed_root: root of the candidates' seeds.
+            whole: do not prune.
             on_group: called with each group as it arrives, from this thread.
 
         Raises:
-            ProblemError: refused, unreachable, 422 `digest-mismatch`: the service now serves another model, or 409
-                `served-differently`: it answered otherwise than it was asked.
+            ProblemError: refused or unreachable; 422 `digest-mismatch`: the service now serves another model; 409
+                `served-differently`: the answer does not match the request.
         """
         return self._answer(
             prompts,
@@ -73,7 +73,7 @@ class RolloutSource:
         )
 
     def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> RolloutAnswer:
-        """Images of these candidates of each prompt, as they were explored under `version`.
+        """Images of the given candidates of each prompt, explored under `version`.
 
         Raises:
             ProblemError: refused or unreachable.
@@ -114,7 +114,7 @@ def rollout_source(
     fingerprint: str | None = None,
     restore: Callable[[Problem], bool] | None = None,
 ) -> RolloutSource:
-    """The source of a run's candidates, by its settings."""
+    """Build the source of a run's candidates from its settings."""
     return RolloutSource(
         client=client,
         run=config.run,
