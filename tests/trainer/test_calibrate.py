@@ -101,7 +101,7 @@ def test_a_fitted_plan_is_written_so_that_a_run_takes_it(tmp_path: Path, monkeyp
     assert asked == Plan.model_validate(chosen)
     with pytest.raises(ConfigError, match="steps is 6, but the solver was fitted for 4"):
         resolve(PRESET, overrides=["explore.steps=6"], files={"file": written})
-    with pytest.raises(ConfigError, match="for candidates of the service"):
+    with pytest.raises(ConfigError, match="for exploration at a service"):
         resolve(PRESET, overrides=["explore.source=local", "explore.prune=null"], files={"file": written})
 
 
@@ -116,7 +116,7 @@ def test_a_plan_is_bound_to_the_model_and_settings_it_was_measured_with(
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     bindings = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.bindings
     check_bindings(bindings, model_digest(part_digests(load_backbone("mini-sana").parts)), "mini-sana")
-    with pytest.raises(MismatchError, match="another model than mini-sd3"):
+    with pytest.raises(MismatchError, match="different model than mini-sd3"):
         check_bindings(bindings, model_digest(part_digests(load_backbone("mini-sd3").parts)), "mini-sd3")
     for other in ("solver=dpm2", "guidance=2"):
         with pytest.raises(ConfigError, match="calibrated for solver euler at guidance 1"):

@@ -224,7 +224,7 @@ def test_rewards_are_weighed_from_a_file_as_from_the_command_line() -> None:
     by_override = resolve(PRESET, overrides=["rewards={clipscore: 0.5, hpsv2: 1.0, pickscore: 0}"])
     assert by_file.config.rewards == by_override.config.rewards == wanted
     assert [(spec.name, spec.weight) for spec in by_file.config.trained] == [("clipscore", 0.5), ("hpsv2", 1.0)]
-    with pytest.raises(ConfigError, match="all rewards have weight 0"):
+    with pytest.raises(ConfigError, match="every reward has weight 0"):
         resolve(PRESET, overrides=["rewards={clipscore: 0}"])
 
 
