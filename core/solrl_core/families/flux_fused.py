@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solrl_core.kernels import rms_norm_rope
+from solrl_core.kernels import attend, rms_norm_rope
 from solrl_core.precision.fp8 import Fp8Linear, Quantized, project
 from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
@@ -82,7 +82,8 @@ class FusedSingleBlock(nn.Module):
         else:
             out = self.proj_out(torch.cat([attended, F.gelu(wide, approximate="tanh")], 2))
         x = x + gate[:, None] * out
-        return x[:, :text], x[:, text:]
+        # Copies, which cost nothing compiled: a view's gradient would be padded outside of the compiled graph.
+        return x[:, :text].clone(), x[:, text:].clone()
 
 
 def _joint_attention(
@@ -115,6 +116,4 @@ def _rotated(attn: nn.Module, norm: str, x: Tensor, angles: Angles, first: int) 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention of query and key [B, S, H, D] over value [B, S, H·D]; returns [B, S, H·D]."""
-    value = value.view(key.shape)
-    out = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-    return out.transpose(1, 2).flatten(2)
+    return attend(query, key, value.view(key.shape)).flatten(2)

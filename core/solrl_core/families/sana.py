@@ -15,7 +15,7 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free
-from solrl_core.families.sana_fused import FusedFeedForward, FusedLinearAttention
+from solrl_core.families.sana_fused import FusedCrossAttention, FusedFeedForward, FusedLinearAttention
 from solrl_core.families.sana_native import from_native, is_native
 from solrl_core.precision import LayerPolicy
 from solrl_core.sampler import unshifted_sigmas
@@ -53,6 +53,8 @@ class Sana(PipelineBackbone):
         for block in transformer.get_submodule("transformer_blocks").children():
             block.ff = FusedFeedForward(block.get_submodule("ff"))
             block.attn1.set_processor(FusedLinearAttention())  # type: ignore[union-attr,operator]
+            if block.attn2 is not None:
+                block.attn2.set_processor(FusedCrossAttention())  # type: ignore[union-attr,operator]
 
     def sigmas(self, steps: int) -> list[float]:
         """Schedule without a shift."""

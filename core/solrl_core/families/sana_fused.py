@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solrl_core.kernels import silu_depthwise_glu
+from solrl_core.kernels import attend, silu_depthwise_glu
 from solrl_core.precision.fp8 import project
 
 
@@ -34,10 +35,29 @@ class FusedLinearAttention:
         return out
 
 
+class FusedCrossAttention:
+    """A diffusers attention processor, equivalent to `SanaAttnProcessor2_0`."""
+
+    def __call__(
+        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """Attention of image tokens [B, S, C] over text tokens [B, T, C]; the mask [B, 1, T] is added to the logits."""
+        query = attn.to_q(hidden_states)
+        key, value = project([attn.to_k, attn.to_v], encoder_hidden_states)
+        if attn.norm_q is not None:
+            query = attn.norm_q(query)
+        if attn.norm_k is not None:
+            key = attn.norm_k(key)
+        mask = None if attention_mask is None else attention_mask[:, None]
+        query, key, value = (x.unflatten(-1, (attn.heads, -1)) for x in (query, key, value))
+        out: Tensor = attn.to_out[0](attend(query, key, value, mask).flatten(2)) / attn.rescale_output_factor
+        return out
+
+
 class FusedFeedForward(nn.Module):
     """Fused `GLUMBConv` of diffusers, as SANA's blocks use it (no norm, no residual), built from its submodules.
 
-    Channels stay last, and one kernel computes everything between the two pointwise convolutions.
+    Channels stay last. Without gradient mode, one kernel computes everything between the two pointwise convolutions.
     """
 
     def __init__(self, feed_forward: nn.Module) -> None:
@@ -50,6 +70,9 @@ class FusedFeedForward(nn.Module):
         """[B, C, H, W] → [B, C, H, W], both channels-last in memory."""
         depth = self.conv_depth
         wide = _pointwise(self.conv_inverted, x.movedim(1, -1))
+        if torch.is_grad_enabled():
+            hidden, gate = depth(F.silu(wide).movedim(-1, 1)).chunk(2, 1)
+            return _pointwise(self.conv_point, (hidden * F.silu(gate)).movedim(1, -1)).movedim(-1, 1)
         gated = silu_depthwise_glu(wide, depth.get_parameter("weight"), depth.get_parameter("bias"))
         return _pointwise(self.conv_point, gated).movedim(-1, 1)
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from solrl_core.kernels import attend
 from solrl_core.precision.fp8 import Quantized, project
 from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
@@ -63,27 +63,23 @@ def _joint_attention(attn: Any, x: Tensor | Quantized, text: Tensor | Quantized)
     """
     own = _heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x)
     other = _heads(attn, text_layers(attn), (attn.norm_added_q, attn.norm_added_k), text)
-    out = _attend(*(torch.cat(pair, 2) for pair in zip(own, other, strict=True)))
-    image = own[0].shape[2]
+    out = attend(*(torch.cat(pair, 1) for pair in zip(own, other, strict=True))).flatten(2)
+    image = own[0].shape[1]
     own_out, text_out = out[:, :image], out[:, image:]
     return attn.to_out[0](own_out), text_out if attn.context_pre_only else attn.to_add_out(text_out)
 
 
 def _attention(attn: Any, x: Tensor | Quantized) -> Tensor:
     """Self-attention over image tokens [B, S, C]."""
-    out: Tensor = attn.to_out[0](_attend(*_heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x)))
+    attended = attend(*_heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x))
+    out: Tensor = attn.to_out[0](attended.flatten(2))
     return out
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of query, key and value [B, H, S, D]; returns [B, S, H·D]."""
-    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
 def _heads(
     attn: Any, layers: Sequence[nn.Module], norms: tuple[nn.Module | None, nn.Module | None], x: Tensor | Quantized
 ) -> tuple[Tensor, ...]:
-    """Normalised queries, normalised keys and values, each [B, H, S, D], of tokens [B, S, C]."""
-    query, key, value = (y.view(*y.shape[:2], attn.heads, -1).transpose(1, 2) for y in project(layers, x))
+    """Normalised queries, normalised keys and values, each [B, S, H, D], of tokens [B, S, C]."""
+    query, key, value = (y.view(*y.shape[:2], attn.heads, -1) for y in project(layers, x))
     norm_query, norm_key = norms
     return norm_query(query) if norm_query else query, norm_key(key) if norm_key else key, value

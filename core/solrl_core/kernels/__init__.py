@@ -1,5 +1,6 @@
 """Fused operations: one Triton kernel each on a GPU, the same arithmetic in plain torch elsewhere."""
 
+from solrl_core.kernels.attention import attend
 from solrl_core.kernels.depthwise import silu_depthwise_glu
 from solrl_core.kernels.modulate import add_norm_modulate_quantize, norm_modulate_quantize
 from solrl_core.kernels.rope import rms_norm_rope
@@ -10,6 +11,7 @@ __all__ = [
     "E4M3_MAX",
     "TINY",
     "add_norm_modulate_quantize",
+    "attend",
     "norm_modulate_quantize",
     "quantize_rows",
     "rms_norm_rope",

@@ -139,7 +139,13 @@ def by_row(layers: Sequence[nn.Module]) -> TypeGuard[Sequence[Fp8Linear]]:
 
 
 def project(layers: Sequence[nn.Module], x: Tensor | Quantized) -> list[Tensor]:
-    """Apply each layer to `x` [..., in]; if all are FP8 with scales per row, quantise `x` only once."""
+    """Apply each layer to `x` [..., in]; if all are FP8 with scales per row, quantise `x` only once.
+
+    Layers whose class has a function `together` are applied by it.
+    """
+    if together := getattr(layers[0], "together", None):
+        outputs: list[Tensor] = together(layers, x)
+        return outputs
     if by_row(layers) and not isinstance(x, Quantized):
         layers[0].require_no_gradient(x)
         codes, scales = quantize_rows(x, "")

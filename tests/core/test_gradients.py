@@ -1,0 +1,132 @@
+"""Gradients of the fused blocks and of attention: those of diffusers, on a GPU those of every kernel that is chosen."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from solrl_core.families import load_backbone
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.kernels import attend, rms_norm_rope
+from solrl_core.kernels.attention import _KERNELS, kernel_name
+from torch import Tensor
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def distance(x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        return float((x.double() - y.double()).norm() / y.double().norm())
+
+
+def heads(tokens: int, dtype: torch.dtype = torch.float32, device: str = "cpu", size: int = 16) -> Tensor:
+    return torch.randn(2, tokens, 3, size, device=device).to(dtype).requires_grad_()
+
+
+def text_mask(keys: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    mask = torch.zeros(2, 1, 1, keys, dtype=dtype, device=device)
+    mask[..., keys // 2 :] = -10000.0
+    return mask
+
+
+def in_torch(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_and_its_gradient_are_those_of_torch(masked: bool) -> None:
+    torch.manual_seed(0)
+    given = heads(5), heads(7), heads(7)
+    mask = text_mask(7) if masked else None
+    out, true = attend(*given, mask), in_torch(*given, mask)
+    upstream = torch.randn(out.shape)
+    found, wanted = (torch.autograd.grad(y, given, upstream) for y in (out, true))
+    assert all(distance(x, y) < 1e-5 for x, y in zip((out, *found), (true, *wanted), strict=True))
+    with torch.no_grad():
+        assert torch.equal(attend(*given, mask), in_torch(*given, mask))
+
+
+@GPU
+@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("queries", "keys", "size"), [(1152, 1152, 128), (341, 341, 64), (1024, 300, 112)])
+def test_attention_on_a_gpu_is_right_whatever_the_layout_of_the_gradient(
+    queries: int, keys: int, size: int, masked: bool, sliced: bool
+) -> None:
+    torch.manual_seed(0)
+    given = tuple(heads(tokens, torch.bfloat16, "cuda", size) for tokens in (queries, keys, keys))
+    mask = text_mask(keys, torch.bfloat16, "cuda") if masked else None
+    out = attend(*given, mask)
+    upstream = torch.randn(2, queries, 5 * 3 * size, device="cuda", dtype=torch.bfloat16)
+    upstream = (upstream[..., : 3 * size] if sliced else upstream[..., : 3 * size].contiguous()).view_as(out)
+    found = torch.autograd.grad(out, given, upstream)
+    wide = tuple(x.detach().double().requires_grad_() for x in given)
+    true = in_torch(*wide, None if mask is None else mask.double())
+    wanted = torch.autograd.grad(true, wide, upstream.double())
+    assert all(distance(x, y) < 0.01 for x, y in zip((out, *found), (true, *wanted), strict=True))
+
+
+@GPU
+@pytest.mark.parametrize("name", ["cudnn", "flash", "efficient"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_each_kernel_that_is_there_is_right(name: str, masked: bool) -> None:
+    if (name == "flash" and masked) or (name == "cudnn" and torch.cuda.get_device_capability() < (8, 0)):
+        pytest.skip("the kernel takes no such input")
+    torch.manual_seed(0)
+    query, key, value, upstream = (heads(n, torch.bfloat16, "cuda", 64).transpose(1, 2) for n in (256, 300, 300, 256))
+    mask = text_mask(300, torch.bfloat16, "cuda") if masked else None
+    plain, kernel = _KERNELS["plain"], _KERNELS[name]
+    with torch.no_grad():
+        out, logsumexp = kernel.forward(query, key, value, mask)
+        found = kernel.backward(upstream, query, key, value, out, logsumexp, mask)
+        wide = [x.float() for x in (query, key, value)]
+        true, true_logsumexp = plain.forward(*wide, mask)
+        wanted = plain.backward(upstream.float(), *wide, true, true_logsumexp, mask)
+    pairs = zip((out, logsumexp, *found), (true, true_logsumexp, *wanted), strict=True)
+    assert all(distance(x, y) < 0.01 for x, y in pairs)
+
+
+@GPU
+def test_a_hopper_gpu_attends_by_cudnn() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("another GPU may choose otherwise")
+    shape = torch.Size((2, 1152, 4, 128))
+    assert kernel_name(torch.device("cuda", 0), torch.bfloat16, shape, 1152, False) == "cudnn"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_the_gradient_of_norm_and_positions(device: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 3, 16, device=device, requires_grad=True)
+    weight = torch.rand(16, device=device) + 0.5
+    angles = torch.randn(9, 8, device=device).repeat_interleave(2, 1)
+    cos, sin = angles.cos(), angles.sin()
+    out = rms_norm_rope(x, weight, cos, sin, 2, 1e-6)
+    upstream = torch.randn_like(out)
+    (found,) = torch.autograd.grad(out, x, upstream)
+    wide = x.detach().double().requires_grad_()
+    normed = F.rms_norm(wide, (16,), weight.double(), 1e-6)
+    even, odd = normed[..., ::2], normed[..., 1::2]
+    c, s = (y[2:7, None, ::2].double() for y in (cos, sin))
+    true = torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2)
+    (wanted,) = torch.autograd.grad(true, wide, upstream.double())
+    assert distance(out, true) < 1e-6
+    assert distance(found, wanted) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_a_fused_transformer_has_the_gradient_of_diffusers(name: str) -> None:
+    backbone = load_backbone(name)
+    assert isinstance(backbone, PipelineBackbone)
+    fused = copy.deepcopy(backbone.transformer)
+    backbone.fuse(fused)
+    latents = torch.randn(2, *backbone.latent_shape, generator=torch.Generator().manual_seed(0))
+    conditioning = backbone.encode(["a red circle", "two blue squares"])
+    sigma = torch.tensor([0.8, 0.3])
+    gradients = []
+    for transformer in (backbone.transformer, fused):
+        x = latents.clone().requires_grad_()
+        out = backbone.velocity(transformer, x, sigma, conditioning)
+        gradients.append(torch.autograd.grad(out.square().sum(), x)[0])
+    assert distance(gradients[1], gradients[0]) < 1e-4
