@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from solrl_core.adapter import decode_adapter, encode_adapter
-from solrl_core.families import Backbone
+from solrl_core.families import Backbone, load_backbone
 from solrl_core.generator import Generator
 from solrl_core.lora import adapter_layout
 from solrl_trainer.config import Lora
@@ -13,6 +13,7 @@ from solrl_trainer.policy import CURRENT, OLD, Policy, require_finite
 from training_helpers import velocity
 
 LORA = Lora(rank=2, alpha=4)
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def move(policy: Policy, size: float = 0.05, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in policy.parameters:
-            weight.add_(size * torch.randn(weight.shape, generator=generator))
+            weight.add_(size * torch.randn(weight.shape, generator=generator).to(weight.device))
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -190,3 +191,55 @@ def test_a_value_that_is_not_finite_stops_the_run_by_name(value: float) -> None:
     with pytest.raises(FloatingPointError, match=r"the loss is (nan|inf|-inf) at iteration 3"):
         require_finite(value, "the loss", "iteration 3")
     require_finite(1.0, "the loss", "iteration 3")
+
+
+@pytest.mark.parametrize("recomputed", [0, 1, 99])
+def test_recomputed_blocks_give_the_same_gradient(loaded: Backbone, recomputed: int) -> None:
+    def gradient(count: int) -> tuple[torch.Tensor, ...]:
+        mine = copy.copy(loaded)
+        mine.transformer = copy.deepcopy(loaded.transformer)
+        policy = Policy(mine, LORA, seed=5)
+        move(policy)
+        policy.recompute(count)
+        assert sum(block.recomputed for block in policy.blocks) == min(count, len(policy.blocks))
+        return torch.autograd.grad(velocity(mine, policy).square().mean(), policy.parameters)
+
+    assert all(torch.equal(x, y) for x, y in zip(gradient(recomputed), gradient(0), strict=True))
+
+
+@GPU
+@pytest.mark.parametrize("recomputed", [0, 99])
+@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_equal_adapters_give_equal_velocities_on_a_gpu(name: str, recomputed: int) -> None:
+    """Bit for bit, though only one of the two passes keeps a gradient."""
+    backbone = load_backbone(name, device="cuda")
+    policy = Policy(backbone, Lora(rank=8, alpha=16), seed=5)
+    policy.recompute(recomputed)
+    move(policy)
+    policy.restore(OLD, policy.tensors(CURRENT))
+    current = velocity(backbone, policy)
+    with policy.old():
+        old = velocity(backbone, policy)
+    with policy.reference():
+        base = velocity(backbone, policy)
+    assert current.requires_grad
+    assert not old.requires_grad
+    assert torch.equal(current, old)
+    assert not torch.allclose(current, base, atol=1e-3)
+    move(policy, size=1e-3, seed=1)
+    with policy.old():
+        assert torch.equal(velocity(backbone, policy), old)
+    assert not torch.equal(velocity(backbone, policy), old)
+
+
+@GPU
+@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_gradients_in_bf16_are_near_those_in_float32(name: str) -> None:
+    gradients = []
+    for dtype in (torch.float32, None):
+        backbone = load_backbone(name, device="cuda", dtype=dtype)
+        policy = Policy(backbone, Lora(rank=8, alpha=16), seed=5)
+        move(policy)
+        found = torch.autograd.grad(velocity(backbone, policy).square().mean(), policy.parameters)
+        gradients.append(torch.cat([part.flatten() for part in found]))
+    assert float((gradients[1] - gradients[0]).norm() / gradients[0].norm()) < 0.1

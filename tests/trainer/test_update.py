@@ -10,7 +10,7 @@ from solrl_core.families import Backbone, load_backbone
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import CURRENT, OLD
 from solrl_trainer.update import UpdateFigures, training_pairs
-from training_helpers import make_policy, make_samples, tiny_config, train_on
+from training_helpers import make_policy, make_samples, tiny_config, train_on, updater
 
 
 def trained(
@@ -189,3 +189,33 @@ def test_the_gradients_of_a_gpu_are_those_of_a_cpu(name: str) -> None:
         policy, optimizer = make_policy(backbone, config)
         norms.append(train_on(make_samples(backbone), policy, backbone, optimizer, config, 0).grad_norm)
     assert norms[1] == pytest.approx(norms[0], rel=0.1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_a_micro_batch_never_waits_for_the_gpu(name: str) -> None:
+    backbone, config = load_backbone(name, device="cuda"), tiny_config("optimizer.updates=1", "lora.rank=8")
+    policy, optimizer = make_policy(backbone, config)
+    samples, own = make_samples(backbone), updater(policy, backbone, optimizer, config)
+    own.update(samples, 0)
+    noise, sigmas = torch.randn(4, *backbone.latent_shape), torch.tensor(own.sigmas, dtype=torch.float64)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        lanes = own._micro_batch(samples, torch.arange(4)[:, None], torch.tensor([0, 1, 2, 3]), sigmas, noise, 4)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.isfinite(loss) for loss, _ in lanes)
+
+
+def test_a_reference_of_no_weight_is_not_computed(backbone: Backbone) -> None:
+    passes = {}
+    for weight in ("0", "1e-4"):
+        mine = copy.copy(backbone)
+        mine.transformer = copy.deepcopy(backbone.transformer)
+        config = tiny_config(f"algorithm.kl_weight={weight}", "optimizer.updates=1")
+        policy, optimizer = make_policy(mine, config)
+        count: list[int] = []
+        policy.transformer.register_forward_pre_hook(lambda *_, count=count: count.append(1))
+        train_on(make_samples(mine), policy, mine, optimizer, config, 0)
+        passes[weight] = len(count)
+    assert passes["1e-4"] * 2 == passes["0"] * 3

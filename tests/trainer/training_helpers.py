@@ -7,6 +7,7 @@ from solrl_core.families import Backbone
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
+from solrl_trainer.models import build_policy
 from solrl_trainer.policy import Policy
 from solrl_trainer.presets import resolve
 from solrl_trainer.update import UpdateFigures, Updater
@@ -23,7 +24,7 @@ def tiny_config(*overrides: str, **arguments: Any) -> RunConfig:
 
 def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
     """A fresh policy and its optimiser."""
-    policy = Policy(backbone, config.lora, config.seed, checkpointing=config.optimizer.checkpointing)
+    policy = build_policy(backbone, config, print)
     return policy, torch.optim.AdamW(policy.parameters, lr=config.optimizer.learning_rate)
 
 
@@ -72,6 +73,7 @@ def train_on(
 
 def velocity(backbone: Backbone, policy: Policy | None = None) -> torch.Tensor:
     """The transformer's velocity at one fixed place."""
-    x = torch.randn(2, *backbone.latent_shape, generator=torch.Generator().manual_seed(3))
+    x = torch.randn(2, *backbone.latent_shape, generator=torch.Generator().manual_seed(3)).to(backbone.device)
     transformer = backbone.transformer if policy is None else policy.transformer
-    return backbone.velocity(transformer, x, torch.tensor([0.8, 0.3]), backbone.encode(PROMPTS[:2]))
+    sigma = torch.tensor([0.8, 0.3], device=backbone.device)
+    return backbone.velocity(transformer, x, sigma, backbone.encode(PROMPTS[:2]))

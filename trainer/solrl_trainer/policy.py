@@ -1,90 +1,91 @@
 """The policies of a run on one transformer: current (trained), old (behaviour) and reference (no adapter)."""
 
 import math
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Literal
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
-from solrl_core.lora import target_modules
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solrl_trainer.config import Lora, PolicySettings
+from solrl_trainer.lora import inject
+from solrl_trainer.trained_blocks import recompute_first, wrap_blocks
 
 CURRENT, OLD = "current", "old"
+_WITHOUT_GRADIENT = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Kernels that torch may choose from where nothing is differentiated."""
 
 
 class Policy:
     """LoRA adapters injected into a backbone's frozen transformer.
 
+    On a GPU its blocks are compiled, and the current and the old policy run through the same graphs: equal adapters
+    give equal velocities, bit for bit.
+
     Attributes:
+        transformer: the trained transformer.
+        base: what computes the reference's velocities; the trained transformer itself unless another is given.
+        blocks: its blocks, in the order in which they run.
         parameters: the current policy's LoRA weights, float32, in the order of their names.
     """
 
-    def __init__(self, backbone: Backbone, lora: Lora, seed: int, *, checkpointing: bool = False) -> None:
-        """`checkpointing`: the backward pass recomputes activations."""
+    def __init__(self, backbone: Backbone, lora: Lora, seed: int, *, reference: torch.nn.Module | None = None) -> None:
+        """`reference`: a transformer that computes the reference's velocities instead, in lower precision say."""
         self._lora = lora
         self.transformer = backbone.transformer
-        if checkpointing:
-            self.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-        self._modules = list(target_modules(self.transformer, backbone.lora_targets))
-        config = LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,  # type: ignore[arg-type, unused-ignore]
-            target_modules=backbone.lora_targets,
-            init_lora_weights="gaussian",
-        )
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # two adapters are intended
+        self.base = reference or self.transformer
+        self._on_gpu = backbone.device.type == "cuda"
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for name in (CURRENT, OLD):
-                inject_adapter_in_model(config, self.transformer, adapter_name=name)
-        self._layers = [m for m in self.transformer.modules() if isinstance(m, BaseTunerLayer)]
-        self._weights = {name: self._named_weights(name) for name in (CURRENT, OLD)}
-        for weights in self._weights.values():
-            for weight in weights.values():
-                weight.data = weight.data.float()
-        self.restore(OLD, self.tensors(CURRENT))
+            layers = inject(self.transformer, backbone.lora_targets, lora.rank, lora.alpha)
+        self._layers = list(layers.values())
+        self._weights: dict[str, dict[str, torch.nn.Parameter]] = {CURRENT: {}, OLD: {}}
+        for module, layer in layers.items():
+            for name, pair in ((CURRENT, layer.current), (OLD, layer.old)):
+                self._weights[name] |= {lora_a_key(module): pair.a, lora_b_key(module): pair.b}
         self.averaged = self.tensors(CURRENT)
-        self._activate(CURRENT)
         self.parameters = list(self._weights[CURRENT].values())
+        if self._on_gpu:
+            backbone.compile(self.transformer)
+        self.blocks = wrap_blocks(self.transformer, backbone)
 
-    def _named_weights(self, name: str) -> dict[str, torch.nn.Parameter]:
-        weights = {}
-        for module in self._modules:
-            layer = self.transformer.get_submodule(module)
-            weights[lora_a_key(module)] = layer.lora_A[name].weight  # type: ignore[index, union-attr]
-            weights[lora_b_key(module)] = layer.lora_B[name].weight  # type: ignore[index, union-attr]
-        return weights
+    def recompute(self, blocks: int) -> None:
+        """Let the backward pass compute the activations of this many blocks anew, rather than keep them."""
+        recompute_first(self.blocks, blocks)
 
-    def _activate(self, name: str) -> None:
+    def _activate(self, name: Literal["current", "old"] | None) -> None:
         for layer in self._layers:
-            layer.set_adapter(name, inference_mode=name != CURRENT)
-            layer.enable_adapters(True)
+            layer.active = None if name is None else getattr(layer, name)
+        for block in self.blocks:
+            block.discarding = self._on_gpu and name == OLD
 
     @contextmanager
     def old(self) -> Iterator[None]:
-        """Make the transformer the behaviour policy within the block, without gradient."""
-        self._activate(OLD)
+        """Within: the transformer is the behaviour policy, without gradient."""
+        self._activate("old")
         try:
             with torch.no_grad():
                 yield
         finally:
-            self._activate(CURRENT)
+            self._activate("current")
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Make the transformer the base model within the block, without gradient."""
-        for layer in self._layers:
-            layer.enable_adapters(False)
+        """Within: `base` is the base model, without gradient."""
+        self._activate(None)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), sdpa_kernel(_WITHOUT_GRADIENT) if self._on_gpu else nullcontext():
                 yield
         finally:
-            self._activate(CURRENT)
+            self._activate("current")
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """A copy of one adapter's weights on the CPU, by PEFT key."""

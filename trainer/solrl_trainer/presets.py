@@ -47,7 +47,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "prompts": "prompts",
         "solver": "dpm2",
         "optimizer.batch": 4,
-        "optimizer.checkpointing": True,
         "optimizer.max_grad_norm": 0.002,
     },
     "flux1": {
@@ -55,7 +54,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "prompts": "prompts",
         "solver": "dpm2",
         "optimizer.batch": 12,
-        "optimizer.checkpointing": True,
         "algorithm.timestep_fraction": 0.4,
         "evaluate.steps": 28,
     },

@@ -152,7 +152,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
                     service, run=config.run, model=config.model_name, lag=config.explore.lag, note=note
                 )
             source = rollout_source(config, service, fingerprint=own, restore=supply.restore if supply else None)
-        yield _connected(config, world, backbone, rewards, source, supply, train, test)
+        yield _connected(config, world, note, backbone, rewards, source, supply, train, test)
 
 
 def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutClient | None]:
@@ -166,6 +166,7 @@ def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutC
 def _connected(
     config: RunConfig,
     world: World,
+    note: Callable[[str], None],
     backbone: Backbone,
     rewards: RewardSet,
     source: RolloutSource | None,
@@ -174,13 +175,8 @@ def _connected(
     test: list[PromptItem],
 ) -> Session:
     explore, optimizer = config.explore, config.optimizer
-    models = Models.build(
-        backbone,
-        config.lora,
-        seed=config.seed,
-        checkpointing=optimizer.checkpointing,
-        precision="bf16" if source is not None or explore.precision == "auto" else explore.precision,
-    )
+    precision = "bf16" if source is not None or explore.precision == "auto" else explore.precision
+    models = Models.build(backbone, config, precision=precision, note=note)
     adamw = torch.optim.AdamW(
         models.policy.parameters,
         lr=optimizer.learning_rate,

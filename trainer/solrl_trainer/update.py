@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from solrl_core.families import Backbone
 from solrl_core.lanes import even_slices, map_in_lanes
 from solrl_proto.noise import expand_seeds
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solrl_trainer.algorithms.base import Algorithm, FixedPolicy, Velocities
@@ -19,7 +20,8 @@ from solrl_trainer.policy import Policy, require_finite
 from solrl_trainer.world import SoloWorld, World, gather_values
 
 _DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Not cuDNN's attention: of FLUX it returned gradients that are not a number (torch 2.11, H200).
+"""For families whose blocks leave attention to torch. Not cuDNN's: its gradients are wrong for some memory layouts
+(torch 2.11, H200), which blocks with `solrl_core.kernels.attend` avoid.
 
 The choice is the process's: while the trainer updates, no other of its threads runs a model.
 """
@@ -124,7 +126,7 @@ class Updater:
             Loss, and this rank's shares of the algorithm's figures by micro-batch.
         """
         batch = max(1, self.settings.batch // units.shape[1])
-        loss, figures = 0.0, []
+        micro_batches = []
         for number, start in enumerate(range(0, len(units), batch)):
             part = slice(start, start + batch)
             shape = samples.latents.shape[1:]
@@ -132,11 +134,12 @@ class Updater:
             if number % self.world.size != self.world.rank:
                 continue
             with sdpa_kernel(_DIFFERENTIABLE):
-                value, shares = self._micro_batch(samples, units[part], steps[part], sigmas, noise, len(units))
-            loss += value
-            figures.append(shares)
-            if not math.isfinite(loss):
-                break
+                micro_batches.append(self._micro_batch(samples, units[part], steps[part], sigmas, noise, len(units)))
+        # Read only now: before, each number would wait for the GPU, which then waits for what comes next.
+        loss, figures = 0.0, []
+        for lanes in micro_batches:
+            loss += sum(float(value) for value, _ in lanes)
+            figures.append(_summed({name: float(figure) for name, figure in own.items()} for _, own in lanes))
         loss = sum(gather_values(loss, self.world))
         if self.world.size > 1:
             self._reduce_gradients()
@@ -150,11 +153,11 @@ class Updater:
         sigmas: torch.Tensor,
         noise: torch.Tensor | None,
         count: int,
-    ) -> tuple[float, dict[str, float]]:
+    ) -> list[tuple[torch.Tensor, dict[str, float | torch.Tensor]]]:
         """Add the gradient of these units' share, of `count`, to the parameters'.
 
         Returns:
-            Their share of the loss and of the algorithm's figures.
+            By lane, its share of the loss and of the algorithm's figures; on a GPU maybe not computed yet.
         """
         device, policy, size = self.backbone.device, self.policy, units.shape[1]
         rows = units.flatten()
@@ -165,30 +168,39 @@ class Updater:
         whole = even_slices(len(units), max(1, self.settings.batch // size), device)
         parts = [slice(part.start * size, part.stop * size) for part in whole]
 
-        def velocity(part: slice) -> torch.Tensor:
+        def velocity(part: slice, transformer: nn.Module = policy.transformer) -> torch.Tensor:
             own = {name: value[part] for name, value in conditioning.items()}
-            return self.backbone.velocity(policy.transformer, batch.x[part], batch.t[part], own, self.guidance)
+            return self.backbone.velocity(transformer, batch.x[part], batch.t[part], own, self.guidance)
 
-        fixed_velocity = torch.no_grad()(velocity)
-        within = {"old": policy.old, "reference": policy.reference}
+        within = {"old": (policy.old, policy.transformer), "reference": (policy.reference, policy.base)}
         fixed: dict[FixedPolicy, list[torch.Tensor]] = {}
         for name in self.algorithm.fixed:
-            with within[name]():
+            context, transformer = within[name]
+            fixed_velocity = torch.no_grad()(partial(velocity, transformer=transformer))
+            with context():
                 fixed[name] = map_in_lanes(fixed_velocity, parts, device)
 
-        def gradients(i: int) -> tuple[float, dict[str, float], tuple[torch.Tensor, ...]]:
+        def gradients(i: int) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], tuple[torch.Tensor, ...]]:
             velocities = Velocities(velocity(parts[i]), {name: each[i] for name, each in fixed.items()})
             loss = self.algorithm.loss(batch.rows(parts[i]), velocities)
             share = (parts[i].stop - parts[i].start) / size / count
             value = loss.value * share
             figures = {name: figure * share for name, figure in loss.figures.items()}
-            return float(value.detach()), figures, torch.autograd.grad(value, policy.parameters)
+            return value.detach(), figures, torch.autograd.grad(value, policy.parameters)
 
         done = map_in_lanes(gradients, range(len(parts)), device)
         for _, _, gradient in done:
-            for parameter, value in zip(policy.parameters, gradient, strict=True):
-                parameter.grad = value if parameter.grad is None else parameter.grad + value
-        return sum(loss for loss, _, _ in done), _summed(figures for _, figures, _ in done)
+            self._add_gradient(gradient)
+        return [(loss, figures) for loss, figures, _ in done]
+
+    def _add_gradient(self, gradient: Sequence[torch.Tensor]) -> None:
+        parameters = self.policy.parameters
+        so_far = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if so_far:
+            torch._foreach_add_(so_far, list(gradient))
+        else:
+            for parameter, value in zip(parameters, gradient, strict=True):
+                parameter.grad = value
 
     def _reduce_gradients(self) -> None:
         """Replace each rank's gradient by the sum over all ranks, in one collective."""

@@ -68,10 +68,13 @@ class Velocities:
 
 @dataclass(frozen=True)
 class Loss:
-    """A scalar with gradient, the mean over a micro-batch's units, and figures to log, means likewise."""
+    """A scalar with gradient, the mean over a micro-batch's units, and figures to log, means likewise.
+
+    A figure on a GPU is best left a tensor: to read it here would wait for the GPU at every micro-batch.
+    """
 
     value: torch.Tensor
-    figures: dict[str, float]
+    figures: Mapping[str, float | torch.Tensor]
 
 
 class Algorithm(ABC, Generic[SettingsT, BatchT]):
@@ -84,7 +87,7 @@ class Algorithm(ABC, Generic[SettingsT, BatchT]):
     """
 
     Settings: ClassVar[type[Any]] = AlgorithmSettings
-    fixed: ClassVar[tuple[FixedPolicy, ...]] = ()
+    fixed: tuple[FixedPolicy, ...] = ()
 
     def __init__(self, settings: SettingsT) -> None:
         self.settings = settings

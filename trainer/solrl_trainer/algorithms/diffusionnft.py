@@ -31,14 +31,17 @@ class DiffusionNft(Algorithm[DiffusionNftSettings, ForwardBatch]):
 
     Settings = DiffusionNftSettings
     trains_on = ForwardProcess()
-    fixed = ("reference", "old")
+
+    def __init__(self, settings: DiffusionNftSettings) -> None:
+        super().__init__(settings)
+        self.fixed = ("reference", "old") if settings.kl_weight else ("old",)
 
     def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
         """Loss of a micro-batch; no figures."""
         value = nft_loss(
             velocity.current,
             velocity.old,
-            velocity.reference,
+            velocity.reference if self.settings.kl_weight else None,
             batch.x0,
             batch.noise,
             batch.t,
@@ -53,7 +56,7 @@ class DiffusionNft(Algorithm[DiffusionNftSettings, ForwardBatch]):
 def nft_loss(
     v: torch.Tensor,
     v_old: torch.Tensor,
-    v_ref: torch.Tensor,
+    v_ref: torch.Tensor | None,
     x0: torch.Tensor,
     noise: torch.Tensor,
     t: torch.Tensor,
@@ -68,7 +71,7 @@ def nft_loss(
     Args:
         v: [B, ...] velocity of the current policy at x_t = (1 − t)·x0 + t·noise, with gradient.
         v_old: [B, ...] velocity of the behaviour policy there.
-        v_ref: [B, ...] velocity of the base model there.
+        v_ref: [B, ...] velocity of the base model there; None without a pull to it.
         x0: [B, ...] clean latents of the regenerated samples.
         noise: [B, ...] the noise mixed in.
         t: [B] in (0, 1].
@@ -94,4 +97,4 @@ def nft_loss(
     positive = regression(beta * v + (1 - beta) * v_old)
     negative = regression((1 + beta) * v_old - beta * v)
     policy = (optimality * positive / beta + (1 - optimality) * negative / beta).mean() * adv_clip
-    return policy + kl_weight * ((v - v_ref) ** 2).mean()
+    return policy if v_ref is None else policy + kl_weight * ((v - v_ref) ** 2).mean()

@@ -1,0 +1,97 @@
+"""Which blocks keep their activations: counted without values, chosen by what fits."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_trainer.config import Lora
+from solrl_trainer.lora import inject
+from solrl_trainer.training_memory import TrainingPlan, blocks_to_recompute, plan_training
+from training_helpers import tiny_config
+
+MIB = 2**20
+
+
+def low_precision(name: str) -> PipelineBackbone:
+    """A miniature as a GPU holds it."""
+    backbone = load_backbone(name)
+    assert isinstance(backbone, PipelineBackbone)
+    backbone.transformer.bfloat16()
+    backbone.dtype = torch.bfloat16
+    return backbone
+
+
+def kept_by(backbone: PipelineBackbone, lora: Lora, batch: int) -> int:
+    """Bytes that all blocks keep for a gradient when they run for themselves, without a compiler."""
+    transformer = copy.deepcopy(backbone.transformer)
+    backbone.fuse(transformer)
+    inject(transformer, backbone.lora_targets, lora.rank, lora.alpha)
+    blocks = [block for name in backbone.blocks for block in transformer.get_submodule(name).children()]
+    weights = {weight.untyped_storage().data_ptr() for weight in transformer.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+    total = 0
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        if x.untyped_storage().data_ptr() not in weights:
+            saved[x.untyped_storage().data_ptr()] = x
+        return x
+
+    def before(*_: Any) -> None:
+        saved.clear()
+
+    def after(*_: Any) -> None:
+        nonlocal total
+        total += sum(x.untyped_storage().nbytes() for x in saved.values())
+
+    for block in blocks:
+        block.register_forward_pre_hook(before)
+        block.register_forward_hook(after)
+    row = backbone.encode(["a"])
+    rows = {name: value.expand(batch, *value.shape[1:]).contiguous() for name, value in row.items()}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        latents = torch.randn(batch, *backbone.latent_shape)
+        backbone.velocity(transformer, latents, torch.full((batch,), 0.5), rows)
+    return total
+
+
+@pytest.mark.parametrize("name", ["mini-flux", "mini-sd3", "mini-sana"])
+def test_what_blocks_keep_is_counted_without_values(name: str) -> None:
+    backbone, lora = low_precision(name), Lora(rank=4, alpha=8)
+    before = {key: value.clone() for key, value in backbone.transformer.state_dict().items()}
+    plan = plan_training(backbone, lora, 8, backbone.encode(["a"]))
+    after = backbone.transformer.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
+    blocks = sum(len(list(backbone.transformer.get_submodule(part).children())) for part in backbone.blocks)
+    assert len(plan.kept) == len(plan.inputs) == blocks
+    assert all(0 < inputs < kept for inputs, kept in zip(plan.inputs, plan.kept, strict=True))
+    # A compiler recomputes what is cheap, so that it keeps hardly more than eager code, and no less than half.
+    eager = kept_by(backbone, lora, 8)
+    assert 0.5 * eager < sum(plan.kept) < 1.1 * eager
+    # Rows of the batch add up.
+    half = plan_training(backbone, lora, 4, backbone.encode(["a"]))
+    assert sum(plan.kept) == pytest.approx(2 * sum(half.kept), rel=0.01)
+
+
+def test_as_few_blocks_recompute_as_fit() -> None:
+    plan = TrainingPlan(kept=(10 * MIB,) * 4, inputs=(MIB,) * 4, state=5 * MIB)
+    assert plan.total(0) == (5 + 40 + 10) * MIB
+    assert plan.total(1) == (5 + 1 + 30 + 20) * MIB
+    assert plan.total(4) == (5 + 4 + 20) * MIB
+    assert plan.recomputed(plan.total(0)) == 0
+    assert plan.recomputed(plan.total(0) - 1) == 2
+    assert plan.recomputed(plan.total(3)) == 3
+    assert plan.recomputed(0) == 4
+
+
+@pytest.mark.parametrize(("setting", "share"), [("auto", 0), ("false", 0), ("true", 1), ("0", 0), ("99", 1)])
+def test_the_run_may_set_it(loaded: Backbone, setting: str, share: int) -> None:
+    config = tiny_config(f"optimizer.checkpointing={setting}")
+    blocks = len(list(loaded.transformer.get_submodule("transformer_blocks").children()))
+    notes: list[str] = []
+    assert blocks_to_recompute(config, loaded, notes.append) == share * blocks
+    assert notes == []
+    assert blocks_to_recompute(tiny_config("optimizer.checkpointing=1"), loaded, notes.append) == 1

@@ -1,0 +1,89 @@
+"""LoRA adapters of the trained and the behaviour policy beside the frozen linear layers of a transformer.
+
+On a CPU the arithmetic, its order and the random draws are those of PEFT, bit for bit.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from solrl_core.lora import target_modules
+from torch import Tensor, nn
+
+from solrl_trainer.lora_product import lora_product
+
+
+class Pair(NamedTuple):
+    """One adapter of a layer: A [rank, in] and B [out, rank], float32."""
+
+    a: nn.Parameter
+    b: nn.Parameter
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer with an adapter for each of two policies.
+
+    Attributes:
+        base: the frozen layer.
+        scale: alpha / rank.
+        current: the trained adapter, with Gaussian A and B = 0; drawn from torch's global generator as PEFT draws it.
+        old: the behaviour policy's, at first a copy. Its weights are no parameters of the module.
+        active: the adapter that is added to the base; None for the base alone. It is an attribute, and not a name to
+            look up, so that compiled code is the same for both.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base = base
+        self.scale = alpha / rank
+        # Each layer draws initial weights, as PEFT's do, before they are overwritten: so the generator moves alike.
+        a = nn.Linear(base.in_features, rank, bias=False, device="cpu").weight
+        b = nn.Linear(rank, base.out_features, bias=False, device="cpu").weight
+        nn.init.normal_(a, std=1 / rank)
+        nn.init.zeros_(b)
+        device = base.weight.device
+        self.lora_A, self.lora_B = (nn.Parameter(weight.detach().to(device)) for weight in (a, b))
+        self.current = Pair(self.lora_A, self.lora_B)
+        self.old = Pair(*(nn.Parameter(weight.detach().clone()) for weight in self.current))
+        self.active: Pair | None = self.current
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] → [..., out]."""
+        if self.active is None:
+            out: Tensor = self.base(x)
+            return out
+        if self.base.weight.dtype == torch.float32:
+            out = self.base(x)
+            return out + F.linear(F.linear(x, self.active.a), self.active.b) * self.scale
+        return self.together([self], x)[0]
+
+    @staticmethod
+    def together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+        """Apply layers that share the input `x` [..., in]; it is read once for all of their adapters."""
+        adapted = [layer for layer in layers if isinstance(layer, LoraLinear)]
+        active = [layer.active for layer in adapted if layer.active is not None]
+        if len(active) < len(adapted) or adapted[0].base.weight.dtype == torch.float32:
+            return [layer(x) for layer in layers]
+        products = lora_product(
+            x.reshape(-1, x.shape[-1]),
+            [layer.base.weight for layer in adapted],
+            [layer.base.bias for layer in adapted if layer.base.bias is not None],
+            [pair.a for pair in active],
+            [pair.b for pair in active],
+            adapted[0].scale,
+        )
+        outputs = iter(products)
+        return [
+            next(outputs).view(*x.shape[:-1], -1) if isinstance(layer, LoraLinear) else layer(x) for layer in layers
+        ]
+
+
+def inject(transformer: nn.Module, targets: str, rank: int, alpha: float) -> dict[str, LoraLinear]:
+    """Replace each linear layer whose whole dotted name matches `targets` by a `LoraLinear`; by those names."""
+    layers = {}
+    for name, module in target_modules(transformer, targets).items():
+        layers[name] = LoraLinear(module, rank, alpha)
+        parent, _, child = name.rpartition(".")
+        setattr(transformer.get_submodule(parent), child, layers[name])
+    return layers

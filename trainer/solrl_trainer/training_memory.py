@@ -1,0 +1,204 @@
+"""GPU memory of the training phase, planned without a GPU: which blocks keep their activations.
+
+Each kind of block is compiled on the meta device, where tensors have shapes and no values, up to the step that decides
+which activations the backward pass gets; these are counted.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from solrl_core.families import Backbone, Conditioning
+from solrl_core.families.skeleton import Meta
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from solrl_trainer.config import Lora, RunConfig
+from solrl_trainer.lora import inject
+from solrl_trainer.trained_blocks import wrap_blocks
+
+RESERVED = 3 * 2**30
+"""Left to CUDA's libraries, fragmentation, and what an iteration holds besides."""
+_STATE = 16
+"""Bytes for each LoRA weight: two moments, a gradient, and that of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Bytes that training takes besides the weights.
+
+    Attributes:
+        kept: by block, in the order in which they run: what it keeps for the backward pass.
+        inputs: by block: what it keeps if its activations are recomputed.
+        state: gradients and the optimiser's moments.
+    """
+
+    kept: tuple[int, ...]
+    inputs: tuple[int, ...]
+    state: int
+
+    def total(self, recomputed: int) -> int:
+        """The peak if the first `recomputed` blocks recompute their activations."""
+        held = sum(self.inputs[:recomputed]) + sum(self.kept[recomputed:])
+        working = max(self.kept) * (2 if recomputed else 1)
+        return self.state + held + working
+
+    def recomputed(self, limit: int) -> int:
+        """The fewest blocks that must recompute to stay within `limit` bytes; all of them where none fits."""
+        blocks = len(self.kept)
+        return next((count for count in range(blocks) if self.total(count) <= limit), blocks)
+
+
+def plan_training(
+    backbone: Backbone, lora: Lora, batch: int, conditioning: Conditioning, guidance: float = 1.0
+) -> TrainingPlan:
+    """Plan the training of a model, on any device, in micro-batches of `batch` samples.
+
+    Args:
+        backbone: a model into which no policy was injected; it is left as it is.
+        lora: the adapter's shape.
+        batch: samples in one backward pass.
+        conditioning: of a prompt, one row.
+        guidance: as the run sets it.
+    """
+    own = _on_meta(backbone)
+    getattr(own, "fuse", lambda transformer: None)(own.transformer)
+    with torch.random.fork_rng(devices=[]):
+        layers = inject(own.transformer, own.lora_targets, lora.rank, lora.alpha).values()
+    blocks = wrap_blocks(own.transformer, own)
+    latents = torch.empty(batch, *own.latent_shape, device="meta")
+    rows = {
+        name: torch.empty(batch, *row.shape[1:], dtype=row.dtype, device="meta") for name, row in conditioning.items()
+    }
+    given: list[tuple[Any, Any]] = []
+    for block in blocks:
+        block.register_forward_pre_hook(lambda _, args, kwargs: given.append((args, kwargs)), with_kwargs=True)
+    with torch.no_grad(), Meta():
+        own.velocity(own.transformer, latents, torch.ones(batch, device="meta"), rows, guidance)
+    counted: dict[Any, tuple[int, int]] = {}
+    sizes = []
+    for wrapped, (args, kwargs) in zip(blocks, given, strict=True):
+        inner = wrapped.block
+        kind = (
+            type(inner),
+            *(weight.shape for weight in inner.parameters()),
+            *map(_shape, tree_leaves((args, kwargs))),
+        )
+        if kind not in counted:
+            counted[kind] = _count(inner, args, kwargs)
+        sizes.append(counted[kind])
+    kept, inputs = zip(*sizes, strict=True)
+    return TrainingPlan(kept, inputs, _STATE * sum(weight.numel() for layer in layers for weight in layer.current))
+
+
+def blocks_to_recompute(config: RunConfig, backbone: Backbone, note: Callable[[str], None]) -> int:
+    """How many blocks recompute their activations: as the run sets, or by default as a plan of the GPU's memory says.
+
+    Args:
+        config: the run's settings.
+        backbone: the loaded model, without a policy.
+        note: told what was planned.
+    """
+    blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
+    wanted = config.optimizer.checkpointing
+    if wanted != "auto":
+        return min(int(wanted), blocks) if type(wanted) is int else blocks * bool(wanted)
+    if backbone.device.type != "cuda":
+        return 0
+    batch = config.optimizer.batch
+    plan = plan_training(backbone, config.lora, batch, backbone.encode(["a"], config.guidance), config.guidance)
+    limit = free_bytes(backbone.device)
+    recomputed = plan.recomputed(limit)
+    note(
+        f"training in micro-batches of {batch} is planned to take {gib(plan.total(recomputed))} of {gib(limit)} GiB: "
+        f"activations of {blocks - recomputed} of {blocks} blocks are kept, of the others recomputed; "
+        "optimizer.checkpointing overrides it"
+    )
+    return recomputed
+
+
+def gib(size: int) -> str:
+    """Bytes in GiB."""
+    return f"{size / 2**30:.1f}"
+
+
+def free_bytes(device: torch.device) -> int:
+    """What this process can still allocate on a GPU."""
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached - RESERVED
+
+
+def _on_meta(backbone: Backbone) -> Backbone:
+    """The backbone around a copy of its transformer that has no values."""
+    transformer = backbone.transformer
+    memo: dict[int, Any] = {
+        id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+        for weight in transformer.parameters()
+    }
+    memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in transformer.buffers()}
+    own = copy.copy(backbone)
+    own.transformer = copy.deepcopy(transformer, memo)
+    own.device = torch.device("meta")
+    return own
+
+
+def _count(block: nn.Module, args: Any, kwargs: Any) -> tuple[int, int]:
+    """Bytes that a block keeps for its backward pass, and those of its inputs alone."""
+    args, kwargs = tree_map(_with_gradient, (args, kwargs))
+    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    streams = {_key(x): x.untyped_storage().nbytes() for x in given if _is_stream(x)}
+    elsewhere = {_key(x) for x in (*block.parameters(), *block.buffers(), *given)}
+    saved: dict[int, tuple[Tensor, int]] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        if _key(x) not in elsewhere:
+            saved[_key(x)] = x, x.untyped_storage().nbytes()
+        return x
+
+    compiled = torch.compile(block, dynamic=False, backend=_partitioned())
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        output = compiled(*args, **kwargs)
+    del output
+    inputs = sum(streams.values())
+    return inputs + sum(size for _, size in saved.values()), inputs
+
+
+def _partitioned() -> Callable[..., Any]:
+    """A compiler that divides forward and backward pass as torch's default does, and compiles neither."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    def as_it_is(graph: Any, inputs: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    backend: Callable[..., Any] = partial(
+        aot_autograd(
+            fw_compiler=as_it_is,
+            bw_compiler=as_it_is,
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=select_decomp_table(),
+        )
+    )
+    return backend
+
+
+def _is_stream(x: Any) -> bool:
+    """Whether an input is tokens [B, S, C], which the block before gave."""
+    return isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3
+
+
+def _with_gradient(x: Any) -> Any:
+    return x.detach().requires_grad_() if _is_stream(x) else x
+
+
+def _key(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+def _shape(x: Any) -> Any:
+    return x.shape if isinstance(x, Tensor) else x
