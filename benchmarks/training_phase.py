@@ -1,0 +1,500 @@
+"""Milliseconds of a training micro-batch, as it was and as it is: `python benchmarks/training_phase.py`, on a GPU.
+
+As it was: diffusers' blocks uncompiled, PEFT's layers, flash attention, every block of FLUX.1 and SD3.5-L recomputed.
+Both train the same frozen weights, which are random and of the true shapes, with the settings of the presets, and are
+measured in turns. Beside them are options, each alone; the memory that a plan says and that is taken; and the distance
+of gradients to those in float32, on the miniatures. Each model has processes of its own.
+Writes docs/results/training_phase.{json,md}.
+"""
+
+import argparse
+import copy
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.families.skeleton import Meta, materialize
+from solrl_core.generator import Generator
+from solrl_core.kernels import attention
+from solrl_core.lora import target_modules
+from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.training_data import TrainingSamples
+from solrl_trainer.config import Lora, RunConfig
+from solrl_trainer.policy import CURRENT, OLD, Policy
+from solrl_trainer.presets import resolve
+from solrl_trainer.training_memory import plan_training
+from solrl_trainer.update import Updater
+from step_time import TOKENS
+from torch import nn
+from true_size import MINIATURES, skeleton
+
+PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana"}
+RECOMPUTED = {"flux": True, "sd3": True, "sana": False}
+"""Whether the preset recomputed its blocks, as it was."""
+NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
+WANTED = {"flux": 1.8, "sd3": 1.6, "sana": 1.5}
+MICRO_BATCHES = 2
+ROUNDS = 3
+PARTS = ("reference", "old", "current", "optimizer")
+Row = dict[str, Any]
+
+
+class PeftPolicy:
+    """The policy as it was: PEFT's layers in diffusers' blocks, which run one operation after the other."""
+
+    def __init__(self, backbone: Backbone, lora: Lora, checkpointing: bool) -> None:
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        self.transformer = self.base = backbone.transformer
+        if checkpointing:
+            self.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+        config = LoraConfig(
+            r=lora.rank,
+            lora_alpha=int(lora.alpha),
+            target_modules=backbone.lora_targets,
+            init_lora_weights="gaussian",
+        )
+        modules = list(target_modules(self.transformer, backbone.lora_targets))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in (CURRENT, OLD):
+                inject_adapter_in_model(config, self.transformer, adapter_name=name)
+        self._layers = [module for module in self.transformer.modules() if isinstance(module, BaseTunerLayer)]
+        self.weights: dict[str, list[nn.Parameter]] = {CURRENT: [], OLD: []}
+        for name, weights in self.weights.items():
+            for layer in map(self.transformer.get_submodule, modules):
+                for part in (layer.lora_A, layer.lora_B):
+                    weight = part[name].weight  # type: ignore[index,union-attr]
+                    weight.data = weight.data.float()
+                    weights.append(weight)
+        self.parameters = self.weights[CURRENT]
+        self._activate(CURRENT)
+
+    def _activate(self, name: str) -> None:
+        for layer in self._layers:
+            layer.set_adapter(name, inference_mode=name != CURRENT)
+            layer.enable_adapters(True)
+
+    @contextmanager
+    def old(self) -> Iterator[None]:
+        """Within: the transformer is the behaviour policy, without gradient."""
+        self._activate(OLD)
+        with torch.no_grad():
+            yield
+        self._activate(CURRENT)
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within: the transformer is the base model, without gradient."""
+        for layer in self._layers:
+            layer.enable_adapters(False)
+        with torch.no_grad():
+            yield
+        self._activate(CURRENT)
+
+    def gradient_norm(self, limit: float) -> float:
+        """Clip the gradient to `limit` and return its norm before."""
+        return float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+
+
+class Clock:
+    """Times between marks on the GPU, by the part that ended with the mark."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[str, Any]] = []
+
+    def mark(self, part: str) -> None:
+        """What was asked since the last mark was `part`."""
+        event: Any = time.perf_counter()
+        if torch.cuda.is_available():
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        self._marks.append((part, event))
+
+    def milliseconds(self) -> dict[str, float]:
+        """By part; forgets all marks."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        found: dict[str, float] = {}
+        for (_, before), (part, after) in zip(self._marks, self._marks[1:], strict=False):
+            between = before.elapsed_time(after) if torch.cuda.is_available() else 1000 * (after - before)
+            found[part] = found.get(part, 0.0) + between
+        self._marks.clear()
+        return found
+
+
+class Timed:
+    """An updater, timed by the parts of its work."""
+
+    def __init__(self, policy: Any, backbone: Backbone, config: RunConfig) -> None:
+        self.clock = Clock()
+        for name in ("reference", "old"):
+            setattr(policy, name, self._timed(name, getattr(policy, name)))
+        optimizer = torch.optim.AdamW(policy.parameters, lr=config.optimizer.learning_rate)
+        norm = policy.gradient_norm
+
+        def gradient_norm(limit: float) -> float:
+            self.clock.mark("current")
+            return float(norm(limit))
+
+        policy.gradient_norm = gradient_norm
+        self.policy = policy
+        self.updater = Updater(
+            backbone=backbone,
+            policy=policy,
+            optimizer=optimizer,
+            algorithm=ALGORITHMS.find(config.algorithm.name)(config.algorithm),
+            settings=config.optimizer,
+            sigmas=backbone.sigmas(config.regenerate.steps),
+            guidance=config.guidance,
+            seed=config.seed,
+        )
+
+    def _timed(self, part: str, context: Callable[[], Any]) -> Callable[[], Any]:
+        @contextmanager
+        def within() -> Iterator[None]:
+            self.clock.mark("current")  # of the micro-batch before
+            with context():
+                yield
+            self.clock.mark(part)
+
+        return within
+
+    def run(self, samples: TrainingSamples, iteration: int) -> dict[str, float]:
+        """Milliseconds of a micro-batch by part, and in all."""
+        self.clock.mark("")
+        self.updater.update(samples, iteration)
+        self.clock.mark("optimizer")
+        each = {part: ms / MICRO_BATCHES for part, ms in self.clock.milliseconds().items()}
+        return {part: each.get(part, 0.0) for part in PARTS} | {"all": sum(each.values())}
+
+
+def main() -> None:
+    """Measure each model in a process of its own; write and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
+    parser.add_argument("--device", default="cuda", help="cpu tries it out on the miniatures")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--render", action="store_true", help="measure nothing: the table from the JSON alone")
+    parser.add_argument("--child", choices=["time", "gradient"], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        (measure if args.child == "time" else compare_gradients)(args.models[0], args.device)
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / "training_phase.json"
+    result = json.loads(file.read_text()) if file.is_file() else {"rows": []}
+    if not args.render:
+        result["rows"] = [row for row in result["rows"] if row["model"] not in args.models]
+        processes = [child("gradient", model, args.device) for model in args.models]  # none is timed
+        for process in processes:
+            collect(process, result, file)
+        for model in args.models:
+            collect(child("time", model, args.device), result, file)
+    (args.out / "training_phase.md").write_text(table(result["rows"]))
+    print(table(result["rows"]))
+
+
+def child(kind: str, model: str, device: str) -> subprocess.Popen[str]:
+    """A process that measures one model."""
+    options = ["--child", kind, "--models", model, "--device", device]
+    return subprocess.Popen([sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True)
+
+
+def collect(process: subprocess.Popen[str], result: dict[str, Any], file: Path) -> None:
+    """Add the rows that a process prints, and write them."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith('{"model"'):
+            result["rows"].append(json.loads(line))
+            print(line[:300], file=sys.stderr, flush=True)
+            file.write_text(json.dumps(result, indent=1) + "\n")
+    if process.wait():
+        print(f"a process ended with {process.returncode}", file=sys.stderr)
+
+
+def show(model: str, device: str, **values: Any) -> None:
+    """Print a row."""
+    name = "CPU, the miniature" if device == "cpu" else torch.cuda.get_device_name()
+    print(json.dumps({"model": model, "device": name, "torch": torch.__version__} | values), flush=True)
+
+
+def measure(model: str, device: str) -> None:
+    """Print rows as JSON: both ways, the options, and memory."""
+    config = resolve(f"{PRESETS[model]}/sol_rl/hpsv2", overrides=["optimizer.updates=1"]).config
+    backbone, samples = true_model(model, config, device)
+    fraction = MICRO_BATCHES / (len(backbone.sigmas(config.regenerate.steps)) - 1)
+    config = with_settings(config, {"algorithm.timestep_fraction": fraction - 1e-6})
+    old = Timed(
+        PeftPolicy(beside(backbone), config.lora, RECOMPUTED[model]),
+        backbone,
+        with_settings(config, {"optimizer.checkpointing": False}),
+    )
+    plan = plan_training(backbone, config.lora, config.optimizer.batch, row_of(samples), config.guidance)
+    fp8 = Generator(backbone, "fp8").transformer if device != "cpu" else None
+    held = torch.cuda.memory_allocated() if device != "cpu" else 0
+    policy = Policy(backbone, config.lora, config.seed)
+    ways = {"as it was": old, "as it is": Timed(policy, backbone, config)}
+    began = time.perf_counter()
+    ways["as it is"].run(samples, 0)
+    compiled = time.perf_counter() - began
+    peak = 0
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        ways["as it is"].run(samples, 0)
+        peak = torch.cuda.max_memory_allocated() - held
+    old.run(samples, 0)
+    times: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    for turn in range(ROUNDS):
+        for way, timed in ways.items():
+            times[way].append(timed.run(samples, turn))
+    for way, each in times.items():
+        show(model, device, kind="way", way=way, batch=config.optimizer.batch, **medians(each))
+    show(model, device, kind="memory", planned=plan.total(0), measured=peak, state=plan.state, compile_s=compiled)
+    show(model, device, kind="equal", bits=equal_velocities(policy, backbone, samples))
+    del old, ways["as it was"]
+    gc.collect()
+    for option, each in options(ways["as it is"], policy, backbone, config, samples, fp8):
+        show(model, device, kind="option", way=option, **medians(each))
+
+
+def equal_velocities(policy: Policy, backbone: Backbone, samples: TrainingSamples) -> bool:
+    """Whether the current and the old policy give the same bits for the same adapter."""
+    policy.restore(OLD, policy.tensors(CURRENT))
+    count = len(samples.latents)
+    rows = samples.conditioning_of(torch.arange(count))
+    sigma = torch.full((count,), 0.7, device=backbone.device)
+
+    def velocity() -> torch.Tensor:
+        return backbone.velocity(policy.transformer, samples.latents, sigma, rows).detach()
+
+    current = velocity()
+    with policy.old():
+        return torch.equal(velocity(), current)
+
+
+def options(
+    usual: Timed, policy: Policy, backbone: Backbone, config: RunConfig, samples: TrainingSamples, fp8: nn.Module | None
+) -> Iterator[tuple[str, list[dict[str, float]]]]:
+    """Each option alone, and its times; the usual way again last."""
+
+    def measured(timed: Timed) -> list[dict[str, float]]:
+        timed.run(samples, 0)
+        return [timed.run(samples, 1)]
+
+    policy.recompute(len(policy.blocks))
+    yield "every block recomputed", measured(usual)
+    policy.recompute(0)
+    if fp8 is not None:
+        policy.base = fp8
+        yield "optimizer.reference=fp8", measured(usual)
+        policy.base = policy.transformer
+        chosen = attention.kernel_name
+        attention.kernel_name = lambda *given: "efficient" if given[-1] else "flash"  # type: ignore[assignment]
+        yield "flash attention", measured(usual)
+        attention.kernel_name = chosen
+    updater = usual.updater
+    weightless = with_settings(config, {"algorithm.kl_weight": 0.0})
+    object.__setattr__(updater, "algorithm", ALGORITHMS.find(config.algorithm.name)(weightless.algorithm))
+    yield "algorithm.kl_weight=0", measured(usual)
+
+
+def true_model(model: str, config: RunConfig, device: str) -> tuple[Backbone, TrainingSamples]:
+    """The transformer of true size with random weights, and a micro-batch of samples of one prompt."""
+    with tempfile.TemporaryDirectory() as folder:
+        bare = skeleton(model, Path(folder), device)
+        if device == "cpu":
+            backbone: Backbone = load_backbone(MINIATURES[model])
+            row = backbone.encode(["a"], config.guidance)
+        else:
+            with Meta():
+                row = bare.encode(["a"], config.guidance)
+            parts = {name: part for name, part in bare.parts.items() if name != "transformer"}
+            bare.parts = {"transformer": bare.transformer}
+            backbone = materialize(bare, device)
+            backbone.parts = parts
+            row = {name: random_row(value, TOKENS[model], device) for name, value in row.items()}
+    count = config.optimizer.batch
+    latents = torch.randn(count, *backbone.latent_shape, generator=torch.Generator().manual_seed(0)).to(device)
+    advantages = torch.linspace(-2, 2, count)
+    return backbone, TrainingSamples(latents, advantages, row, torch.zeros(count, dtype=torch.int64))
+
+
+def random_row(value: torch.Tensor, tokens: int, device: str) -> torch.Tensor:
+    """Random states with as many tokens as the model takes; all tokens seen."""
+    shape = (1, tokens, *value.shape[2:]) if value.ndim == 3 or not value.is_floating_point() else value.shape
+    if not value.is_floating_point():
+        return torch.ones(shape, dtype=value.dtype, device=device)
+    return torch.randn(shape, device=device).to(value.dtype)
+
+
+def row_of(samples: TrainingSamples) -> dict[str, torch.Tensor]:
+    """The conditioning of the first prompt."""
+    return {name: value[:1] for name, value in samples.conditioning.items()}
+
+
+def beside(backbone: Backbone) -> Backbone:
+    """The backbone around a copy of its transformer that shares all weights."""
+    own = copy.copy(backbone)
+    shared = (*backbone.transformer.parameters(), *backbone.transformer.buffers())
+    own.transformer = copy.deepcopy(backbone.transformer, {id(tensor): tensor for tensor in shared})
+    return own
+
+
+def with_settings(config: RunConfig, values: dict[str, Any]) -> RunConfig:
+    """The same settings with some others."""
+    raw = config.model_dump()
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        raw[section][name] = value
+    return RunConfig.model_validate(raw)
+
+
+def medians(times: list[dict[str, float]]) -> dict[str, Any]:
+    """Of each part over the rounds, and all rounds."""
+    return {part: statistics.median(each[part] for each in times) for part in (*PARTS, "all")} | {"rounds": times}
+
+
+def compare_gradients(model: str, device: str) -> None:
+    """Print a row: the relative distance of a micro-batch's gradient to that in float32, on the miniature, both ways.
+
+    The current policy is a step of the learning rate away from the old one, whose B is not zero.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+    config = resolve(f"{MINIATURES[model]}/sol_rl/clipscore", overrides=["optimizer.updates=1"]).config
+    config = with_settings(config, {"optimizer.batch": 24, "algorithm.timestep_fraction": 0.05})
+    found: dict[str, list[torch.Tensor]] = {"as it was": [], "as it is": [], "float32": []}
+    for way, gradients in found.items():
+        dtype = torch.float32 if way == "float32" else None
+        for seed in range(3):
+            backbone = load_backbone(MINIATURES[model], device=device, dtype=dtype)
+            policy: Any
+            if way == "as it was":
+                policy = PeftPolicy(backbone, config.lora, False)
+                current, old = policy.weights[CURRENT], policy.weights[OLD]
+            else:
+                policy = Policy(backbone, config.lora, config.seed)
+                current, old = policy.parameters, list(policy._weights[OLD].values())
+            set_weights(current, old, config, seed)
+            gradients.append(gradient(policy, backbone, config, seed))
+    rows = {}
+    for way in ("as it was", "as it is"):
+        pairs = list(zip(found[way], found["float32"], strict=True))
+        rows[way] = {
+            "distance": [float((own - true).norm() / true.norm()) for own, true in pairs],
+            "cosine": [float(torch.nn.functional.cosine_similarity(own, true, dim=0)) for own, true in pairs],
+        }
+    show(model, device, kind="gradient", distances=rows)
+
+
+@torch.no_grad()
+def set_weights(current: list[nn.Parameter], old: list[nn.Parameter], config: RunConfig, seed: int) -> None:
+    """Old: a trained adapter; current: a step further."""
+    generator = torch.Generator().manual_seed(seed)
+    for index, (here, there) in enumerate(zip(current, old, strict=True)):
+        deviation = 0.01 if index % 2 else 1 / config.lora.rank
+        weight = deviation * torch.randn(here.shape, generator=generator)
+        there.copy_(weight)
+        here.copy_(weight + config.optimizer.learning_rate * torch.randn(here.shape, generator=generator).sign())
+
+
+def gradient(policy: Any, backbone: Backbone, config: RunConfig, seed: int) -> torch.Tensor:
+    """Of a micro-batch, all weights in one [P], on the CPU."""
+    kept: list[torch.Tensor] = []
+
+    def keep(limit: float) -> float:
+        kept.append(torch.cat([p.grad.flatten() for p in policy.parameters]).cpu())
+        return 1.0
+
+    policy.gradient_norm = keep
+    timed = Timed(policy, backbone, config)
+    count = config.optimizer.batch
+    generator = torch.Generator().manual_seed(seed)
+    latents = torch.randn(count, *backbone.latent_shape, generator=generator).to(backbone.device)
+    row = backbone.encode(["two red circles"])
+    samples = TrainingSamples(
+        latents, torch.randn(count, generator=generator), row, torch.zeros(count, dtype=torch.int64)
+    )
+    timed.updater.update(samples, seed)
+    return kept[0].double()
+
+
+def table(rows: list[Row]) -> str:
+    """What was found, as Markdown."""
+    models = [model for model in PRESETS if any(row["model"] == model for row in rows)]
+    device = rows[0]["device"] if rows else "?"
+    lines = [
+        "# A training micro-batch, as it was and as it is",
+        "",
+        f"By `python benchmarks/training_phase.py` on one {device}, torch {rows[0]['torch'] if rows else '?'}: random",
+        "weights of the true shapes, the presets' settings (DiffusionNFT, a BF16 reference at weight 1e-4, rank 32),",
+        f"both ways in turns, medians of {ROUNDS} rounds of {MICRO_BATCHES} micro-batches by the GPU's clock.",
+        "As it was: diffusers' blocks uncompiled, PEFT's layers, flash attention, every block of FLUX.1 and SD3.5-L",
+        "recomputed. Options were measured once each, after a warm-up.",
+        "",
+        "| model, micro-batch | | reference, ms | old | current, forward and backward | optimizer | in all | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for model in models:
+        own = [row for row in rows if row["model"] == model and row["kind"] in ("way", "option")]
+        was = next((row for row in own if row["way"] == "as it was"), None)
+        for row in own:
+            ratio = f"{was['all'] / row['all']:.2f}" if was else ""
+            if row["way"] == "as it is":
+                ratio = f"**{ratio}** (wanted {WANTED[model]})"
+            title = f"{NAMES[model]}, {was['batch']}" if was and row is was else ""
+            cells = " | ".join(f"{row[part]:.1f}" for part in (*PARTS, "all"))
+            option = f"with {row['way']}" if row["kind"] == "option" else row["way"]
+            lines.append(f"| {title} | {option} | {cells} | {ratio} |")
+    lines += ["", "The optimizer's share is of one step for two micro-batches; a run takes fewer.", ""]
+    if equal := [row for row in rows if row["kind"] == "equal"]:
+        same = ", ".join(NAMES[row["model"]] for row in equal if row["bits"]) or "none"
+        lines += [f"The current and the old policy give equal velocities, bit for bit, for equal adapters: {same}.", ""]
+    lines += [*memory_lines(rows, models), "", *gradient_lines(rows, models)]
+    return "\n".join(lines) + "\n"
+
+
+def memory_lines(rows: list[Row], models: list[str]) -> list[str]:
+    """Planned and measured memory of the new way, all activations kept."""
+    lines = [
+        "Memory of training besides the weights, all activations kept, planned without a GPU and measured:",
+        "",
+        "| model | planned, GiB | measured | off | first update, with compiling, s |",
+        "|---|---|---|---|---|",
+    ]
+    for row in (row for model in models for row in rows if row["model"] == model and row["kind"] == "memory"):
+        planned, measured = row["planned"] / 2**30, row["measured"] / 2**30
+        off = f"{planned / measured - 1:+.1%}" if measured else ""
+        lines.append(f"| {NAMES[row['model']]} | {planned:.2f} | {measured:.2f} | {off} | {row['compile_s']:.0f} |")
+    return lines
+
+
+def gradient_lines(rows: list[Row], models: list[str]) -> list[str]:
+    """Distances of gradients to float32."""
+    lines = [
+        "Relative distance of a micro-batch's gradient to that in float32, on the miniature of the family, three",
+        "seeds; the current policy is one step from the old one:",
+        "",
+        "| miniature | as it was | as it is |",
+        "|---|---|---|",
+    ]
+    for row in (row for model in models for row in rows if row["model"] == model and row["kind"] == "gradient"):
+        cells = [", ".join(f"{x:.4f}" for x in row["distances"][way]["distance"]) for way in ("as it was", "as it is")]
+        lines.append(f"| {MINIATURES[row['model']]} | {' | '.join(cells)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
