@@ -248,7 +248,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
             yield node.body[0].lineno, text
 
 
-@pytest.mark.parametrize("folder", ["proto", "core", "minis", "trainer", "benchmarks", "scripts"])
+@pytest.mark.parametrize("folder", ["proto", "core", "minis", "services", "trainer", "benchmarks", "scripts"])
 def test_a_docstring_says_what_the_thing_is(folder: str) -> None:
     """It opens with a noun or a verb, not with a question."""
     found = [
