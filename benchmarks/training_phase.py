@@ -116,7 +116,7 @@ class Clock:
         self._marks: list[tuple[str, Any]] = []
 
     def mark(self, part: str) -> None:
-        """What was asked since the last mark was `part`."""
+        """Count the work since the last mark as `part`."""
         event: Any = time.perf_counter()
         if torch.cuda.is_available():
             event = torch.cuda.Event(enable_timing=True)
@@ -432,7 +432,7 @@ def gradient(policy: Any, backbone: Backbone, config: RunConfig, seed: int) -> t
 
 
 def table(rows: list[Row]) -> str:
-    """What was found, as Markdown."""
+    """Markdown of the results."""
     models = [model for model in PRESETS if any(row["model"] == model for row in rows)]
     device = rows[0]["device"] if rows else "?"
     lines = [

@@ -4,15 +4,13 @@ import pytest
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
-from solrl_trainer.config import Lora
 from solrl_trainer.models import Models
-
-LORA = Lora(rank=2, alpha=4)
+from training_helpers import tiny_config
 
 
 @pytest.fixture
 def models(backbone: Backbone) -> Models:
-    return Models.build(backbone, LORA, seed=0, checkpointing=False)
+    return Models.build(backbone, tiny_config(), note=print)
 
 
 def changed(models: Models, seed: int) -> bytes:
@@ -45,7 +43,7 @@ def test_the_behaviour_policy_is_merged_again_after_another_was_served(models: M
 
 
 def test_a_generator_of_another_precision_keeps_the_behaviour_policy_meanwhile(backbone: Backbone) -> None:
-    models = Models.build(backbone, LORA, seed=0, checkpointing=False, precision="nvfp4")
+    models = Models.build(backbone, tiny_config(), precision="nvfp4", note=print)
     assert (models.generator.precision, models.behaviour.precision) == ("bf16", "nvfp4")
     base = weights(models.generator)
     models.merge_behaviour(changed(models, 1))

@@ -27,7 +27,7 @@ class TrainedBlock(nn.Module):
         self.discarding = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the block returns."""
+        """Return value of the block."""
         if self.discarding:
             with torch.enable_grad():
                 return tree_map(_detached, self.block(*args, **kwargs))

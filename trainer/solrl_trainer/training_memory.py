@@ -126,7 +126,7 @@ def gib(size: int) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What this process can still allocate on a GPU."""
+    """Bytes that this process can still allocate on a GPU."""
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + cached - RESERVED
 
