@@ -33,11 +33,9 @@ class InflightBytes:
             HTTPException: 503 `too-many-bytes`; nothing is counted.
         """
         if self.held + size > self.limit:
-            raise _too_many_bytes("the bodies of all requests", self.held, size, self.limit)
+            raise _too_many_bytes("all requests", self.held, size, self.limit)
         if self._by_tenant[tenant] + size > self.tenant_limit:
-            raise _too_many_bytes(
-                "the bodies of the tenant's requests", self._by_tenant[tenant], size, self.tenant_limit
-            )
+            raise _too_many_bytes("the tenant's requests", self._by_tenant[tenant], size, self.tenant_limit)
         self._by_tenant[tenant] += size
 
     def give_back(self, tenant: str | None, size: int) -> None:
