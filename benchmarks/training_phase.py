@@ -46,6 +46,7 @@ NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 102
 WANTED = {"flux": 1.8, "sd3": 1.6, "sana": 1.5}
 MICRO_BATCHES = 2
 ROUNDS = 3
+SEEDS = 12
 PARTS = ("reference", "old", "current", "optimizer")
 Row = dict[str, Any]
 
@@ -187,6 +188,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
     parser.add_argument("--device", default="cuda", help="cpu tries it out on the miniatures")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--parts", nargs="+", default=["gradient", "time"], choices=["gradient", "time"])
     parser.add_argument("--render", action="store_true", help="measure nothing: the table from the JSON alone")
     parser.add_argument("--child", choices=["time", "gradient"], help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -197,14 +199,22 @@ def main() -> None:
     file = args.out / "training_phase.json"
     result = json.loads(file.read_text()) if file.is_file() else {"rows": []}
     if not args.render:
-        result["rows"] = [row for row in result["rows"] if row["model"] not in args.models]
-        processes = [child("gradient", model, args.device) for model in args.models]  # none is timed
-        for process in processes:
-            collect(process, result, file)
-        for model in args.models:
-            collect(child("time", model, args.device), result, file)
+        kept = (row for row in result["rows"] if row["model"] not in args.models or part(row) not in args.parts)
+        result["rows"] = list(kept)
+        if "gradient" in args.parts:  # side by side, because none is timed
+            processes = [child("gradient", model, args.device) for model in args.models]
+            for process in processes:
+                collect(process, result, file)
+        if "time" in args.parts:
+            for model in args.models:
+                collect(child("time", model, args.device), result, file)
     (args.out / "training_phase.md").write_text(table(result["rows"]))
     print(table(result["rows"]))
+
+
+def part(row: Row) -> str:
+    """The part of the benchmark that a row comes from."""
+    return "gradient" if row["kind"] == "gradient" else "time"
 
 
 def child(kind: str, model: str, device: str) -> subprocess.Popen[str]:
@@ -378,7 +388,7 @@ def compare_gradients(model: str, device: str) -> None:
     found: dict[str, list[torch.Tensor]] = {"as it was": [], "as it is": [], "float32": []}
     for way, gradients in found.items():
         dtype = torch.float32 if way == "float32" else None
-        for seed in range(3):
+        for seed in range(SEEDS):
             backbone = load_backbone(MINIATURES[model], device=device, dtype=dtype)
             policy: Any
             if way == "as it was":
@@ -484,14 +494,15 @@ def memory_lines(rows: list[Row], models: list[str]) -> list[str]:
 def gradient_lines(rows: list[Row], models: list[str]) -> list[str]:
     """Distances of gradients to float32."""
     lines = [
-        "Relative distance of a micro-batch's gradient to that in float32, on the miniature of the family, three",
-        "seeds; the current policy is one step from the old one:",
+        "Relative distance of a micro-batch's gradient to that in float32, on the miniature of the family: mean of",
+        f"{SEEDS} seeds, smallest to largest; the current policy is one step from the old one:",
         "",
         "| miniature | as it was | as it is |",
         "|---|---|---|",
     ]
     for row in (row for model in models for row in rows if row["model"] == model and row["kind"] == "gradient"):
-        cells = [", ".join(f"{x:.4f}" for x in row["distances"][way]["distance"]) for way in ("as it was", "as it is")]
+        each = [row["distances"][way]["distance"] for way in ("as it was", "as it is")]
+        cells = [f"{statistics.mean(x):.4f} ({min(x):.4f} to {max(x):.4f})" for x in each]
         lines.append(f"| {MINIATURES[row['model']]} | {' | '.join(cells)} |")
     return lines
 
