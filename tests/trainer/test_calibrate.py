@@ -62,6 +62,7 @@ def test_survivors_score_as_in_a_whole_group() -> None:
     assert torch.allclose(part[made], full[made], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS", (1, 4))
     monkeypatch.setattr(module, "SCHEDULES", SCHEDULES[:1])

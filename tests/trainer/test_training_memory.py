@@ -57,6 +57,7 @@ def kept_by(backbone: PipelineBackbone, lora: Lora, batch: int) -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mini-flux", "mini-sd3", "mini-sana"])
 def test_what_blocks_keep_is_counted_without_values(name: str) -> None:
     backbone, lora = low_precision(name), Lora(rank=4, alpha=8)
