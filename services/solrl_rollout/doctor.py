@@ -180,7 +180,7 @@ def _access(settings: Settings) -> Iterator[Finding]:
         else:
             if settings.allow_anonymous:
                 yield Finding(
-                    "access", "warn", "no tokens: whoever reaches the address may do everything", "--token-file"
+                    "access", "warn", "no tokens: anyone who can reach the address can do anything", "--token-file"
                 )
             else:
                 yield Finding("access", "ok", "no tokens: this machine alone is served")

@@ -1,4 +1,4 @@
-"""Running the application under uvicorn: one clear message if it cannot start, a clean end on a signal."""
+"""Runs the application under uvicorn: one clear message if it cannot start, a clean stop on a signal."""
 
 import asyncio
 import contextlib
@@ -60,10 +60,10 @@ def _warn_of_password(settings: Settings, arguments: Sequence[str]) -> None:
 
 
 def fix_malloc() -> None:
-    """Fix the amount of freed memory that glibc keeps at its upper bound.
+    """Set the amount of freed memory that glibc keeps to its upper bound.
 
-    By default it keeps twice the largest block, up to 32 MiB, that was ever freed. A single larger block, hours after
-    the start, would raise the process's memory for good, which looks like a leak.
+    By default, glibc keeps twice the largest block (of up to 32 MiB) that was ever freed. A single larger block, hours
+    after the start, would raise the process's memory permanently, which looks like a leak.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
         mallopt = ctypes.CDLL(None).mallopt
@@ -75,18 +75,18 @@ def check_exposure(settings: Settings) -> None:
     """Refuse to serve other machines without tokens.
 
     Raises:
-        ProblemError: the address can be reached by others and there is no token file.
+        ProblemError: others can reach the address, and there is no token file.
         TokenFileError: the token file cannot be used.
     """
     if settings.token_file is not None:
         if all(token.expired for token in read_tokens(settings.token_file)):
-            logger.warning("no token in %s is valid, so every request is refused", settings.token_file)
+            logger.warning("no token in %s is valid, so all requests that need one are refused", settings.token_file)
         return
     if is_loopback(settings.host):
         return
     if settings.allow_anonymous:
         logger.warning(
-            "there is no token file: anyone who reaches %s may use the GPU, and read and replace every adapter",
+            "there is no token file: anyone who can reach %s can use the GPU, and read and replace all adapters",
             settings.host,
         )
         return
@@ -96,9 +96,9 @@ def check_exposure(settings: Settings) -> None:
         where="--host",
         got=settings.host,
         expected="a token file, or a loopback address",
-        action="make one with `solrl-rollout token create --tenant NAME --scopes rollout push --file tokens.json` and "
-        "give it as --token-file tokens.json (SOLRL_TOKEN_FILE); or listen on 127.0.0.1; or, where nobody else can "
-        "reach it, give --allow-anonymous",
+        action="create one with `solrl-rollout token create --tenant NAME --scopes rollout push --file tokens.json` "
+        "and pass it as --token-file tokens.json (SOLRL_TOKEN_FILE); or listen on 127.0.0.1; or, if nobody else can "
+        "reach the address, pass --allow-anonymous",
     )
 
 
@@ -107,9 +107,9 @@ class EngineDiedError(RuntimeError):
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, which after a signal keeps answering until accepted work is finished or the engine is dead.
+    """uvicorn's server, but after a signal it keeps answering until accepted work is finished or the engine is dead.
 
-    uvicorn alone would stop listening first, so that new clients would get no answer instead of a reason.
+    uvicorn itself would stop listening first, so new clients would get no answer instead of the reason.
     """
 
     def __init__(self, config: uvicorn.Config, service: "Service", grace: float) -> None:
@@ -120,7 +120,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own handler raises the signal again at its end, which would kill us before the engine stops.
+        # uvicorn's own handler raises the signal again at the end, which would kill us before the engine stops.
         loop = asyncio.get_running_loop()
         handled = (signal.SIGINT, signal.SIGTERM)
         for number in handled:
@@ -143,13 +143,13 @@ class DrainingServer(uvicorn.Server):
         if not self._service.draining:
             return self._service.engine.dead
         left = max(0.0, self._deadline - asyncio.get_running_loop().time())
-        # For answers that clients are still reading then.
+        # For clients that are still reading their answers by then.
         self.config.timeout_graceful_shutdown = math.ceil(left)
         return not self.server_state.tasks or not left or self._service.engine.dead
 
 
 async def _serve(settings: Settings, listener: socket.socket, load_backend: "BackendLoader | None") -> None:
-    # Imported here, so that a port in use is reported without waiting for torch.
+    # Imported here, so that a port already in use is reported without waiting for torch.
     from solrl_rollout.engine import backends
     from solrl_rollout.http.app import create_app
 
@@ -188,7 +188,7 @@ def _config(app: "ASGIApp", settings: Settings) -> uvicorn.Config:
 
 def bind(host: str, port: int) -> socket.socket:
     """Bind the port before the model is loaded; connections are accepted once the server listens."""
-    # With the protocol named, because asyncio disables Nagle's algorithm only then; it would add 40 ms per answer.
+    # With an explicit protocol, because asyncio disables Nagle's algorithm only then; it would add 40 ms per answer.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -199,7 +199,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise ProblemError(
             ProblemKind.ADDRESS_UNAVAILABLE,
             f"{host}:{port}: {error.strerror or error}",
-            action="stop what uses the port, or choose another with --port (0 takes a free one)",
+            action="stop the process that uses the port, or choose another with --port (0 picks a free one)",
         ) from error
     return listener
 
@@ -216,7 +216,7 @@ def _print_start(settings: Settings, service: "Service", address: str) -> None:
                 f"precision {tier.precision}", tier.numerics + (quantised if tier.quantized_share else "") + default
             )
     table.add_row("rewards", ", ".join(settings.rewards))
-    table.add_row("adapter store", "Redis" if settings.store_url else "in this process, lost at its end")
+    table.add_row("adapter store", "Redis" if settings.store_url else "in this process, lost when it exits")
     table.add_row("access", _access(settings))
     table.add_row("address", address)
     table.add_row("documentation", f"{address}/docs")
@@ -225,5 +225,5 @@ def _print_start(settings: Settings, service: "Service", address: str) -> None:
 
 def _access(settings: Settings) -> str:
     if settings.token_file is not None:
-        return f"by the tokens of {settings.token_file}"
-    return "this machine alone, no tokens" if is_loopback(settings.host) else "[red]ANYONE, no tokens[/]"
+        return f"with tokens from {settings.token_file}"
+    return "this machine only, no tokens" if is_loopback(settings.host) else "[red]ANYONE, no tokens[/]"

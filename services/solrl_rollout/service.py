@@ -50,14 +50,14 @@ class Service:
         self.draining = False
 
     def find_model(self, name: str) -> HostedModel:
-        """The hosted model of that name; raises 404 `model-not-found` if there is none."""
+        """The hosted model called `name`; raises 404 `model-not-found` if there is none."""
         check_model(name, self.hosted)
         return self.hosted[name]
 
     def require_accepting(self) -> None:
-        """Raises 503 `draining` once the service was told to stop."""
+        """Raise 503 `draining` if the service was told to stop."""
         if self.draining:
-            raise draining("the service finishes accepted work and takes no more")
+            raise draining("the service is stopping: it finishes accepted work and refuses new work")
 
     def require_capacity(self, tenant: str) -> None:
         """Check that a tenant's request for at least one candidate could be accepted.
@@ -72,7 +72,7 @@ class Service:
         """Check a request and queue its work.
 
         Raises:
-            ProblemError: 404, 422, 429 `queue-full`, 503, as the parts say.
+            ProblemError: 404, 422, 429 `queue-full`, 503.
         """
         self.require_accepting()
         hosted = self.find_model(request.model)

@@ -16,7 +16,7 @@ from solrl_rollout.store.base import DEFAULT_RETAIN
 
 MIB = 2**20
 SECRETS = Path("/run/secrets")
-"""Folder of secret settings in containers, one file each: `solrl_redis_url`. The environment wins."""
+"""Folder of secret settings in containers, one file each, e.g. `solrl_redis_url`. The environment takes precedence."""
 
 
 class ModelSpec(NamedTuple):
@@ -28,7 +28,7 @@ class ModelSpec(NamedTuple):
 
 
 def parse_model(text: str) -> ModelSpec:
-    """Read `[name=]location[@revision]`. A folder may hold both signs in its own name.
+    """Parse `[name=]location[@revision]`. The name of an existing folder may contain both signs.
 
     Raises:
         ValueError: the name is not valid, or the location is empty.
@@ -44,25 +44,25 @@ def parse_model(text: str) -> ModelSpec:
 
 
 class Settings(BaseSettings):
-    """Settings of one service process; a flag wins over the environment."""
+    """Settings of one service process; flags take precedence over the environment."""
 
     model_config = SettingsConfigDict(
         env_prefix="SOLRL_", extra="ignore", frozen=True, secrets_dir=SECRETS if SECRETS.is_dir() else None
     )
 
     model: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("mini-sana",)
-    """Models to host side by side, each [name=]location[@revision]: a registered name, local folder in diffusers
-    format or hub id; the name it is served under; the hub's commit or tag."""
+    """Models to host side by side, each [name=]location[@revision]. The location is a registered name, local folder in
+    diffusers format or hub id; name: its name in requests; revision: hub commit or tag."""
 
     hf_token: Annotated[SecretStr | None, tyro.conf.Suppress] = None
     """For gated models; only from the environment (SOLRL_HF_TOKEN), since others can read a command line."""
 
     device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto takes CUDA where there is one."""
+    """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""
 
     precision: Precision = "auto"
-    """Precision of requests that ask for auto; auto is the fastest one that is native on the device. Every answer
-    states the precision that ran."""
+    """Precision of requests with precision auto; auto is the fastest one that is native on the device. Every answer
+    states the precision used."""
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
     """Rewards to load, by name or package.module:attribute (in the environment: separated by commas)."""
@@ -77,7 +77,7 @@ class Settings(BaseSettings):
     """URL of the Redis that stores adapters for all replicas."""
 
     redis_url_file: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
-    """File that holds the Redis URL, for one with a password: others can read a command line. Wins over the URL."""
+    """File with the Redis URL, for one with a password: others can read a command line. Overrides redis_url."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -88,29 +88,29 @@ class Settings(BaseSettings):
     token_file: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: this machine alone, no tokens)")] = (
         None
     )
-    """File of `solrl-rollout token create`; without one only this machine is served."""
+    """Token file, from `solrl-rollout token create`; without one, only this machine is served."""
 
     allow_anonymous: bool = False
-    """Serve everyone who reaches the address, without tokens. They may use, read and replace everything."""
+    """Serve anyone who can reach the address, without tokens. They can use, read and replace everything."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Names and addresses, besides loopback, that requests may give as Host where no tokens are asked (in the
+    """Names and addresses, besides loopback, that requests may have as Host on a service without tokens (in the
     environment: separated by commas)."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
-    """Seconds in which a request's head must arrive; its body must arrive at 16 KiB per second, by the same seconds."""
+    """Seconds within which a request's head must arrive, and over which its body must average 16 KiB per second."""
 
     keep_alive_timeout: Annotated[int, Field(ge=1)] = 60
     """Seconds a connection may be idle between two requests."""
 
     max_connections: Annotated[int, Field(ge=1)] = 512
-    """Connections at a time; further ones are answered 503."""
+    """Maximum number of concurrent connections; further ones are answered 503."""
 
     log_format: Literal["auto", "json", "text"] = "auto"
-    """Format of the log on stderr; auto is text on a terminal, else JSON."""
+    """Format of the log on stderr; auto is text on a terminal, otherwise JSON."""
 
     queue_limit: Annotated[int, Field(ge=1)] = 65536
-    """Candidates that may wait; further requests are answered 429."""
+    """Maximum number of waiting candidates; further requests are answered 429."""
 
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file."""
@@ -119,23 +119,23 @@ class Settings(BaseSettings):
     """Largest JSON body."""
 
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
-    """Bytes of all request bodies in memory at a time; further requests are answered 503. With a token file one
-    tenant may hold half of it, or one body of the largest size."""
+    """Maximum bytes of all request bodies in memory; further requests are answered 503. With a token file, one tenant
+    may use half of it, or one body of the largest size."""
 
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
     """Adapter versions kept per run."""
 
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds in which the engine thread must answer /health/live, which it does between two steps."""
+    """Seconds within which the engine thread must answer /health/live; it answers between two steps."""
 
     drain_timeout: Annotated[int, Field(ge=0)] = 50
     """Seconds after a SIGTERM to finish accepted work; groups streamed by then are not lost."""
 
     tenant_queue_limit: Annotated[int, Field(ge=1)] | None = None
-    """Candidates of one tenant that may wait; only queue_limit by default."""
+    """Maximum number of waiting candidates of one tenant; by default only queue_limit applies."""
 
     tenant_adapter_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Bytes of one tenant's adapters in the store; no limit by default."""
+    """Maximum bytes of one tenant's adapters in the store; no limit by default."""
 
     @cached_property
     def store_url(self) -> str | None:
@@ -153,7 +153,7 @@ class Settings(BaseSettings):
 
     @property
     def tenant_inflight_bytes(self) -> int:
-        """Bytes of one tenant's request bodies in memory at a time."""
+        """Maximum bytes of one tenant's request bodies in memory."""
         if self.token_file is None:
             return self.max_inflight_bytes
         return max(self.max_inflight_bytes // 2, self.max_adapter_bytes, self.max_body_bytes)
@@ -178,7 +178,7 @@ class Settings(BaseSettings):
     def _names_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         names = [parse_model(text).name for text in value]
         if len(set(names)) < len(names):
-            raise ValueError(f"two models would be served under one name: {names}; expected name=location for one")
+            raise ValueError(f"got two models with one name: {names}; expected name=location for one of them")
         return value
 
     @field_validator("model", "rewards", "allowed_hosts", mode="before")

@@ -13,7 +13,7 @@ from solrl_rollout.engine.work import HostedModel, VersionedAdapter
 from solrl_rollout.store import RunStore
 
 _CACHED_BYTES = 2**30
-"""Bytes of decoded adapters kept in memory, or the newest alone if it has more; a rank-32 FLUX.1 adapter has 150 MB."""
+"""Bytes of decoded adapters in memory, or only the newest one if it is larger; a rank-32 FLUX.1 adapter has 150 MB."""
 
 _Key = tuple[str, str]
 """A model's name and an adapter's digest."""
@@ -39,7 +39,7 @@ class Adapters:
         if received != digest:
             raise ProblemError(
                 ProblemKind.DIGEST_MISMATCH,
-                "the body does not match its Content-Digest: it was damaged or cut short on the way",
+                "the body does not match its Content-Digest: it was damaged or truncated in transit",
                 where="header.Content-Digest",
                 got=f"{received}, {len(body)} bytes",
                 expected=digest,
@@ -73,37 +73,37 @@ class Adapters:
                 where="body.adapter",
                 got=info.model,
                 expected=hosted.info.name,
-                action="name a version that was pushed for this model",
+                action="use a version that was pushed for this model",
             )
         key = (hosted.info.name, info.digest)
         while (adapter := self._decoded.get(key)) is None:
             loading = self._loading.get(key)
             if loading is None:
                 return await self._load(tenant, ref, hosted, key)
-            # Its error is for the request that began it, which may be of another run or tenant.
+            # An error is reported to the request that began the loading, which may be of another run or tenant.
             await asyncio.wait({loading})
         self._decoded.move_to_end(key)
         return VersionedAdapter(info.digest, adapter)
 
     async def _load(self, tenant: str, ref: AdapterRef, hosted: HostedModel, key: "_Key") -> VersionedAdapter:
-        """Fetch and decode a version; those who want the same meanwhile wait for this."""
+        """Fetch and decode a version; concurrent requests for the same one wait for this."""
 
         async def load() -> VersionedAdapter:
-            # Read anew: the run may have gone back meanwhile, and the version pushed with another content.
+            # Read again: the run may have been rewound meanwhile, and the version pushed with different content.
             info, body = await self._store.get(tenant, ref.run, ref.version)
             return VersionedAdapter(info.digest, await self._decode(info.digest, body, hosted))
 
         def loaded(task: asyncio.Task[VersionedAdapter]) -> None:
             del self._loading[key]
-            task.cancelled() or task.exception()  # read, should nobody wait for it any more
+            task.cancelled() or task.exception()  # retrieved, in case nobody waits for it any more
 
         task = self._loading[key] = asyncio.create_task(load())
         task.add_done_callback(loaded)
-        # A client that leaves does not end it: others may wait.
+        # A client that disconnects does not cancel it: others may wait.
         return await asyncio.shield(task)
 
     async def _decode(self, digest: str, body: bytes, hosted: HostedModel) -> Adapter:
-        """Decode a body whose digest was verified, or return what was decoded before."""
+        """Decode a body whose digest was verified; returns the cached adapter if there is one."""
         key = (hosted.info.name, digest)
         if (known := self._decoded.get(key)) is not None:
             self._decoded.move_to_end(key)

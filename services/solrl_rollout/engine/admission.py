@@ -1,4 +1,4 @@
-"""Admission: whether this service can serve a request at all, before any of its work is queued."""
+"""Admission: checks that this service can serve a request, before any of its work is queued."""
 
 from collections.abc import Iterable
 
@@ -11,11 +11,11 @@ from solrl_proto.rollouts import FittedSolver, RolloutRequest
 from solrl_rollout.engine.work import HostedModel
 
 MAX_ANSWER_PIXELS = 2**28
-"""Pixel values (1 byte each, before compression) that one answer may carry as images."""
+"""Pixel values (1 byte each, before compression) that one answer may contain as images."""
 
 
 def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int) -> Tier:
-    """Check a request against the model that it names; returns the precision that it will run at.
+    """Check a request against the model that it names; returns the precision at which it will run.
 
     Raises:
         ProblemError: 422 `reward-unknown`, `too-many-candidates`, `too-many-images`, `precision-unsupported`,
@@ -32,13 +32,13 @@ def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int
             f"the backend of {hosted.info.name!r} cannot prune",
             where="body.plan.prune",
             expected="no pruning",
-            action="leave plan.prune out",
+            action="omit plan.prune",
         )
     return precision
 
 
 def check_model(name: str, hosted: Iterable[str]) -> None:
-    """Raises 404 `model-not-found` for a model that is not among the hosted names."""
+    """Raise 404 `model-not-found` for a model that is not among the hosted names."""
     if name not in hosted:
         raise ProblemError(
             ProblemKind.MODEL_NOT_FOUND,
@@ -46,7 +46,7 @@ def check_model(name: str, hosted: Iterable[str]) -> None:
             where="model",
             got=name,
             expected=sorted(hosted),
-            action="name a hosted model, or start a service for this one",
+            action="use a hosted model, or start a service for this one",
         )
 
 
@@ -59,7 +59,7 @@ def _check_rewards(names: Iterable[str], hosted: ModelInfo) -> None:
                 where=f"body.rewards.{i}.name",
                 got=name,
                 expected=list(hosted.rewards),
-                action="name a loaded reward, or start the service with --rewards",
+                action="use a loaded reward, or start the service with --rewards",
             )
 
 
@@ -72,7 +72,7 @@ def _check_precision(precision: Tier, hosted: ModelInfo) -> None:
             where="body.plan.precision",
             got=precision,
             expected=supported,
-            action="ask for a supported precision, or for auto; FP8 needs an Ada, Hopper or Blackwell GPU",
+            action="use a supported precision, or auto; FP8 needs an Ada, Hopper or Blackwell GPU",
         )
 
 
@@ -82,23 +82,23 @@ def _check_fitted(fitted: FittedSolver | None, hosted: ModelInfo) -> None:
     if target is not None and target.model != digest:
         raise ProblemError(
             ProblemKind.FITTED_MISMATCH,
-            f"the plan's solver was fitted to another model than {hosted.name}",
+            f"the plan's solver was fitted to a different model than {hosted.name}",
             where="body.plan.fitted.fitted_for.model",
             got=target.model,
             expected=digest,
-            action="fit one for this model with `solrl-train calibrate`, or leave plan.fitted out",
+            action="fit one for this model with `solrl-train calibrate`, or omit plan.fitted",
         )
 
 
 def _check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> None:
-    """Refuse a request that no empty queue could hold, or whose images no answer could carry."""
+    """Refuse a request that does not fit into an empty queue, or whose images do not fit into one answer."""
     requested = request.candidates
     groups = [len(seeds) for seeds in requested.seeds or ()] or [requested.count or 0] * len(request.prompts)
     total = sum(groups)
     if total > queue_limit:
         raise ProblemError(
             ProblemKind.TOO_MANY_CANDIDATES,
-            "the request has more candidates than this service's queue holds",
+            "the request has more candidates than fit into this service's queue",
             where="body.candidates",
             got=total,
             expected=f"at most {queue_limit} candidates per request",
@@ -108,9 +108,9 @@ def _check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) ->
     if request.images != "none" and total > most:
         raise ProblemError(
             ProblemKind.TOO_MANY_IMAGES,
-            "the request asks for more images than one answer carries",
+            "the request wants more images than fit into one answer",
             where="body.images",
             got=total,
             expected=f"at most {most} images of {hosted.width}×{hosted.height} per request",
-            action="ask for the images of fewer candidates at a time",
+            action="request images of fewer candidates at a time",
         )

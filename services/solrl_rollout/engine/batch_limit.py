@@ -21,8 +21,8 @@ class BatchLimit:
     """The most candidates that one kind of work on a model computes at once.
 
     Attributes:
-        size: the limit, halved whenever memory runs out with nothing else under way.
-        exclusive: whether other work must end first, since memory once ran out while both were under way.
+        size: the limit, halved whenever memory runs out while nothing else runs.
+        exclusive: whether other work must end first, because memory once ran out while both ran.
     """
 
     def __init__(self, model: str, part: str, metrics: Metrics) -> None:
@@ -40,9 +40,9 @@ class BatchLimit:
         work: Callable[[slice], Result],
         wait_for_others: Callable[[], bool] = lambda: False,
     ) -> list[Result]:
-        """Apply `work` to `count` candidates in slices of at most `size`; where memory runs out, once more in halves.
+        """Apply `work` to `count` candidates in slices of at most `size`; if memory runs out, retry once in halves.
 
-        If other work was under way, it is awaited and the same slices are tried again before they are halved.
+        If other work was running, wait for it and retry the same slices before halving them.
 
         Args:
             job: the job that the candidates belong to.
@@ -51,7 +51,7 @@ class BatchLimit:
             wait_for_others: waits for other work that uses the memory; returns whether there was any.
 
         Raises:
-            ProblemError: 503 or 507 `out-of-memory`, where halves did not fit either.
+            ProblemError: 503 or 507 `out-of-memory`, if the halves do not fit, either.
         """
         if self.exclusive:
             wait_for_others()
@@ -71,7 +71,7 @@ class BatchLimit:
         return results
 
     def _attempt(self, count: int, work: Callable[[slice], Result]) -> list[Result] | str:
-        """The results; or torch's message, where memory ran out."""
+        """Return the results, or torch's message if memory ran out."""
         size = min(self.size, count)
         try:
             return [work(slice(start, min(start + size, count))) for start in range(0, count, size)]
@@ -95,4 +95,4 @@ class BatchLimit:
 def free_memory() -> None:
     """Return unused device memory to the driver."""
     gc.collect()
-    torch.cuda.empty_cache()  # does nothing where CUDA was never used
+    torch.cuda.empty_cache()  # does nothing if CUDA was never used

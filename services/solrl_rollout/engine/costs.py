@@ -1,4 +1,4 @@
-"""Relative cost of work by kind, measured: in equal turns a large model would otherwise take most of the time."""
+"""Measured relative cost of work by kind. Without it, a large model would take most of the time in equal turns."""
 
 from collections.abc import Hashable
 
@@ -24,7 +24,7 @@ class StepCosts:
         return seconds / first if first else 0.0
 
     def record(self, kind: Hashable, seconds: float) -> None:
-        """Add a measurement. The first of each kind is ignored: it may have waited for a compiler."""
+        """Add a measurement. The first of each kind is ignored, because it may include compilation."""
         if kind not in self._started:
             self._started.add(kind)
             return

@@ -1,8 +1,8 @@
 """The engine thread: takes chunks from the fair queue, has them generated and scored, and resolves their results.
 
-All calls to the backends come from this one thread. Where a backend leaves the CPU free, a second thread scores one
-chunk while the next is generated. A request's own fault is its answer; a fault of a thread or a device ends the
-engine, and the health routes report it.
+All calls to the backends come from this one thread. If a backend leaves the CPU free, a second thread scores one chunk
+while the next is generated. A request that fails by its own fault gets an error; a fault of a thread or a device ends
+the engine, and the health routes report it.
 """
 
 import logging
@@ -37,11 +37,11 @@ _TURN = 4
 
 
 class Cancelled(Exception):  # noqa: N818
-    """The client left, or the service closes."""
+    """The client disconnected, or the service is closing."""
 
 
 class Engine:
-    """The engine thread's owner, through which every other thread gives it work. Once `dead`, it takes no more."""
+    """Owns the engine thread. Other threads submit work here; once it is `dead`, submitting fails."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Engine:
 
         Args:
             settings: models, rewards and limits.
-            metrics: where the work is counted.
+            metrics: metrics to update.
             load_backend: loads each model's backend, in the engine thread.
-            overlap: whether a chunk is scored while the next is generated; None leaves it to the backends.
+            overlap: score a chunk while the next is generated; None if the backends support it.
         """
         self._settings = settings
         self._metrics = metrics
@@ -83,7 +83,7 @@ class Engine:
         self._thread: threading.Thread | None = None
 
     def start(self) -> Future[list[HostedModel]]:
-        """Start the thread. The future resolves with the models once they are warm, or with the reason they are not."""
+        """Start the thread. The future resolves with the models once they are warm, or with the error of loading."""
         ready: Future[list[HostedModel]] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="solrl-engine")
         self._thread.start()
@@ -94,7 +94,7 @@ class Engine:
 
         Args:
             chunks: in the order in which they are to run.
-            reserved: whether they are survivors of pruning, for which the queue reserved capacity.
+            reserved: they are survivors of pruning, for which the queue has reserved capacity.
 
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
@@ -106,7 +106,7 @@ class Engine:
             self._wake.notify()
 
     def require_capacity(self, tenant: str) -> None:
-        """Check that at least one more candidate of a tenant may wait.
+        """Check that the queue has room for at least one more candidate of a tenant.
 
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
@@ -126,7 +126,7 @@ class Engine:
             chunk.result.cancel()
 
     def ping(self) -> Future[None]:
-        """A future that the thread resolves, between two steps at the latest.
+        """Return a future that the thread resolves before its next step.
 
         Raises:
             ProblemError: 503 `engine-dead`.
@@ -159,7 +159,7 @@ class Engine:
 
     @contextmanager
     def _refuse_when_full(self, requested: int | None) -> Iterator[None]:
-        """Turn a full queue into the 429 that says when to come again."""
+        """Turn QueueFull into a 429 with an estimate for Retry-After."""
         try:
             yield
         except QueueFull as full:
@@ -256,9 +256,9 @@ class Engine:
 
     @contextmanager
     def _resolving_errors(self, chunk: Chunk, check: Callable[[], None]) -> Iterator[None]:
-        """Resolve the chunk's result with any error raised within. Faults of the thread are raised, too.
+        """Resolve the chunk's result with any error raised within the block. Faults of the thread are raised, too.
 
-        `check` raises if the device that failed computes no more.
+        `check` raises if the device no longer works.
         """
         try:
             yield
@@ -269,7 +269,7 @@ class Engine:
             if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
                 check()
         except Cancelled:
-            # Read only where the service was forced to stop: a client that left reads nothing.
+            # Only seen if the service was forced to stop; a client that disconnected reads nothing.
             chunk.result.set_exception(engine_dead())
         except Exception:
             logger.exception("a chunk of run %r of %r failed", chunk.job.run, chunk.tenant)
@@ -280,10 +280,10 @@ class Engine:
             raise
 
     def _record(self, chunk: Chunk, scored: ScoredChunk) -> None:
-        """Count a finished chunk: for the queue's turns, for the status page and for metrics."""
+        """Account for a finished chunk in the queue's shares, the status page and metrics."""
         now, job = time.monotonic(), chunk.job
-        # Without the time that it shared with the chunk before it. Merging the adapter is billed to the run that it
-        # was done for, rather than to all work of its kind.
+        # Excludes the time of overlap with the previous chunk. Merging the adapter is billed to its run, rather than
+        # to all work of this kind.
         whole = now - max(scored.started_at, self._last_end)
         seconds = max(0.0, whole - scored.switch) / chunk.cost
         self._last_end = now
@@ -328,7 +328,7 @@ class Engine:
                 ping.set_result(None)
 
     def _end(self) -> None:
-        """Resolve all that is left with `engine-dead`."""
+        """Resolve all remaining futures with `engine-dead`."""
         if self._scoring is not None:
             self._scoring.close()
         with self._wake:

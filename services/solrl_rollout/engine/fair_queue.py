@@ -1,6 +1,6 @@
 """A bounded queue that is fair to tenants first and then to the runs of each, by cost.
 
-It knows nothing of threads: its owner holds a lock.
+Not thread-safe: its owner holds a lock.
 """
 
 from collections import Counter, deque
@@ -12,7 +12,7 @@ from solrl_rollout.engine.fair_share import FairShare
 Run = Hashable
 
 NEWCOMERS_IN_A_ROW = 4
-"""New runs of a tenant that are served one after the other before an older one of its runs."""
+"""New runs of a tenant that are served in a row before one of its older runs."""
 
 
 class QueueItem(Protocol):
@@ -20,7 +20,7 @@ class QueueItem(Protocol):
 
     @property
     def run(self) -> Run:
-        """The run whose turn it takes."""
+        """The run in whose turn it is served."""
 
     @property
     def tenant(self) -> str:
@@ -36,7 +36,7 @@ class QueueItem(Protocol):
 
     @property
     def reserved(self) -> int:
-        """The most candidates that come back after it has run; capacity for them is reserved meanwhile."""
+        """The most candidates that return to the queue after it has run; capacity is reserved for them."""
 
     @property
     def cost(self) -> int:
@@ -61,16 +61,16 @@ class QueueFull(Exception):  # noqa: N818
 
 
 class FairQueue(Generic[Item]):
-    """Items by tenant and run. The tenant with the least cost so far is next, and of its runs the one with the least.
+    """Items by tenant and run. Next is the tenant with the least cost so far, and its run with the least.
 
-    A turn is up to `turn` items in a row of one run, because another run means merging another adapter. A newcomer
-    does not wait for the end of a turn. A tenant is one only when it owes nothing, whatever its runs are named. A new
-    run goes ahead of its own tenant's others alone, and only `NEWCOMERS_IN_A_ROW` do so at a time.
+    A run is served up to `turn` items in a row, because changing the run means merging another adapter. A newcomer
+    does not wait for the end of a turn. A tenant is a newcomer only without debt, whatever its runs are named. A new
+    run overtakes only other runs of its tenant, and only `NEWCOMERS_IN_A_ROW` runs do so in a row.
 
     Attributes:
         limit, tenant_limit: the most candidates that may wait, of all tenants and of one.
-        candidates: candidates that wait; `by_tenant`: those of each tenant.
-        cost: cost of the items that wait.
+        candidates: number of waiting candidates; `by_tenant`: of each tenant.
+        cost: cost of the waiting items.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FairQueue(Generic[Item]):
         turn: int = 1,
         weight: Callable[[Item], float] = lambda item: 1.0,
     ) -> None:
-        """`weight`: the factor of an item's cost, asked when it is taken."""
+        """`weight`: factor of an item's cost, evaluated when it is taken."""
         self.limit = limit
         self.tenant_limit = tenant_limit or limit
         self.candidates = 0
@@ -102,7 +102,7 @@ class FairQueue(Generic[Item]):
 
         Args:
             items: in the order in which they are to run.
-            reserved: whether they come back into the capacity reserved for them, ahead of the run's other items.
+            reserved: they return to capacity reserved for them, ahead of the run's other items.
 
         Raises:
             QueueFull: they do not all fit.
@@ -155,7 +155,7 @@ class FairQueue(Generic[Item]):
         return item
 
     def charge(self, item: Item, cost: float) -> None:
-        """Add a cost that was not known when the item was taken, e.g. of merging its adapter."""
+        """Add a cost that was unknown when the item was taken, e.g. of merging its adapter."""
         self._tenants.charge(item.tenant, cost)
         if item.tenant in self._runs:
             self._runs[item.tenant].charge(item.run, cost)
@@ -187,7 +187,7 @@ class FairQueue(Generic[Item]):
 
     @property
     def tracked(self) -> int:
-        """Tenants and runs that wait or owe; bounded by those that wait and a few that just left."""
+        """Number of tenants and runs that wait or have debt; bounded by those that wait and a few that just left."""
         return len(self._tenants) + sum(map(len, self._runs.values()))
 
     def __bool__(self) -> bool:
@@ -197,7 +197,7 @@ class FairQueue(Generic[Item]):
         return (item for runs in self._waiting.values() for items in runs.values() for item in items)
 
     def _arrive(self, item: Item) -> None:
-        """Begin the wait of the item's tenant and run, where they do not wait yet."""
+        """Register the item's tenant and run as waiting, unless they already are."""
         tenant, run = item.tenant, item.run
         if tenant not in self._waiting:
             self._tenants.arrive(tenant, self._waiting.keys())
@@ -217,7 +217,7 @@ class FairQueue(Generic[Item]):
         return tenant, self._next_of(tenant)
 
     def _next_of(self, tenant: str) -> Run:
-        """The tenant's newcomer, unless enough went first; else the rest of a turn, or its least served run."""
+        """A newcomer of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
         runs, share = self._waiting[tenant], self._runs[tenant]
         newcomer = share.newcomer(runs.keys())
         last = self._last[1] if self._last[0] == tenant else None

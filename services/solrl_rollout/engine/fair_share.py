@@ -1,6 +1,6 @@
-"""Shares of work by cost among keys that come and go: tenants, and the runs of one tenant.
+"""Fair shares of work, by cost, among keys that come and go: tenants, or the runs of one tenant.
 
-It knows nothing of threads: its owner holds a lock.
+Not thread-safe: its owner holds a lock.
 """
 
 from collections.abc import Collection, Hashable
@@ -10,7 +10,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class FairShare(Generic[Key]):
-    """Cost spent per key. The waiting key that has spent least is next.
+    """Cost spent per key. The waiting key that has spent the least is next.
 
     A key that returns keeps its debt, but gains no credit for the time it was away. A key that arrives without debt
     is a newcomer, which may go first.
@@ -22,15 +22,15 @@ class FairShare(Generic[Key]):
         self._clock = 0.0
 
     def __len__(self) -> int:
-        """Keys that wait or owe."""
+        """Number of keys that wait or have debt."""
         return len(self._spent)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a key waits or owes."""
+        """Whether a key waits or has debt."""
         return key in self._spent
 
     def arrive(self, key: Key, waiting: Collection[Key]) -> None:
-        """A key begins to wait beside those that are `waiting` already."""
+        """Register a key that begins to wait; `waiting` are the others that wait."""
         floor = min((self._spent[other] for other in waiting), default=self._clock)
         debt = self._spent.get(key, 0.0)
         if debt <= floor:
@@ -44,25 +44,25 @@ class FairShare(Generic[Key]):
         return next(iter(self._newcomers), None)
 
     def admit(self, key: Key) -> None:
-        """A key is being served, so it is no newcomer."""
+        """Record that a key is being served, which ends its time as a newcomer."""
         self._newcomers.pop(key, None)
 
     def least_served(self, waiting: Collection[Key], last: Key | None) -> Key:
-        """The waiting key that has spent least, newcomers after all others; `last` where several have."""
+        """The waiting key that has spent the least, newcomers after all others; `last` wins a tie."""
         return min(waiting, key=lambda key: (key in self._newcomers, self._spent[key], key != last))
 
     def charge(self, key: Key, cost: float) -> None:
-        """Add to a key's cost; nothing for a key whose debts are void."""
+        """Add to a key's cost; does nothing for a key whose debt was forgotten."""
         if key in self._spent:
             self._spent[key] += cost
 
     def serve(self, key: Key, cost: float, waiting: Collection[Key]) -> None:
-        """Charge a key that is served now, while `waiting` keys are left."""
+        """Charge a key for the item being served; `waiting` are the keys still waiting."""
         self._clock = self._spent[key]
         self._spent[key] += cost
         if waiting:
-            # Absent keys without debt are forgotten, or every key there ever was would be remembered.
+            # Forget absent keys without debt, so that the table stays bounded.
             self._spent = {k: spent for k, spent in self._spent.items() if k in waiting or spent > self._clock}
         else:
-            # Nobody waits, so old debts are void; the work just begun still counts.
+            # Nobody waits: forget old debts, but count the work just begun.
             self._spent, self._clock = {key: cost}, 0.0

@@ -1,4 +1,4 @@
-"""Running the chunks of a hosted model: its adapter, its backend, its scorer and its limits of memory."""
+"""Runs chunks of a hosted model: sets the adapter, generates, scores, and recovers from exhausted memory."""
 
 import logging
 import time
@@ -98,7 +98,8 @@ class ModelRunner:
         Args:
             chunk: the candidates.
             between: called before each step; raises to stop.
-            wait_for_scoring: waits for the chunk being scored, whose memory may be needed; whether there was one.
+            wait_for_scoring: waits for the chunk being scored, whose memory may be needed; returns whether there was
+                one.
 
         Raises:
             ProblemError: 422 `adapter-merge` (the previous adapter is still served) or `precision-unsupported`,
@@ -136,10 +137,10 @@ class ModelRunner:
         )
 
     def warm_up(self) -> None:
-        """Generate and score a chunk, or as many of its candidates as fit, so that a device too small is found now.
+        """Generate and score a chunk, or as many candidates as fit, so that a device that is too small fails here.
 
-        Every batch size of the backend is run once, so that no request at the default precision and without guidance
-        waits for a compiler.
+        Runs every batch size of the backend once, so that no request at the default precision without guidance waits
+        for compilation.
 
         Raises:
             ProblemError: 507 `out-of-memory` if not even one candidate fits; `precision-unsupported`.
@@ -195,7 +196,7 @@ class ModelRunner:
             try:
                 return self._set_adapter(job)
             except torch.OutOfMemoryError as error:
-                logger.warning("it does not fit with scoring finished either: %s", error)
+                logger.warning("it does not fit after scoring has finished, either: %s", error)
             free_memory()
         raise out_of_memory(job.model, job.precision, None)
 
@@ -204,7 +205,7 @@ class ModelRunner:
         before = self._served.get(precision)
         if wanted == before and precision in self._served:
             return False
-        # Unknown until the merge has succeeded: after one that broke off, the next chunk must merge again.
+        # Unknown until the merge has succeeded: after a failed one, the next chunk must merge again.
         self._served[precision] = _UNKNOWN
         try:
             self.backend.set_adapter(precision, job.adapter)
@@ -233,7 +234,7 @@ def _does_not_fit(spec: ModelSpec, settings: Settings, loaded: list[str], fault:
 
 
 def _check_names(settings: Settings) -> None:
-    """Raise the ValueError of a mistyped name before a large model is loaded."""
+    """Raise ValueError for a mistyped name before loading a large model."""
     for spec in settings.models:
         locate(spec.location)
     for name in settings.rewards:

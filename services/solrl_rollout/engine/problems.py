@@ -1,4 +1,4 @@
-"""Problems of work that the engine cannot take, or cannot finish."""
+"""Problems of work that the engine cannot accept, or cannot finish."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ def queue_full(
     """The 429 for candidates that exceed the limit of the queue, or of one tenant.
 
     Args:
-        waiting: candidates that wait already, of the tenant or of all.
+        waiting: number of candidates that wait already, of the tenant or of all.
         limit: the most that may wait.
-        tenant: the tenant whose limit it is; None for the limit of the whole queue.
-        requested: candidates of the request; None where its body was not read.
+        tenant: the tenant whose limit is reached; None for the limit of the whole queue.
+        requested: candidates of the request; None if its body was not read.
         retry_after: seconds after which there is likely to be capacity.
     """
     free = limit - waiting
@@ -33,7 +33,7 @@ def queue_full(
         retry_after=retry_after,
         got=requested,
         expected=f"at most {free} more candidates now",
-        action="send the same request again later" + (", or ask for fewer candidates at a time" if free else ""),
+        action="send the same request again later" + (", or request fewer candidates at a time" if free else ""),
     )
 
 
@@ -52,12 +52,12 @@ def engine_dead() -> ProblemError:
     return ProblemError(
         ProblemKind.ENGINE_DEAD,
         "the engine thread ended; this process generates no more candidates",
-        action="restart the service; its log says what ended the thread",
+        action="restart the service; its log says why the thread ended",
     )
 
 
 def generation_failed() -> ProblemError:
-    """The 500 for a chunk that failed for a reason that is not the request's."""
+    """The 500 for a chunk that failed by no fault of the request."""
     return ProblemError(
         ProblemKind.GENERATION_FAILED,
         "candidates could not be generated",
@@ -66,12 +66,12 @@ def generation_failed() -> ProblemError:
 
 
 def out_of_memory(model: str, precision: str, batch: int | None) -> ProblemError:
-    """Memory ran out: 503 where a smaller batch is still to be tried, 507 where none is left.
+    """Memory ran out: 503 if a smaller batch may fit, otherwise 507.
 
     `batch`: candidates in the batch that was too large; None if the weights did not fit.
     """
     plan = (
-        f"`solrl-rollout memory --model {model} --precision {precision}` plans what fits: ask for another precision, "
+        f"`solrl-rollout memory --model {model} --precision {precision}` plans what fits: use another precision, "
         "or serve smaller images, fewer models and rewards, or on a larger GPU"
     )
     where = "body.plan.precision"
@@ -100,26 +100,26 @@ def adapter_merge(fault: str, digest: str | None) -> ProblemError:
         where="adapter",
         got=digest,
         expected="finite weights after the merge",
-        action="use the previous version; look at the training step that produced this one",
+        action="use the previous version; check the training step that produced this one",
     )
 
 
 def images_nonfinite(prompt: str, digest: str | None) -> ProblemError:
-    """The problem of images that are NaN: the adapter's fault where there is one (422), else the model's (500)."""
+    """The problem of non-finite images: the adapter's fault if there is one (422), otherwise the model's (500)."""
     if digest is None:
         return ProblemError(
             ProblemKind.GENERATION_FAILED,
-            f"the model gives images for prompt {prompt!r} that are not finite",
+            f"the model produces non-finite images for prompt {prompt!r}",
             where=f"prompts.{prompt}",
-            action="ask for another precision or less guidance; other requests are still served",
+            action="use another precision or less guidance; other requests are still served",
         )
     return ProblemError(
         ProblemKind.ADAPTER_NONFINITE,
-        f"under this adapter the images for prompt {prompt!r} are not finite: its weights are, but too large",
+        f"with this adapter, images for prompt {prompt!r} are not finite: its weights are finite, but too large",
         where="adapter",
         got=digest,
-        expected="an adapter under which the model computes finite images",
-        action="use the previous version; look at the training step that produced this one",
+        expected="an adapter with which the model produces finite images",
+        action="use the previous version; check the training step that produced this one",
     )
 
 
@@ -131,7 +131,7 @@ def layer_unsupported(fault: str, precision: str) -> ProblemError:
         where="plan.precision",
         got=precision,
         expected="a precision that every quantised layer supports",
-        action="ask for another precision; whoever serves the model can keep the layer in BF16 (docs/extending)",
+        action="use another precision; the model's family can keep the layer in BF16 (docs/extending)",
     )
 
 
@@ -141,12 +141,12 @@ def reward_failed(fault: str, prompt: str) -> ProblemError:
         ProblemKind.REWARD_FAILED,
         fault,
         where=f"prompts.{prompt}",
-        action="check that the prompt's metadata is what the reward needs, or leave the reward out",
+        action="check that the prompt's metadata is what the reward needs, or omit the reward",
     )
 
 
 def score_nonfinite(prompt: str) -> ProblemError:
-    """The 422 for reward weights that carry a score out of float32's range."""
+    """The 422 for reward weights that take a score out of float32's range."""
     return ProblemError(
         ProblemKind.SCORE_NONFINITE,
         f"the weighted sum of the rewards overflows for prompt {prompt!r}",

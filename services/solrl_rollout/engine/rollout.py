@@ -1,4 +1,4 @@
-"""An accepted request: its groups as they are finished, then the whole answer."""
+"""An accepted request, which yields its groups as they finish, or the whole answer."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks
 
 
 class Rollout:
-    """The work of one request. Its owner closes it; closing cancels unfinished work."""
+    """The work of one request. Its owner must close it, which cancels unfinished work."""
 
     def __init__(self, request: RolloutRequest, job: Job, served: Served, engine: Engine) -> None:
         """Queue the request's chunks.
@@ -59,7 +59,7 @@ class Rollout:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _finish_group(self, chunks: list[Chunk]) -> RolloutGroup:
-        """Wait for a prompt's chunks, prune and continue where the plan says so, and build its part of the answer."""
+        """Wait for a prompt's chunks, prune and continue if the plan says so, and build its part of the answer."""
         scored = await self._scored(chunks)
         group = ScoredGroup(self._request, chunks, finished=scored)
         if self._request.plan.prune is not None:

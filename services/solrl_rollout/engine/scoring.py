@@ -19,7 +19,7 @@ from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 
 PART = "rewards"
-"""Name of scoring beside the precisions, in batch limits and metrics."""
+"""Name of scoring in batch limits and metrics, where other parts are precisions."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class _RewardDefaults:
 
 
 class Scorer:
-    """The rewards of one model. It knows images and prompts, and nothing of what generated them."""
+    """Scores one model's images. It depends on images and prompts only, not on the backend."""
 
     def __init__(self, rewards: RewardSet, device: torch.device, limit: BatchLimit) -> None:
         self.rewards = rewards
         self.limit = limit
         self._device = device
-        # A stream of its own: on the generating stream, scoring would wait for the next chunk. Its priority is high,
-        # since the memory of a chunk is free once it is scored.
+        # A separate stream: on the generating stream, scoring would wait for the next chunk. Its priority is high,
+        # because a chunk's memory is free once it is scored.
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
 
@@ -53,10 +53,10 @@ class Scorer:
 
         Args:
             model: the model's name in requests.
-            settings: name the rewards, their options and the device.
-            model_options: options that the model's files give to built-in rewards, by reward.
+            settings: settings with the rewards, their options and the device.
+            model_options: reward → options for built-in rewards from the model's files.
             loaded: rewards that other models have loaded; those with equal options are shared.
-            metrics: where exhausted memory is counted.
+            metrics: counter of exhausted memory.
 
         Raises:
             ValueError, OSError: a reward cannot be loaded.
@@ -68,7 +68,7 @@ class Scorer:
         return cls(rewards, device, BatchLimit(model, PART, metrics))
 
     def check(self) -> None:
-        """Raise if the device computes no more."""
+        """Raise if the device no longer works."""
         torch.ones(1, device=self._device).sum().item()
 
     def score(self, generated: GeneratedChunk) -> ScoredChunk:

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class ScoringThread:
-    """Runs one task at a time, in order. To be used from one thread."""
+    """Runs one task at a time, in order. Its methods must be called from one thread."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         """`on_end` is called, on the second thread, whenever a task has ended."""

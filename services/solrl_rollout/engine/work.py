@@ -22,11 +22,11 @@ class HostedModel:
 
     Attributes:
         info: its entry in `GET /v1/models`.
-        default_precision: the meaning of `precision: auto`.
+        default_precision: precision that `auto` stands for.
         adapter_layout: module → (out_features, in_features) of every LoRA target.
         prunes: whether its backend can prune.
-        device: the hardware, for people to read.
-        batch_limits: returns the limits that were lowered since memory ran out, by precision or "rewards".
+        device: description of the hardware.
+        batch_limits: returns the batch limits that were lowered when memory ran out, by precision or "rewards".
     """
 
     info: ModelInfo
@@ -66,8 +66,8 @@ class Chunk:
 
     Attributes:
         start: latents to continue from; None for the seeds' noise.
-        until: the number of steps behind the candidates at the end; None for all.
-        reserved: the most candidates that may continue afterwards, in chunks of their own.
+        until: number of steps that the candidates have completed at the end; None for all.
+        reserved: the most candidates that may continue afterwards, in separate chunks.
         result: resolved with the scored chunk, or with the error that ended it.
         queued_at: by `time.monotonic`.
     """
@@ -88,7 +88,7 @@ class Chunk:
 
     @property
     def run(self) -> tuple[str, str | None]:
-        """The run whose turn it takes; all requests of a tenant without an adapter share one."""
+        """The run in whose turn it is served; all requests of a tenant without an adapter share one."""
         return self.job.tenant, self.job.run
 
     @property
@@ -115,15 +115,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class GeneratedChunk:
-    """A chunk whose candidates the device computes.
+    """A chunk whose candidates are computed, or still being computed on the device.
 
     Attributes:
         images: float32 [N, 3, H, W] in [0, 1] or uint8 [N, H, W, 3]; complete once `finished` is reached.
         trajectory: latents to continue from, if the candidates may continue.
         started_at: when the engine took it from the queue, by `time.monotonic`.
         switched: whether another adapter was served before.
-        began, merged, finished: points in the device's work: before the adapter was merged, after that, and at the
-            end.
+        began, merged, finished: points in the device's work: before the merge of the adapter, after it, and at the end.
     """
 
     chunk: Chunk
@@ -160,7 +159,7 @@ class ScoredChunk:
 
 
 def cut_into_chunks(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
-    """The request's chunks, a list for each prompt; up to the pruning where the plan has one."""
+    """The request's chunks, a list for each prompt; only up to the pruning step if the plan prunes."""
     prune = job.plan.prune
 
     def chunk(prompt: PromptItem, seeds: Sequence[int], start: int) -> Chunk:

@@ -1,6 +1,6 @@
-"""Access control: the caller behind a request and the access each route needs.
+"""Access control: the caller of a request, and the access that each route requires.
 
-Requests are judged from their head alone, before any of the body is read.
+Only a request's head is checked, before any of the body is read.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +17,10 @@ from solrl_rollout.http.problems import respond
 from solrl_rollout.http.tokens import Keyring, Scope, Token, TokenFileError
 
 LOCAL_TENANT = "local"
-"""The tenant of every caller where access is not controlled."""
+"""The tenant of all callers of a service without tokens."""
 
 Need = Literal["open", "token", Scope]
-"""The access a route needs: none, any valid token, or a token with this scope."""
+"""The access a route requires: none, any valid token, or a token with this scope."""
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ _REALM = 'Bearer realm="solrl"'
 
 @dataclass(frozen=True)
 class Declaration:
-    """The access that a route declares, and whether its requests wait in the engine's queue."""
+    """The access that a route requires, and whether its requests wait in the engine's queue."""
 
     need: Need
     queues_work: bool = False
@@ -42,7 +42,7 @@ class Declaration:
 class Rule:
     """A route, by method and path template, with its declaration.
 
-    `media_types` are those of its body; a route without a body has none, and never reads one.
+    `media_types` are allowed for its body; a route without any has no body, and never reads one.
     """
 
     method: str
@@ -53,18 +53,19 @@ class Rule:
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request. Every tenant's runs are a namespace of their own: other tenants' names do not exist.
+    """The caller of a request. Each tenant has a separate namespace of runs; other tenants' runs do not exist for it.
 
-    No scope includes another: `admin` sees metrics, and gives neither other scopes nor other tenants' names.
+    No scope includes another: `admin` adds only metrics. It implies no other scope and opens no other tenant's
+    namespace.
     """
 
     tenant: str = LOCAL_TENANT
     token: str | None = None
-    """Id of the token in the request; None where access is not controlled."""
+    """Id of the token in the request; None on a service without tokens."""
 
 
 def access(need: Need, *, queues_work: bool = False) -> Callable[[Endpoint], Endpoint]:
-    """Declare a route's access; written below the route's own decorator."""
+    """Declare a route's access; goes below the route's own decorator."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
         setattr(endpoint, _DECLARATION, Declaration(need, queues_work))
@@ -74,7 +75,7 @@ def access(need: Need, *, queues_work: bool = False) -> Callable[[Endpoint], End
 
 
 def access_rules(routes: Iterable[BaseRoute]) -> list[Rule]:
-    """The rules of an application's routes, as they declare them.
+    """The rules that an application's routes declare.
 
     Raises:
         RuntimeError: a route declares no access.
@@ -92,7 +93,7 @@ def access_rules(routes: Iterable[BaseRoute]) -> list[Rule]:
 
 
 def _media_types(route: BaseRoute) -> tuple[str, ...]:
-    """The media types of a route's body, as it documents them."""
+    """The media types that a route documents for its body."""
     if getattr(route, "body_field", None) is not None:
         return (_JSON,)
     content = (getattr(route, "openapi_extra", None) or {}).get("requestBody", {}).get("content", {})
@@ -107,10 +108,10 @@ class Refusal(Message):
 
 
 class AccessControl:
-    """Middleware that passes on only what the rules allow.
+    """Middleware that passes on only requests that the rules allow.
 
-    It leaves `caller` and `rule` in the request's state. Without a keyring every caller is the local tenant. A path
-    without a rule is answered 404 here, before it reaches the router.
+    It stores `caller` and `rule` in the request's state. Without a keyring, every caller is the local tenant. A path
+    without a rule is answered 404 here and does not reach the router.
     """
 
     def __init__(self, app: ASGIApp, rules: Sequence[Rule], keyring: Keyring | None) -> None:
@@ -172,14 +173,14 @@ class AccessControl:
 
 
 def _has_media_type(scope: Connection, expected: Sequence[str]) -> bool:
-    """Whether a body declares one of these types, none of which a page of another site can send unasked."""
+    """Whether a body declares one of these types, which other sites' pages cannot send without a CORS preflight."""
     sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
     return not expected or (len(sent) == 1 and sent[0].partition(";")[0].strip().lower() in expected)
 
 
 def _unsupported(expected: Sequence[str]) -> Problem:
     return ProblemKind.UNSUPPORTED_MEDIA_TYPE.problem(
-        "the body does not say that it is of a type which this route takes",
+        "the Content-Type is missing, or is not one that this route accepts",
         where="header.Content-Type",
         expected=" or ".join(expected),
         action="send the Content-Type header with the body's type",
@@ -191,7 +192,7 @@ def _unauthenticated(fault: str, error: str | None = None) -> Refusal:
         fault,
         where="header.Authorization",
         expected="Authorization: Bearer <token>",
-        action="ask whoever runs this service for a token (`solrl-rollout token create`)",
+        action="ask the operator of this service for a token (`solrl-rollout token create`)",
     )
     return Refusal(problem=problem, challenge=_REALM + (f', error="{error}"' if error else ""))
 
@@ -210,7 +211,7 @@ def _forbidden(token: Token, need: str) -> Refusal:
 def _tokens_unreadable() -> Refusal:
     problem = ProblemKind.TOKENS_UNREADABLE.problem(
         "the service's token file cannot be used",
-        action="whoever runs the service must repair it; its log says what is wrong",
+        action="ask the operator to repair it; the service's log says what is wrong",
     )
     return Refusal(problem=problem)
 

@@ -34,8 +34,8 @@ from solrl_rollout.status.metrics import Metrics
 _BEARER = {
     "type": "http",
     "scheme": "bearer",
-    "description": "A token of `solrl-rollout token create`. Not needed on a service without a token file, "
-    "which only its own machine can reach.",
+    "description": "A token from `solrl-rollout token create`. Not needed on a service without a token file, "
+    "which only serves its own machine.",
 }
 
 
@@ -49,8 +49,8 @@ class _Application(FastAPI):
 def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend) -> FastAPI:
     """The service as an ASGI application, whose lifespan loads the models and stops the engine.
 
-    `app.state.service` is the running `Service`, `app.state.metrics` its metrics. An error that keeps the service from
-    starting is raised by the lifespan.
+    `app.state.service` is the running `Service`, `app.state.metrics` its metrics. The lifespan raises errors that
+    prevent the service from starting.
 
     Raises:
         TokenFileError: the settings name a token file that cannot be used.
@@ -83,14 +83,14 @@ def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend
         routes += module.router.routes
     rules = access_rules(routes)
     problems.install(app)
-    # The last one added is the first to see a request.
+    # The middleware added last sees a request first.
     app.add_middleware(JsonBodyLimit, limit=settings.max_body_bytes)
     app.state.inflight = InflightBytes(settings.max_inflight_bytes, settings.tenant_inflight_bytes)
     app.add_middleware(InflightLimit, budget=app.state.inflight)
     app.add_middleware(Backpressure)
     keyring = Keyring(settings.token_file) if settings.token_file else None
     app.add_middleware(AccessControl, rules=rules, keyring=keyring)
-    # A service is reached at the address that it listens on, too.
+    # A service can also be reached at the address that it listens on.
     app.add_middleware(SiteGuard, hosts=None if keyring else {*settings.allowed_hosts, settings.host})
     app.add_middleware(HeadLimit)
     app.openapi = lambda: _describe(app, rules)  # type: ignore[method-assign]
@@ -98,7 +98,7 @@ def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend
 
 
 def _describe(app: FastAPI, rules: list[Rule]) -> dict[str, Any]:
-    """FastAPI's description, with what it cannot derive: problems, lines of a stream, tokens."""
+    """FastAPI's OpenAPI document, with additions that it cannot derive: problems, lines of a stream, tokens."""
     if app.openapi_schema is None:
         described = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schemas = described["components"]["schemas"]

@@ -1,4 +1,4 @@
-"""Backpressure: while the queue is full, new work is refused from its head, so that a refusal costs little."""
+"""Backpressure: while the queue is full, new work is refused by its head alone, so that a refusal costs little."""
 
 from solrl_proto.problems import ProblemError
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -8,7 +8,7 @@ from solrl_rollout.service import Service
 
 
 class Backpressure:
-    """Middleware behind access control: reads no body while the caller's tenant may not queue one more candidate."""
+    """Middleware behind access control: refuses work, without reading the body, while the tenant can queue no more."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

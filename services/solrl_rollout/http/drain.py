@@ -9,13 +9,13 @@ from solrl_rollout.http.problems import respond_to
 
 
 class DrainTimeout:
-    """Middleware that answers 503 where the server cancels a request, as it does at the drain timeout."""
+    """Middleware that answers 503 if the server cancels a request, which happens at the drain timeout."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; a stream that was started ends by itself."""
+        """Pass the request on; a stream that has started writes its own end."""
         started = False
 
         async def observed(message: Message) -> None:

@@ -1,7 +1,7 @@
-"""A budget for the bytes of all request bodies in memory at a time.
+"""A budget for the bytes of all request bodies in memory.
 
-A body counts from before its first byte is read until its request is answered: with its Content-Length, or, where it
-declares none, with what has come. A body beyond the budget is refused before it is read.
+A body counts from before its first byte is read until its request is answered: with its Content-Length, or without
+one, with the bytes received so far. A body that exceeds the budget is refused before it is read.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ RETRY_AFTER_S = 5
 
 
 class InflightBytes:
-    """Bytes of bodies in memory, in all and by tenant."""
+    """Bytes of bodies in memory, in total and by tenant."""
 
     def __init__(self, limit: int, tenant_limit: int) -> None:
         self.limit = limit
@@ -27,7 +27,7 @@ class InflightBytes:
         return self._by_tenant.total()
 
     def take(self, tenant: str | None, size: int) -> None:
-        """Count `size` bytes more.
+        """Count `size` more bytes.
 
         Raises:
             HTTPException: 503 `too-many-bytes`; nothing is counted.
@@ -39,14 +39,14 @@ class InflightBytes:
         self._by_tenant[tenant] += size
 
     def give_back(self, tenant: str | None, size: int) -> None:
-        """Count `size` bytes less."""
+        """Count `size` fewer bytes."""
         self._by_tenant[tenant] -= size
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
 
 
 class InflightLimit:
-    """Middleware behind access control: holds all bodies together to a budget."""
+    """Middleware behind access control that limits the bytes of all bodies together."""
 
     def __init__(self, app: ASGIApp, budget: InflightBytes) -> None:
         self._app = app
@@ -70,7 +70,7 @@ class InflightLimit:
 
         async def counted() -> Message:
             nonlocal received
-            # Raised in here, not before the app is called, so that the app's handlers make the answer.
+            # Raised here, not before the app is called, so that the app's exception handlers answer.
             take(max(0, declared - taken))
             message = await receive()
             received += len(message.get("body", b""))
@@ -86,7 +86,7 @@ class InflightLimit:
 def _too_many_bytes(whose: str, held: int, size: int, limit: int) -> HTTPException:
     """The 503, as the one type of exception that FastAPI does not replace while it reads a body."""
     problem = ProblemKind.TOO_MANY_BYTES.problem(
-        f"the bodies of {whose} hold {held} bytes at the moment, and {size} more are too many",
+        f"the bodies of {whose} have {held} bytes now, and {size} more would exceed the limit",
         where="body",
         got=size,
         expected=f"at most {limit - held} bytes now",

@@ -1,4 +1,4 @@
-"""Every error as a problem document, which says no more than its reader may know."""
+"""Errors as problem documents, which disclose no internals."""
 
 import json
 import math
@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def internal_error() -> Problem:
-    """The 500 for an error that is the service's own."""
+    """The 500 for an error in the service itself."""
     return ProblemKind.INTERNAL.problem(
         "an error in the service itself",
         action="the service's log has the traceback",
@@ -71,15 +71,15 @@ def install(app: FastAPI) -> None:
 
 
 def respond_to(error: ProblemError) -> Response:
-    """The response to an error: its problem document, and Retry-After where it is temporary."""
+    """The response to an error: its problem document, with Retry-After if it is temporary."""
     headers = {"Retry-After": str(error.retry_after)} if isinstance(error, RetryLaterError) else None
     return respond(error.problem, headers)
 
 
 def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    """The response that carries a problem document."""
+    """The response with a problem document."""
     document = {k: v for k, v in plain(problem.model_dump()).items() if v is not None}
-    # ASCII, because a value at fault may hold a lone surrogate, which UTF-8 cannot encode.
+    # ASCII, because an invalid value may contain a lone surrogate, which UTF-8 cannot encode.
     body = json.dumps(document, ensure_ascii=True, allow_nan=False)
     return Response(body, problem.status, headers and dict(headers), PROBLEM_MEDIA_TYPE)
 
@@ -120,7 +120,7 @@ def _message(error: Any) -> str:
 
 
 def _summary(value: Any) -> Any:
-    """A value at fault: itself if it is short, else a description."""
+    """An invalid value: itself if it is short, otherwise a description."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, list | tuple):

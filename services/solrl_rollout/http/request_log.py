@@ -1,4 +1,4 @@
-"""The request log: an id for each request, and a line and a count for each answer."""
+"""The request log: an id for each request; a log line and a metric for each answer."""
 
 import json
 import logging
@@ -76,7 +76,7 @@ class RequestLog:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's id if it is well formed, else a new one."""
+    """The client's id if it is well-formed, otherwise a new one."""
     wanted = REQUEST_ID_HEADER.lower().encode()
     given = next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)

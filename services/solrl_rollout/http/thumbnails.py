@@ -1,4 +1,4 @@
-"""The check of thumbnails: browsers decode whatever they are given."""
+"""Validation of thumbnails, because browsers decode whatever they are sent."""
 
 import base64
 import binascii
@@ -28,15 +28,15 @@ def check_thumbnails(samples: Samples) -> None:
                     where=f"body.samples.pairs.{i}.{name}",
                     got=fault,
                     expected=f"a WebP or PNG of at most {THUMBNAIL_SIDE} pixels a side",
-                    action="shrink it, or leave the samples out",
+                    action="shrink it, or omit the samples",
                 )
 
 
 def _fault(text: str) -> object:
-    """The size of an image that is too large, the name of the error for what is no image, or None."""
+    """The size of an image that is too large, the error's name for anything but an image, or None if it is fine."""
     try:
         data = base64.b64decode(text, validate=True)
-        # Before Pillow opens it: decoders allocate what the header says, gigabytes for an image of 60,000² pixels.
+        # Before Pillow opens it: decoders allocate memory by the header, gigabytes for an image of 60,000² pixels.
         if max(size := _header_size(data)) > THUMBNAIL_SIDE:
             return size
         with Image.open(io.BytesIO(data), formats=("WEBP", "PNG")) as image:
@@ -46,7 +46,7 @@ def _fault(text: str) -> object:
 
 
 def _header_size(data: bytes) -> tuple[int, int]:
-    """Width and height as the header of a PNG or a WebP says; (0, 0) for anything else.
+    """Width and height from the header of a PNG or a WebP; (0, 0) for anything else.
 
     Sources: PNG specification 11.2.2 (IHDR); RFC 9649 sections 2.5 to 2.7 (VP8, VP8L and VP8X headers).
     """

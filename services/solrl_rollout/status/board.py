@@ -22,7 +22,7 @@ from solrl_rollout.store.base import Progress
 
 
 async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
-    """The tenant's view of the service, with curves only of runs that reported after revision `since`."""
+    """The tenant's view of the service, with curves only for runs that reported after revision `since`."""
     runs = (await service.store.runs(tenant)).runs
     progress = await service.store.progress(tenant, [run.run for run in runs])
     statuses = [await _run(service, tenant, run, progress.get(run.run), since) for run in runs]

@@ -1,4 +1,4 @@
-"""Curves of a run's iterations, thinned for a screen. The store keeps them whole."""
+"""Curves of a run's iterations, thinned for display. The store keeps every iteration."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from solrl_rollout.store import RunStore
 MOST_POINTS = 120
 _CACHED_CURVES = 1024  # a few kilobytes each
 _DIGITS = 5
-_MOST_NAMES = 32  # of rewards, and of phases: a series each, which every point of the curve has
+_MOST_NAMES = 32  # rewards, and as many phases: each is a series over all points of the curve
 
 
 class OverviewCurves:
@@ -24,7 +24,7 @@ class OverviewCurves:
         self._cached: OrderedDict[tuple[str, str], tuple[int, Curve]] = OrderedDict()
 
     async def overview(self, tenant: str, run: str, revision: int) -> Curve:
-        """The run's score at `revision` or later.
+        """The run's score curve at `revision` or later.
 
         Raises:
             ProblemError: 404 `run-not-found`.

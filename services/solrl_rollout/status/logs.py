@@ -1,4 +1,4 @@
-"""The service's log: lines for people or JSON for machines, each with the request it belongs to."""
+"""The service's log: text or JSON lines, each with the id of its request."""
 
 import json
 import logging
@@ -15,16 +15,16 @@ _request: ContextVar[dict[str, Any] | None] = ContextVar("solrl_request", defaul
 
 
 def begin_request(request_id: str) -> dict[str, Any]:
-    """Begin a request: every record logged for it from here on carries its id. Returns the record's fields."""
+    """Begin a request: all records logged for it from now on contain its id. Returns the fields of these records."""
     fields = {"request_id": request_id}
     _request.set(fields)
     return fields
 
 
 def add_fields(**fields: Any) -> None:
-    """Add fields, such as its run and model, to every record of the current request; those that are None are left out.
+    """Add fields, such as run and model, to all further records of the current request; None values are omitted.
 
-    Threads and tasks started by the request share them. Outside a request nothing happens.
+    Threads and tasks started by the request share them. Does nothing outside a request.
     """
     known = _request.get()
     if known is not None:
@@ -49,7 +49,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, in ASCII: text from clients may hold lone surrogates, which UTF-8 cannot encode."""
+        """Return the line, in ASCII: text from clients may contain lone surrogates, which UTF-8 cannot encode."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -63,10 +63,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: time, level and message, then the fields as name=value."""
+    """A readable line: time, level and message, then the fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line. Control characters are escaped, so that no client can forge a line of the log."""
+        """Return the line. Control characters are escaped, so that no client can forge a line of the log."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         parts = [f"{clock} {record.levelname.lower():7} {record.getMessage().translate(_CONTROL)}"]
         parts += [f"{name}={json.dumps(value, default=str)}" for name, value in _fields(record).items()]

@@ -1,6 +1,6 @@
-"""Metrics for Prometheus. The rest of the service calls them with plain numbers and knows nothing of Prometheus.
+"""Metrics for Prometheus. The rest of the service passes plain numbers and does not depend on Prometheus.
 
-The values of every label are bounded: tenants come from the token file, models and rewards from the settings, and only
+The values of all labels are bounded: tenants come from the token file, models and rewards from the settings, and only
 the busiest runs are shown.
 """
 
@@ -19,7 +19,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 SHOWN_RUNS = 10
 """Runs in `solrl_run_share` and `solrl_adapter_lag_versions`: those with the most recent engine time."""
 _TRACKED_RUNS = 256
-_HALF_LIFE = 300.0  # seconds after which engine time counts half
+_HALF_LIFE = 300.0  # seconds after which engine time counts for half
 _REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _WORK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -81,7 +81,7 @@ class Metrics:
         ProcessCollector(registry=registry)
 
     def watch_queue(self, read: Callable[[], QueueState]) -> None:
-        """Call `read` for the queue's state whenever metrics are read."""
+        """Read the queue's state with `read` at every scrape."""
         self._queue = read
 
     def chunk_finished(
@@ -96,7 +96,7 @@ class Metrics:
         generate: float,
         reward: float,
     ) -> None:
-        """Count a chunk of so many candidates and steps, and the seconds of generating and scoring it."""
+        """Count a chunk, its candidates and steps, and the seconds spent on generating and scoring it."""
         self._candidates.labels(tenant, model, precision).inc(candidates)
         self._chunks.labels(model, precision).inc()
         if steps:
@@ -119,7 +119,7 @@ class Metrics:
             self._run(tenant, run).head = version
 
     def run_rewound(self, tenant: str, run: str, version: int) -> None:
-        """Note that a run's head is an older version again, and forget the version served last."""
+        """Record that a run was rewound to an older version, and forget the version served last."""
         self.adapter_served(tenant, run, None, version)
 
     def run_deleted(self, tenant: str, run: str) -> None:
@@ -127,7 +127,7 @@ class Metrics:
         self.adapter_served(tenant, run, None, None)
 
     def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
-        """Note the version that served a request and the run's newest; None where there is none."""
+        """Record the version that served a request and the run's newest; None if there is none."""
         with self._lock:
             known = self._run(tenant, run)
             known.served, known.head = version, head
@@ -137,7 +137,7 @@ class Metrics:
         self._faults.labels(reward).inc()
 
     def out_of_memory(self, model: str, part: str) -> None:
-        """Count a batch that did not fit into memory. `part` is the precision it ran at, or "rewards"."""
+        """Count a batch that did not fit into memory. `part` is its precision, or "rewards"."""
         self._memory.labels(model, part).inc()
 
     def request_answered(self, route: str, method: str, status: int, seconds: float) -> None:
@@ -156,7 +156,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Gauges that are read at this moment; called by the registry."""
+        """Gauges that are computed at each scrape; called by the registry."""
         state = self._queue()
         waiting = GaugeMetricFamily("solrl_queue_candidates", "Waiting candidates.", labels=["tenant"])
         for tenant, count in state.candidates.items():
@@ -190,7 +190,7 @@ class Metrics:
             ]
 
     def _run(self, tenant: str, run: str) -> _Run:
-        """The record of a run; the run with the least recent engine time makes room for a new one."""
+        """The record of a run. A new one replaces the run with the least recent engine time if the table is full."""
         if (tenant, run) not in self._runs and len(self._runs) >= _TRACKED_RUNS:
             now = time.monotonic()
             del self._runs[min(self._runs, key=lambda name: self._runs[name].decayed(now))]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from solrl_proto.status import Throughput
 
 WINDOW = 60.0
-"""Seconds that are remembered."""
+"""Seconds of history."""
 PARTS = 12
-"""Parts of the window in a tenant's history."""
+"""Number of intervals in a tenant's history."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FinishedChunk:
 
 
 class RecentThroughput:
-    """The chunks finished in the last minute. To be used from any thread."""
+    """The chunks finished in the last minute. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class RecentThroughput:
         if busy and chunks:
             # A running chunk counts only once it is finished; until then the window ends before it.
             now = max(chunk.ended_at for chunk in chunks)
-        # A chunk counts over all the time it took; else a slow one would be a peak at its end.
+        # A chunk is spread over the time it took; otherwise a slow one would be a peak at its end.
         part = WINDOW / PARTS
         edges = [now - WINDOW + i * part for i in range(PARTS)]
         parts = [sum(_candidates_between(chunk, edge, edge + part) for chunk in chunks) for edge in edges]

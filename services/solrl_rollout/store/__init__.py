@@ -9,9 +9,9 @@ __all__ = ["DEFAULT_RETAIN", "MemoryRunStore", "RunStore", "open_store"]
 
 
 def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> RunStore:
-    """Return the store that `url` names: None or `memory://`, else `redis://`, `rediss://`, `unix://`.
+    """Return the store at `url`: `memory://` (also None), `redis://`, `rediss://` or `unix://`.
 
-    Nothing is connected yet; `ping` says whether the store can be reached.
+    Does not connect yet; `ping` checks whether the store can be reached.
 
     Raises:
         ProblemError: 500 `store-url` for any other URL. The URL is not repeated: it may hold a password.
@@ -25,8 +25,8 @@ def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None 
         return RedisRunStore(url, retain, quota)
     raise ProblemError(
         ProblemKind.STORE_URL,
-        "the store URL names no known store",
+        "the store URL has an unknown scheme",
         got=f"{scheme}://" if separator else "no scheme",
         expected="memory://, redis://, rediss:// or unix://",
-        action="correct the store URL, or leave it out to keep adapters in this process",
+        action="correct the store URL, or omit it to keep adapters in this process",
     )

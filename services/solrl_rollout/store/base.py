@@ -1,8 +1,8 @@
-"""The contract of a run store, and the rules that every store shares.
+"""The interface of run stores, and the rules that all of them share.
 
-A run's versions are immutable and increase. Each names as its parent the head it was trained from. A run returns to an
-older version only by deleting all later ones. A store checks a put with `admit` against one consistent view of the
-run, and writes only if that view still holds.
+A run's versions are immutable, and their numbers increase. Each names as its parent the head that it was trained from.
+A run returns to an older version only by deleting all later ones. A store checks a put with `admit` against one
+consistent view of the run, and writes only if that view still holds.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ KEPT_POINTS = 10_000
 KEPT_POINT_BYTES = 8 * 2**20
 """Bytes of a run's iterations as JSON; beyond that the oldest are deleted."""
 MAX_POINT_BYTES = 4096
-"""Largest iteration, as JSON without samples. Four rewards and eight phases have 0.9 kB."""
+"""Largest iteration, as JSON without samples. One with four rewards and eight phases has 0.9 kB."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The last reported iteration of a run, and its time: microseconds since 1970 by the store's clock, increasing."""
+    """A run's last reported iteration and its revision: microseconds since 1970 by the store's clock, increasing."""
 
     revision: int
     last: Point
@@ -36,9 +36,9 @@ class RunStore(ABC):
     """Adapter versions, curves and samples of all runs. Any method may raise ProblemError 503 `store-unavailable`."""
 
     def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
-        """Keep the newest `retain` (≥ 1) unpinned versions of a run, and `quota` bytes of a tenant's versions.
+        """Retain the newest `retain` (≥ 1) unpinned versions per run, and allow `quota` bytes of versions per tenant.
 
-        Older unpinned versions are deleted at `put`.
+        `put` deletes older unpinned versions.
         """
         if retain < 1:
             raise ValueError(f"retain is {retain}; a store must keep at least 1 version of a run")
@@ -49,7 +49,7 @@ class RunStore(ABC):
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         """Store a version and make it the run's head, atomically; return the stored version, and whether it is new.
 
-        To put a stored version again with the same digest and model succeeds, whatever its parent. Raises 409
+        Putting a stored version again with the same digest and model succeeds, whatever its parent. Raises 409
         `version-conflict` or `parent-conflict`, 413 `adapter-quota`, 422 `digest-mismatch` if `body` does not match
         `info`.
         """
@@ -78,9 +78,9 @@ class RunStore(ABC):
         """Return all runs of a tenant, by name."""
 
     async def quota_left(self, tenant: str, run: str, version: int) -> int | None:
-        """Return the bytes that a version may have before its tenant is over the quota.
+        """Return the most bytes that a version may have within its tenant's quota.
 
-        None where any size will do: there is no quota, or the version is stored already.
+        None if any size is allowed: there is no quota, or the version is stored already.
         """
         if self.quota is None:
             return None
@@ -96,7 +96,7 @@ class RunStore(ABC):
 
     @abstractmethod
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
-        """Protect a version from deletion by newer ones, or no longer. Raises 404 as `get` does."""
+        """Protect a version from deletion by newer ones, or stop protecting it. Raises 404 as `get` does."""
 
     @abstractmethod
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
@@ -112,7 +112,7 @@ class RunStore(ABC):
 
     @abstractmethod
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
-        """Store the report of an iteration in place of it and all later ones; return the run's new revision.
+        """Store an iteration's report, replacing this and all later iterations; return the run's new revision.
 
         The newest samples are stored, too. Raises 404 `run-not-found`, 422 `report-too-large`.
         """
@@ -121,13 +121,13 @@ class RunStore(ABC):
     async def iterations(
         self, tenant: str, run: str, after: int | None = None, limit: int | None = None
     ) -> tuple[Point, ...]:
-        """Return the iterations that are remembered, oldest first.
+        """Return the stored iterations, oldest first.
 
         Args:
             tenant: the run's tenant.
-            run: its name.
-            after: leave out this iteration and those before it.
-            limit: return at most so many.
+            run: the run's name.
+            after: return only iterations after this one.
+            limit: return at most this many.
 
         Raises:
             ProblemError: 404 `run-not-found`.
@@ -135,18 +135,18 @@ class RunStore(ABC):
 
     @abstractmethod
     async def samples(self, tenant: str, run: str) -> Samples | None:
-        """Return the newest samples; None if there are none, or no such run."""
+        """Return the newest samples; None if there are none, or the run does not exist."""
 
     @abstractmethod
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
-        """Return the progress of those runs that have reported an iteration, all read at one moment."""
+        """Return the progress of the given runs, except those that have reported nothing, from one consistent view."""
 
     @abstractmethod
     async def ping(self) -> None:
         """Return if the store answers."""
 
     async def warnings(self) -> tuple[str, ...]:
-        """Settings of the store that may lose adapters, and the remedy for each."""
+        """Settings of the store that risk losing adapters, each with a remedy."""
         return ()
 
     @abstractmethod
@@ -186,7 +186,7 @@ def over_quota(run: str, version: int, got: str, quota: int) -> ProblemError:
         where="body",
         got=got,
         expected=f"at most {quota} bytes",
-        action="delete a finished run, unpin versions, or ask for a larger quota",
+        action="delete a finished run, unpin versions, or raise tenant_adapter_bytes of the service",
     )
 
 
@@ -228,11 +228,11 @@ def head_conflict(run: str, version: int, given: int, head: int) -> ProblemError
     """The 409 problem for a rewind of a run that has another head."""
     return ProblemError(
         ProblemKind.HEAD_CONFLICT,
-        f"run {run!r} was to go back from version {given} to version {version}; its head is version {head}",
+        f"run {run!r} cannot be rewound from version {given} to version {version}: its head is version {head}",
         where="head",
         got=given,
         expected=head,
-        action="two trainers may be writing to one run; list its versions, and go back from its head",
+        action="two trainers may be writing to one run; list its versions, and rewind from its head",
     )
 
 
@@ -285,12 +285,12 @@ def not_found(run: str, version: int, head: int | None, versions: Iterable[int])
         where="version",
         got=version,
         expected=held,
-        action="name a stored version; old ones are deleted",
+        action="use a stored version; old ones are deleted",
     )
 
 
 async def _digest(body: bytes) -> str:
-    # In a thread: a FLUX.1 adapter takes more than a tenth of a second, and the event loop must not wait.
+    # In a thread: a FLUX.1 adapter takes more than a tenth of a second, too long for the event loop.
     return f"sha256:{(await asyncio.to_thread(hashlib.sha256, body)).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""A run store in this process: nothing to install, lost at exit, invisible to other replicas."""
+"""A run store in this process: needs nothing installed, is lost at exit, and is not shared with other replicas."""
 
 import time
 from collections import defaultdict
@@ -41,7 +41,7 @@ class _Run:
 
 
 class MemoryRunStore(RunStore):
-    """Dictionaries, for one event loop. It needs no lock: nothing awaits between check and write."""
+    """Run store in dictionaries, for one event loop. It needs no lock: nothing awaits between check and write."""
 
     def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
         super().__init__(retain, quota)

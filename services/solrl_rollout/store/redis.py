@@ -4,7 +4,7 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
 
     {prefix}:{tenant}:runs                               set of run names
     {prefix}:{tenant}:bytes                              bytes of their versions
-    {prefix}:{tenant}:revision                           revision of the iteration told last
+    {prefix}:{tenant}:revision                           revision of the last reported iteration
     {prefix}:{tenant}:run:{run}:versions                 hash: `head`, and a JSON record for each version
     {prefix}:{tenant}:run:{run}:pins                     set of versions
     {prefix}:{tenant}:run:{run}:iterations               sorted set of JSON points, by iteration
@@ -13,8 +13,8 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
 
 An upload writes its chunks under a fresh token, with an expiry. Then one script compares the head, makes the
 chunks permanent and writes the record that names the token. Chunks of refused or interrupted uploads expire.
-Redis must run with `maxmemory-policy noeviction`. Its appendfsync decides how much a crash may lose. Where the server
-has WAITAOF (7.2) every acknowledgement of a version, the first and any later one, waits until it is on the disk.
+Redis must run with `maxmemory-policy noeviction`. Its appendfsync determines how much a crash may lose. If the server
+has WAITAOF (7.2), every acknowledgement of a version, the first and any later one, waits until it is on disk.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ CHUNK_BYTES = 4 * 2**20
 UPLOAD_EXPIRY_S = 600
 WAITAOF_MS = 10_000
 CONNECTIONS = 64
-"""Connections to Redis; commands beyond them wait."""
+"""Maximum number of connections to Redis; further commands wait."""
 WAIT_S = 30.0
 """Seconds that a command waits for a connection."""
 _PARSED_AT_ONCE = 256  # points; some milliseconds
@@ -75,7 +75,7 @@ class Record(Message):
 
 @dataclass(frozen=True)
 class Keys:
-    """The names of a run's keys; `prefix` carries the tenant's hash tag."""
+    """Names of a run's keys; `prefix` contains the tenant's hash tag."""
 
     prefix: str
     run: str
@@ -129,10 +129,10 @@ CHECKED_SETTINGS = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync"
 
 
 def weaknesses(settings: Mapping[str, object]) -> Iterator[str]:
-    """Settings among `CHECKED_SETTINGS` that may lose adapters; each with its remedy after the last semicolon."""
+    """Settings among `CHECKED_SETTINGS` that risk losing adapters; each with its remedy after the last semicolon."""
     if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
         policy = settings["maxmemory-policy"]
-        yield f"Redis evicts by maxmemory-policy {policy}: adapters may vanish; set it to noeviction"
+        yield f"Redis has maxmemory-policy {policy}, which may evict adapters; set it to noeviction"
     if settings["appendonly"] != "yes":
         yield "Redis keeps no append-only file: a restart loses versions, which trainers push again; set appendonly yes"
     elif settings["appendfsync"] == "no":
@@ -140,7 +140,7 @@ def weaknesses(settings: Mapping[str, object]) -> Iterator[str]:
 
 
 class RedisRunStore(RunStore):
-    """Runs in the Redis at `url` (redis://, rediss://, unix://), under keys that begin with `prefix`."""
+    """Run store in the Redis at `url` (redis://, rediss://, unix://), under keys that begin with `prefix`."""
 
     def __init__(self, url: str, retain: int = DEFAULT_RETAIN, quota: int | None = None, prefix: str = "solrl") -> None:
         super().__init__(retain, quota)
@@ -157,7 +157,7 @@ class RedisRunStore(RunStore):
             # An unknown option in the URL's query would raise a TypeError only at the first command.
             pool.connection_class(**pool.connection_kwargs)
         except (ValueError, TypeError):
-            # Without the cause: its text may repeat parts of the URL, and with it the password.
+            # Without the cause: its text may contain parts of the URL, including the password.
             raise ProblemError(
                 ProblemKind.STORE_URL,
                 "the Redis URL cannot be parsed",
@@ -213,7 +213,7 @@ class RedisRunStore(RunStore):
         keys = self._keys(tenant, run)
         record = await self._record(keys, run, version)
         while (body := await self._download(keys, record)) is None:
-            # Meanwhile deleted by newer versions (then 404), pushed again, or truly lost.
+            # Meanwhile deleted by newer versions (then 404), pushed again, or lost.
             before, record = record, await self._record(keys, run, version)
             if record == before:
                 raise corrupt(run, version, got="a part of it is missing", expected=f"{record.chunks} chunks")
@@ -312,7 +312,7 @@ class RedisRunStore(RunStore):
                 raise not_found(run, 0, None, ())
         points: list[Point] = []
         for start in range(0, len(texts), _PARSED_AT_ONCE):
-            await asyncio.sleep(0)  # others' requests go on between two parts
+            await asyncio.sleep(0)  # let other requests proceed between parts
             points += _POINTS.validate_json(b"[" + b",".join(texts[start : start + _PARSED_AT_ONCE]) + b"]")
         return tuple(points)
 

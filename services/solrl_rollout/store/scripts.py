@@ -1,12 +1,12 @@
-"""Lua scripts, each of which Redis runs as one step.
+"""Lua scripts, each of which Redis runs atomically.
 
-Keys of chunks are not in KEYS, but on the same node: their prefix carries the tenant's hash tag.
+Keys of chunks are not in KEYS, but are on the same node: their prefix contains the tenant's hash tag.
 """
 
 _FORGET = """
 local function read(run, version)
   local readable, record = pcall(cjson.decode, redis.call('HGET', run, version))
-  -- A damaged record may say anything: a billion chunks would block Redis for minutes.
+  -- A damaged record may contain anything: a billion chunks would block Redis for minutes.
   if readable and type(record) == 'table' and type(record.info) == 'table' and type(record.info.size) == 'number'
     and type(record.chunks) == 'number' and record.chunks <= 65536 and type(record.token) == 'string' then
     return record
@@ -34,7 +34,7 @@ local run, pins, version = KEYS[1], KEYS[2], ARGV[1]
 local head = redis.call('HGET', run, 'head') or ''
 local record = redis.call('HGET', run, version) or ''
 if record == ARGV[3] then
-  -- This very upload, by its token: it was committed and its answer lost. Written again so that WAITAOF waits.
+  -- This same upload, by its token: it was committed, but the answer was lost. Written again so that WAITAOF waits.
   redis.call('HSET', run, version, record)
   return {'stored', version, record}
 end
@@ -77,7 +77,7 @@ return {'stored', version, ARGV[3]}
 )
 
 AGAIN = """
--- KEYS: the run's hash. ARGV: version, its record. Writes it again unchanged so that WAITAOF waits; unless it is gone.
+-- KEYS: the run's hash. ARGV: version, its record. Writes it again unchanged, unless it is gone, so that WAITAOF waits.
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 end
@@ -137,7 +137,7 @@ return 1
 """
 
 TELL = """
--- KEYS: the run's hash, its iterations, where it stands, the tenant's newest revision.
+-- KEYS: the run's hash, its iterations, its progress, the tenant's newest revision.
 -- ARGV: iteration, its point, samples ('' for none), the samples' iteration, points to keep, bytes of them to keep.
 -- Answers the revision, or '' if there is no such run.
 if redis.call('EXISTS', KEYS[1]) == 0 then
@@ -166,7 +166,7 @@ elseif sampled and tonumber(sampled) > tonumber(ARGV[1]) then
   redis.call('HDEL', KEYS[3], 'samples', 'sampled')
 end
 local now = redis.call('TIME')
--- The clock may have stepped back; whoever asks for what is newer than a revision must still be told.
+-- The clock may have stepped back, but revisions must still increase: clients ask for changes after a revision.
 local last = math.max(
   tonumber(redis.call('GET', KEYS[4])) or 0, tonumber(redis.call('HGET', KEYS[3], 'revision')) or 0
 )

@@ -222,7 +222,7 @@ def test_serve_refuses_to_start_with_a_file_it_cannot_use(
     [
         ([], "ok", "this machine alone"),
         (["--host", "0.0.0.0"], "missing", "--allow-anonymous"),
-        (["--host", "0.0.0.0", "--allow-anonymous"], "warn", "may do everything"),
+        (["--host", "0.0.0.0", "--allow-anonymous"], "warn", "can do anything"),
         (["--token-file", "tokens.json"], "ok", "1 valid tokens of 1 tenants"),
         (["--token-file", "open.json"], "warn", "others may write"),
         (["--token-file", "none.json"], "missing", "No such file"),

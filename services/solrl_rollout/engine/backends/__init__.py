@@ -1,4 +1,4 @@
-"""Backends: what generates the candidates of a model, behind one protocol."""
+"""Backends, which generate a model's candidates behind one protocol."""
 
 from solrl_rollout.engine.backends.base import Backend
 from solrl_rollout.engine.backends.local import LocalBackend
@@ -8,7 +8,7 @@ __all__ = ["Backend", "load_backend"]
 
 
 def load_backend(spec: ModelSpec, settings: Settings) -> Backend:
-    """The backend of one model; today always this process.
+    """Load the backend of one model; currently always in this process.
 
     Raises:
         ValueError, OSError, RuntimeError: the model cannot be loaded, or does not fit.

@@ -1,9 +1,8 @@
-"""The protocol between the engine and whatever generates candidates.
+"""The protocol between the engine and the backends that generate candidates.
 
-A backend may run in this process, in another process or in another environment, and may compute with something else
-than torch. What passes between the two can always be written as JSON (prompts, plans, identities) and safetensors
-(latents, images, adapters), and is never pickled. The queue, turns, scoring and recovery from exhausted memory belong
-to the engine.
+A backend may run in this process, in another process or in another environment, and need not use torch to compute.
+All data between the two can be written as JSON (prompts, plans, identities) and safetensors (latents, images,
+adapters); nothing is pickled. The queue, turns, scoring and recovery from exhausted memory belong to the engine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ class LayerPrecisionError(ValueError):
 
 @dataclass(frozen=True)
 class Identity:
-    """The model behind a backend, as trainers compare it and adapters bind to it.
+    """Identity of a backend's model, which trainers compare and adapters are bound to.
 
     Attributes:
         family: e.g. "sana".
@@ -39,8 +38,8 @@ class Identity:
         latent_shape: shape of one candidate's latents.
         digests: part (transformer, text_encoder, tokenizer, vae, scheduler) → digest.
         adapter_layout: module → (out_features, in_features) of every LoRA target.
-        reward_options: options that the model's own files give to built-in rewards, by reward.
-        device: the hardware, for people to read.
+        reward_options: reward → options for built-in rewards from the model's files.
+        device: description of the hardware.
     """
 
     family: str
@@ -58,11 +57,11 @@ class Capabilities:
     """Features of a backend; the service refuses requests that need a missing one.
 
     Attributes:
-        precisions: the precisions it runs, natively or emulated, in the order of preference.
-        prunes: whether it stops after some steps and continues from a trajectory.
-        cancels: whether it calls `between` before each step. Without that a cancelled chunk runs to its end, and
-            health calls wait for it.
-        overlaps: whether it leaves this process's CPU free, so that one chunk is scored while the next is generated.
+        precisions: supported precisions, native or emulated, in order of preference.
+        prunes: it can stop after some steps and continue from a trajectory.
+        cancels: it calls `between` before each step. Otherwise a cancelled chunk runs to its end, and health calls
+            wait for it.
+        overlaps: it leaves this process's CPU free, so one chunk can be scored while the next is generated.
     """
 
     precisions: tuple[PrecisionInfo, ...]
@@ -72,21 +71,21 @@ class Capabilities:
 
     @property
     def fastest(self) -> Tier:
-        """The first precision that is native; an emulation is never chosen by itself."""
+        """The first native precision, otherwise BF16; emulation is never chosen automatically."""
         return next((info.precision for info in self.precisions if info.numerics == "native"), "bf16")
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """Candidates of one prompt that a backend is asked for, all or part of the way.
+    """A request to a backend for candidates of one prompt, over all steps or some.
 
     Attributes:
         prompt: the text.
         seeds: one seed per candidate, which alone determines its initial noise (`solrl_core.noise`).
-        precision: the precision to run at, under the adapter that was set for it last.
-        plan: solver, number of steps and guidance. Pruning is the engine's business.
+        precision: precision to run at, with the adapter that was last set for it.
+        plan: solver, number of steps and guidance. The engine handles pruning.
         start: latents to continue from, one row per seed; None for the seeds' noise.
-        until: the number of steps behind the candidates when it returns; None for all.
+        until: number of steps that the candidates have completed at the end; None for all.
         batch_limit: the most candidates to compute at once.
     """
 
@@ -117,17 +116,17 @@ class Backend(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """The model behind it."""
+        """Identity of its model."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """The features it has."""
+        """Features it supports."""
 
     def batch_sizes(self, limit: int) -> Sequence[int]:
-        """Sizes of the batches it computes where `limit` candidates fit at once; each is warmed up at the start."""
+        """Batch sizes that it uses if `limit` candidates fit at once; each is warmed up at the start."""
 
     def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
-        """Serve an adapter at a precision from now on; None is the base model.
+        """Switch a precision to an adapter; None is the base model.
 
         Raises:
             AdapterMergeError: the merged weights are not finite; the previous adapter is still served.
@@ -136,7 +135,7 @@ class Backend(Protocol):
         """
 
     def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
-        """Generate candidates. The tensors may still be on their way to a GPU's memory when this returns: see `mark`.
+        """Generate candidates. A GPU may still be computing the tensors when this returns; see `mark`.
 
         Args:
             request: the candidates.
@@ -147,14 +146,14 @@ class Backend(Protocol):
         """
 
     def mark(self) -> Mark:
-        """The point that the device reaches once it has done all that it was asked for so far."""
+        """Mark that the device reaches when it has finished all work submitted so far."""
 
     def check(self) -> None:
-        """Raise if it computes no more, for instance after a device error."""
+        """Raise if it no longer works, e.g. after a device error."""
 
     def close(self) -> None:
         """End its processes and connections."""
 
 
 BackendLoader = Callable[[ModelSpec, Settings], Backend]
-"""Loads the backend of one model. Raises ValueError, OSError or RuntimeError where it cannot."""
+"""Loads the backend of one model. Raises ValueError, OSError or RuntimeError if it cannot be loaded."""

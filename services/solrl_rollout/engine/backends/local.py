@@ -33,7 +33,7 @@ class LocalBackend:
         """Load the model.
 
         Raises:
-            ValueError, OSError: the model cannot be loaded, or the device does not run the precision.
+            ValueError, OSError: the model cannot be loaded, or the device does not support the precision.
             torch.OutOfMemoryError: it does not fit.
         """
         device = torch.device(settings.torch_device)
@@ -71,7 +71,7 @@ class LocalBackend:
         )
 
     def batch_sizes(self, limit: int) -> Sequence[int]:
-        """Two sizes on a GPU, which compiles for each; any size on a CPU."""
+        """Two sizes on a GPU, since each is compiled; `limit` on a CPU."""
         return (limit,) if self._device.type == "cpu" else gpu_batch_sizes(limit)
 
     def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
@@ -111,12 +111,12 @@ class LocalBackend:
         return Generation(generated.images, generated.trajectory if request.until is not None else None)
 
     def mark(self) -> Mark:
-        """The point that the device reaches once it has done all that this thread asked for so far."""
+        """Mark that the device reaches when it has finished all work submitted by this thread so far."""
         return mark(self._device)
 
     def check(self) -> None:
-        """Raise if the device computes no more."""
+        """Raise if the device no longer works."""
         torch.ones(1, device=self._device).sum().item()
 
     def close(self) -> None:
-        """Nothing runs outside this process."""
+        """Do nothing: the backend has no processes or connections."""

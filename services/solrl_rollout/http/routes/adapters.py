@@ -114,7 +114,7 @@ async def unpin_version(service: ServiceDep, caller: CallerDep, run: RunName, ve
 
 
 async def _read_adapter(request: Request, service: Service, tenant: str, run: str, version: int) -> bytes:
-    """The body, held to the largest size and to what is left of the tenant's quota."""
+    """Read the body, up to the largest size and the rest of the tenant's quota."""
     limit, store = service.settings.max_adapter_bytes, service.store
     free = await store.quota_left(tenant, run, version)
     if store.quota is None or free is None or free >= limit:
@@ -124,7 +124,7 @@ async def _read_adapter(request: Request, service: Service, tenant: str, run: st
 
 
 def _parse_digest(header: str) -> str:
-    """`sha256:<hex>` from a Content-Digest header, which may hold other algorithms, too."""
+    """`sha256:<hex>` from a Content-Digest header, which may list other algorithms, too."""
     found = _SHA256.search(header)
     try:
         if found:
@@ -133,9 +133,9 @@ def _parse_digest(header: str) -> str:
         pass
     raise ProblemError(
         ProblemKind.DIGEST_HEADER,
-        "the header holds no sha-256 digest",
+        "the header has no sha-256 digest",
         where=f"header.{DIGEST_HEADER}",
         got=header[:200],
         expected="sha-256=:<base64 of 32 bytes>:",
-        action="send the SHA-256 of the body as RFC 9530 has it",
+        action="send the SHA-256 of the body in the format of RFC 9530",
     )

@@ -1,7 +1,7 @@
 """Dependencies that routes share, and the documentation of their problems.
 
-Dependencies are coroutines although they await nothing: FastAPI runs plain functions in a thread, which waits long for
-its turn while the engine computes.
+Dependencies are coroutines although they await nothing: FastAPI would run plain functions in a thread, which gets
+little time while the engine computes.
 """
 
 from typing import Annotated, Any
@@ -34,7 +34,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
     """Refuse query parameters that an API route does not have; a mistyped one would otherwise be ignored silently."""
     route = request.scope["route"]
     if not route.path.startswith("/v1/"):
-        return  # links to the page may carry any
+        return  # links to the page may have any
     known = [field.alias for field in route.dependant.query_params]
     unknown = [name for name in request.query_params if name not in known]
     if unknown:
@@ -44,7 +44,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
             where="query",
             got=[name[:80] for name in unknown[:5]],
             expected=known or "none",
-            action="leave it out, or correct its name",
+            action="omit it, or correct its name",
         )
 
 

@@ -12,5 +12,5 @@ router = APIRouter(prefix="/v1", tags=["models"], responses=PROBLEMS)
 @router.get("/models")
 @access("token")
 async def list_models(service: ServiceDep) -> ModelList:
-    """The hosted models, digests of every part that makes or scores an image, and the noise contract."""
+    """The hosted models, digests of all parts that generate or score images, and the noise contract."""
     return ModelList(noise=service.noise, models=tuple(model.info for model in service.hosted.values()))

@@ -1,4 +1,4 @@
-"""The status page: static, without secrets, and without resources from elsewhere."""
+"""The status page: static, without secrets, and without external resources."""
 
 import base64
 import gzip
@@ -14,7 +14,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
-@access("open")  # without the data that it shows
+@access("open")  # it contains no data
 def page(request: Request) -> Response:
     """The page. It fetches its data from `/v1/status` with the visitor's token."""
     body, headers = _page()
@@ -27,7 +27,7 @@ def page(request: Request) -> Response:
 
 @cache
 def _page() -> tuple[bytes, dict[str, str]]:
-    """The page in one file, and headers that let a browser run its scripts and no others."""
+    """The page in one file, and headers that allow a browser to run only its scripts."""
     folder = files("solrl_rollout.http") / "page"
     style = (folder / "page.css").read_text("utf-8")
     script = "\n".join((folder / name).read_text("utf-8") for name in ("charts.js", "views.js", "page.js"))

@@ -83,7 +83,7 @@ class RolloutLines(Response):
             await write(self._rollout.end())
         except ProblemError as error:
             await write(ErrorLine(problem=error.problem))
-        except asyncio.CancelledError:  # a client that left sees nothing of this line
+        except asyncio.CancelledError:  # a client that disconnected never sees this line
             await write(ErrorLine(problem=draining("the drain timeout is over").problem))
             raise
         except Exception:
@@ -94,10 +94,10 @@ class RolloutLines(Response):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Value]) -> Value:
-    """The result of `work`, which is cancelled when the client leaves.
+    """Return the result of `work`, which is cancelled when the client disconnects.
 
     Raises:
-        ClientDisconnect: the client left.
+        ClientDisconnect: the client disconnected.
     """
     task, departure = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:

@@ -31,7 +31,7 @@ _REPORT = {
 async def get_status(
     request: Request, service: ServiceDep, caller: CallerDep, since: Annotated[int, Query(ge=0, lt=2**53)] = 0
 ) -> Response:
-    """Runs with their curves, queue and throughput of the caller's tenant; `since`: only curves that changed later."""
+    """Runs and their curves, queue and throughput of the caller's tenant; `since`: only curves that changed later."""
     return compressed(request, await board.status(service, caller.tenant, since))
 
 
@@ -45,9 +45,9 @@ async def get_iterations(
     after: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
     limit: Annotated[int | None, Query(ge=1, le=_MOST_PER_PAGE)] = None,
 ) -> Response:
-    """Curves of a run's iterations, thinned for a screen, and its newest samples.
+    """Curves of a run's iterations, thinned for display, and its newest samples.
 
-    `after`: only iterations after this one; `limit`: at most so many of them, the oldest, none left out.
+    `after`: only iterations after this one; `limit`: the oldest of them, at most this many, and not thinned.
     """
     points = await service.store.iterations(caller.tenant, run, after, limit)
     samples = await service.store.samples(caller.tenant, run)
@@ -59,7 +59,7 @@ async def get_iterations(
 @access("push")
 async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> None:
     """Report an iteration. A repeated report replaces it and all later ones."""
-    # The body is no parameter, because FastAPI would read it first; the run is known from the head.
+    # The body is not a parameter, because FastAPI would read it before this check of the run.
     if await service.store.head(caller.tenant, run) is None:
         raise not_found(run, 0, None, ())
     try:
@@ -74,7 +74,7 @@ async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep
 def compressed(request: Request, answer: Message) -> Response:
     """The answer as JSON, compressed if the client accepts it."""
     body = answer.model_dump_json().encode()
-    # Never cached: another token may not see the same.
+    # Never cached: another token may not be allowed to see it.
     headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
     if len(body) >= _COMPRESS_FROM and "gzip" in request.headers.get("accept-encoding", ""):
         body, headers["Content-Encoding"] = gzip.compress(body, 5), "gzip"
