@@ -1,7 +1,8 @@
-"""Softmax attention with a gradient, by the fastest kernel that is right on this GPU.
+"""Differentiable softmax attention with the fastest kernel that is correct on this GPU.
 
-cuDNN's kernels are about 1.7 times as fast as flash attention's on Hopper, but in torch 2.11 their gradients are wrong
-for some memory layouts. So layouts are fixed here, and each kernel is compared with float32 before its first use.
+On Hopper, cuDNN's kernels are about 1.7 times as fast as flash attention, but in torch 2.11 their gradients are wrong
+for some memory layouts. This module therefore fixes the layouts and checks each kernel against float32 before its
+first use.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _TOLERANCE = 0.02
-"""Relative error against float32 that is accepted; BF16 kernels have 0.002 to 0.003."""
+"""Largest accepted relative error against float32; BF16 kernels have 0.002 to 0.003."""
 _COMPARED_HEADS = 2
 
 
@@ -25,7 +26,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     Args:
         query: [B, S, H, D].
         key, value: [B, T, H, D].
-        mask: added to the logits, [B, 1, 1, T]; it gets no gradient.
+        mask: [B, 1, 1, T], added to the logits; not differentiated.
 
     Returns:
         [B, S, H, D].
@@ -62,7 +63,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[T
 def _attention_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, out: Tensor, logsumexp: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, each of its shape."""
+    """Gradients of query, key and value, in their shapes."""
     dense = [x.contiguous().transpose(1, 2) for x in (gradient, query, key, value, out)]
     found = _kernel_for(query, key, mask).backward(*dense, logsumexp, mask)
     of_query, of_key, of_value = (x.transpose(1, 2).contiguous() for x in found)
@@ -94,10 +95,10 @@ def _kernel_for(query: Tensor, key: Tensor, mask: Tensor | None) -> _Kernel:
 
 @cache
 def kernel_name(device: torch.device, dtype: torch.dtype, shape: torch.Size, keys: int, masked: bool) -> str:
-    """Name of the kernel for queries of this shape [B, S, H, D], found by trying on random numbers.
+    """Name of the fastest correct kernel for queries of this shape [B, S, H, D], tried on random numbers.
 
     Raises:
-        RuntimeError: none is right.
+        RuntimeError: no kernel is correct.
     """
     if device.type != "cuda" or dtype == torch.float32:
         return "plain"
@@ -114,7 +115,7 @@ def kernel_name(device: torch.device, dtype: torch.dtype, shape: torch.Size, key
             return name
         errors.append(f"{name}: relative error {worst:.3f}")
     raise RuntimeError(
-        f"no attention kernel computes right gradients for queries {tuple(shape)} and {keys} keys of {dtype} on "
+        f"no attention kernel computes correct gradients for queries {tuple(shape)} and {keys} keys of {dtype} on "
         f"{torch.cuda.get_device_name(device)}; tried {'; '.join(errors)}"
     )
 
@@ -128,11 +129,11 @@ def _error(
     masked: bool,
     shifted: float,
 ) -> float:
-    """Largest relative error of output and gradients against float32; infinite if a value is not a number.
+    """Largest relative error of output and gradients against float32; infinite if any value is not finite.
 
     Args:
-        shifted: size by which all logits are moved away from zero. Then the gradient of the query, a small difference
-            of large numbers, is rounding error in BF16 and is only required to be finite.
+        shifted: offset that moves all logits away from zero. The query's gradient is then a small difference of large
+            numbers, mostly rounding error in BF16, and only has to be finite.
     """
     batch, tokens, heads, size = shape
     generator = torch.Generator(device).manual_seed(0)
@@ -196,7 +197,7 @@ def _cudnn_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     bias = None if mask is None else mask.expand(-1, query.shape[1], -1, -1)
-    unused = [query.new_empty((), dtype=torch.int64) for _ in range(2)]  # a dropout's random state
+    unused = [query.new_empty((), dtype=torch.int64) for _ in range(2)]  # random state of dropout
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         gradient,
         query,
@@ -264,7 +265,7 @@ def _efficient_backward(
 
 
 def _aligned(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """The mask for all heads and queries [B, H, S, T], its rows 16 elements apart or a multiple."""
+    """The mask expanded to all heads and queries, [B, H, S, T], with strides that are multiples of 16 elements."""
     if mask is None:
         return None
     keys = mask.shape[-1]
