@@ -12,8 +12,8 @@ Key = TypeVar("Key", bound=Hashable)
 class FairShare(Generic[Key]):
     """Cost spent per key. The waiting key that has spent the least is next.
 
-    A key that returns keeps its debt, but gains no credit for the time it was away. A key that arrives without debt
-    is a newcomer, which may go first.
+    A key that returns keeps its debt, but gains no credit for its absence. A key that arrives without debt is a
+    newcomer, which may be served first.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class FairShare(Generic[Key]):
         return key in self._spent
 
     def arrive(self, key: Key, waiting: Collection[Key]) -> None:
-        """Register a key that begins to wait; `waiting` are the others that wait."""
+        """Register a key that begins to wait; `waiting` are the other waiting keys."""
         floor = min((self._spent[other] for other in waiting), default=self._clock)
         debt = self._spent.get(key, 0.0)
         if debt <= floor:
@@ -38,13 +38,13 @@ class FairShare(Generic[Key]):
         self._spent[key] = max(debt, floor)
 
     def newcomer(self, waiting: Collection[Key]) -> Key | None:
-        """The newcomer that has waited longest, which stays one until `admit`; None if none waits."""
+        """The newcomer that has waited longest, or None; it remains a newcomer until `admit`."""
         for key in [key for key in self._newcomers if key not in waiting]:
             del self._newcomers[key]
         return next(iter(self._newcomers), None)
 
     def admit(self, key: Key) -> None:
-        """Record that a key is being served, which ends its time as a newcomer."""
+        """Record that a key is being served; it is no longer a newcomer."""
         self._newcomers.pop(key, None)
 
     def least_served(self, waiting: Collection[Key], last: Key | None) -> Key:
@@ -64,5 +64,5 @@ class FairShare(Generic[Key]):
             # Forget absent keys without debt, so that the table stays bounded.
             self._spent = {k: spent for k, spent in self._spent.items() if k in waiting or spent > self._clock}
         else:
-            # Nobody waits: forget old debts, but count the work just begun.
+            # No key waits: forget old debts, but count the work just begun.
             self._spent, self._clock = {key: cost}, 0.0

@@ -1,7 +1,7 @@
 """A budget for the bytes of all request bodies in memory.
 
-A body counts from before its first byte is read until its request is answered: with its Content-Length, or without
-one, with the bytes received so far. A body that exceeds the budget is refused before it is read.
+A body counts from before its first byte is read until its request is answered. It counts with its Content-Length or,
+without one, with the bytes received so far. A body that would exceed the budget is refused.
 """
 
 from collections import Counter
@@ -84,7 +84,7 @@ class InflightLimit:
 
 
 def _too_many_bytes(whose: str, held: int, size: int, limit: int) -> HTTPException:
-    """The 503, as the one type of exception that FastAPI does not replace while it reads a body."""
+    """The 503, as an HTTPException: FastAPI replaces any other exception that is raised while it reads a body."""
     problem = ProblemKind.TOO_MANY_BYTES.problem(
         f"the bodies of {whose} have {held} bytes now, and {size} more would exceed the limit",
         where="body",
