@@ -1,6 +1,6 @@
-"""LoRA adapters of the trained and the behaviour policy beside the frozen linear layers of a transformer.
+"""LoRA adapters of the current and the behaviour policy, injected into the linear layers of a frozen transformer.
 
-On a CPU the arithmetic, its order and the random draws are those of PEFT, bit for bit.
+On a CPU, outputs and initial weights equal PEFT's bit for bit.
 """
 
 from collections.abc import Sequence
@@ -27,17 +27,17 @@ class LoraLinear(nn.Module):
     Attributes:
         base: the frozen layer.
         scale: alpha / rank.
-        current: the trained adapter, with Gaussian A and B = 0; drawn from torch's global generator as PEFT draws it.
-        old: the behaviour policy's, at first a copy. Its weights are no parameters of the module.
-        active: the adapter that is added to the base; None for the base alone. It is an attribute, and not a name to
-            look up, so that compiled code is the same for both.
+        current: the trained adapter. A is Gaussian, drawn from torch's global generator in PEFT's order; B is 0.
+        old: the adapter of the behaviour policy, initially a copy. Its weights are not parameters of the module.
+        active: the adapter in use; None for the base alone. It is an attribute rather than a name to look up, so that
+            both adapters share compiled code.
     """
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
         self.base = base
         self.scale = alpha / rank
-        # Each layer draws initial weights, as PEFT's do, before they are overwritten: so the generator moves alike.
+        # As in PEFT, each nn.Linear draws weights that are then overwritten; this keeps the generator in step.
         a = nn.Linear(base.in_features, rank, bias=False, device="cpu").weight
         b = nn.Linear(rank, base.out_features, bias=False, device="cpu").weight
         nn.init.normal_(a, std=1 / rank)
@@ -60,7 +60,7 @@ class LoraLinear(nn.Module):
 
     @staticmethod
     def together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-        """Apply layers that share the input `x` [..., in]; it is read once for all of their adapters."""
+        """Apply layers that share the input `x` [..., in], which is read once for all adapters."""
         adapted = [layer for layer in layers if isinstance(layer, LoraLinear)]
         active = [layer.active for layer in adapted if layer.active is not None]
         if len(active) < len(adapted) or adapted[0].base.weight.dtype == torch.float32:
@@ -80,7 +80,7 @@ class LoraLinear(nn.Module):
 
 
 def inject(transformer: nn.Module, targets: str, rank: int, alpha: float) -> dict[str, LoraLinear]:
-    """Replace each linear layer whose whole dotted name matches `targets` by a `LoraLinear`; by those names."""
+    """Replace each linear layer whose full dotted name matches `targets` by a `LoraLinear`; return these by name."""
     layers = {}
     for name, module in target_modules(transformer, targets).items():
         layers[name] = LoraLinear(module, rank, alpha)

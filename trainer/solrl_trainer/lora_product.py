@@ -1,7 +1,7 @@
-"""Products of linear layers that share an input, with a LoRA adapter each, in the base weights' own precision.
+"""Fused product of LoRA layers that share an input, in the precision of the base weights.
 
-One operation for the layers of a group: their input is read once for all of the adapters, and what an adapter adds is
-summed into the product in place. Compilers see one operation with its gradient.
+All layers of a group are one operation: the input is read once for all adapters, and each adapter's product is added
+to its layer's in place. Compilers see one operator with a registered gradient.
 
 Source: Hu et al., arXiv 2106.09685.
 """
@@ -17,18 +17,18 @@ from torch import Tensor
 def lora_product(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], a: list[Tensor], b: list[Tensor], scale: float
 ) -> list[Tensor]:
-    """x·Wᵀ + bias + scale · (x·Aᵀ)·Bᵀ of each layer.
+    """Compute x·Wᵀ + bias + scale · (x·Aᵀ)·Bᵀ for each layer.
 
     Args:
         x: [M, K], of the weights' dtype.
         weights: each [N, K].
-        biases: each [N]; none at all for layers without.
+        biases: each [N]; empty for layers without bias.
         a: each [R, K], float32.
         b: each [N, R], float32.
         scale: alpha / rank.
 
     Returns:
-        Each layer's [M, N], and last x·Aᵀ of all layers [M, layers · R], which the gradient uses.
+        The product [M, N] of each layer; then x·Aᵀ of all layers, [M, layers · R], for the backward pass.
     """
     low_a, low_b = _rounded(a, b, x.dtype)
     inner = x @ low_a.T
@@ -59,7 +59,7 @@ def lora_product_backward(
     scale: float,
     input_too: bool,
 ) -> list[Tensor]:
-    """Gradients of `lora_product`: of each A and each B, float32, and, if `input_too`, of x, in its dtype, last."""
+    """Gradients of each A, then of each B, in float32; if `input_too`, finally that of x in its dtype."""
     low_a, low_b = _rounded(a, b, x.dtype)
     rank = a[0].shape[0]
     through_b = torch.empty_like(inner)
@@ -116,7 +116,7 @@ lora_product.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 def _rounded(a: Sequence[Tensor], b: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """All A in one tensor [layers · R, K] and each B, in `dtype`."""
+    """The adapters rounded to `dtype`: all A in one tensor [layers · R, K], and a list of B."""
     rank = a[0].shape[0]
     low_a = a[0].new_empty(len(a) * rank, a[0].shape[1], dtype=dtype)
     low_b = [weight.new_empty(weight.shape, dtype=dtype) for weight in b]
@@ -125,7 +125,7 @@ def _rounded(a: Sequence[Tensor], b: Sequence[Tensor], dtype: torch.dtype) -> tu
 
 
 def _sum_of_outer(left: Tensor, right: Tensor) -> Tensor:
-    """leftᵀ · right, summed and given in float32."""
+    """leftᵀ · right, accumulated and returned in float32."""
     if left.device.type == "cuda":
         product: Tensor = torch.mm(left.T, right, out_dtype=torch.float32)
         return product

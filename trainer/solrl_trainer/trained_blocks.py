@@ -1,4 +1,4 @@
-"""Blocks of the trained transformer: one graph for all policies with an adapter, activations kept or recomputed."""
+"""Transformer blocks in training: one compiled graph for both adapters; activations are kept or recomputed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +15,9 @@ class TrainedBlock(nn.Module):
 
     Attributes:
         block: the block, compiled on a GPU.
-        recomputed: the backward pass computes the block's activations anew, rather than keep them.
-        discarding: the block runs as for a gradient, but keeps nothing of it. A compiler fuses a pass without gradient
-            differently, so that equal weights would give different numbers.
+        recomputed: activations are recomputed in the backward pass rather than kept.
+        discarding: the block runs in gradient mode, but its graph is discarded. A compiler fuses a pass without
+            gradient differently, and equal weights would then give different numbers.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -37,7 +37,7 @@ class TrainedBlock(nn.Module):
 
 
 def wrap_blocks(transformer: nn.Module, backbone: Backbone) -> list[TrainedBlock]:
-    """Put a `TrainedBlock` around each block, in place; returned in the order in which they run."""
+    """Wrap each block in a `TrainedBlock`, in place; return these in execution order."""
     blocks = []
     for name in backbone.blocks:
         parent = transformer.get_submodule(name)
@@ -48,14 +48,14 @@ def wrap_blocks(transformer: nn.Module, backbone: Backbone) -> list[TrainedBlock
 
 
 def recompute_first(blocks: Sequence[TrainedBlock], count: int) -> None:
-    """Recompute the first `count` blocks; of the others, activations are kept.
+    """Recompute activations of the first `count` blocks and keep those of the others.
 
-    Those of the last blocks are freed first, which makes room for what is recomputed.
+    The backward pass frees the last blocks' activations first, which makes room for recomputed ones.
     """
     for index, block in enumerate(blocks):
         block.recomputed = index < count
 
 
 def _detached(x: Any) -> Any:
-    """A tensor without its graph that still asks for a gradient, if it did: compiled code is chosen by that, too."""
+    """A tensor without its graph but with its `requires_grad`, by which compiled code is selected, too."""
     return x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x

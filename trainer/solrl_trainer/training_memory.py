@@ -1,7 +1,7 @@
-"""GPU memory of the training phase, planned without a GPU: which blocks keep their activations.
+"""Memory plan of the training phase: the blocks that keep their activations. Planning needs no GPU.
 
-Each kind of block is compiled on the meta device, where tensors have shapes and no values, up to the step that decides
-which activations the backward pass gets; these are counted.
+Each kind of block is compiled on the meta device, where tensors have shapes but no values, up to the partition into
+forward and backward pass. The activations that this partition saves are counted.
 """
 
 import copy
@@ -21,18 +21,18 @@ from solrl_trainer.lora import inject
 from solrl_trainer.trained_blocks import wrap_blocks
 
 RESERVED = 3 * 2**30
-"""Left to CUDA's libraries, fragmentation, and what an iteration holds besides."""
+"""Bytes left for CUDA libraries, fragmentation and an iteration's other tensors."""
 _STATE = 16
-"""Bytes for each LoRA weight: two moments, a gradient, and that of a micro-batch."""
+"""Bytes per LoRA weight: two moments, the accumulated gradient, and the gradient of a micro-batch."""
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Bytes that training takes besides the weights.
+    """Bytes that training needs in addition to the weights.
 
     Attributes:
-        kept: by block, in the order in which they run: what it keeps for the backward pass.
-        inputs: by block: what it keeps if its activations are recomputed.
+        kept: per block, in execution order: bytes that it keeps for the backward pass.
+        inputs: per block: bytes that it keeps if its activations are recomputed.
         state: gradients and the optimiser's moments.
     """
 
@@ -41,13 +41,13 @@ class TrainingPlan:
     state: int
 
     def total(self, recomputed: int) -> int:
-        """The peak if the first `recomputed` blocks recompute their activations."""
+        """Peak bytes if the first `recomputed` blocks recompute their activations."""
         held = sum(self.inputs[:recomputed]) + sum(self.kept[recomputed:])
         working = max(self.kept) * (2 if recomputed else 1)
         return self.state + held + working
 
     def recomputed(self, limit: int) -> int:
-        """The fewest blocks that must recompute to stay within `limit` bytes; all of them where none fits."""
+        """The fewest blocks that must recompute to stay within `limit` bytes; all blocks if no count fits."""
         blocks = len(self.kept)
         return next((count for count in range(blocks) if self.total(count) <= limit), blocks)
 
@@ -55,14 +55,14 @@ class TrainingPlan:
 def plan_training(
     backbone: Backbone, lora: Lora, batch: int, conditioning: Conditioning, guidance: float = 1.0
 ) -> TrainingPlan:
-    """Plan the training of a model, on any device, in micro-batches of `batch` samples.
+    """Plan the memory of training a model, on any device, in micro-batches of `batch` samples.
 
     Args:
-        backbone: a model into which no policy was injected; it is left as it is.
+        backbone: a model without an injected policy; not modified.
         lora: the adapter's shape.
         batch: samples in one backward pass.
-        conditioning: of a prompt, one row.
-        guidance: as the run sets it.
+        conditioning: an encoded prompt, one row.
+        guidance: the run's guidance.
     """
     own = _on_meta(backbone)
     getattr(own, "fuse", lambda transformer: None)(own.transformer)
@@ -95,12 +95,12 @@ def plan_training(
 
 
 def blocks_to_recompute(config: RunConfig, backbone: Backbone, note: Callable[[str], None]) -> int:
-    """How many blocks recompute their activations: as the run sets, or by default as a plan of the GPU's memory says.
+    """Number of blocks that recompute their activations: the run's setting, or for `auto` the memory plan's.
 
     Args:
         config: the run's settings.
         backbone: the loaded model, without a policy.
-        note: told what was planned.
+        note: receives a line about the plan.
     """
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
     wanted = config.optimizer.checkpointing
@@ -113,9 +113,9 @@ def blocks_to_recompute(config: RunConfig, backbone: Backbone, note: Callable[[s
     limit = free_bytes(backbone.device)
     recomputed = plan.recomputed(limit)
     note(
-        f"training in micro-batches of {batch} is planned to take {gib(plan.total(recomputed))} of {gib(limit)} GiB: "
-        f"activations of {blocks - recomputed} of {blocks} blocks are kept, of the others recomputed; "
-        "optimizer.checkpointing overrides it"
+        f"training in micro-batches of {batch} needs about {gib(plan.total(recomputed))} of {gib(limit)} GiB: "
+        f"{blocks - recomputed} of {blocks} blocks keep their activations, {recomputed} recompute them; "
+        "optimizer.checkpointing overrides this"
     )
     return recomputed
 
@@ -132,7 +132,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _on_meta(backbone: Backbone) -> Backbone:
-    """The backbone around a copy of its transformer that has no values."""
+    """The backbone with a copy of its transformer on the meta device."""
     transformer = backbone.transformer
     memo: dict[int, Any] = {
         id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
@@ -146,7 +146,7 @@ def _on_meta(backbone: Backbone) -> Backbone:
 
 
 def _count(block: nn.Module, args: Any, kwargs: Any) -> tuple[int, int]:
-    """Bytes that a block keeps for its backward pass, and those of its inputs alone."""
+    """Bytes that a block keeps for its backward pass, and the bytes of its inputs alone."""
     args, kwargs = tree_map(_with_gradient, (args, kwargs))
     given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     streams = {_key(x): x.untyped_storage().nbytes() for x in given if _is_stream(x)}
@@ -167,7 +167,7 @@ def _count(block: nn.Module, args: Any, kwargs: Any) -> tuple[int, int]:
 
 
 def _partitioned() -> Callable[..., Any]:
-    """A compiler that divides forward and backward pass as torch's default does, and compiles neither."""
+    """A compiler backend that partitions forward and backward pass like torch's default, and compiles neither."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -188,7 +188,7 @@ def _partitioned() -> Callable[..., Any]:
 
 
 def _is_stream(x: Any) -> bool:
-    """Whether an input is tokens [B, S, C], which the block before gave."""
+    """Whether an input is tokens [B, S, C], the output of the previous block."""
     return isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3
 
 

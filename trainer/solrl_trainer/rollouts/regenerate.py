@@ -1,4 +1,4 @@
-"""Full-length samples of given seeds, as an algorithm trains on them."""
+"""Regeneration: the samples that an algorithm trains on, from selected seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection
 
 @dataclass(frozen=True)
 class Sampler:
-    """Samples from a generator.
+    """Draws samples from a generator.
 
     Attributes:
-        generator: with a policy merged.
-        steps: of the solver.
-        solver: the run's, or that of the algorithm's training data.
-        guidance: 1.0 is none.
-        record: whether to record every step.
+        generator: generator with a policy merged.
+        steps: solver steps.
+        solver: the run's solver, or that of the algorithm's training data.
+        guidance: guidance scale; 1.0 disables guidance.
+        record: record every step.
     """
 
     generator: Generator
@@ -28,21 +28,21 @@ class Sampler:
     record: bool = False
 
     def sample(self, text: str, seeds: Sequence[int]) -> GroupSamples:
-        """Samples of a prompt, one per seed."""
-        made = self.generator.generate(
+        """Generate samples of a prompt, one per seed."""
+        generated = self.generator.generate(
             text, seeds, steps=self.steps, solver=self.solver, guidance=self.guidance, record=self.record
         )
-        return GroupSamples(made.latents, made.images, made.recording)
+        return GroupSamples(generated.latents, generated.images, generated.recording)
 
 
 @dataclass(frozen=True)
 class Regenerator:
-    """Makes the samples that are trained on from the seeds of a selection, in BF16 under the behaviour policy."""
+    """Regenerates the candidates of a selection under the behaviour policy, in BF16 and with all steps."""
 
     sampler: Sampler
 
     def regenerate(self, selection: GroupSelection) -> GroupSamples:
-        """Samples of the selected seeds. Candidates that are trained on as they are stay as they are."""
+        """Samples of the selected seeds; samples that were generated locally for training are returned unchanged."""
         if selection.samples is not None:
             return selection.samples
         return self.sampler.sample(selection.prompt.text, selection.seeds)

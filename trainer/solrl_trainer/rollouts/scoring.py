@@ -1,4 +1,4 @@
-"""Rewards of samples, and the score that is trained."""
+"""Rewards of samples, and the score that training optimises."""
 
 from collections.abc import Sequence
 
@@ -13,19 +13,19 @@ class Scorer:
     """Scores a prompt's samples."""
 
     def __init__(self, rewards: RewardSet, names: Sequence[str], trained: Sequence[RewardSpec]) -> None:
-        """Describe a scorer.
+        """Set up a scorer.
 
         Args:
             rewards: loaded rewards.
-            names: those to apply.
-            trained: those that make the score, with their weights.
+            names: rewards to apply.
+            trained: rewards that make up the score, with their weights.
         """
         self._rewards = rewards
         self._names = tuple(names)
         self._weights = {spec.name: spec.weight for spec in trained}
 
     def score(self, prompt: PromptItem, samples: GroupSamples) -> ScoredSamples:
-        """Apply every reward to a prompt's samples. Samples that have their scores keep them."""
+        """Apply every reward to a prompt's samples. Samples with scores are returned unchanged."""
         if isinstance(samples, ScoredSamples):
             return samples
         images, count = samples.images, len(samples.images)
