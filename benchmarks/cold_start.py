@@ -37,7 +37,8 @@ def main() -> None:
     from rollout_path import ServedWay
     from solrl_core.families.skeleton import materialize
     from solrl_core.fingerprint import part_digests
-    from solrl_core.generator import CHUNK, Generator, supported_tiers
+    from solrl_core.generator import CHUNK_SIZE, Generator
+    from solrl_core.precision import supported_tiers
     from solrl_core.rewards import RewardSet
     from true_size import random_hps, skeleton
 
@@ -50,7 +51,7 @@ def main() -> None:
     with part("quantise"):
         way = ServedWay(Generator(backbone, "fp8" if device != "cpu" else "nvfp4"), rewards)
     with part("compile, first candidates"):
-        way.score("a", range(CHUNK), 1)
+        way.score("a", range(CHUNK_SIZE), 1)
     print(json.dumps(["first candidate", time.time() - started]), flush=True)
     with part(QUARTER):
         way.score("a", range(1), 1)

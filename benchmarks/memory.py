@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from solrl_core.families.load import locate
 from solrl_core.families.skeleton import load_skeleton, materialize
-from solrl_core.generator import Generator, supported_tiers
+from solrl_core.generator import Generator
 from solrl_core.memory import plan_memory
+from solrl_core.precision import supported_tiers
 from true_shapes import write_skeleton
 
 MODELS = {"flux": ("mini-flux", 24), "sd3": ("mini-sd3", 8), "sana": ("mini-sana", 24)}

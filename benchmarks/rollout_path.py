@@ -9,8 +9,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from solrl_core.generator import CHUNK, Generated, Generator
-from solrl_core.pace import Mark, Pace, mark
+from solrl_core.device_events import DeviceEvent, RunAheadLimit, record_event
+from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_core.rewards import RewardSet
 from solrl_core.sampler import Trajectory
 from solrl_core.selection import best_worst
@@ -25,13 +25,13 @@ class ServedWay:
         self.generator = generator
         self.rewards = rewards
         self._device = generator.backbone.device
-        self._pace = Pace(lambda: mark(self._device))
+        self._run_ahead = RunAheadLimit(lambda: record_event(self._device))
         on_gpu = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
         """Wait for the device."""
-        mark(self._device).wait()
+        record_event(self._device).wait()
 
     def score(
         self,
@@ -47,7 +47,7 @@ class ServedWay:
         """Generate and score candidates of a prompt; scores [N] and trajectories, on the CPU if they stop early."""
         scored: list[tuple[torch.Tensor, Trajectory]] = []
 
-        def finish(generated: Generated, made: Mark) -> None:
+        def finish(generated: GeneratorOutput, made: DeviceEvent) -> None:
             made.wait()
             images, stay = generated.images, until is not None
             with torch.cuda.stream(self._stream) if overlap else nullcontext():
@@ -56,8 +56,8 @@ class ServedWay:
                 scored.append((sum(scores.values(), torch.zeros(len(images))), generated.trajectory.to(to)))
 
         scoring = ScoringThread(lambda: None)
-        for start in range(0, len(seeds), CHUNK):
-            rows = slice(start, start + CHUNK)
+        for start in range(0, len(seeds), CHUNK_SIZE):
+            rows = slice(start, start + CHUNK_SIZE)
             generated = self.generator.generate(
                 text,
                 seeds[rows],
@@ -65,9 +65,9 @@ class ServedWay:
                 solver=solver,
                 start=begin and begin.rows(rows),
                 until=until,
-                between=self._pace.step,
+                between=self._run_ahead.step,
             )
-            work = partial(finish, generated, mark(self._device))
+            work = partial(finish, generated, record_event(self._device))
             if overlap:
                 scoring.run(work)
             else:
@@ -94,16 +94,16 @@ def shares(path: ServedWay, candidates: int, steps: int) -> dict[str, Any]:
     The share outside the transformer is 1 − (transformer's seconds without overlap) / total.
     """
     device = path.generator.backbone.device
-    marks: dict[str, list[tuple[Mark, Mark]]] = {}
+    marks: dict[str, list[tuple[DeviceEvent, DeviceEvent]]] = {}
     with (
         watched(device, marks, "transformer", path.generator.backbone, "velocity"),
         watched(device, marks, "encode", path.generator.backbone, "encode"),
         watched(device, marks, "decode", path.generator, "decode"),
         watched(device, marks, "reward", path.rewards, "score"),
     ):
-        before = mark(device)
+        before = record_event(device)
         path.score("a blue square, apart", range(candidates), steps, overlap=False)
-        after = mark(device)
+        after = record_event(device)
         after.wait()
     parts = {name: sum(end.since(start) for start, end in each) for name, each in marks.items()}
     alone = after.since(before)
@@ -123,16 +123,16 @@ def shares(path: ServedWay, candidates: int, steps: int) -> dict[str, Any]:
 
 @contextmanager
 def watched(
-    device: torch.device, marks: dict[str, list[tuple[Mark, Mark]]], name: str, owner: Any, method: str
+    device: torch.device, marks: dict[str, list[tuple[DeviceEvent, DeviceEvent]]], name: str, owner: Any, method: str
 ) -> Iterator[None]:
     """Record marks before and after every call of a method within the block."""
     call: Callable[..., Any] = getattr(owner, method)
     marks[name] = []
 
     def marked(*args: Any, **kwargs: Any) -> Any:
-        before = mark(device)
+        before = record_event(device)
         made = call(*args, **kwargs)
-        marks[name].append((before, mark(device)))
+        marks[name].append((before, record_event(device)))
         return made
 
     with patch.object(owner, method, marked):

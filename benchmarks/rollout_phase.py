@@ -85,7 +85,7 @@ def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], N
     import torch
     from rollout_path import ServedWay
     from solrl_core.families.skeleton import materialize
-    from solrl_core.generator import CHUNK, Generator
+    from solrl_core.generator import CHUNK_SIZE, Generator
     from solrl_core.rewards import RewardSet
     from true_size import random_hps, skeleton
 
@@ -100,7 +100,7 @@ def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], N
         {"device": device, "reward": args.reward_dtype, "size": backbone.width, "precision": cheap.generator.precision},
     )
     # Compile both batch sizes.
-    cheap.score("warm-up", range(CHUNK + 1), 1)
+    cheap.score("warm-up", range(CHUNK_SIZE + 1), 1)
     if "adapter" in args.parts:
         note("adapter", adapter(cheap))
     if "share" in args.parts:
@@ -108,10 +108,10 @@ def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], N
 
         note("share", shares(cheap, CANDIDATES, EXPLORE))
         if args.reward_dtype == "float32":
-            note("reward", reward_precisions(cheap, CHUNK))
+            note("reward", reward_precisions(cheap, CHUNK_SIZE))
     if "phase" in args.parts:
         true = ServedWay(Generator(backbone, "bf16"), rewards)
-        true.score("warm-up", range(CHUNK), 1)
+        true.score("warm-up", range(CHUNK_SIZE), 1)
         note("phase", {})
         phase(cheap, true, args.rounds, lambda values: note("phase", values))
 

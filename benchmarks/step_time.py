@@ -185,15 +185,15 @@ def in_turns(runs: list[Run], device: str) -> list[list[float]]:
     One more round runs first and is discarded, because matrix libraries choose their kernels in the first calls.
     """
     import torch
-    from solrl_core.pace import mark
+    from solrl_core.device_events import record_event
 
     here = torch.device(device)
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(-1, ROUNDS):
         for run, each in zip(runs, times, strict=True):
-            before = mark(here)
+            before = record_event(here)
             run()
-            after = mark(here)
+            after = record_event(here)
             after.wait()
             if turn >= 0:
                 each.append(after.since(before))

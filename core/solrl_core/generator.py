@@ -7,25 +7,22 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
-from solrl_proto.identifiers import Tier
 from torch import nn
 
 from solrl_core.adapter import Adapter
 from solrl_core.batches import PaddedBatch, batches
+from solrl_core.device_events import upload
 from solrl_core.families.base import Backbone, stack
 from solrl_core.lanes import map_in_lanes
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise, step_noise
-from solrl_core.pace import upload
-from solrl_core.precision import apply_policy, probe
+from solrl_core.precision import PRECISIONS, apply_policy, numerics
 from solrl_core.sampler import Recorder, Recording, Trajectory, advance
 from solrl_core.solvers import SolverSpec, make_solver
 
-PRECISIONS: tuple[Tier, ...] = get_args(Tier)
-CHUNK = 24
+CHUNK_SIZE = 24
 """Largest number of candidates in a batch, in service and trainer."""
 _DECODED_PIXELS = 4 * 1024 * 1024
 """Pixels decoded at once: an autoencoder's activations are many times larger than its images."""
@@ -34,7 +31,7 @@ _DECODED_ON_GPU = (12, 6, 3, 2, 1)
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratorOutput:
     """Candidates in the order of their seeds.
 
     Attributes:
@@ -53,21 +50,6 @@ class Generated:
         """Clean latents x0 (before the last step: as predicted), float32 [N, ...]."""
         assert self.trajectory.clean is not None
         return self.trajectory.clean
-
-
-def numerics(precision: str, device: torch.device) -> Literal["native", "emulated"]:
-    """Whether `device` computes in `precision`, or its rounding is reproduced in a wider one."""
-    return probe(precision, device).numerics or "emulated"
-
-
-def supported_tiers(device: torch.device) -> tuple[Tier, ...]:
-    """Precisions that `device` supports, native or emulated; native ones fastest first."""
-    return tuple(tier for tier in PRECISIONS if probe(tier, device).numerics is not None)
-
-
-def fastest_tier(device: torch.device) -> Tier:
-    """The fastest native tier of `device`, never an emulation; BF16 on a CPU."""
-    return next((tier for tier in PRECISIONS if probe(tier, device).numerics == "native"), "bf16")
 
 
 class Generator:
@@ -112,10 +94,10 @@ class Generator:
         start: Trajectory | None = None,
         until: int | None = None,
         between: Callable[[], None] | None = None,
-        batch_limit: int = CHUNK,
+        batch_limit: int = CHUNK_SIZE,
         decode: bool = True,
         record: bool = False,
-    ) -> Generated:
+    ) -> GeneratorOutput:
         """Generate candidates, all or part of the way.
 
         A stochastic solver's noise is `step_noise` of each candidate's seed, so it does not depend on the batch.
@@ -177,9 +159,9 @@ class Generator:
         assert end.clean is not None
         recordings = [recording for _, recording in parts if recording is not None]
         images = self.decode(end.clean, batch_limit) if decode else torch.empty(0)
-        return Generated(end, images, Recording.join(recordings) if record else None)
+        return GeneratorOutput(end, images, Recording.join(recordings) if record else None)
 
-    def decode(self, latents: torch.Tensor, batch_limit: int = CHUNK) -> torch.Tensor:
+    def decode(self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE) -> torch.Tensor:
         """Decode latents to images [N, 3, H, W]; large images are decoded in batches smaller than `batch_limit`."""
         size = min(batch_limit, max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width)))
         decode = torch.inference_mode()(self.backbone.decode)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from solrl_core.pace import upload
+from solrl_core.device_events import upload
 from solrl_core.solvers import Solver, SolverSpec, StochasticSolver, make_solver
 
 Velocity = Callable[[torch.Tensor, float], torch.Tensor]

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from solrl_proto.rollouts import FittedSolver
 
-from solrl_core.pace import upload
+from solrl_core.device_events import upload
 
 
 class Solver(ABC):

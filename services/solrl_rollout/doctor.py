@@ -53,8 +53,7 @@ def _software() -> Iterator[Finding]:
 
 def _devices(settings: Settings) -> Iterator[Finding]:
     import torch
-    from solrl_core.generator import PRECISIONS, fastest_tier
-    from solrl_core.precision import engine_version, probe
+    from solrl_core.precision import PRECISIONS, engine_version, fastest_tier, probe
 
     count = torch.cuda.device_count()
     for i in range(count):

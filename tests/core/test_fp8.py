@@ -3,9 +3,9 @@
 import pytest
 import torch
 from solrl_core.families import load_backbone
-from solrl_core.generator import Generator, supported_tiers
+from solrl_core.generator import Generator
 from solrl_core.kernels import quantize_rows
-from solrl_core.precision import fp8_scaling
+from solrl_core.precision import fp8_scaling, supported_tiers
 from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv, Quantized, by_row, project
 from torch import nn
 

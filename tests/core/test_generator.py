@@ -13,7 +13,7 @@ from solrl_core.families import Backbone
 from solrl_core.families.load import locate
 from solrl_core.families.pipeline import listed_blocks
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.generator import CHUNK, Generated, Generator
+from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_core.lora import target_modules
 from solrl_core.noise import initial_noise
 from solrl_core.sampler import Trajectory, unshifted_sigmas
@@ -162,14 +162,16 @@ def test_only_weights_that_an_adapter_changes_are_stored_twice(backbone: Backbon
 
 def test_a_candidate_does_not_depend_on_its_batch_mates(backbone: Backbone, generator: Generator) -> None:
     generator.set_adapter(random_adapter(backbone, 0, size=0.02))
-    alike = generator.generate(PROMPTS[0], range(CHUNK), steps=STEPS)
-    loud = generator.generate([PROMPTS[0], *["four purple crosses"] * (CHUNK - 1)], [0, *range(50, 73)], steps=STEPS)
+    alike = generator.generate(PROMPTS[0], range(CHUNK_SIZE), steps=STEPS)
+    loud = generator.generate(
+        [PROMPTS[0], *["four purple crosses"] * (CHUNK_SIZE - 1)], [0, *range(50, 73)], steps=STEPS
+    )
     assert torch.equal(alike.images[0], loud.images[0])
     assert torch.equal(alike.latents[0], loud.latents[0])
     assert float((alike.images[1:] - loud.images[1:]).abs().max()) > 0.1
 
 
-def check_close(generator: Generator, one: Generated, other: Generated) -> None:
+def check_close(generator: Generator, one: GeneratorOutput, other: GeneratorOutput) -> None:
     """The same candidates from batches of other sizes.
 
     The matrix products of other sizes sum in another order. In BF16 that is all; in NVFP4 a value that lies on a
@@ -184,11 +186,13 @@ def check_close(generator: Generator, one: Generated, other: Generated) -> None:
 
 
 def test_a_candidate_hardly_depends_on_the_size_of_its_batch(generator: Generator) -> None:
-    whole = generator.generate(PROMPTS[0], range(CHUNK + 2), steps=STEPS)
-    assert len(whole.images) == len(whole.latents) == CHUNK + 2
-    for start, stop in ((0, 7), (5, 7), (CHUNK - 1, CHUNK + 2)):
+    whole = generator.generate(PROMPTS[0], range(CHUNK_SIZE + 2), steps=STEPS)
+    assert len(whole.images) == len(whole.latents) == CHUNK_SIZE + 2
+    for start, stop in ((0, 7), (5, 7), (CHUNK_SIZE - 1, CHUNK_SIZE + 2)):
         part = generator.generate(PROMPTS[0], range(start, stop), steps=STEPS)
-        check_close(generator, part, Generated(whole.trajectory.rows(slice(start, stop)), whole.images[start:stop]))
+        check_close(
+            generator, part, GeneratorOutput(whole.trajectory.rows(slice(start, stop)), whole.images[start:stop])
+        )
 
 
 @pytest.mark.skipif(
@@ -205,7 +209,9 @@ def test_latents_do_not_depend_on_the_rest_of_the_batch(generator: Generator) ->
 def test_a_list_of_prompts_equals_single_prompts(generator: Generator) -> None:
     together = generator.generate(PROMPTS, SEEDS, steps=STEPS)
     singly = [generator.generate(prompt, [seed], steps=STEPS) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
-    made = Generated(Trajectory.join([one.trajectory for one in singly]), torch.cat([one.images for one in singly]))
+    made = GeneratorOutput(
+        Trajectory.join([one.trajectory for one in singly]), torch.cat([one.images for one in singly])
+    )
     check_close(generator, together, made)
     swapped = generator.generate(PROMPTS[::-1], SEEDS, steps=STEPS)
     assert torch.equal(together.images[1], swapped.images[1])
@@ -240,14 +246,14 @@ def test_most_of_a_decoder_is_in_the_blocks_that_are_compiled(model: str) -> Non
 
 
 def test_images_are_the_decoded_latents(backbone: Backbone, bf16: Generator) -> None:
-    made: Generated = bf16.generate(PROMPTS[0], SEEDS, steps=2)
+    made: GeneratorOutput = bf16.generate(PROMPTS[0], SEEDS, steps=2)
     assert made.latents.shape == (3, *backbone.latent_shape)
     assert torch.allclose(made.images, backbone.decode(made.latents), atol=1e-6)
 
 
 def test_between_is_called_before_every_step_of_every_chunk(bf16: Generator) -> None:
     calls: list[None] = []
-    bf16.generate("a", list(range(CHUNK + 1)), steps=3, between=lambda: calls.append(None))
+    bf16.generate("a", list(range(CHUNK_SIZE + 1)), steps=3, between=lambda: calls.append(None))
     # At least two chunks, each of three steps; a machine with more lanes makes more of them.
     assert len(calls) >= 6
     assert len(calls) % 3 == 0

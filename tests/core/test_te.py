@@ -10,8 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from solrl_core.generator import fastest_tier, numerics
-from solrl_core.precision import LayerPolicy, QuantLinear, apply_policy, engine_version, probe, quantize_dequantize, te
+from solrl_core.precision import (
+    LayerPolicy,
+    QuantLinear,
+    apply_policy,
+    engine_version,
+    fastest_tier,
+    numerics,
+    probe,
+    quantize_dequantize,
+    te,
+)
 from solrl_core.precision.te import TeFp8Linear, TeFp8PointwiseConv, TeLinear, TePointwiseConv, nvfp4_obstacle
 from torch import Tensor, nn
 
@@ -137,7 +146,7 @@ def test_a_failing_or_wrong_product_disables_native_nvfp4(monkeypatch: pytest.Mo
 def test_a_gpu_that_passes_is_native_and_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solrl_core.precision.tiers.nvfp4_obstacle", lambda device: None)
     monkeypatch.setattr("solrl_core.precision.tiers.engine_version", lambda: "2.20")
-    monkeypatch.setattr("solrl_core.generator.probe", probe.__wrapped__)
+    monkeypatch.setattr("solrl_core.precision.tiers.probe", probe.__wrapped__)
     assert probe.__wrapped__("nvfp4", CPU) == ("native", "Transformer Engine 2.20, NVFP4BlockScaling")
     assert (numerics("nvfp4", CPU), fastest_tier(CPU)) == ("native", "nvfp4")
 

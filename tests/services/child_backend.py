@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from solrl_core.adapter import decode_adapter, encode_adapter
-from solrl_core.pace import HostMark, Mark
+from solrl_core.device_events import DeviceEvent, HostEvent
 from solrl_core.sampler import Trajectory
 from solrl_core.solvers import make_solver
 from solrl_proto import Plan
@@ -136,8 +136,8 @@ class ChildBackend:
         made = load(body)
         return Generation(made.pop("images"), unpacked(header["trajectory"], made, request.plan))
 
-    def mark(self) -> Mark:
-        return HostMark()
+    def record_event(self) -> DeviceEvent:
+        return HostEvent()
 
     def check(self) -> None:
         self._call({"do": "check"})

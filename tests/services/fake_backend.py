@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from solrl_core.device_events import DeviceEvent, HostEvent
 from solrl_core.noise import initial_noise
-from solrl_core.pace import HostMark, Mark
 from solrl_core.sampler import Trajectory
 from solrl_core.solvers import Euler
 from solrl_proto import Plan, PromptItem
@@ -75,8 +75,8 @@ class FakeBackend:
         solver.history = (images,)
         return Generation(images, None if request.until is None else Trajectory(images, solver, until))
 
-    def mark(self) -> Mark:
-        return HostMark()
+    def record_event(self) -> DeviceEvent:
+        return HostEvent()
 
     def check(self) -> None:
         pass

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from solrl_core.generator import fastest_tier
-from solrl_core.precision import tiers
+from solrl_core.precision import fastest_tier, tiers
 from solrl_proto.models import ModelInfo, PrecisionInfo
 from solrl_proto.rollouts import Precision
 from solrl_trainer.calibrate import explored_tiers

@@ -14,7 +14,8 @@ from solrl_core.families import load_backbone
 from solrl_core.fidelity import Fidelity, rank_fidelity, separations
 from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.fitting import SCHEDULES, fit, make_examples
-from solrl_core.generator import Generator, numerics, supported_tiers
+from solrl_core.generator import Generator
+from solrl_core.precision import numerics, supported_tiers
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
 from solrl_core.selection import best_worst

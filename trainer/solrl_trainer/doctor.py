@@ -48,8 +48,7 @@ def _device() -> Iterator[Row]:
 
 def _tiers() -> Iterator[Row]:
     import torch
-    from solrl_core.generator import PRECISIONS
-    from solrl_core.precision import engine_version, probe
+    from solrl_core.precision import PRECISIONS, engine_version, probe
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for tier in PRECISIONS:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from solrl_core.generator import CHUNK, Generator
+from solrl_core.generator import CHUNK_SIZE, Generator
 from solrl_core.rewards import RewardSet
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
@@ -52,8 +52,8 @@ def evaluate(
     pairs = [(prompt, seed) for prompt in prompts for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
     scores: dict[str, list[torch.Tensor]] = {name: [] for name in rewards.names}
     images = []
-    for start in range(0, len(pairs), CHUNK):
-        chunk = pairs[start : start + CHUNK]
+    for start in range(0, len(pairs), CHUNK_SIZE):
+        chunk = pairs[start : start + CHUNK_SIZE]
         texts = [prompt.text for prompt, _ in chunk]
         made = generator.generate(texts, [seed for _, seed in chunk], steps=steps, solver=solver, guidance=guidance)
         scored = rewards.score(rewards.names, made.images, texts, [prompt.metadata for prompt, _ in chunk])

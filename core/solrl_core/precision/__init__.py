@@ -5,21 +5,25 @@ from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, refresh
 from solrl_core.precision.nvfp4 import quantize_dequantize, quantize_dequantize_per_candidate
 from solrl_core.precision.policy import LayerPolicy, apply_policy, linear_flops, share_of_flops
 from solrl_core.precision.te import engine_version, nvfp4_obstacle
-from solrl_core.precision.tiers import PrecisionSupport, probe
+from solrl_core.precision.tiers import PRECISIONS, PrecisionSupport, fastest_tier, numerics, probe, supported_tiers
 
 __all__ = [
+    "PRECISIONS",
     "LayerPolicy",
     "PrecisionSupport",
     "QuantLinear",
     "QuantPointwiseConv",
     "apply_policy",
     "engine_version",
+    "fastest_tier",
     "fp8_scaling",
     "linear_flops",
+    "numerics",
     "nvfp4_obstacle",
     "probe",
     "quantize_dequantize",
     "quantize_dequantize_per_candidate",
     "refresh_weight_",
     "share_of_flops",
+    "supported_tiers",
 ]

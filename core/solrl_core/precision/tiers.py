@@ -1,12 +1,16 @@
-"""Native or emulated: the precisions that a device supports, tested with one small matrix product each."""
+"""Precision tiers: support by a device, native or emulated, tested with one small matrix product each."""
 
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
+from solrl_proto.identifiers import Tier
 
 from solrl_core.precision.fp8 import fp8_scaling
 from solrl_core.precision.te import engine_version, nvfp4_obstacle
+
+PRECISIONS: tuple[Tier, ...] = get_args(Tier)
+"""All tiers, the fastest first."""
 
 Numerics = Literal["native", "emulated"]
 
@@ -40,3 +44,18 @@ def probe(precision: str, device: torch.device) -> PrecisionSupport:
     if device.type != "cuda":
         return PrecisionSupport("emulated", "bfloat16 weights, float32 arithmetic")
     return PrecisionSupport("native", "on tensor cores")
+
+
+def numerics(precision: str, device: torch.device) -> Numerics:
+    """Numerics of a precision on a device: native, or emulated with its rounding in a wider precision."""
+    return probe(precision, device).numerics or "emulated"
+
+
+def supported_tiers(device: torch.device) -> tuple[Tier, ...]:
+    """Precisions that `device` supports, native or emulated, in the order of `PRECISIONS`."""
+    return tuple(tier for tier in PRECISIONS if probe(tier, device).numerics is not None)
+
+
+def fastest_tier(device: torch.device) -> Tier:
+    """The fastest native precision of `device`, never an emulation; BF16 on a CPU."""
+    return next((tier for tier in PRECISIONS if probe(tier, device).numerics == "native"), "bf16")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from solrl_core.generator import CHUNK
+from solrl_core.generator import CHUNK_SIZE
 
 from solrl_rollout.engine.problems import out_of_memory
 from solrl_rollout.engine.work import Job
@@ -30,7 +30,7 @@ class BatchLimit:
         self._model = model
         self._part = part
         self._metrics = metrics
-        self.size = CHUNK
+        self.size = CHUNK_SIZE
         self.exclusive = False
 
     def run(

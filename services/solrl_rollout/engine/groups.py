@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 from PIL import Image
-from solrl_core.generator import CHUNK
+from solrl_core.generator import CHUNK_SIZE
 from solrl_core.rewards.base import weighted_sum
 from solrl_core.sampler import Trajectory
 from solrl_core.selection import best_worst
@@ -53,7 +53,7 @@ class ScoredGroup:
         seeds, scores = self.seeds, self._scores()
         places = sorted(best_worst(scores, min(keep, len(scores))))
         halfway = Trajectory.join([chunk.trajectory for chunk in self.finished if chunk.trajectory is not None])
-        parts = [places[start : start + CHUNK] for start in range(0, len(places), CHUNK)]
+        parts = [places[start : start + CHUNK_SIZE] for start in range(0, len(places), CHUNK_SIZE)]
         job, prompt = self.chunks[0].job, self.chunks[0].prompt
         return places, [Chunk(job, prompt, [seeds[i] for i in part], start=halfway.rows(part)) for part in parts]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from solrl_core.families.load import locate
-from solrl_core.generator import CHUNK
+from solrl_core.generator import CHUNK_SIZE
 from solrl_core.rewards.base import REWARDS, Reward
 from solrl_core.sampler import Trajectory
 from solrl_proto.identifiers import Tier
@@ -105,9 +105,9 @@ class ModelRunner:
             ProblemError: 422 `adapter-merge` (the previous adapter is still served) or `precision-unsupported`,
                 503 or 507 `out-of-memory`.
         """
-        job, started_at, began = chunk.job, time.monotonic(), self.backend.mark()
+        job, started_at, began = chunk.job, time.monotonic(), self.backend.record_event()
         switched = self._serve_adapter(job, wait_for_scoring)
-        merged = self.backend.mark()
+        merged = self.backend.record_event()
         limit = self._limit(job.precision)
 
         def generate(rows: slice) -> Generation:
@@ -133,7 +133,7 @@ class ModelRunner:
             switched=switched,
             began=began,
             merged=merged,
-            finished=self.backend.mark(),
+            finished=self.backend.record_event(),
         )
 
     def warm_up(self) -> None:
@@ -155,7 +155,7 @@ class ModelRunner:
 
         while True:
             try:
-                run(CHUNK)
+                run(CHUNK_SIZE)
                 for size in self.backend.batch_sizes(self._limit(job.precision).size)[1:]:
                     run(size)
                 return
@@ -222,7 +222,7 @@ class ModelRunner:
         return self._limits.setdefault(precision, BatchLimit(self._name, precision, self._metrics))
 
     def _lowered_limits(self) -> dict[str, int]:
-        return {part: limit.size for part, limit in list(self._limits.items()) if limit.size < CHUNK}
+        return {part: limit.size for part, limit in list(self._limits.items()) if limit.size < CHUNK_SIZE}
 
 
 def _does_not_fit(spec: ModelSpec, settings: Settings, loaded: list[str], fault: str) -> RuntimeError:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 from solrl_core.adapter import Adapter
-from solrl_core.generator import CHUNK
-from solrl_core.pace import Mark
+from solrl_core.device_events import DeviceEvent
+from solrl_core.generator import CHUNK_SIZE
 from solrl_core.sampler import Trajectory
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
@@ -122,7 +122,7 @@ class GeneratedChunk:
         trajectory: latents to continue from, if the candidates may continue.
         started_at: when the engine took it from the queue, by `time.monotonic`.
         switched: whether another adapter was served before.
-        began, merged, finished: points in the device's work: before the merge of the adapter, after it, and at the end.
+        began, merged, finished: device events before the merge of the adapter, after it, and at the end.
     """
 
     chunk: Chunk
@@ -130,9 +130,9 @@ class GeneratedChunk:
     trajectory: Trajectory | None
     started_at: float
     switched: bool
-    began: Mark
-    merged: Mark
-    finished: Mark
+    began: DeviceEvent
+    merged: DeviceEvent
+    finished: DeviceEvent
 
 
 @dataclass(frozen=True)
@@ -163,11 +163,12 @@ def cut_into_chunks(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
     prune = job.plan.prune
 
     def chunk(prompt: PromptItem, seeds: Sequence[int], start: int) -> Chunk:
-        part = seeds[start : start + CHUNK]
+        part = seeds[start : start + CHUNK_SIZE]
         if prune is None:
             return Chunk(job, prompt, part)
         return Chunk(job, prompt, part, until=prune.after, reserved=min(max(prune.keep - start, 0), len(part)))
 
     return [
-        [chunk(prompt, seeds, start) for start in range(0, len(seeds), CHUNK)] for prompt, seeds in request.groups()
+        [chunk(prompt, seeds, start) for start in range(0, len(seeds), CHUNK_SIZE)]
+        for prompt, seeds in request.groups()
     ]

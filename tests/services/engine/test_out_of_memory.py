@@ -12,7 +12,7 @@ import torch
 from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, problem, rollout_request, running_service, scores
-from solrl_core.generator import CHUNK
+from solrl_core.generator import CHUNK_SIZE
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
@@ -59,7 +59,7 @@ def ask(service: RunningService, model: str, plan: dict[str, Any], **more: Any) 
 
 def test_the_warm_up_finds_what_fits_and_says_so(small: RunningService) -> None:
     # 24 and 12 are too many to be scored.
-    assert at_once(small, 0) == at_once(small, 1) == {"nvfp4": CHUNK // 2, "rewards": CHUNK // 4}
+    assert at_once(small, 0) == at_once(small, 1) == {"nvfp4": CHUNK_SIZE // 2, "rewards": CHUNK_SIZE // 4}
     assert times(small, "mini-sana", "rewards") == 2
     log = small.log.read_text()
     assert "memory ran out with 24 candidates at once; the batch limit is now 12" in log
@@ -80,7 +80,7 @@ def test_halves_are_answered_as_the_whole_is(small: RunningService, service: Run
     for ours, theirs in zip(got["scores"], expected["scores"], strict=True):
         assert ours == (None if theirs is None else pytest.approx(theirs, abs=1e-4))
     assert [image is None for image in got["images"]] == [image is None for image in expected["images"]]
-    assert at_once(small, 1)["bf16"] == CHUNK // 2
+    assert at_once(small, 1)["bf16"] == CHUNK_SIZE // 2
     # Found out by the first chunk of all; those after it know.
     assert times(small, "other", "bf16") == 1 >= before
 
@@ -122,7 +122,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Engine]]:
         one.close()
 
 
-def made(engine: Engine, precision: Any = "bf16", count: int = CHUNK) -> list[float]:
+def made(engine: Engine, precision: Any = "bf16", count: int = CHUNK_SIZE) -> list[float]:
     """Scores of a chunk."""
     job = Job("t", "a", "mini-sana", None, precision, Plan(steps=1), ("clipscore",), images=False)
     chunk = Chunk(job, PromptItem(id="p", text="a red circle"), range(count))
@@ -150,7 +150,7 @@ def test_one_candidate_that_does_not_fit_is_507_and_the_rest_is_served(
         with pytest.raises(ProblemError) as refused:
             made(running, count=1)
     assert (refused.value.problem.status, refused.value.problem.kind) == (507, "out-of-memory")
-    assert len(made(running, "nvfp4")) == CHUNK
+    assert len(made(running, "nvfp4")) == CHUNK_SIZE
     assert not running.dead
 
 
@@ -178,7 +178,7 @@ def test_a_precision_that_cannot_be_built_is_the_answer_of_who_asks_for_it(
             made(running)
     assert (refused.value.problem.status, refused.value.problem.kind) == expected
     assert said in refused.value.problem.detail
-    assert len(made(running)) == CHUNK
+    assert len(made(running)) == CHUNK_SIZE
 
 
 @pytest.mark.parametrize("part", [small_memory.of_transformer, small_memory.of_rewards])

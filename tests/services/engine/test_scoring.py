@@ -2,7 +2,7 @@
 
 import torch
 from fake_backend import REWARD, brightness, chunk, job
-from solrl_core.pace import HostMark
+from solrl_core.device_events import HostEvent
 from solrl_core.rewards import RewardSet
 from solrl_rollout.engine.batch_limit import BatchLimit
 from solrl_rollout.engine.scoring import Scorer
@@ -15,7 +15,7 @@ def test_bytes_are_scored_as_the_floats_they_stand_for() -> None:
     pixels = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     scored = []
     for images in (pixels, pixels.permute(0, 3, 1, 2).float() / 255):
-        marks = HostMark(), HostMark(), HostMark()
+        marks = HostEvent(), HostEvent(), HostEvent()
         scored.append(scorer.score(GeneratedChunk(chunk(job(images=True)), images, None, 0.0, False, *marks)))
     assert torch.equal(scored[0].rewards[REWARD], scored[1].rewards[REWARD])
     for one in scored:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from solrl_core.pace import Mark
+from solrl_core.device_events import DeviceEvent
 from solrl_core.sampler import Trajectory
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
@@ -135,7 +135,7 @@ class Backend(Protocol):
         """
 
     def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
-        """Generate candidates. A GPU may still be computing the tensors when this returns; see `mark`.
+        """Generate candidates. A GPU may still be computing the tensors when this returns; see `record_event`.
 
         Args:
             request: the candidates.
@@ -145,8 +145,8 @@ class Backend(Protocol):
             torch.OutOfMemoryError: the memory does not hold the batch; a smaller one may fit.
         """
 
-    def mark(self) -> Mark:
-        """Mark that the device reaches when it has finished all work submitted so far."""
+    def record_event(self) -> DeviceEvent:
+        """Record an event that the device reaches when it has finished all work submitted so far."""
 
     def check(self) -> None:
         """Raise if it no longer works, e.g. after a device error."""

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from solrl_core.batches import gpu_batch_sizes
+from solrl_core.device_events import DeviceEvent, RunAheadLimit, record_event
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import part_digests
-from solrl_core.generator import Generator, numerics, supported_tiers
+from solrl_core.generator import Generator
 from solrl_core.lora import adapter_layout
-from solrl_core.pace import Mark, Pace, mark
-from solrl_core.precision import probe
+from solrl_core.precision import numerics, probe, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
@@ -44,7 +44,7 @@ class LocalBackend:
         self._backbone = backbone
         self._device = backbone.device
         self._generators: dict[Tier, Generator] = {}
-        self._pace = Pace(self.mark)
+        self._run_ahead = RunAheadLimit(self.record_event)
         self.identity = Identity(
             family=backbone.family,
             height=backbone.height,
@@ -93,7 +93,7 @@ class LocalBackend:
         """Generate candidates; on a GPU they are only queued when this returns, except for the last step."""
 
         def step() -> None:
-            self._pace.step()
+            self._run_ahead.step()
             between()
 
         plan = request.plan
@@ -110,9 +110,9 @@ class LocalBackend:
         )
         return Generation(generated.images, generated.trajectory if request.until is not None else None)
 
-    def mark(self) -> Mark:
-        """Mark that the device reaches when it has finished all work submitted by this thread so far."""
-        return mark(self._device)
+    def record_event(self) -> DeviceEvent:
+        """Record an event that the device reaches when it has finished all work of this thread so far."""
+        return record_event(self._device)
 
     def check(self) -> None:
         """Raise if the device no longer works."""

@@ -1,50 +1,50 @@
-"""Pace: a thread runs at most one step ahead of its device. Marks measure the device's time."""
+"""A thread runs at most one step ahead of its device; events measure the device's time."""
 
 import time
 
 import pytest
 import torch
-from solrl_core.pace import Pace, mark, upload
+from solrl_core.device_events import RunAheadLimit, record_event, upload
 
 
 class Device:
     """Records launches and waits."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.launched = 0
         self.reached: list[int] = []
 
-    def here(self) -> "At":
-        return At(self, self.asked)
+    def record(self) -> "Event":
+        return Event(self, self.launched)
 
 
-class At:
+class Event:
     def __init__(self, device: Device, at: int) -> None:
         self._device, self._at = device, at
 
     def wait(self) -> None:
         self._device.reached.append(self._at)
 
-    def since(self, earlier: "At") -> float:
+    def since(self, earlier: "Event") -> float:
         return float(self._at - earlier._at)
 
 
 def test_a_thread_is_at_most_one_step_ahead() -> None:
     device = Device()
-    pace = Pace(device.here)
+    run_ahead = RunAheadLimit(device.record)
     for step in range(6):
-        pace.step()
-        # All but the last step that was asked for is done when the next one is.
+        run_ahead.step()
+        # All launched steps but the last have finished before the next is launched.
         assert max(device.reached, default=0) == max(0, step - 1)
-        device.asked += 1
+        device.launched += 1
     assert device.reached == sorted(device.reached)
 
 
-def test_a_mark_on_a_cpu_is_the_clock() -> None:
+def test_an_event_on_a_cpu_is_the_clock() -> None:
     began = time.monotonic()
-    first = mark(torch.device("cpu"))
+    first = record_event(torch.device("cpu"))
     time.sleep(0.02)
-    second = mark(torch.device("cpu"))
+    second = record_event(torch.device("cpu"))
     second.wait()
     assert 0.02 <= second.since(first) <= time.monotonic() - began
 
@@ -55,7 +55,7 @@ def test_an_upload_changes_nothing() -> None:
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-_LONG = 10**9  # cycles: some half of a second
+_LONG = 10**9  # cycles: about half a second
 
 
 def busy() -> bool:
@@ -64,11 +64,11 @@ def busy() -> bool:
 
 
 @on_gpu
-def test_on_a_gpu_a_mark_is_reached_when_the_work_before_it_is_done() -> None:
+def test_on_a_gpu_an_event_is_reached_when_the_work_before_it_is_done() -> None:
     device = torch.device("cuda")
-    first = mark(device)
+    first = record_event(device)
     torch.cuda._sleep(_LONG)
-    second = mark(device)
+    second = record_event(device)
     assert busy()
     second.wait()
     assert not busy()
@@ -76,9 +76,9 @@ def test_on_a_gpu_a_mark_is_reached_when_the_work_before_it_is_done() -> None:
 
 
 @on_gpu
-def test_on_a_gpu_an_upload_does_not_wait_and_is_whole() -> None:
+def test_on_a_gpu_an_upload_does_not_wait_and_is_complete() -> None:
     values = torch.randn(1000, 1000)
-    upload(values, torch.device("cuda")).cpu()  # pinned memory is taken once, and that does wait
+    upload(values, torch.device("cuda")).cpu()  # the first upload allocates pinned memory, which does wait
     torch.cuda._sleep(_LONG)
     there = upload(values, torch.device("cuda"))
     assert busy()
@@ -87,11 +87,11 @@ def test_on_a_gpu_an_upload_does_not_wait_and_is_whole() -> None:
 
 @on_gpu
 def test_on_a_gpu_the_thread_waits_for_all_steps_but_the_last() -> None:
-    pace = Pace(lambda: mark(torch.device("cuda")))
+    run_ahead = RunAheadLimit(lambda: record_event(torch.device("cuda")))
     ends = [torch.cuda.Event() for _ in range(4)]  # type: ignore[no-untyped-call]
     for end in ends:
-        pace.step()
+        run_ahead.step()
         torch.cuda._sleep(_LONG)
         end.record()
     assert [end.query() for end in ends[:2]] == [True, True]
-    assert busy()  # with the third or the fourth
+    assert busy()  # the third or the fourth step is running

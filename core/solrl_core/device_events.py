@@ -1,6 +1,6 @@
-"""Points in a device's work, to time it and to keep a thread from running far ahead of it.
+"""Events in a device's work, which measure its time and limit how far a thread runs ahead of it.
 
-A thread only queues a GPU's work, so the thread's own clock does not measure it.
+A thread only queues a GPU's work, so the thread's clock does not measure that work.
 """
 
 import time
@@ -11,31 +11,31 @@ from typing import Protocol, Self
 import torch
 
 
-class Mark(Protocol):
+class DeviceEvent(Protocol):
     """A point in a device's work."""
 
     def wait(self) -> None:
         """Return once the device has reached this point."""
 
     def since(self, earlier: Self) -> float:
-        """Seconds of the device's work since an earlier point; wait for both first."""
+        """Seconds of the device's work since an earlier event; wait for both first."""
 
 
-class HostMark:
-    """A point on a CPU, whose work is done when a call returns."""
+class HostEvent:
+    """A point in a CPU's work, which is done when a call returns."""
 
     def __init__(self) -> None:
         self._at = time.monotonic()
 
     def wait(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def since(self, earlier: Self) -> float:
-        """Seconds between the two."""
+        """Seconds between the two events."""
         return self._at - earlier._at
 
 
-class CudaMark:
+class CudaEvent:
     """An event in the current stream of `device`."""
 
     def __init__(self, device: torch.device) -> None:
@@ -48,26 +48,26 @@ class CudaMark:
         self._event.synchronize()
 
     def since(self, earlier: Self) -> float:
-        """Seconds between the two, by the device's clock."""
+        """Seconds between the two events, by the device's clock."""
         return float(earlier._event.elapsed_time(self._event)) / 1000
 
 
-def mark(device: torch.device) -> Mark:
-    """The point that `device` reaches once it has done all work that this thread has queued so far."""
-    return CudaMark(device) if device.type == "cuda" else HostMark()
+def record_event(device: torch.device) -> DeviceEvent:
+    """Record an event that `device` reaches when it has finished all work queued by this thread so far."""
+    return CudaEvent(device) if device.type == "cuda" else HostEvent()
 
 
-class Pace:
-    """Keeps a thread one step ahead of the device: the device never waits, and cancelling loses few steps."""
+class RunAheadLimit:
+    """Keeps a thread one step ahead of its device: the device never waits, and cancelling loses few steps."""
 
-    def __init__(self, here: Callable[[], Mark]) -> None:
-        """`here` marks the end of the work queued so far."""
-        self._here = here
-        self._before: deque[Mark] = deque()
+    def __init__(self, record: Callable[[], DeviceEvent]) -> None:
+        """`record` records an event after the work queued so far."""
+        self._record = record
+        self._before: deque[DeviceEvent] = deque()
 
     def step(self) -> None:
         """Call before queueing a step; returns once the device has begun the previous one."""
-        self._before.append(self._here())
+        self._before.append(self._record())
         if len(self._before) > 1:
             self._before.popleft().wait()
 
