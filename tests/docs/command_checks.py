@@ -1,4 +1,4 @@
-"""Checks of documented commands, without a GPU, without the hub, and in little time."""
+"""Fast checks of documented commands, without a GPU and without the hub."""
 
 import importlib.util
 import re
@@ -57,7 +57,7 @@ def ran(words: list[str]) -> int:
 def _trainer(words: list[str]) -> None:
     command = parsed(words)
     if words[1] == "run":
-        # All but the training itself: preset, overrides and files are resolved as they would be.
+        # Everything except training: preset, overrides and files are resolved.
         assert command.dry_run or ran([*words, "--dry-run"]) == 0, words
     if "--dry-run" in words or words[1] in ("presets", "doctor"):
         assert ran(words) == 0, words
@@ -74,7 +74,7 @@ def _service(words: list[str]) -> None:
 
 
 def _with_a_miniature(words: list[str]) -> list[str]:
-    """Replace the model in a command by a miniature, which needs no hub."""
+    """Replace the model of a command by a miniature, which needs no hub."""
     miniatures = {"flux": "mini-flux", "sana": "mini-sana", "stable-diffusion-3": "mini-sd3"}
     near = (mini for word in words for name, mini in miniatures.items() if "/" in word and name in word.lower())
     mini = next(near, "mini-sana")

@@ -46,7 +46,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def service(examples: Path) -> Iterator[httpx.Client]:
-    """Start the service of the page on rewards with its command; yields a client."""
+    """Start a service with the command of the page on rewards; yields a client."""
     serve, port = commands(blocks(PAGES[0], "sh")[0])[0], free_port()
     program = Path(sys.executable).parent / serve[0]
     environment = os.environ | {"PYTHONPATH": "."}

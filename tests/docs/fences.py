@@ -12,7 +12,7 @@ _VARIABLE = re.compile(r"^[A-Z_]+=")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: what follows the fence (`python my_rewards.py`), and the text within."""
+    """A fenced block: its info string (e.g. `python my_rewards.py`) and its text."""
 
     page: str
     language: str
@@ -28,7 +28,7 @@ def blocks(page: str, language: str | None = None) -> list[Block]:
 
 
 def example(page: str) -> Block:
-    """The one complete file of a page."""
+    """The page's complete example file."""
     (found,) = [block for block in blocks(page, "python") if block.title]
     return found
 

@@ -1,4 +1,4 @@
-"""The page on the HTTP API: its commands give the answers shown, and its noise equals the service's.
+"""The page on the HTTP API: its commands return the answers shown, and its noise equals the service's.
 
 The service is that of the page on rewards, so that one service is enough.
 """
@@ -29,7 +29,7 @@ LEFT_OUT = "…"
 
 
 def shows(shown: Any, real: Any, where: str = "") -> None:
-    """Fail unless `shown` is `real`, shortened: "…" stands for anything, and seconds are what they are."""
+    """Fail unless `shown` is an abbreviation of `real`: "…" stands for anything, and seconds are not compared."""
     if shown == LEFT_OUT or ".seconds." in where:
         return
     if isinstance(shown, dict):
@@ -49,15 +49,15 @@ def shows(shown: Any, real: Any, where: str = "") -> None:
         assert shown == real, where
 
 
-def test_what_is_shown_must_be_there() -> None:
+def test_a_shown_field_must_be_in_the_answer() -> None:
     shows({"a": [1, "…"], "b": "sha256:…", "seconds": {"x": 1.0}}, {"a": [1, 2], "b": "sha256:0", "seconds": {"x": 9}})
     for shown in ({"c": 1}, {"a": [2, "…"]}, {"a": [1]}, {"b": "sha512:…"}, {"a": [1, 2, 3, "…"]}):
         with pytest.raises(AssertionError):
             shows(shown, {"a": [1, 2], "b": "sha256:0"})
 
 
-def test_every_command_gives_the_answer_that_is_shown(service: httpx.Client, tmp_path: Path) -> None:
-    """In the page's order, in one shell, in one folder."""
+def test_every_command_returns_the_answer_shown(service: httpx.Client, tmp_path: Path) -> None:
+    """Commands run in the page's order, in one shell and one folder."""
     address = str(service.base_url).rstrip("/")
     found = [
         b for b in blocks(PAGE) if b.language in ("sh", "json", "ndjson") or (b.language == "python" and not b.title)
@@ -87,7 +87,7 @@ def test_every_command_gives_the_answer_that_is_shown(service: httpx.Client, tmp
     assert (tmp_path / "weights.safetensors").read_bytes() == (tmp_path / "adapter.safetensors").read_bytes()
 
 
-def test_every_path_is_one_of_the_service() -> None:
+def test_every_path_exists_in_the_service() -> None:
     paths = json.loads((ROOT / "proto/openapi.json").read_text())["paths"]
     patterns = [re.compile(re.sub(r"\{\w+\}", "[^/]+", path) + "$") for path in paths]
     used = set(re.findall(rf"{ELSEWHERE}([\w./-]*)", (ROOT / PAGE).read_text()))
@@ -133,12 +133,12 @@ def test_noise_levels_are_as_the_page_says(model: str, steps: int) -> None:
     assert found == pytest.approx(backbone.sigmas(steps), abs=1e-6)
 
 
-def test_the_probe_is_as_the_page_says(service: httpx.Client) -> None:
+def test_the_probe_equals_the_page_s(service: httpx.Client) -> None:
     probe = service.get("/v1/models").json()["noise"]["probe"]
     assert code("noise.py")["noise"](PROBE_SEED, PROBE_LENGTH) == pytest.approx(probe, abs=1e-5)
 
 
-def test_the_reward_of_the_page_on_rewards_is_served(service: httpx.Client, examples: Path) -> None:
+def test_the_service_serves_the_reward_of_the_page_on_rewards(service: httpx.Client, examples: Path) -> None:
     name = "my_rewards:colourfulness"
     request = {
         "model": "mini-sana",

@@ -1,4 +1,4 @@
-"""Commands in the README and documentation: those that can run here run; the others are parsed by the real programs."""
+"""Commands in README and documentation: if possible they run, otherwise the real programs parse them."""
 
 import contextlib
 import io
@@ -70,7 +70,7 @@ def help_of(program: str, subcommand: str) -> str:
 
 @pytest.mark.parametrize("page", LINKED)
 def test_links_lead_somewhere(page: str) -> None:
-    """To a file or folder, and to a heading of it."""
+    """Each link leads to a file or folder, and to one of its headings."""
     for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", (ROOT / page).read_text()):
         found = (ROOT / page).parent.joinpath(target) if target else ROOT / page
         assert found.exists(), target

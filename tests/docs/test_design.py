@@ -1,4 +1,4 @@
-"""docs/design.md: the walk names functions that exist, and walk and words stay as short as promised."""
+"""docs/design.md: the stops on a prompt's path are existing functions; path and terms stay short."""
 
 import ast
 import re
@@ -21,22 +21,22 @@ def functions(path: Path) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_the_walk_has_at_most_fifteen_stops() -> None:
-    assert 10 <= len(STOPS) == len(re.findall(r"^\d+\. ", section("The way of a prompt"), re.MULTILINE)) <= 15
+def test_the_path_has_at_most_fifteen_stops() -> None:
+    assert 10 <= len(STOPS) == len(re.findall(r"^\d+\. ", section("The path of a prompt"), re.MULTILINE)) <= 15
 
 
 @pytest.mark.parametrize(("file", "function"), [*STOPS, ("policy.py", "decay_and_average")])
-def test_each_stop_is_a_function_under_that_name(file: str, function: str) -> None:
+def test_each_stop_is_an_existing_function(file: str, function: str) -> None:
     found = [ROOT / package / file for package in PACKAGES if (ROOT / package / file).is_file()]
     assert len(found) == 1, file
     assert function in functions(found[0])
 
 
-def test_there_are_at_most_twenty_five_words() -> None:
-    rows = [line for line in section("Words").splitlines() if line.startswith("|")][2:]
+def test_there_are_at_most_twenty_five_terms() -> None:
+    rows = [line for line in section("Terms").splitlines() if line.startswith("|")][2:]
     assert 10 <= len(rows) <= 25
 
 
-def test_files_that_it_names_exist() -> None:
+def test_the_files_on_the_page_exist() -> None:
     for name in re.findall(r"`((?:trainer|services|core|tests|proto)/[\w/.]+)`", PAGE):
         assert (ROOT / name).exists() or "NAME" in name, name

@@ -26,9 +26,9 @@ COLOURS = "my_rewards:colourfulness"
 
 @pytest.mark.parametrize(("page", "most"), [(REWARD, 30), (ALGORITHM, 60), (FAMILY, 200)])
 def test_an_example_has_as_many_lines_as_the_page_says(page: str, most: int) -> None:
-    """All of them, also those that are empty."""
+    """Empty lines count."""
     lines = len(example(page).text.splitlines())
-    assert re.search(r"This one, (\d+) lines", (ROOT / page).read_text())[1] == str(lines)  # type: ignore[index]
+    assert re.search(r"This\s+example, (\d+) lines", (ROOT / page).read_text())[1] == str(lines)  # type: ignore[index]
     print(f"{page}: {lines} lines")
     assert lines <= most
 
@@ -52,13 +52,13 @@ def test_the_reward_scores_images(examples: Path, mini: Backbone, name: str) -> 
     red, vivid = torch.zeros(1, 3, 32, 32), torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).round()
     red[:, 0] = 1
     found = rewards.score([name], torch.cat([grey, red, vivid]), ["a"] * 3, [{}] * 3)[name]
-    # Alone: a mean of (1, 1/2), no spread.
+    # The expected score: a mean of (1, 1/2), no spread.
     assert found[0] == pytest.approx(0, abs=1e-6)
     assert found[1] == pytest.approx(0.3 * 1.25**0.5, rel=1e-5)
     assert found[2] > found[1]
 
 
-def test_the_trainer_takes_the_reward_as_the_page_has_it() -> None:
+def test_the_trainer_accepts_the_page_s_reward() -> None:
     config = resolve("mini-sana/sol_rl/clipscore", overrides=overrides(REWARD)).config
     assert config.rewards == {"clipscore": 1, COLOURS: 0.2}
 
@@ -77,7 +77,7 @@ def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
     run(config)
     line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
     assert 0 <= line["objective/accuracy"] <= 1
-    # Before the first step current and reference agree, and the loss is log 2; from then on it falls.
+    # Before the first step, current and reference agree and the loss is log 2; then it falls.
     assert 0 < line["loss"] < math.log(2)
     assert line["objective/margin"] > 0
     assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["beta"] == 500
@@ -88,7 +88,7 @@ def test_the_algorithm_has_a_short_name_too(examples: Path) -> None:
     assert config.algorithm.beta == 2000  # type: ignore[attr-defined]
 
 
-def test_the_algorithm_prefers_what_it_should(examples: Path) -> None:
+def test_the_algorithm_prefers_the_better_sample(examples: Path) -> None:
     from my_algorithms import DiffusionDpo, DpoSettings
     from solrl_trainer.algorithms.base import Velocities
     from solrl_trainer.algorithms.training_data import ForwardBatch
@@ -112,7 +112,7 @@ def auraflow(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
-def test_the_family_makes_the_images_of_its_pipeline(auraflow: Path, guidance: float) -> None:
+def test_the_family_generates_the_images_of_its_pipeline(auraflow: Path, guidance: float) -> None:
     from diffusers import AuraFlowPipeline
 
     pipeline: Any = AuraFlowPipeline.from_pretrained(auraflow, dtype=torch.float32)

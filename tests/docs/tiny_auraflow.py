@@ -18,7 +18,7 @@ _PIECES = ("<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz")
 
 
 def write_auraflow(folder: Path) -> Path:
-    """Write the pipeline, with weights that BF16 holds exactly, so that every loader gets the same values."""
+    """Write the pipeline, with weights that are exact in BF16, so that every loader gets the same values."""
     torch.manual_seed(0)
     pipeline = AuraFlowPipeline(
         tokenizer=T5TokenizerFast(vocab=[(piece, -float(i)) for i, piece in enumerate(_PIECES)], extra_ids=0),
