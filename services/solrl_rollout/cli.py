@@ -47,7 +47,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class TokenCreate:
-    """Create a token. It is printed once, alone on stdout, and stored nowhere."""
+    """Create a token. It is printed once, to stdout, and is not stored."""
 
     tenant: str
     """Tenant of the token. Tenants cannot see each other's runs."""
@@ -91,8 +91,8 @@ class Tokens:
 
 def main() -> None:
     """Entry point of `solrl-rollout`. Exits with 2 if it cannot start, with the reason on stderr."""
-    # Set before torch is imported. Otherwise OpenMP's threads spin after each operation, and on a small machine the
-    # threads of service and trainer take each other's cores.
+    # Set before torch is imported. Otherwise OpenMP's threads spin after each operation, and on a small machine
+    # service and trainer compete for cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         defaults = Settings()
@@ -140,7 +140,7 @@ def main() -> None:
 def _manage_tokens(action: TokenCreate | TokenList | TokenRevoke, default: Path | None) -> None:
     path = action.file or default
     if path is None:
-        raise ValueError("got no token file; give one with --file or SOLRL_TOKEN_FILE")
+        raise ValueError("got no token file; pass one with --file or SOLRL_TOKEN_FILE")
     if isinstance(action, TokenList):
         print(f"{'id':10}{'tenant':20}{'scopes':22}{'created':12}expires")
         for token in read_tokens(path):

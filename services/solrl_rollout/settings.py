@@ -77,31 +77,30 @@ class Settings(BaseSettings):
     """URL of the Redis that stores adapters for all replicas."""
 
     redis_url_file: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
-    """File with the Redis URL, for one with a password: others can read a command line. Overrides redis_url."""
+    """File with the Redis URL. Use it for a URL with a password, since others can read a command line. Overrides
+    redis_url."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 8100
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 picks a free one."""
 
-    token_file: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: this machine alone, no tokens)")] = (
-        None
-    )
-    """Token file, from `solrl-rollout token create`; without one, only this machine is served."""
+    token_file: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
+    """Token file, from `solrl-rollout token create`; without one, the service serves only this machine."""
 
     allow_anonymous: bool = False
     """Serve anyone who can reach the address, without tokens. They can use, read and replace everything."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Names and addresses, besides loopback, that requests may have as Host on a service without tokens (in the
+    """Names and addresses that are allowed as Host, in addition to loopback, on a service without tokens (in the
     environment: separated by commas)."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
     """Seconds within which a request's head must arrive, and over which its body must average 16 KiB per second."""
 
     keep_alive_timeout: Annotated[int, Field(ge=1)] = 60
-    """Seconds a connection may be idle between two requests."""
+    """Seconds that a connection may be idle between two requests."""
 
     max_connections: Annotated[int, Field(ge=1)] = 512
     """Maximum number of concurrent connections; further ones are answered 503."""
@@ -113,20 +112,20 @@ class Settings(BaseSettings):
     """Maximum number of waiting candidates; further requests are answered 429."""
 
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
-    """Largest adapter file."""
+    """Largest adapter file, in bytes."""
 
     max_body_bytes: Annotated[int, Field(ge=1)] = 16 * MIB
-    """Largest JSON body."""
+    """Largest JSON body, in bytes."""
 
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
     """Maximum bytes of all request bodies in memory; further requests are answered 503. With a token file, one tenant
     may use half of it, or one body of the largest size."""
 
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
-    """Adapter versions kept per run."""
+    """Number of adapter versions kept per run."""
 
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds within which the engine thread must answer /health/live; it answers between two steps."""
+    """Seconds within which the engine thread must respond to /health/live; it responds between two steps."""
 
     drain_timeout: Annotated[int, Field(ge=0)] = 50
     """Seconds after a SIGTERM to finish accepted work; groups streamed by then are not lost."""

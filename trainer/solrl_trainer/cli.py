@@ -1,4 +1,4 @@
-"""The trainer's command line, `solrl-train`. Imports are deferred, so that `--help` and mistakes answer at once."""
+"""The trainer's command line, `solrl-train`. Imports are deferred, so that `--help` and errors appear immediately."""
 
 import os
 import shlex
@@ -48,7 +48,7 @@ class Run:
     """Seed of the run."""
     resume: Path | None = None
     """Folder of a run to continue from its newest checkpoint, with that run's settings; other options change them.
-    With --preset, a run with these settings that is continued in FOLDER, or begun there."""
+    With --preset: continue the run with these settings in FOLDER, or start it there."""
     checkpoint: int | None = None
     """With --resume: version of the checkpoint to continue from instead of the newest. Later ones are deleted."""
     dry_run: bool = False
@@ -69,14 +69,14 @@ class Demo:
 
 @dataclass
 class Evaluate:
-    """Compare a run's averaged weights with its base on held-out prompts, by any rewards."""
+    """Compare a run's averaged weights with its base on held-out prompts, with any rewards."""
 
     folder: Folder
     """A run's folder."""
     rewards: tuple[str, ...] = ()
-    """Names, or package.module:attribute; by default those of the run."""
+    """Rewards, by name or package.module:attribute; by default the run's."""
     set: Overrides = ()
-    """reward_options=… or device=…, to change them for this evaluation. May be given more than once."""
+    """reward_options=… or device=…, for this evaluation only. May be given more than once."""
     prompts: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the run's)")] = None
     """Number of held-out prompts."""
     seeds: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the run's)")] = None
@@ -89,7 +89,7 @@ class Evaluate:
 
 @dataclass
 class Export:
-    """Write lora.safetensors for diffusers from a run's checkpoint, also of a run that was interrupted."""
+    """Write lora.safetensors for diffusers from a checkpoint of a run, finished or interrupted."""
 
     folder: Folder
     """A run's folder."""
@@ -99,7 +99,7 @@ class Export:
 
 @dataclass
 class Calibrate:
-    """Measure cost and fidelity of exploration plans on this machine, and write the cheapest that selects well."""
+    """Measure cost and fidelity of exploration plans on this machine; write the cheapest plan that selects well."""
 
     preset: str = _PRESET
     """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
@@ -108,11 +108,11 @@ class Calibrate:
     set: Overrides = ()
     """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
     output: Path = Path("runs/calibration")
-    """Folder for calibration.json, frontier.png and plan.yaml, which `solrl-train run --config` takes."""
+    """Folder for calibration.json, frontier.png and plan.yaml; use the latter with `solrl-train run --config`."""
     prompts: int = 16
     """Number of training prompts to measure on."""
     wanted: float = 0.8
-    """Least separation of the selected best and worst: 1 perfect, 0 chance."""
+    """Minimum separation of the selected best and worst: 1 is perfect, 0 is chance."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Presets:
 
 @dataclass
 class Report:
-    """Write report.html and grid.png again from a run's folder."""
+    """Recreate report.html and grid.png from a run's folder."""
 
     folder: Folder
     """A run's folder."""
@@ -138,7 +138,7 @@ class RunsList:
 
 @dataclass
 class RunsDelete:
-    """Delete all adapter versions and curves of a run at a rollout service. The run's own folder stays."""
+    """Delete all adapter versions and curves of a run at a rollout service. The run's folder is not deleted."""
 
     name: Annotated[str, tyro.conf.Positional]
     """Name of the run."""
@@ -158,7 +158,7 @@ class Runs:
 
 @dataclass
 class Doctor:
-    """Say what this machine can run, what is missing, and what to do about it."""
+    """Check what this machine can run, what is missing, and what to do about it."""
 
     model: str = "mini-sana"
     """Registered name, local folder in diffusers format, or hub id."""
@@ -347,7 +347,7 @@ def _calibrate(command: Calibrate) -> None:
 
 
 def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:
-    """The command of a run with a calibrated plan: all that calibration was given, except what the plan sets.
+    """The command of a run with a calibrated plan: all settings of the calibration, except those that the plan sets.
 
     Args:
         command: how calibration was called.
