@@ -1,4 +1,4 @@
-"""A refused adapter is never served: a damaged body leaves no trace under the digest it was sent with."""
+"""A refused adapter is never served: a damaged body is not cached under the digest that was sent with it."""
 
 import asyncio
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ async def push(adapters: Adapters, version: int, body: bytes, digest: str) -> st
     return None
 
 
-async def test_a_damaged_body_is_refused_and_not_remembered() -> None:
+async def test_a_damaged_body_is_refused_and_not_cached() -> None:
     adapters = Adapters(MemoryRunStore())
     body = encode_adapter(adapter())
     digest = adapter_digest(body)
@@ -46,7 +46,7 @@ async def test_a_damaged_body_is_refused_and_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-async def test_what_is_not_finite_is_refused_and_not_stored(value: float) -> None:
+async def test_non_finite_weights_are_refused_and_not_stored(value: float) -> None:
     store = MemoryRunStore()
     bad = adapter()
     bad.tensors[lora_b_key("block.linear")][1, 1] = value
@@ -56,7 +56,7 @@ async def test_what_is_not_finite_is_refused_and_not_stored(value: float) -> Non
 
 
 class Counting(MemoryRunStore):
-    """A store that counts reads, of which none ends before it is opened; the first may fail."""
+    """A store that counts reads and blocks them until it is opened; the first read may fail."""
 
     def __init__(self, *, fails: bool = False) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def requests(adapters: Adapters, count: int) -> list["asyncio.Task[VersionedAdap
     return [asyncio.create_task(adapters.fetch("tenant", ref, HOSTED)) for _ in range(count)]
 
 
-async def test_an_adapter_that_many_want_at_once_is_read_once() -> None:
+async def test_concurrent_requests_for_one_adapter_read_it_once() -> None:
     store = Counting()
     await pushed(store)
     wanted = requests(Adapters(store), 16)
@@ -102,7 +102,7 @@ async def test_an_adapter_that_many_want_at_once_is_read_once() -> None:
     assert len({id(one.adapter) for one in served}) == 1
 
 
-async def test_a_read_goes_on_for_the_others_when_the_first_leaves() -> None:
+async def test_a_read_continues_for_other_requests_when_the_first_is_cancelled() -> None:
     store = Counting()
     await pushed(store)
     first, *others = requests(Adapters(store), 3)
@@ -114,7 +114,7 @@ async def test_a_read_goes_on_for_the_others_when_the_first_leaves() -> None:
     assert store.reads == 1
 
 
-async def test_an_error_reaches_only_the_request_that_met_it() -> None:
+async def test_an_error_reaches_only_the_request_that_began_the_read() -> None:
     store = Counting(fails=True)
     await pushed(store)
     first, *others = requests(Adapters(store), 3)
@@ -126,7 +126,7 @@ async def test_an_error_reaches_only_the_request_that_met_it() -> None:
     assert store.reads == 2
 
 
-async def test_decoded_adapters_are_kept_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_of_decoded_adapters_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Counting()
     store.opened.set()
     for version in range(3):

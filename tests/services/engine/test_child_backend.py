@@ -1,4 +1,4 @@
-"""The seam between engine and backend: a service whose backend is another process answers as one with its own does."""
+"""The backend protocol: a service with its backend in another process answers like one with a local backend."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def groups(service: RunningService, plan: dict[str, Any] | None = None, **reques
     return response.json()["groups"]
 
 
-def test_it_is_the_same_model(child: RunningService, service: RunningService) -> None:
+def test_the_model_has_the_same_identity(child: RunningService, service: RunningService) -> None:
     theirs, ours = (one.client.get("/v1/models").json() for one in (child, service))
     assert theirs == ours
 
@@ -65,7 +65,7 @@ def test_pruned_groups_have_the_same_bits(child: RunningService, service: Runnin
     assert sum(theirs[0]["pruned"]) == 14
 
 
-def test_adapters_are_changed(child: RunningService, service: RunningService, layout: Layout) -> None:
+def test_adapters_can_be_changed(child: RunningService, service: RunningService, layout: Layout) -> None:
     for one in (child, service):
         assert one.push("child", 0, adapter_file(layout, 1)).status_code == 201
         assert one.push("child", 1, adapter_file(layout, 2), parent=0).status_code == 201
@@ -77,7 +77,7 @@ def test_adapters_are_changed(child: RunningService, service: RunningService, la
     assert len({json.dumps(one) for one in (base, first, second)}) == 3
 
 
-def test_an_adapter_that_cannot_be_merged_leaves_the_one_before(child: RunningService, layout: Layout) -> None:
+def test_a_failed_merge_keeps_the_previous_adapter(child: RunningService, layout: Layout) -> None:
     huge = make_adapter(layout, 1)
     module = next(iter(layout))
     for key in (lora_a_key(module), lora_b_key(module)):
@@ -89,7 +89,7 @@ def test_an_adapter_that_cannot_be_merged_leaves_the_one_before(child: RunningSe
     assert groups(child) == before
 
 
-def test_it_answers_between_steps_and_stops_when_the_client_leaves(child: RunningService) -> None:
+def test_pings_are_answered_between_steps_and_a_disconnect_stops_the_child(child: RunningService) -> None:
     endless = child.send(rollout_request(count=4096, steps=200), accept=STREAM_MEDIA_TYPE)
     endless.socket.sendall(endless.rest)
     assert endless.socket.recv(15)
@@ -99,7 +99,7 @@ def test_it_answers_between_steps_and_stops_when_the_client_leaves(child: Runnin
     assert child.client.get("/v1/status").json()["queue"]["candidates"] == 0
 
 
-def test_a_killed_child_ends_the_service() -> None:
+def test_the_service_exits_if_its_child_is_killed() -> None:
     with running_service(program=PROGRAM, ends_with=1) as service:
         pid = service.process.pid
         (worker,) = children(pid)

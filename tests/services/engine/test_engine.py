@@ -1,4 +1,4 @@
-"""The engine thread: turns, cancelling, its capacity, and its end, which is seen everywhere."""
+"""The engine thread: turns, cancellation, capacity, and its end, which every route reports."""
 
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import CancelledError
@@ -29,7 +29,7 @@ def gate() -> Iterator[Gate]:
     made.opened.set()
 
 
-def test_a_cancelled_job_stops_at_its_next_step_and_no_other_does(gate: Gate) -> None:
+def test_only_the_cancelled_job_stops_at_its_next_step(gate: Gate) -> None:
     engine = started_engine(FakeBackend(on_step=gate))
     try:
         cancelled = job(steps=200)
@@ -63,7 +63,7 @@ def test_pings_are_answered_between_two_steps(gate: Gate) -> None:
         engine.close()
 
 
-def test_turns_go_by_the_seconds_that_a_kind_of_work_takes(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     now, order = [0.0], []
 
     def step(request: GenerationRequest) -> None:
@@ -77,14 +77,14 @@ def test_turns_go_by_the_seconds_that_a_kind_of_work_takes(monkeypatch: pytest.M
     engine = started_engine(FakeBackend(on_step=step))
     try:
         slow, fast = job("slow", precision="nvfp4"), job("fast")
-        for of in (slow, fast, slow, fast):  # the second chunk of a kind is the first that is measured
+        for of in (slow, fast, slow, fast):  # the first chunk of each kind is not measured
             measured = chunk(of)
             engine.submit([measured])
             measured.result.result(60)
         first = chunk(job("first"), "held")
         engine.submit([first])
         assert gate.reached.wait(60)
-        # Turns are of four chunks: with eight times the cost, one turn of the slow run pays for eight of the fast.
+        # A turn has four chunks. At eight times the cost, one turn of the slow run equals eight turns of the fast run.
         chunks = [chunk(of) for of in (slow, fast) for _ in range(40)]
         engine.submit(chunks)
         order.clear()
@@ -129,7 +129,7 @@ def test_closing_cancels_unfinished_work_and_ends_the_backend(gate: Gate) -> Non
     assert backend.closed
 
 
-def test_an_adapter_is_set_only_where_another_was_served() -> None:
+def test_an_adapter_is_set_only_if_a_different_one_was_served() -> None:
     backend = FakeBackend()
     engine = started_engine(backend)
     try:
@@ -146,7 +146,7 @@ def test_an_adapter_is_set_only_where_another_was_served() -> None:
     assert backend.served == [("bf16", "one"), ("nvfp4", "one"), ("bf16", "other")]
 
 
-def test_a_backend_that_dies_ends_the_engine() -> None:
+def test_the_engine_ends_if_its_backend_dies() -> None:
     def break_down(request: GenerationRequest) -> None:
         if request.prompt == "fatal":
             raise ConnectionError("the worker is gone")
@@ -164,7 +164,7 @@ def test_a_backend_that_dies_ends_the_engine() -> None:
     assert engine.dead
 
 
-def test_a_failure_of_one_chunk_is_not_the_engines() -> None:
+def test_the_engine_survives_a_failed_chunk() -> None:
     def fail(request: GenerationRequest) -> None:
         if request.prompt == "bad":
             raise KeyError("a bug")
@@ -181,7 +181,7 @@ def test_a_failure_of_one_chunk_is_not_the_engines() -> None:
         engine.close()
 
 
-def test_a_model_that_cannot_be_loaded_is_the_reason_of_the_start() -> None:
+def test_a_failed_start_reports_the_model_that_cannot_be_loaded() -> None:
     def load(*_: object) -> FakeBackend:
         raise OSError("no such folder")
 
@@ -200,11 +200,11 @@ async def app() -> AsyncIterator[FastAPI]:
 
 
 @pytest.mark.anyio
-async def test_a_dead_engine_thread_is_seen_everywhere(app: FastAPI) -> None:
+async def test_every_route_reports_a_dead_engine_thread(app: FastAPI) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
 
         async def ask(reward: str) -> httpx.Response:
-            # Two chunks: the second one waits when the first one kills the thread.
+            # Two chunks: the second one is waiting when the first one kills the thread.
             return await client.post("/v1/rollouts", json=rollout_request(count=25, steps=1, rewards=(reward,)))
 
         for path in ("/health/live", "/health/ready"):
@@ -219,7 +219,7 @@ async def test_a_dead_engine_thread_is_seen_everywhere(app: FastAPI) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_a_backend_cannot_do_is_refused() -> None:
+async def test_requests_beyond_a_backend_s_capabilities_are_refused() -> None:
     def load(*_: object) -> FakeBackend:
         return FakeBackend().without(prunes=False)
 

@@ -1,4 +1,4 @@
-"""Runs take turns by cost; the queue is bounded; what is dropped leaves no trace."""
+"""Runs take turns by cost; the queue is bounded; removed work leaves no trace."""
 
 import contextlib
 import itertools
@@ -39,7 +39,7 @@ def taken(queue: FairQueue[Item], count: int | None = None) -> list[object]:
     return runs
 
 
-def test_an_empty_queue_gives_nothing() -> None:
+def test_an_empty_queue_returns_nothing() -> None:
     assert queue_of().take() is None
     assert not queue_of()
 
@@ -56,7 +56,7 @@ def test_runs_of_equal_cost_alternate() -> None:
     assert sorted(map(str, taken(queue, 2))) == ["a", "b"]
 
 
-def test_turns_go_by_cost_and_not_by_items() -> None:
+def test_turns_depend_on_cost_rather_than_items() -> None:
     queue = queue_of(*[Item("big", 24, 10)] * 4, *[Item("small", 8, 10)] * 12)
     served = taken(queue, 8)
     assert (served.count("big"), served.count("small")) == (2, 6)
@@ -68,10 +68,10 @@ def test_steps_count_as_cost() -> None:
     assert (served.count("long"), served.count("short")) == (2, 6)
 
 
-def test_turns_go_by_what_a_step_of_the_kind_takes() -> None:
+def test_turns_depend_on_the_measured_time_of_a_step() -> None:
     costs = StepCosts()
     for kind, seconds in (("small", 99.0), ("large", 99.0), ("small", 0.02), ("large", 0.06)):
-        costs.record(kind, seconds)  # the first of each is ignored
+        costs.record(kind, seconds)  # the first measurement of each kind is ignored
     assert [costs.weight(kind) for kind in ("small", "large", "new")] == [1.0, pytest.approx(3.0), 1.0]
     queue: FairQueue[Item] = FairQueue(1000, weight=lambda item: costs.weight(item.run))
     queue.put([*[Item("large", 8)] * 20, *[Item("small", 8)] * 20])
@@ -79,7 +79,7 @@ def test_turns_go_by_what_a_step_of_the_kind_takes() -> None:
     assert (served.count("large"), served.count("small")) == (5, 15)
 
 
-def test_a_kind_that_gets_slower_weighs_more_by_and_by() -> None:
+def test_a_kind_that_becomes_slower_gradually_costs_more() -> None:
     costs = StepCosts()
     for kind in ("a", "b", "a", "b"):
         costs.record(kind, 1.0)
@@ -89,14 +89,14 @@ def test_a_kind_that_gets_slower_weighs_more_by_and_by() -> None:
     assert costs.weight("b") == pytest.approx(1.0)
 
 
-def test_a_small_run_waits_for_one_chunk_of_a_big_one_only() -> None:
+def test_a_small_run_waits_for_only_one_chunk_of_a_big_run() -> None:
     queue = queue_of(*[Item("big", 24, 6)] * 30)
     assert taken(queue, 10) == ["big"] * 10
     queue.put([Item("small", 4, 6)])
     assert "small" in taken(queue, 2)
 
 
-def test_a_newcomer_has_no_credit_for_the_time_it_was_away() -> None:
+def test_a_newcomer_has_no_credit_for_its_absence() -> None:
     queue = queue_of(*[Item("old")] * 100)
     taken(queue, 50)
     queue.put([Item("new")] * 50)
@@ -123,7 +123,7 @@ def test_requests_without_an_adapter_share_one_turn() -> None:
     assert served.count("a") == 5
 
 
-def test_too_much_is_refused_whole() -> None:
+def test_a_request_beyond_the_limit_is_refused_as_a_whole() -> None:
     queue = queue_of(Item("a", 6), limit=10)
     with pytest.raises(QueueFull) as full:
         queue.put([Item("b", 2), Item("b", 3)])
@@ -133,7 +133,7 @@ def test_too_much_is_refused_whole() -> None:
     assert queue.candidates == 10
 
 
-def test_a_tenant_has_a_bound_of_its_own() -> None:
+def test_a_tenant_has_a_separate_limit() -> None:
     queue = queue_of(Item("a", 6), limit=100, tenant_limit=10)
     with pytest.raises(QueueFull) as full:
         queue.put([Item("b", 5)])
@@ -176,7 +176,7 @@ def test_reserved_capacity_counts_for_its_tenant_until_the_job_ends() -> None:
     queue.put([Item("a", 6)])
 
 
-def test_no_order_of_pruned_work_exceeds_the_bound() -> None:
+def test_no_order_of_pruned_work_exceeds_the_limit() -> None:
     queue, draw = queue_of(limit=50), random.Random(1)
     running: list[Item] = []
     for job in map(str, range(2000)):
@@ -192,7 +192,7 @@ def test_no_order_of_pruned_work_exceeds_the_bound() -> None:
     assert running
 
 
-def test_a_turn_is_several_items_in_a_row() -> None:
+def test_a_turn_has_several_consecutive_items() -> None:
     queue = queue_of(*[Item("a")] * 8, *[Item("b")] * 8, turn=4)
     served = taken(queue)
     changes = sum(one != next_one for one, next_one in itertools.pairwise(served))
@@ -200,7 +200,7 @@ def test_a_turn_is_several_items_in_a_row() -> None:
     assert sorted(served[:9]).count("a") in (4, 5)
 
 
-def test_turns_of_several_items_still_go_by_cost() -> None:
+def test_turns_of_several_items_still_depend_on_cost() -> None:
     queue = queue_of(*[Item("big", 24)] * 80, *[Item("small", 8)] * 240, turn=4, limit=9999)
     served = taken(queue, 160)
     assert 36 <= served.count("big") <= 44
@@ -213,7 +213,7 @@ def test_a_newcomer_does_not_wait_for_the_end_of_a_turn() -> None:
     assert taken(queue, 1) == ["small"]
 
 
-def test_coming_back_again_and_again_wins_nothing() -> None:
+def test_returning_repeatedly_gains_nothing() -> None:
     queue = queue_of(*[Item("steady", 24)] * 200, turn=4, limit=9999)
     taken(queue, 10)
     served: list[object] = []
@@ -231,7 +231,7 @@ def test_taking_frees_capacity() -> None:
     assert (queue.candidates, queue.cost) == (10, 10)
 
 
-def test_removing_takes_a_job_from_everywhere_and_nothing_else() -> None:
+def test_removing_a_job_removes_all_its_items_and_no_others() -> None:
     keep, gone = Item("a", job="keep"), Item("a", 5, job="gone")
     queue = queue_of(gone, keep, Item("b", 7, job="gone"), gone, limit=20)
     assert len(queue.remove(lambda item: item.job == "gone")) == 3
@@ -262,7 +262,7 @@ def test_a_queue_forgets_runs_without_debt() -> None:
 
 
 def chunks_until_done(queue: FairQueue[Item], victim: list[Item], fresh: Callable[[int], Item], in_flight: int) -> int:
-    """Chunks served until the victim's are, while another keeps `in_flight` requests of a new name each waiting."""
+    """Chunks served until the victim's are, while `in_flight` requests of other runs, each with a new name, wait."""
     names = itertools.count()
     queue.put([fresh(next(names)) for _ in range(in_flight)])
     for _ in range(8):
@@ -281,20 +281,20 @@ def chunks_until_done(queue: FairQueue[Item], victim: list[Item], fresh: Callabl
 
 
 @pytest.mark.parametrize("in_flight", [1, 3, 50])
-def test_a_tenant_gets_no_more_by_a_new_run_name_for_every_request(in_flight: int) -> None:
+def test_a_tenant_gains_nothing_from_a_new_run_name_for_every_request(in_flight: int) -> None:
     queue: FairQueue[Item] = FairQueue(10**6, turn=4)
     victim = [Item("steady", 24, 6, tenant="patient") for _ in range(20)]
     served = chunks_until_done(queue, victim, lambda n: Item(f"run-{n}", 24, 6, tenant="greedy"), in_flight)
     assert served <= 42
 
 
-def test_new_names_do_not_starve_another_run_of_their_tenant() -> None:
+def test_new_run_names_do_not_starve_another_run_of_their_tenant() -> None:
     queue: FairQueue[Item] = FairQueue(10**6, turn=4)
     victim = [Item("steady", 24, 6) for _ in range(20)]
     assert chunks_until_done(queue, victim, lambda n: Item(f"run-{n}", 24, 6), 30) <= 5 * 20 + 30
 
 
-def test_a_small_request_of_an_idle_tenant_waits_for_one_chunk_only() -> None:
+def test_a_small_request_of_an_idle_tenant_waits_for_only_one_chunk() -> None:
     queue: FairQueue[Item] = FairQueue(10**6, turn=4)
     queue.put([Item(f"run-{n}", 24, 6, tenant="greedy") for n in range(260)])
     for _ in range(10):
@@ -303,7 +303,7 @@ def test_a_small_request_of_an_idle_tenant_waits_for_one_chunk_only() -> None:
     assert "small" in taken(queue, 2)
 
 
-def test_tenants_share_equally_however_many_runs_each_has() -> None:
+def test_tenants_have_equal_shares_regardless_of_their_number_of_runs() -> None:
     queue: FairQueue[Item] = FairQueue(10**6, turn=4)
     queue.put([Item(f"run-{n % 9}", 24, 6, tenant="many") for n in range(900)])
     queue.put([Item("only", 24, 6, tenant="one") for _ in range(900)])
@@ -311,7 +311,7 @@ def test_tenants_share_equally_however_many_runs_each_has() -> None:
     assert 190 <= served.count("only") <= 210
 
 
-def test_a_cost_found_out_later_is_charged_to_its_tenant_and_run() -> None:
+def test_a_cost_measured_later_is_charged_to_its_tenant_and_run() -> None:
     queue: FairQueue[Item] = FairQueue(10_000)
     queue.put([Item("heavy", tenant="a") for _ in range(100)])
     queue.put([Item("light", tenant="b") for _ in range(100)])
@@ -325,7 +325,7 @@ def test_a_cost_found_out_later_is_charged_to_its_tenant_and_run() -> None:
     assert 8 <= served.count("heavy") <= 12
 
 
-def test_runs_that_are_gone_are_forgotten() -> None:
+def test_absent_runs_are_forgotten() -> None:
     queue: FairQueue[Item] = FairQueue(10_000)
     queue.put([Item("steady", tenant="b") for _ in range(5000)])
     for number in range(2000):

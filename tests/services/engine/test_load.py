@@ -1,4 +1,4 @@
-"""Several clients at once: own adapters, fair turns, a bounded queue, and room as soon as one leaves."""
+"""Concurrent clients: separate adapters, fair turns, a bounded queue, and free capacity when a client disconnects."""
 
 import select
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +26,12 @@ def runs(service: RunningService, layout: Layout) -> list[tuple[str, int]]:
 
 
 def fill_queue(service: RunningService, probe: tuple[str, int], steps: int, accept: str = "*/*") -> RawRequest:
-    """Occupy the whole queue by one request without an adapter, and see that it is full."""
-    # One chunk may have been taken off the queue already, so the probe is larger than one.
+    """Fill the whole queue with one request without an adapter, and check that it is full."""
+    # One chunk may already have left the queue, so the probe is larger than one chunk.
     asked = rollout_request(count=25, steps=1, adapter=probe)
     while True:
         while service.client.post("/v1/rollouts", json=asked).status_code != 200:
-            pass  # what an earlier test left behind is still there
+            pass  # work of an earlier test is still queued
         filling = service.send(rollout_request(count=QUEUE_LIMIT, steps=steps), accept=accept)
         response = service.client.post("/v1/rollouts", json=asked)
         if response.status_code != 200:
@@ -42,7 +42,7 @@ def fill_queue(service: RunningService, probe: tuple[str, int], steps: int, acce
     return filling
 
 
-def test_runs_in_turn_keep_their_own_adapters(service: RunningService, runs: list[tuple[str, int]]) -> None:
+def test_alternating_runs_keep_their_adapters(service: RunningService, runs: list[tuple[str, int]]) -> None:
     refs = [*runs, None]
     alone = [scores(service.rollout(count=25, steps=1, adapter=ref)) for ref in refs]
     assert alone[0] != alone[1] != alone[2] != alone[0]
@@ -56,7 +56,7 @@ def counted(service: RunningService, name: str) -> float:
     return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
-def test_what_was_done_is_counted(service: RunningService, runs: list[tuple[str, int]]) -> None:
+def test_finished_work_is_counted(service: RunningService, runs: list[tuple[str, int]]) -> None:
     names = ("solrl_candidates_total", "solrl_chunks_total", "solrl_switch_seconds_count")
     before = {name: counted(service, name) for name in names}
     for ref in (*runs, runs[1]):
@@ -67,7 +67,7 @@ def test_what_was_done_is_counted(service: RunningService, runs: list[tuple[str,
 
 
 def test_a_small_run_overtakes_a_big_one(service: RunningService, runs: list[tuple[str, int]]) -> None:
-    # Chunks so long that hardly one ends between the answer and the count.
+    # Long chunks, so that hardly any ends between the answer and the count.
     filling = fill_queue(service, runs[0], steps=8)
     before = counted(service, "solrl_chunks_total")
     assert service.rollout(count=2, steps=1, adapter=runs[1])
@@ -77,10 +77,10 @@ def test_a_small_run_overtakes_a_big_one(service: RunningService, runs: list[tup
 
 
 @pytest.mark.parametrize("accept", ["application/json", STREAM_MEDIA_TYPE])
-def test_a_client_that_leaves_frees_the_queue(
+def test_a_disconnecting_client_frees_the_queue(
     service: RunningService, runs: list[tuple[str, int]], accept: str
 ) -> None:
-    # 200 steps: the chunk that runs alone would take a minute, the queue hours.
+    # 200 steps: the running chunk alone would take a minute, the whole queue hours.
     filling = fill_queue(service, runs[0], steps=200, accept=accept)
     assert service.client.get("/health/live").json() == {"status": "live"}
     assert service.client.get("/health/ready").status_code == 200

@@ -1,4 +1,4 @@
-"""The backend in this process under the engine: overlapped scoring changes no score."""
+"""The local backend in an engine: overlapped scoring does not change scores."""
 
 import torch
 from solrl_proto import Plan, PromptItem
@@ -20,5 +20,5 @@ def scores(overlap: bool) -> torch.Tensor:
         engine.close()
 
 
-def test_scores_do_not_depend_on_what_is_generated_meanwhile() -> None:
+def test_scores_do_not_depend_on_concurrent_generation() -> None:
     assert torch.equal(scores(overlap=True), scores(overlap=False))

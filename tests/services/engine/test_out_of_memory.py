@@ -1,4 +1,4 @@
-"""Exhausted memory: batches are halved and nobody notices, or a request is refused and others are served."""
+"""Exhausted memory: batches are halved without any effect on answers, or a request is refused and others are served."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ ONE_LANE = {"OMP_NUM_THREADS": "1"}  # so that a whole chunk is one batch, as on
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[RunningService]:
-    """A service on a device of little memory, with two models: what one could not do, the other has yet to try."""
+    """A service with two models on a device with little memory; each model has separate batch limits."""
     room = {"ROOM_TO_MAKE": str(TO_MAKE), "ROOM_TO_SCORE": str(TO_SCORE)}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (ONE_LANE | room).items():
@@ -43,7 +43,7 @@ def at_once(service: RunningService, model: int) -> dict[str, int]:
 
 
 def times(service: RunningService, model: str, part: str) -> float:
-    """Times that memory ran out, by the metrics."""
+    """Number of times that memory ran out, from the metrics."""
     families = text_string_to_metric_families(service.client.get("/metrics").text)
     samples = [sample for family in families for sample in family.samples]
     labels = {"model": model, "part": part}
@@ -57,8 +57,8 @@ def ask(service: RunningService, model: str, plan: dict[str, Any], **more: Any) 
     return service.client.post("/v1/rollouts", json=body)
 
 
-def test_the_warm_up_finds_what_fits_and_says_so(small: RunningService) -> None:
-    # 24 and 12 are too many to be scored.
+def test_the_warm_up_finds_the_batch_limits_and_reports_them(small: RunningService) -> None:
+    # Scoring fails with 24 and with 12 candidates.
     assert at_once(small, 0) == at_once(small, 1) == {"nvfp4": CHUNK_SIZE // 2, "rewards": CHUNK_SIZE // 4}
     assert times(small, "mini-sana", "rewards") == 2
     log = small.log.read_text()
@@ -68,7 +68,7 @@ def test_the_warm_up_finds_what_fits_and_says_so(small: RunningService) -> None:
 
 
 @pytest.mark.parametrize("prune", [None, {"after": 1, "keep": 20}], ids=["whole", "pruned"])
-def test_halves_are_answered_as_the_whole_is(small: RunningService, service: RunningService, prune: Any) -> None:
+def test_halved_batches_give_the_same_answer(small: RunningService, service: RunningService, prune: Any) -> None:
     plan = {"precision": "bf16", "steps": 3, "prune": prune}
     before = times(small, "other", "bf16")
     expected, got = (
@@ -81,14 +81,14 @@ def test_halves_are_answered_as_the_whole_is(small: RunningService, service: Run
         assert ours == (None if theirs is None else pytest.approx(theirs, abs=1e-4))
     assert [image is None for image in got["images"]] == [image is None for image in expected["images"]]
     assert at_once(small, 1)["bf16"] == CHUNK_SIZE // 2
-    # Found out by the first chunk of all; those after it know.
+    # The first chunk lowers the limit; later ones use it.
     assert times(small, "other", "bf16") == 1 >= before
 
 
-def test_what_fails_in_halves_is_refused_while_others_are_served(
+def test_a_request_whose_halves_fail_is_refused_while_others_are_served(
     small: RunningService, service: RunningService
 ) -> None:
-    # Two rows a candidate: not even twelve fit.
+    # Two rows per candidate: not even twelve fit.
     plan = {"precision": "bf16", "guidance": 2.0}
     with ThreadPoolExecutor(2) as pool:
         refused = pool.submit(ask, small, "mini-sana", plan, count=24)
@@ -100,7 +100,7 @@ def test_what_fails_in_halves_is_refused_while_others_are_served(
     assert "12 candidates" in document["detail"]
     assert "solrl-rollout memory --model mini-sana --precision bf16" in document["action"]
     assert int(response.headers["retry-after"]) >= 1
-    # As it says: smaller parts are tried when it is sent again.
+    # As the answer says: a repeated request is tried in smaller batches.
     again, expected = (scores(ask(one, "mini-sana", plan, count=24).json())[0] for one in (small, service))
     assert again == pytest.approx(expected, abs=1e-4)
     assert small.client.get("/health/live").status_code == 200
@@ -132,7 +132,7 @@ def made(engine: Engine, precision: Any = "bf16", count: int = CHUNK_SIZE) -> li
 
 
 @pytest.mark.parametrize("part", [small_memory.of_decoder, small_memory.of_rewards])
-def test_whatever_runs_out_is_halved(
+def test_any_part_that_runs_out_of_memory_is_halved(
     engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch, part: Callable[[int], tuple[type, str, Any]]
 ) -> None:
     running = engine()
@@ -141,7 +141,7 @@ def test_whatever_runs_out_is_halved(
     assert made(running) == pytest.approx(expected, abs=1e-4)
 
 
-def test_one_candidate_that_does_not_fit_is_507_and_the_rest_is_served(
+def test_a_single_candidate_that_does_not_fit_is_507_and_other_requests_are_served(
     engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = engine()
@@ -161,7 +161,7 @@ def test_one_candidate_that_does_not_fit_is_507_and_the_rest_is_served(
         (ValueError("expected multiples of 16: got (8, 32)"), (422, "precision-unsupported"), "got (8, 32)"),
     ],
 )
-def test_a_precision_that_cannot_be_built_is_the_answer_of_who_asks_for_it(
+def test_a_request_for_a_precision_that_cannot_be_built_gets_the_error(
     engine: Callable[[], Engine],
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
@@ -182,7 +182,7 @@ def test_a_precision_that_cannot_be_built_is_the_answer_of_who_asks_for_it(
 
 
 @pytest.mark.parametrize("part", [small_memory.of_transformer, small_memory.of_rewards])
-def test_a_service_that_holds_no_candidate_does_not_start(
+def test_a_service_that_cannot_fit_one_candidate_does_not_start(
     engine: Callable[[], Engine],
     monkeypatch: pytest.MonkeyPatch,
     part: Callable[[int], tuple[type, str, Any]],
@@ -192,7 +192,7 @@ def test_a_service_that_holds_no_candidate_does_not_start(
         engine()
 
 
-def test_a_backend_that_holds_no_candidate_keeps_the_service_from_starting_and_is_closed() -> None:
+def test_a_service_closes_a_backend_that_cannot_fit_one_candidate_and_does_not_start() -> None:
     backend = FakeBackend()
     backend.room = 0
     said = "mini-sana does not fit on auto: .*does not hold 1 candidate of .*solrl-rollout memory"
@@ -218,7 +218,7 @@ def test_the_batches_of_any_backend_are_halved(count: int) -> None:
     assert backend.batches == {24: [24, 12, 12], 13: [13, 6, 6, 1], 1: [1]}[count]
 
 
-def test_a_smaller_batch_is_tried_when_the_request_comes_again() -> None:
+def test_a_repeated_request_is_tried_in_a_smaller_batch() -> None:
     backend = FakeBackend()
     engine = started_engine(backend)
     try:

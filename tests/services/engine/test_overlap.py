@@ -19,7 +19,7 @@ FATAL, GATED, PICKY = (f"{one.__module__}:{one.__name__}" for one in (fatal, gat
 
 
 class Events:
-    """The order of what happened: `+` generation began, `*` it ended, `-` the chunk was scored."""
+    """Order of events: `+` generation began, `*` generation ended, `-` the chunk was scored."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -36,7 +36,7 @@ class Events:
 
 
 class Observed(FakeBackend):
-    """Notes the chunks, by their prompts. `fault` may raise in place of generating."""
+    """Records chunks by their prompts. `fault` may raise instead of generating."""
 
     def __init__(self, events: Events) -> None:
         super().__init__()
@@ -84,11 +84,11 @@ def chunk(name: str, events: Events | None = None, reward: str = GATED, want: An
     return made
 
 
-def test_one_chunk_is_generated_while_the_one_before_is_scored_and_no_more(engine: Engine, events: Events) -> None:
+def test_only_one_chunk_is_generated_while_the_previous_one_is_scored(engine: Engine, events: Events) -> None:
     chunks = [chunk(name, events) for name in "abc"]
     engine.submit(chunks)
     events.wait_for("*b")
-    engine.ping().result(60)  # the engine is idle now: it waits for the scoring of the first
+    engine.ping().result(60)  # the engine is idle: it waits until the first chunk is scored
     assert events.seen == ["+a", "*a", "+b", "*b"]
     gate.set()
     wait([one.result for one in chunks], 60)
@@ -96,7 +96,7 @@ def test_one_chunk_is_generated_while_the_one_before_is_scored_and_no_more(engin
     assert events.seen.index("+c") > events.seen.index("-a")
 
 
-def test_scores_are_those_of_one_after_the_other(engine: Engine, events: Events) -> None:
+def test_scores_equal_those_without_overlap(engine: Engine, events: Events) -> None:
     plain = start(FakeBackend(), overlap=False)
     try:
         found = []
@@ -109,7 +109,7 @@ def test_scores_are_those_of_one_after_the_other(engine: Engine, events: Events)
     assert torch.equal(*found)
 
 
-def test_a_fault_is_the_answer_of_its_own_chunk(engine: Engine) -> None:
+def test_a_fault_affects_only_its_chunk(engine: Engine) -> None:
     good, bad, after = (chunk(name, reward=PICKY, want=want) for name, want in (("a", 3), ("b", "many"), ("c", 5)))
     engine.submit([good, bad, after])
     with pytest.raises(ProblemError) as refused:
@@ -132,7 +132,7 @@ def test_a_chunk_cancelled_before_it_is_scored_is_not_scored(engine: Engine, eve
     assert "-b" not in events.seen
 
 
-def test_a_chunk_cancelled_while_it_is_generated_stops_at_its_next_step(
+def test_a_chunk_cancelled_during_generation_stops_at_its_next_step(
     engine: Engine, backend: Observed, events: Events
 ) -> None:
     scoring, running = chunk("a"), chunk("b", steps=200)
@@ -155,7 +155,7 @@ def test_the_engine_answers_while_a_chunk_is_scored(engine: Engine, events: Even
     following.result.result(60)
 
 
-def test_memory_that_ran_out_beside_scoring_is_tried_whole_and_with_no_overlap_from_then_on(
+def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_overlap_ends(
     engine: Engine, backend: Observed, events: Events
 ) -> None:
     def run_out(request: GenerationRequest) -> None:
@@ -178,14 +178,14 @@ def test_memory_that_ran_out_beside_scoring_is_tried_whole_and_with_no_overlap_f
     engine.submit([third, fourth])
     events.wait_for("*c")
     engine.ping().result(60)
-    assert events.seen[-1] == "*c"  # the fourth has to wait
+    assert events.seen[-1] == "*c"  # the fourth chunk has to wait
     gate.set()
     fourth.result.result(60)
     assert events.seen[-4:] == ["-c", "+d", "*d", "-d"]
 
 
 @pytest.mark.parametrize("behind", [True, False], ids=["behind it", "idle"])
-def test_a_death_in_scoring_is_the_engines(engine: Engine, backend: Observed, behind: bool) -> None:
+def test_the_engine_ends_if_scoring_kills_its_thread(engine: Engine, backend: Observed, behind: bool) -> None:
     chunks = [chunk("a", reward=FATAL), *([chunk("b", reward=REWARD, steps=20)] if behind else [])]
     engine.submit(chunks)
     for one in chunks:
@@ -198,7 +198,7 @@ def test_a_death_in_scoring_is_the_engines(engine: Engine, backend: Observed, be
         engine.submit([chunk("c")])
 
 
-def test_closing_waits_for_what_is_scored(engine: Engine, events: Events) -> None:
+def test_closing_waits_for_scoring(engine: Engine, events: Events) -> None:
     held, left = chunk("a"), chunk("b")
     engine.submit([held])
     events.wait_for("*a")

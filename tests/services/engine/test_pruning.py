@@ -1,4 +1,4 @@
-"""Pruned plans: a group's most extreme candidates reach the end as if nothing were pruned; the rest is null."""
+"""Pruned plans: the most extreme candidates of a group get the same scores as without pruning; the others are null."""
 
 from functools import cache
 from typing import Any
@@ -21,7 +21,7 @@ TEXT = "a red circle and a blue square"
 
 @cache
 def fitted() -> dict[str, Any]:
-    """A solver fitted to a few trajectories, as it goes over the wire."""
+    """A solver fitted to a few trajectories, as sent over the wire."""
     generator = Generator(load_backbone("mini-sana"), "bf16")
     examples = make_examples(generator, [TEXT] * 8, range(8), steps=6, solver="euler", guidance=1.0)
     return fit(generator, examples, SCHEDULES[0]).model_dump(mode="json")
@@ -36,7 +36,7 @@ def ask(service: RunningService, prune: dict[str, int] | None, solver: Any, **mo
 
 
 @pytest.mark.parametrize("name", ["euler", "dpm2", "fitted"])
-def test_survivors_are_scored_as_without_pruning(service: RunningService, name: str) -> None:
+def test_survivors_have_the_same_scores_as_without_pruning(service: RunningService, name: str) -> None:
     solver = fitted() if name == "fitted" else name
     whole = ask(service, None, solver)
     pruned = ask(service, {"after": AFTER, "keep": KEEP}, solver)
@@ -55,7 +55,7 @@ def test_survivors_are_scored_as_without_pruning(service: RunningService, name: 
                 assert now == pytest.approx(was, abs=1e-4)
 
 
-def test_fitted_steps_are_made_as_the_generator_makes_them(service: RunningService) -> None:
+def test_fitted_steps_equal_the_generator_s(service: RunningService) -> None:
     solver = fitted()
     group = ask(service, None, solver).groups[0]
     backbone = load_backbone("mini-sana")
@@ -74,7 +74,7 @@ def test_fitted_steps_that_do_not_fit_the_plan_are_refused(service: RunningServi
     assert "expected 4, as the solver was fitted for" in str(problem(response))
 
 
-def test_a_solver_fitted_to_another_model_or_setting_is_refused(service: RunningService) -> None:
+def test_a_solver_fitted_to_a_different_model_or_setting_is_refused(service: RunningService) -> None:
     body = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS)
     digests = service.client.get("/v1/models").json()["models"][0]["digests"]
     parts = {part: digest for part, digest in digests.items() if not part.startswith("reward:")}
@@ -100,7 +100,7 @@ def test_a_fitted_weight_that_would_overflow_is_refused(service: RunningService)
     assert "a weight is beyond ±1000" in str(problem(response))
 
 
-def test_those_go_on_whose_predicted_images_are_extreme(service: RunningService) -> None:
+def test_candidates_with_extreme_predicted_images_survive(service: RunningService) -> None:
     group = ask(service, {"after": AFTER, "keep": KEEP}, "dpm2").groups[0]
     backbone = load_backbone("mini-sana")
     halfway = Generator(backbone, "bf16").generate(TEXT, group.seeds, steps=STEPS, solver="dpm2", until=AFTER)
@@ -110,14 +110,14 @@ def test_those_go_on_whose_predicted_images_are_extreme(service: RunningService)
     assert found == set(best_worst(scores["clipscore"], KEEP))
 
 
-def test_images_are_of_survivors_alone(service: RunningService) -> None:
+def test_only_survivors_have_images(service: RunningService) -> None:
     group = ask(service, {"after": 1, "keep": 3}, "euler", images="png").groups[0]
     assert group.images is not None
     assert group.pruned is not None
     assert [image is None for image in group.images] == list(group.pruned)
 
 
-def test_keeping_more_than_there_are_prunes_nothing(service: RunningService) -> None:
+def test_keeping_more_than_all_candidates_prunes_nothing(service: RunningService) -> None:
     whole, pruned = ask(service, None, "euler"), ask(service, {"after": 1, "keep": 1000}, "euler")
     for before, after in zip(whole.groups, pruned.groups, strict=True):
         assert after.pruned == (False,) * COUNT
@@ -125,7 +125,7 @@ def test_keeping_more_than_there_are_prunes_nothing(service: RunningService) -> 
 
 
 @pytest.mark.parametrize("keep", [2, 24, 30, 1000])
-def test_capacity_is_reserved_for_as_many_as_survive(keep: int) -> None:
+def test_capacity_is_reserved_for_the_survivors(keep: int) -> None:
     body = rollout_request(prompts=["a", "b"], count=COUNT, steps=STEPS)
     body["plan"]["prune"] = {"after": AFTER, "keep": keep}
     request = RolloutRequest.model_validate(body)
@@ -144,7 +144,7 @@ def test_capacity_is_reserved_for_as_many_as_survive(keep: int) -> None:
         ({"after": 1}, "body.plan.prune.keep"),
     ],
 )
-def test_a_plan_that_cannot_be_followed_is_refused(service: RunningService, prune: dict[str, int], where: str) -> None:
+def test_an_impossible_plan_is_refused(service: RunningService, prune: dict[str, int], where: str) -> None:
     body = rollout_request(steps=STEPS)
     body["plan"]["prune"] = prune
     response = service.client.post("/v1/rollouts", json=body)

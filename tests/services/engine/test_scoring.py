@@ -1,4 +1,4 @@
-"""The scorer takes images as a backend has them: as floats, or as bytes."""
+"""The scorer accepts images as floats or as bytes."""
 
 import torch
 from fake_backend import REWARD, brightness, chunk, job
@@ -10,7 +10,7 @@ from solrl_rollout.engine.work import GeneratedChunk
 from solrl_rollout.status.metrics import Metrics
 
 
-def test_bytes_are_scored_as_the_floats_they_stand_for() -> None:
+def test_bytes_get_the_scores_of_the_equivalent_floats() -> None:
     scorer = Scorer(RewardSet({REWARD: brightness}), torch.device("cpu"), BatchLimit("mini", "rewards", Metrics()))
     pixels = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     scored = []

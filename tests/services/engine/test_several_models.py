@@ -1,4 +1,4 @@
-"""Several backbones in one service: each under its own name, sharing what they can."""
+"""Several backbones in one service, each with its name; equal parts are shared."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ def both() -> Iterator[RunningService]:
         yield running
 
 
-def test_each_answers_under_its_name(both: RunningService) -> None:
+def test_each_model_answers_under_its_name(both: RunningService) -> None:
     listed = ModelList.model_validate(both.client.get("/v1/models").json())
     assert [(model.name, model.family) for model in listed.models] == [("mini-sana", "sana"), ("flux", "flux")]
     sana, flux = (model.digests for model in listed.models)
@@ -47,16 +47,16 @@ def test_an_adapter_belongs_to_the_model_it_was_pushed_for(both: RunningService,
         ("black-forest-labs/FLUX.1-dev", ModelSpec("flux.1-dev", "black-forest-labs/FLUX.1-dev", None)),
     ],
 )
-def test_a_model_is_named_located_and_pinned(text: str, spec: ModelSpec) -> None:
+def test_a_model_is_parsed_into_name_location_and_revision(text: str, spec: ModelSpec) -> None:
     assert parse_model(text) == spec
 
 
 @pytest.mark.parametrize("text", ["", "a=", "Upper=mini-sana", "mini-sana@", "=mini-sana"])
-def test_a_model_that_cannot_be_read_is_refused(text: str) -> None:
+def test_an_invalid_model_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"name=\]location"):
         parse_model(text)
 
 
-def test_two_models_of_one_name_are_refused() -> None:
+def test_two_models_with_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="one name"):
         Settings(model=("mini-sana", "a/mini-sana"))

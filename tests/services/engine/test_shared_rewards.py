@@ -1,4 +1,4 @@
-"""A reward's weights are read once in a service, however many models and experiments ask for it."""
+"""A service reads a reward's weights once, for any number of models and experiments."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ REWARDS = ("clipscore", "pickscore")
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders that a whole CLIP was read from, as it is for these rewards alone."""
+    """Folders from which a complete CLIP was read; only these rewards read one."""
     seen: list[str] = []
     reading = CLIPModel.from_pretrained
 
@@ -28,7 +28,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_models_and_experiments_share_a_reward_that_was_loaded_once(loads: list[str]) -> None:
+def test_models_and_experiments_share_one_loaded_reward(loads: list[str]) -> None:
     models = ("mini-sd3", "flux=mini-flux")
     engine = Engine(Settings(model=models, rewards=REWARDS, precision="bf16"), Metrics())
     hosted = engine.start().result()
