@@ -1,4 +1,4 @@
-"""Every route of the published contract, against everyone who may not use it."""
+"""Every route of the published contract refuses callers without access."""
 
 import json
 import re
@@ -23,15 +23,15 @@ OPEN = [("GET", "/health/live"), ("GET", "/health/ready")]
 GUARDED = [operation for operation in OPERATIONS if operation not in OPEN]
 TOLD = {"iteration": 0, "version": 1, "explored_version": 0, "score": {"mean": 0, "best": 1, "worst": -1}}
 TOLD |= {"proxy_mean": 0, "loss": 0}
-"""An iteration, as a trainer tells it."""
+"""The report of an iteration, as a trainer sends it."""
 OF_RUNS = [operation for operation in GUARDED if "{run}" in operation[1]]
 PUSH = ("PUT", "/v1/runs/{run}/adapters/{version}")
 NEEDED = {("DELETE", "/v1/runs/{run}/adapters"): "?after=0&head=0"}
-"""The query of operations that need one, beside `PUSH`."""
+"""Queries of operations that need one, except `PUSH`."""
 
 
 def needed(operation: tuple[str, str]) -> str:
-    """The access an operation needs, by the published contract: "open", "token" or a scope."""
+    """The access that an operation requires in the published contract: "open", "token" or a scope."""
     method, path = operation
     security = CONTRACT["paths"][path][method.lower()].get("security")
     if security is None:
@@ -56,7 +56,7 @@ def ask(
     return raw(guarded.service.port, head)
 
 
-def test_every_operation_says_in_the_contract_what_it_needs() -> None:
+def test_the_contract_states_the_access_of_every_operation() -> None:
     assert [operation for operation in OPERATIONS if needed(operation) == "open"] == OPEN
     for method, path in GUARDED:
         scope = {"/metrics": "admin", "/v1/rollouts": "rollout"}.get(path, "token" if method == "GET" else "push")
@@ -65,7 +65,7 @@ def test_every_operation_says_in_the_contract_what_it_needs() -> None:
     assert len(GUARDED) >= 6
 
 
-def test_a_route_that_declares_nothing_keeps_the_service_from_starting() -> None:
+def test_the_service_does_not_start_with_a_route_without_declared_access() -> None:
     router = APIRouter()
 
     @router.get("/v1/known/{name}")
@@ -85,7 +85,7 @@ def test_a_route_that_declares_nothing_keeps_the_service_from_starting() -> None
 
 
 @pytest.mark.anyio
-async def test_a_route_that_got_around_the_declaration_is_not_there() -> None:
+async def test_a_route_that_bypasses_the_declaration_is_404() -> None:
     app = create_app(Settings())
 
     @app.get("/v1/surprise")
@@ -117,9 +117,9 @@ def test_the_wrong_scope_gets_403_before_it_sends_a_body(guarded: Guarded, metho
 
 
 @pytest.mark.parametrize(("method", "path"), OF_RUNS)
-def test_another_tenants_run_is_not_there(guarded: Guarded, layout: Layout, method: str, path: str) -> None:
+def test_another_tenants_run_is_404(guarded: Guarded, layout: Layout, method: str, path: str) -> None:
     assert push(guarded, "push", "secret", adapter_file(layout, 1)).status_code in (200, 201)
-    if (method, path) == PUSH:  # it makes a run of the same name of its own, which is another
+    if (method, path) == PUSH:  # it creates a separate run with the same name
         assert push(guarded, "b", "secret", adapter_file(layout, 2)).status_code in (200, 201)
         mine = guarded.service.client.get(filled(path), headers=guarded.headers("a")).json()
         theirs = guarded.service.client.get(filled(path), headers=guarded.headers("b")).json()
@@ -164,7 +164,7 @@ def test_health_and_documentation_are_open(guarded: Guarded, method: str, path: 
         assert guarded.service.client.get(page).status_code == 200
 
 
-def test_what_is_not_there_tells_strangers_nothing(guarded: Guarded) -> None:
+def test_unknown_paths_tell_strangers_nothing(guarded: Guarded) -> None:
     client = guarded.service.client
     assert client.get("/v9").status_code == client.delete("/v1/models").status_code == 401
     assert client.get("/v9", headers=guarded.headers("rollout")).status_code == 404
@@ -173,12 +173,12 @@ def test_what_is_not_there_tells_strangers_nothing(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("value", ["Basic YTpi", "Bearer", "bearer  ", "Token x", "Bearer é"])
-def test_other_credentials_are_not_taken(guarded: Guarded, value: str) -> None:
+def test_other_credentials_are_refused(guarded: Guarded, value: str) -> None:
     status, headers, _ = raw(guarded.service.port, f"GET /v1/models HTTP/1.1\nHost: localhost\nAuthorization: {value}")
     assert (status, headers["www-authenticate"][:6]) == (401, "Bearer")
 
 
-def test_two_tokens_in_one_request_are_none(guarded: Guarded) -> None:
+def test_two_tokens_in_one_request_are_refused(guarded: Guarded) -> None:
     line = f"Authorization: Bearer {guarded.tokens['a']}"
     assert raw(guarded.service.port, f"GET /v1/models HTTP/1.1\nHost: localhost\n{line}\n{line}")[0] == 401
 
@@ -190,7 +190,7 @@ def test_no_secret_is_in_the_log_or_the_file(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gpu-node"])
-def test_others_are_not_served_without_tokens(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_address_is_not_served_without_tokens(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solrl_rollout.serve.bind", pytest.fail)
     done = typed(main, "serve", "--host", host, "--port", "0")
     assert done.returncode == 2
@@ -211,5 +211,5 @@ def test_others_are_not_served_without_tokens(host: str, monkeypatch: pytest.Mon
         ("", False),
     ],
 )
-def test_loopback_is_told_from_the_rest(host: str, loopback: bool) -> None:
+def test_loopback_addresses_are_recognised(host: str, loopback: bool) -> None:
     assert is_loopback(host) == loopback

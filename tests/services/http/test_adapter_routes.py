@@ -1,4 +1,4 @@
-"""Adapters over HTTP: what is good is stored and served; what is bad is refused and changes nothing."""
+"""Adapters over HTTP: valid ones are stored and served; invalid ones are refused and change nothing."""
 
 import json
 import socket
@@ -29,14 +29,14 @@ TYPED = {"Content-Type": ADAPTER_MEDIA_TYPE}
 
 @pytest.fixture(scope="module")
 def steady(service: RunningService, layout: Layout) -> list[list[float]]:
-    """Scores under an adapter that goes on serving whatever else happens."""
+    """Scores under an adapter that stays in use during the test."""
     assert service.push(*STEADY, adapter_file(layout, 100)).status_code == 201
     return scores(service.rollout(adapter=STEADY))
 
 
 @pytest.fixture
 def unchanged(service: RunningService, steady: list[list[float]]) -> Iterator[None]:
-    """After the test the adapter that was serving gives the same scores, bit for bit."""
+    """After the test, the adapter in use still gives the same scores, bit for bit."""
     yield
     assert scores(service.rollout(adapter=STEADY)) == steady
 
@@ -59,7 +59,7 @@ def test_an_adapter_is_stored_and_read_back(service: RunningService, layout: Lay
     assert (held.head, [one.version for one in held.versions]) == (5, [3, 5])
 
 
-def test_the_same_again_succeeds_and_another_conflicts(service: RunningService, layout: Layout) -> None:
+def test_pushing_the_same_bytes_succeeds_and_other_bytes_conflict(service: RunningService, layout: Layout) -> None:
     body = adapter_file(layout, 1)
     first = service.push("again", 1, body)
     again = service.push("again", 1, body)
@@ -71,7 +71,7 @@ def test_the_same_again_succeeds_and_another_conflicts(service: RunningService, 
 
 
 @pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
-def test_an_adapter_changes_rollouts_and_leaves_the_base_alone(
+def test_an_adapter_changes_rollouts_but_not_those_of_the_base(
     service: RunningService, layout: Layout, precision: str
 ) -> None:
     base = scores(service.rollout(precision=precision))
@@ -142,7 +142,7 @@ def _flip(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [_flip, lambda body: body[:-4], lambda body: b""], ids=["flip", "cut", "none"])
 @pytest.mark.usefixtures("unchanged")
-def test_damage_on_the_way_is_a_wrong_digest(
+def test_a_body_damaged_in_transit_is_a_digest_mismatch(
     service: RunningService, layout: Layout, damage: Callable[[bytes], bytes]
 ) -> None:
     body = adapter_file(layout, 1)
@@ -167,7 +167,7 @@ def test_a_missing_digest_header_is_refused(service: RunningService) -> None:
     assert problem(response)["where"] == "header.Content-Digest"
 
 
-def test_other_digests_may_stand_beside_sha_256(service: RunningService, layout: Layout) -> None:
+def test_the_header_may_contain_other_digests(service: RunningService, layout: Layout) -> None:
     body = adapter_file(layout, 1)
     header = f"sha-512=:AAAA:, {content_digest(body)}"
     assert service.put("/v1/runs/two-digests/adapters/0", body, digest=header).status_code == 201
@@ -183,7 +183,7 @@ def test_a_file_over_the_limit_is_413(service: RunningService, declared: bool) -
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_an_upload_that_breaks_off_stores_nothing(service: RunningService, layout: Layout) -> None:
+def test_an_interrupted_upload_stores_nothing(service: RunningService, layout: Layout) -> None:
     body = adapter_file(layout, 1)
     with socket.create_connection(("127.0.0.1", service.port)) as sock:
         sock.sendall(
@@ -196,7 +196,7 @@ def test_an_upload_that_breaks_off_stores_nothing(service: RunningService, layou
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_an_adapter_that_overflows_is_refused_when_it_is_asked_for(service: RunningService, layout: Layout) -> None:
+def test_an_adapter_that_overflows_is_refused_when_it_is_used(service: RunningService, layout: Layout) -> None:
     assert service.push("overflow", 1, adapter_file(layout, 1, size=1e25)).status_code == 201
     response = service.client.post("/v1/rollouts", json=rollout_request(adapter=("overflow", 1)))
     assert (response.status_code, problem(response)["kind"]) == (422, "adapter-merge")
@@ -205,7 +205,7 @@ def test_an_adapter_that_overflows_is_refused_when_it_is_asked_for(service: Runn
 
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("size", [1e12, 1e18])
-def test_an_adapter_under_which_images_are_not_finite_is_told_so(
+def test_an_adapter_that_causes_non_finite_images_is_reported(
     service: RunningService, layout: Layout, size: float
 ) -> None:
     run = f"huge-{size:.0e}".replace("+", "")
@@ -226,7 +226,7 @@ def test_an_unknown_run_is_404(service: RunningService, path: str) -> None:
 @pytest.mark.usefixtures("unchanged")
 def test_names_with_path_characters_are_refused(service: RunningService, layout: Layout, name: str) -> None:
     body = adapter_file(layout, 1)
-    # A raw socket, since clients tidy such paths.
+    # A raw socket, since HTTP clients normalise such paths.
     with socket.create_connection(("127.0.0.1", service.port)) as sock:
         sock.sendall(
             f"PUT /v1/runs/{name}/adapters/1?model=mini-sana HTTP/1.1\r\nHost: localhost\r\n"
@@ -254,7 +254,7 @@ def test_names_with_path_characters_are_refused(service: RunningService, layout:
         ("1", {"model": None}, "query.model"),
     ],
 )
-def test_a_parameter_at_fault_is_named(
+def test_an_invalid_parameter_is_named(
     service: RunningService, version: str, query: dict[str, str], where: str
 ) -> None:
     response = service.put(f"/v1/runs/refused/adapters/{version}", b"x", **query)
@@ -262,13 +262,13 @@ def test_a_parameter_at_fault_is_named(
     assert problem(response)["where"] == where
 
 
-def test_an_unknown_model_is_404_with_those_that_exist(service: RunningService) -> None:
+def test_an_unknown_model_is_404_with_the_hosted_models(service: RunningService) -> None:
     response = service.put("/v1/runs/refused/adapters/1", b"x", model="maxi-sana")
     assert (response.status_code, problem(response)["kind"]) == (404, "model-not-found")
     assert problem(response)["expected"] == ["mini-sana"]
 
 
-def test_a_run_goes_back(service: RunningService, layout: Layout) -> None:
+def test_a_run_can_be_rewound(service: RunningService, layout: Layout) -> None:
     for version in (0, 1):
         assert service.push("back", version, adapter_file(layout, version), version - 1 if version else None).is_success
     adapters = "/v1/runs/back/adapters"

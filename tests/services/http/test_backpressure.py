@@ -1,4 +1,4 @@
-"""A queue that takes nothing refuses from the head alone; who asks is judged first, and only what queues is refused."""
+"""A full queue refuses requests by their head, after the check of access, and only those that queue work."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ QUOTA, LIMIT = 24, 48
 
 @pytest.fixture(scope="module")
 def at_quota(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """Tenant `a` has a chunk that runs for long, and as much behind it as one tenant may have: half of the queue."""
+    """Tenant `a` has a long-running chunk, and behind it as much as one tenant may queue: half of the queue."""
     limits = ("--queue-limit", str(LIMIT), "--tenant-queue-limit", str(QUOTA))
     with guarded_service(tmp_path_factory.mktemp("full"), *limits) as guarded, ExitStack() as held:
         held.enter_context(accepted(guarded, "a", QUOTA))
@@ -28,7 +28,7 @@ def at_quota(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 @pytest.fixture
 def full(at_quota: Guarded) -> Iterator[Guarded]:
-    """The other half is tenant `b`'s."""
+    """Tenant `b` fills the other half of the queue."""
     with accepted(at_quota, "b", LIMIT - QUOTA):
         yield at_quota
     while waiting(at_quota) > QUOTA:
@@ -36,7 +36,7 @@ def full(at_quota: Guarded) -> Iterator[Guarded]:
 
 
 def accepted(guarded: Guarded, token: str, count: int) -> socket.socket:
-    """The connection of a streamed request whose work was taken in."""
+    """The connection of a streamed request whose work was accepted."""
     body = json.dumps(rollout_request(count=count, steps=200)).encode()
     sock = socket.create_connection(("127.0.0.1", guarded.service.port), timeout=60)
     accept = f"\r\nAccept: {STREAM_MEDIA_TYPE}\r\n\r\n"
@@ -88,17 +88,17 @@ def test_a_full_queue_refuses_everyone_before_a_body_is_sent(full: Guarded) -> N
 
 
 @pytest.mark.parametrize(("token", "status"), [("solrl_guessed", 401), ("expired", 401), ("push", 403)])
-def test_who_may_not_ask_is_told_so_and_not_to_come_again(full: Guarded, token: str, status: int) -> None:
+def test_callers_without_access_get_401_or_403_at_a_full_queue(full: Guarded, token: str, status: int) -> None:
     assert raw(full.service.port, head(full, token, 1000))[0] == status
 
 
-def test_what_queues_nothing_is_answered_as_ever(full: Guarded) -> None:
+def test_requests_that_queue_nothing_are_served(full: Guarded) -> None:
     for path in ("/v1/status", "/v1/models", "/v1/runs", "/health/live"):
         assert full.service.client.get(path, headers=full.headers("a")).status_code == 200
     assert full.service.client.post("/v1/nothing", headers=full.headers("a")).status_code == 404
 
 
-def test_a_refused_body_may_still_be_sent_and_the_connection_goes_on(full: Guarded) -> None:
+def test_a_client_may_still_send_a_refused_body_and_keep_the_connection(full: Guarded) -> None:
     with socket.create_connection(("127.0.0.1", full.service.port), timeout=60) as sock:
         for _ in range(2):
             sock.sendall(head(full, "b", 1000).replace("\n", "\r\n").encode() + b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Rollout requests that cannot be served: a problem document that names the field, and no harm done."""
+"""Invalid rollout requests get a problem document that names the field, and have no side effects."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from service_helpers import BODY_LIMIT, Layout, RunningService, adapter_file, pr
 
 
 def post(service: RunningService, change: dict[str, Any]) -> Any:
-    # Not httpx's json=, which cannot send a lone surrogate as the escape it is.
+    # Not httpx's json=, which cannot send a lone surrogate as an escape.
     body = json.dumps(rollout_request(steps=1) | change)
     return service.client.post("/v1/rollouts", content=body, headers={"Content-Type": "application/json"})
 
@@ -39,7 +39,7 @@ def post(service: RunningService, change: dict[str, Any]) -> Any:
         ({"surprise": 1}, "body.surprise"),
     ],
 )
-def test_a_field_at_fault_is_named(service: RunningService, change: dict[str, Any], where: str) -> None:
+def test_an_invalid_field_is_named(service: RunningService, change: dict[str, Any], where: str) -> None:
     response = post(service, change)
     assert response.status_code == 422
     document = problem(response)
@@ -64,7 +64,7 @@ def test_a_field_at_fault_is_named(service: RunningService, change: dict[str, An
         ),
     ],
 )
-def test_what_is_not_here_or_too_much_is_refused(
+def test_unknown_names_and_excessive_counts_are_refused(
     service: RunningService, change: dict[str, Any], status: int, kind: str
 ) -> None:
     before = scores(service.rollout(steps=1))
@@ -73,7 +73,7 @@ def test_what_is_not_here_or_too_much_is_refused(
     assert scores(service.rollout(steps=1)) == before
 
 
-def test_an_unknown_version_is_404_and_names_those_held(service: RunningService, layout: Layout) -> None:
+def test_an_unknown_version_is_404_and_names_the_stored_versions(service: RunningService, layout: Layout) -> None:
     service.push("versions", 4, adapter_file(layout, 1))
     response = post(service, {"adapter": {"run": "versions", "version": 5}})
     document = problem(response)
@@ -81,7 +81,7 @@ def test_an_unknown_version_is_404_and_names_those_held(service: RunningService,
     assert (document["got"], document["expected"]) == (5, [4])
 
 
-def test_an_unknown_reward_names_those_loaded(service: RunningService) -> None:
+def test_an_unknown_reward_is_refused_with_the_loaded_rewards(service: RunningService) -> None:
     document = problem(post(service, {"rewards": [{"name": "clipscore"}, {"name": "beauty"}]}))
     assert (document["where"], document["expected"]) == ("body.rewards.1.name", ["clipscore"])
 
@@ -102,7 +102,7 @@ def test_an_unknown_reward_names_those_loaded(service: RunningService) -> None:
     ],
     ids=["empty", "cut", "list", "null", "bytes", "deep", "nan", "infinity", "big", "huge"],
 )
-def test_bytes_that_are_no_request_are_a_problem(service: RunningService, body: bytes) -> None:
+def test_invalid_bytes_are_a_problem(service: RunningService, body: bytes) -> None:
     response = service.client.post("/v1/rollouts", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code in (400, 422)
     assert len(response.content) < 10_000
@@ -131,7 +131,7 @@ def test_an_unknown_route_and_method_are_problems(service: RunningService) -> No
     assert response.headers["allow"] == "GET"
 
 
-def test_a_tier_that_the_device_has_not_is_refused_and_the_others_are_named(service: RunningService) -> None:
+def test_an_unsupported_precision_is_refused_with_the_supported_ones(service: RunningService) -> None:
     response = post(service, {"plan": {"precision": "fp8"}})
     assert response.status_code == 422
     document = problem(response)

@@ -19,7 +19,7 @@ HEAD = b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicat
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[RunningService]:
-    """A service that waits for nobody longer than a second."""
+    """A service that waits for a client for at most a second."""
     flags = ["--slow-client-timeout", "1", "--keep-alive-timeout", "1"]
     with running_service(*flags) as running:
         yield running
@@ -31,7 +31,7 @@ def connect(service: RunningService) -> socket.socket:
 
 
 def trickle(sock: socket.socket, bytes_a_time: bytes = b"x") -> bytes:
-    """Send a little at a time until the other side answers; what it answers."""
+    """Send small pieces until the other side answers; returns the answer."""
     received = b""
     sock.settimeout(0.1)
     for _ in range(600):
@@ -62,7 +62,7 @@ def trickle(sock: socket.socket, bytes_a_time: bytes = b"x") -> bytes:
     ],
     ids=["first line", "headers", "second head", "body", "chunked body", "body that nobody reads"],
 )
-def test_a_client_that_trickles_is_cut(impatient: RunningService, begun: bytes, each: bytes) -> None:
+def test_a_client_that_trickles_is_disconnected(impatient: RunningService, begun: bytes, each: bytes) -> None:
     with connect(impatient) as sock:
         sock.sendall(begun)
         received = trickle(sock, each)
@@ -76,14 +76,14 @@ def test_a_client_that_trickles_is_cut(impatient: RunningService, begun: bytes, 
         assert json.loads(received.rpartition(b"\r\n\r\n")[2])["type"] == "urn:solrl:problem:request-timeout"
 
 
-def test_a_client_that_says_nothing_is_cut(impatient: RunningService) -> None:
+def test_a_silent_client_is_disconnected(impatient: RunningService) -> None:
     with connect(impatient) as sock:
         assert read_response(sock)[0] == 408
         assert not sock.recv(1)
 
 
 def test_a_large_body_may_take_longer_than_a_head(impatient: RunningService) -> None:
-    """At four times the least rate, for twice the time: slow, but not slow on purpose."""
+    """Four times the minimum rate, for twice the timeout: slow, but not malicious."""
     body = b'{"model": "' + b"x" * (2 * 4 * 16 * 1024) + b'"}'
     with connect(impatient) as sock:
         sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body))
@@ -93,14 +93,14 @@ def test_a_large_body_may_take_longer_than_a_head(impatient: RunningService) -> 
         assert read_response(sock)[0] == 422
 
 
-def test_a_client_that_sends_much_and_falls_silent_is_cut_off(impatient: RunningService) -> None:
-    """The time that it gets does not grow with what came before."""
+def test_a_client_that_falls_silent_after_much_data_is_disconnected(impatient: RunningService) -> None:
+    """Its time limit does not grow with the data sent before."""
     with connect(impatient) as sock:
         sock.sendall(HEAD + b"Content-Length: 16000000\r\n\r\n" + b" " * 8_000_000)
         assert read_response(sock)[0] == 408
 
 
-def test_a_client_that_reads_no_answer_is_cut_off(impatient: RunningService) -> None:
+def test_a_client_that_does_not_read_its_answer_is_disconnected(impatient: RunningService) -> None:
     sock = socket.socket()
     with sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -108,12 +108,12 @@ def test_a_client_that_reads_no_answer_is_cut_off(impatient: RunningService) -> 
         sock.settimeout(60)
         request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            while True:  # more answers than any buffer holds, none of them read
+            while True:  # more answers than fit into any buffer, none of them read
                 sock.sendall(request * 20)
     assert "does not read its answer" in impatient.log.read_text()
 
 
-def test_two_hundred_slow_clients_leave_the_healthy_ones_alone(impatient: RunningService) -> None:
+def test_two_hundred_slow_clients_do_not_affect_healthy_ones(impatient: RunningService) -> None:
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(connect(impatient)) for _ in range(200)]
         for i, sock in enumerate(slow):
@@ -125,7 +125,7 @@ def test_two_hundred_slow_clients_leave_the_healthy_ones_alone(impatient: Runnin
 
 @contextlib.contextmanager
 def crowded(connections: int) -> Iterator[tuple[str, int]]:
-    """Address of a server that holds so many connections, and cuts none of them while the test runs."""
+    """Address of a server with this many connections, which stay open during the test."""
 
     class Protocol(GuardedProtocol):
         limits = ConnectionLimits(slow=600, connections=connections)
@@ -146,7 +146,7 @@ def crowded(connections: int) -> Iterator[tuple[str, int]]:
             thread.join()
 
 
-def test_one_connection_too_many_is_told_so() -> None:
+def test_one_connection_too_many_gets_an_answer() -> None:
     with crowded(4) as address, contextlib.ExitStack() as stack:
         held, refused = ([socket.create_connection(address, timeout=60) for _ in range(4)] for _ in range(2))
         for sock in (*held, *refused):

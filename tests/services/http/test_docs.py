@@ -26,7 +26,7 @@ def test_the_documentation_shows_the_operations_without_the_internet(browser: Br
         assert page.faults() == []
 
 
-def test_the_documentation_runs_no_other_script(browser: Browser, service: RunningService) -> None:
+def test_the_documentation_runs_no_other_scripts(browser: Browser, service: RunningService) -> None:
     policy = service.client.get("/docs").headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]

@@ -1,4 +1,4 @@
-"""The published contract against a real service, in short; `python benchmarks/fuzz_api.py` takes its time."""
+"""A short fuzzing of a real service by the published contract; `python benchmarks/fuzz_api.py` runs longer."""
 
 import json
 import subprocess

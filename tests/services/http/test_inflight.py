@@ -25,7 +25,7 @@ QUOTA = MIB // 2
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[RunningService]:
-    """A service that holds two bodies of the largest size, and half of one in its store."""
+    """A service with a budget for two bodies of the largest size, and a quota for half of one in its store."""
     limits = ["--max-inflight-bytes", str(2 * MIB), "--max-adapter-bytes", str(MIB), "--max-body-bytes", str(MIB)]
     with running_service(*limits, "--tenant-adapter-bytes", str(QUOTA)) as running:
         yield running
@@ -42,7 +42,7 @@ def adapter_head(length: str) -> str:
 
 @contextlib.contextmanager
 def held(service: RunningService, head: str, body: bytes) -> Iterator[socket.socket]:
-    """A request whose body is sent in part."""
+    """A request whose body is only partly sent."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
         sock.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
         yield sock
@@ -62,7 +62,7 @@ def test_bodies_beyond_the_budget_are_refused_before_they_are_read(small: Runnin
         wait_for(lambda: small.client.post("/v1/rollouts", content=b" " * 4000, headers=JSON).status_code == 503)
         assert refusal(small) == (503, "urn:solrl:problem:too-many-bytes", "5")
         assert small.client.get("/v1/models").status_code == 200
-    # Both were hung up on, and what they held is free again.
+    # Both connections were closed, and their bytes are free again.
     wait_for(lambda: small.rollout(count=1, steps=1))
 
 
@@ -88,7 +88,7 @@ def test_an_adapter_over_the_quota_is_refused_before_it_is_read(small: RunningSe
     assert problem["expected"] == f"at most {QUOTA} bytes"
 
 
-def test_a_tenant_may_hold_half_of_the_budget() -> None:
+def test_a_tenant_may_use_half_of_the_budget() -> None:
     budget = InflightBytes(limit=100, tenant_limit=50)
     budget.take("a", 50)
     for tenant, size in (("a", 1), ("b", 51)):
@@ -126,6 +126,6 @@ async def test_a_body_counts_until_its_request_is_answered(declared: int | None)
     assert budget.held == 0
 
 
-def test_a_budget_that_refuses_the_largest_body_is_refused() -> None:
+def test_a_budget_below_the_largest_body_is_refused() -> None:
     with pytest.raises(ValidationError, match="max_adapter_bytes is 2 and max_inflight_bytes 1"):
         Settings(max_inflight_bytes=1, max_adapter_bytes=2, max_body_bytes=1)

@@ -1,4 +1,4 @@
-"""Heads and bodies larger than they may be, and names that mean something to a file system."""
+"""Oversized heads and bodies, and names with a meaning in file systems."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ def service() -> Iterator[RunningService]:
 
 
 def memory(service: RunningService, kind: str) -> int:
-    """Bytes of a process's memory: `VmRSS` now, `VmHWM` at its most."""
+    """Bytes of a process's memory: `VmRSS` is the current, `VmHWM` the peak value."""
     status = Path(f"/proc/{service.process.pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(kind))
 
@@ -47,10 +47,10 @@ def send_until_refused(sock: socket.socket, chunked: bool, size: int) -> None:
     ],
     ids=["json", "adapter"],
 )
-def test_an_oversize_body_costs_no_more_than_the_limit(
+def test_an_oversized_body_uses_no_more_memory_than_the_limit(
     service: RunningService, method: str, path: str, media_type: str, chunked: bool
 ) -> None:
-    # What is at its most is reset first, so that loading the model does not hide what follows.
+    # Reset the peak first, so that loading the model does not hide later peaks.
     Path(f"/proc/{service.process.pid}/clear_refs").write_text("5")
     before = memory(service, "VmRSS")
     size = 4 * LIMIT
@@ -66,7 +66,7 @@ def test_an_oversize_body_costs_no_more_than_the_limit(
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "HEAD", "OPTIONS", "PATCH"])
-def test_a_body_where_none_belongs_harms_nothing(service: RunningService, method: str) -> None:
+def test_an_unexpected_body_is_harmless(service: RunningService, method: str) -> None:
     head = f"{method} /v1/models HTTP/1.1\nHost: localhost\nContent-Length: {100 * LIMIT}"
     status = raw(service.port, head, b"x" * 1000, has_body=method != "HEAD")[0]
     assert status == (200 if method == "GET" else 405)
@@ -84,7 +84,7 @@ def test_a_head_too_large_is_431(service: RunningService, where: str, size: int)
     try:
         status, _, body = raw(service.port, head)
     except (BrokenPipeError, ConnectionResetError):
-        assert size > 200_000  # refused, and hung up on, while it was still being sent
+        assert size > 200_000  # refused and disconnected while it was still being sent
         return
     if size < 32_768:
         assert status in (200, 404, 422)  # the API has no such parameter
@@ -114,7 +114,7 @@ def test_a_head_too_large_is_431(service: RunningService, where: str, size: int)
     ],
     ids=range(15),
 )
-def test_what_is_no_http_is_refused_and_hung_up_on(service: RunningService, sent: bytes) -> None:
+def test_invalid_http_is_refused_and_disconnected(service: RunningService, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
         sock.sendall(sent)
         status, headers, body = read_response(sock)
@@ -126,7 +126,7 @@ def test_what_is_no_http_is_refused_and_hung_up_on(service: RunningService, sent
             assert not sock.recv(1000)
 
 
-def test_pipelined_requests_are_answered_in_turn(service: RunningService) -> None:
+def test_pipelined_requests_are_answered_in_order(service: RunningService) -> None:
     request = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
         sock.sendall(request * 2 + request.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close"))
@@ -177,7 +177,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_names_are_refused_and_reach_nothing(watched: Guarded, name: str) -> None:
+def test_odd_names_are_refused_and_touch_no_file(watched: Guarded, name: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in watched.file.parent.rglob("*")}
     login = f"Authorization: Bearer {watched.tokens['a']}"
     digest = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
@@ -215,7 +215,7 @@ print(libc.mallinfo2().hblks - before)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not glibc, or an old one")
-def test_what_malloc_keeps_does_not_depend_on_what_was_freed() -> None:
-    """Only blocks beyond the fixed threshold are mapped of their own, whose end would raise one that is not fixed."""
+def test_the_memory_kept_by_malloc_does_not_depend_on_freed_blocks() -> None:
+    """Only blocks above the threshold are mapped separately; freeing one would raise a threshold that is not fixed."""
     done = subprocess.run([sys.executable, "-c", _KEEPS], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"

@@ -1,4 +1,4 @@
-"""The published contract is the one the service has."""
+"""The published contract is the service's."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from solrl_rollout.openapi import document
 PUBLISHED = Path(__file__).parents[3] / "proto" / "openapi.json"
 
 
-def test_the_published_contract_has_not_drifted() -> None:
+def test_the_published_contract_is_current() -> None:
     assert PUBLISHED.read_text() == document(), "python -m solrl_rollout.openapi > proto/openapi.json"
 
 

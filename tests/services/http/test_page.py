@@ -1,4 +1,4 @@
-"""The page in a real browser, before a real service with tokens."""
+"""The page in a real browser, with a real service that requires tokens."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ LONG = "a" * 31 + "-" + "b" * 32
 HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>"'`${hacked}\u202e""" + "x" * 300
 TOLD = "!document.getElementById('main').hidden && document.querySelectorAll('#run tbody tr').length > 0"
 
-# The contrast of every text with what is behind it, by WCAG 2; what is least.
+# The lowest contrast of any text with its background, by WCAG 2.
 CONTRAST = """(() => {
   const rgba = (text) => [...text.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
   const over = (top, under) => top.slice(0, 3).map((c, i) => c * top[3] + under[i] * (1 - top[3]));
@@ -43,7 +43,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def guarded(tokens: dict[str, Any], layout: Layout) -> Iterator[RunningService]:
-    """Ann has a run `shapes` with two versions, and one with a long name and hostile texts; Bob has one."""
+    """Ann has a run `shapes` with two versions, and a run with a long name and hostile texts; Bob has one run."""
     with running_service("--token-file", str(tokens["file"])) as running:
         for who, run in (("bob", "bobs-run"), ("ann", LONG), ("ann", "shapes")):
             running.client.headers["Authorization"] = f"Bearer {tokens[who]}"
@@ -71,7 +71,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def enter(guarded: RunningService, tokens: dict[str, Any]) -> Callable[..., None]:
-    """Open the page as somebody, and wait for what it shows."""
+    """Open the page with a tenant's token, and wait for its content."""
 
     def enter(page: Page, who: str = "ann", at: str = "") -> None:
         key = f"sessionStorage.setItem('solrl-token', '{tokens[who]}')"
@@ -106,7 +106,7 @@ def test_a_stranger_is_asked_for_a_token(browser: Browser, guarded: RunningServi
         assert page.faults() == []
 
 
-def test_what_is_there_is_shown(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
+def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
     with browser.page() as page:
         enter(page, at="run=shapes")
         said = page.text()
@@ -122,7 +122,7 @@ def test_what_is_there_is_shown(browser: Browser, enter: Callable[..., None], gu
         assert page.faults() == []
 
 
-def test_it_follows_what_happens(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
+def test_the_page_follows_new_reports(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
     with browser.page() as page:
         enter(page, at="run=shapes")
         page.see("window.same = true")
@@ -141,7 +141,7 @@ def test_it_follows_what_happens(browser: Browser, enter: Callable[..., None], g
         page.wait("document.getElementById('state').textContent === 'live'")
 
 
-def test_what_comes_from_users_is_text(browser: Browser, enter: Callable[..., None]) -> None:
+def test_users_texts_are_shown_as_text(browser: Browser, enter: Callable[..., None]) -> None:
     with browser.page() as page:
         enter(page, at=f"run={LONG}")
         page.wait("document.querySelectorAll('#run figure').length === 2")
@@ -155,7 +155,7 @@ def test_what_comes_from_users_is_text(browser: Browser, enter: Callable[..., No
         assert page.faults() == []
 
 
-def test_another_tenants_runs_are_not_there(browser: Browser, enter: Callable[..., None]) -> None:
+def test_another_tenants_runs_are_not_shown(browser: Browser, enter: Callable[..., None]) -> None:
     with browser.page() as page:
         enter(page, "bob", at="run=shapes")
         said = page.text()
@@ -166,13 +166,13 @@ def test_another_tenants_runs_are_not_there(browser: Browser, enter: Callable[..
         assert "bobs-run" not in json.dumps([one["documentURL"] for one in page.happened("Network.requestWillBeSent")])
 
 
-def test_nothing_is_asked_of_others(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
+def test_no_requests_go_to_other_sites(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
     with browser.page() as page:
         enter(page, at="run=shapes")
         asked = [one["request"]["url"] for one in page.happened("Network.requestWillBeSent")]
         assert any("/v1/status" in url for url in asked)
         assert [url for url in asked if not url.startswith((f"{guarded.url}/", "data:image/"))] == []
-        # The policy holds for whoever would get a script in, too.
+        # The policy also applies to injected scripts.
         page.see("fetch('https://example.org/').catch(() => {})")
         assert any("Content Security Policy" in fault for fault in page.faults())
 
@@ -190,7 +190,9 @@ def test_it_never_scrolls_sideways(browser: Browser, enter: Callable[..., None],
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_stands_out(browser: Browser, enter: Callable[..., None], scheme: str, tmp_path: Path) -> None:
+def test_all_text_has_enough_contrast(
+    browser: Browser, enter: Callable[..., None], scheme: str, tmp_path: Path
+) -> None:
     paper = "parseInt(getComputedStyle(document.body).backgroundColor.slice(4)) > 128"
     with browser.page(scheme=scheme) as page:
         enter(page, at="run=shapes")

@@ -37,18 +37,18 @@ def test_an_answer_has_the_contracts_shape(service: RunningService) -> None:
 
 
 @pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
-def test_an_answer_says_what_ran(service: RunningService, precision: str) -> None:
+def test_an_answer_names_the_precision_that_ran(service: RunningService, precision: str) -> None:
     answer = service.rollout(count=1, steps=1, precision=precision)
     assert (answer["precision"], answer["numerics"]) == (precision, "emulated")
 
 
-def test_a_seed_root_repeats(service: RunningService) -> None:
+def test_a_seed_root_repeats_its_answer(service: RunningService) -> None:
     first = service.rollout(prompts=PROMPTS, count=5)
     assert service.rollout(prompts=PROMPTS, count=5)["groups"] == first["groups"]
     assert scores(service.rollout(prompts=PROMPTS, count=5, root=8)) != scores(first)
 
 
-def test_explicit_seeds_repeat_what_a_root_expanded_to(service: RunningService) -> None:
+def test_explicit_seeds_repeat_the_answer_of_their_root(service: RunningService) -> None:
     first = service.rollout(prompts=PROMPTS, count=5)
     seeds = [group["seeds"] for group in first["groups"]]
     assert service.rollout(prompts=PROMPTS, seeds=seeds)["groups"] == first["groups"]
@@ -64,7 +64,7 @@ def test_the_score_is_the_weighted_sum(service: RunningService) -> None:
 def test_rank_does_not_depend_on_batching(service: RunningService) -> None:
     seeds = list(range(1000, 1096))
     (together,) = scores(service.rollout(seeds=[seeds]))
-    # 5 + 91 cuts the chunks of 24 elsewhere than 96 does; 24 + 72 would not.
+    # 5 + 91 has other chunk boundaries than 96; 24 + 72 has the same.
     apart = [s for part in (seeds[:5], seeds[5:]) for s in scores(service.rollout(seeds=[part]))[0]]
     order = np.random.default_rng(0).permutation(96)
     (shuffled,) = scores(service.rollout(seeds=[[seeds[i] for i in order]]))
@@ -82,7 +82,7 @@ def test_bf16_images_do_not_depend_on_batching(service: RunningService) -> None:
     assert np.abs(together[0] - together[1]).max() > 1
 
 
-def test_bf16_is_the_same_image_and_score_as_in_process(
+def test_bf16_images_and_scores_equal_those_in_process(
     service: RunningService, backbone: Backbone, layout: Layout
 ) -> None:
     assert service.push("parity", 1, adapter_file(layout, 1)).status_code == 201
@@ -101,7 +101,7 @@ def test_bf16_is_the_same_image_and_score_as_in_process(
     assert np.abs(images["base"] - images["adapted"]).max() > 1
 
 
-def test_models_names_digests_noise_and_tiers(service: RunningService, backbone: Backbone) -> None:
+def test_models_lists_digests_noise_and_precisions(service: RunningService, backbone: Backbone) -> None:
     listed = ModelList.model_validate(service.client.get("/v1/models").json())
     (model,) = listed.models
     ours = part_digests(backbone.parts) | RewardSet.load(["clipscore"], backbone).digests()
@@ -117,7 +117,7 @@ def test_models_names_digests_noise_and_tiers(service: RunningService, backbone:
     assert how["bf16"] == "bfloat16 weights, float32 arithmetic"
 
 
-def test_auto_is_the_fastest_native_tier_and_never_an_emulation_of_a_lower_one(service: RunningService) -> None:
+def test_auto_is_the_fastest_native_precision_and_never_an_emulation(service: RunningService) -> None:
     answer = RolloutAnswer.model_validate(service.rollout(precision="auto"))
     assert answer.plan.precision == "auto"
     assert answer.precision == "bf16"

@@ -17,7 +17,7 @@ JSON = "application/json"
 
 @pytest.fixture(scope="module")
 def named() -> Iterator[RunningService]:
-    """A service without tokens that is reached as `gpu-node`, too."""
+    """A service without tokens that can also be reached as `gpu-node`."""
     with running_service("--allowed-hosts", "gpu-node", "10.1.2.3") as running:
         yield running
 
@@ -37,7 +37,7 @@ def post(service: RunningService, run: str, *headers: str, host: str = "localhos
 
 @pytest.fixture(scope="module")
 def told(named: RunningService, layout: Layout) -> str:
-    """A run whose iterations can be told."""
+    """A run whose iterations can be reported."""
     assert named.push("told", 0, adapter_file(layout, 1)).status_code == 201
     return "told"
 
@@ -45,21 +45,21 @@ def told(named: RunningService, layout: Layout) -> str:
 @pytest.mark.parametrize(
     "media_type", [None, "text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "", "json"]
 )
-def test_a_json_body_must_say_that_it_is_one(named: RunningService, told: str, media_type: str | None) -> None:
-    """A page may send the first four to any site, without asking it (`no-cors`)."""
+def test_a_json_body_must_have_its_media_type(named: RunningService, told: str, media_type: str | None) -> None:
+    """A page may send the first four to any site without a preflight (`no-cors`)."""
     headers = [] if media_type is None else [f"Content-Type: {media_type}"]
     assert post(named, told, *headers) == (415, "unsupported-media-type")
     assert named.client.get(f"/v1/runs/{told}/iterations").json()["curve"]["iterations"] == []
 
 
-def test_two_media_types_are_none(named: RunningService, told: str) -> None:
+def test_two_media_types_are_refused(named: RunningService, told: str) -> None:
     assert post(named, told, f"Content-Type: {JSON}", "Content-Type: text/plain")[0] == 415
 
 
 @pytest.mark.parametrize(
     ("media_type", "status"), [(None, 415), (JSON, 415), ("application/octet-stream", 200), (ADAPTER_MEDIA_TYPE, 200)]
 )
-def test_an_adapter_must_say_that_it_is_bytes(
+def test_an_adapter_must_have_its_media_type(
     named: RunningService, told: str, layout: Layout, media_type: str | None, status: int
 ) -> None:
     body = adapter_file(layout, 1)
@@ -110,7 +110,7 @@ def test_another_origin_is_refused_with_a_token_too(guarded: Guarded) -> None:
         ("http://gpu-node", "gpu-node"),
     ],
 )
-def test_its_own_origin_is_let_in(named: RunningService, origin: str, host: str) -> None:
+def test_the_service_s_origin_is_allowed(named: RunningService, origin: str, host: str) -> None:
     assert raw(named.port, f"GET /v1/models HTTP/1.1\nHost: {host}\nOrigin: {origin}")[0] == 200
 
 
@@ -119,7 +119,7 @@ def test_its_own_origin_is_let_in(named: RunningService, origin: str, host: str)
     ["evil.org", "evil.org:8100", "rebound", "10.9.9.9", "localhost.evil.org", "127.0.0.1.evil.org", "[::2]", ""],
 )
 def test_without_tokens_another_host_is_refused(named: RunningService, host: str) -> None:
-    """A site can resolve its own name to this machine, so that its page has our origin (DNS rebinding)."""
+    """A site can resolve its name to this machine, so that its page has our origin (DNS rebinding)."""
     status, _, body = raw(named.port, f"GET /v1/runs HTTP/1.1\nHost: {host}\nOrigin: http://{host}")
     assert (status, json.loads(body)["type"]) == (403, "urn:solrl:problem:host-not-local")
     assert "SOLRL_ALLOWED_HOSTS" in json.loads(body)["action"]
@@ -129,7 +129,7 @@ def test_without_tokens_another_host_is_refused(named: RunningService, host: str
     "host",
     ["localhost", "LOCALHOST:80", "a.localhost", "127.0.0.1:8100", "127.9.9.9", "[::1]:1", "GPU-node.", "10.1.2.3"],
 )
-def test_loopback_and_allowed_hosts_are_let_in(named: RunningService, host: str) -> None:
+def test_loopback_and_allowed_hosts_are_accepted(named: RunningService, host: str) -> None:
     assert raw(named.port, f"GET /v1/runs HTTP/1.1\nHost: {host}")[0] == 200
 
 
@@ -138,7 +138,7 @@ def test_with_tokens_the_proxy_chooses_the_host(guarded: Guarded) -> None:
     assert guarded.service.client.get("/v1/runs", headers=headers).status_code == 200
 
 
-def test_compose_names_its_service_as_an_allowed_host() -> None:
+def test_compose_lists_its_service_as_an_allowed_host() -> None:
     compose = yaml.safe_load((Path(__file__).parents[3] / "docker-compose.yml").read_text())
     for name, service in compose["services"].items():
         if service.get("environment", {}).get("SOLRL_ALLOW_ANONYMOUS"):

@@ -1,4 +1,4 @@
-"""An answer as NDJSON: a line a group as it is finished, and an end line, without which it was cut short."""
+"""An answer as NDJSON: a line per finished group, and an end line; without it the answer is incomplete."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ PROMPTS = ["a red circle", "two blue squares", "a green triangle"]
 LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
 
 
-def test_the_lines_hold_what_the_document_holds(service: RunningService) -> None:
+def test_the_lines_have_the_content_of_the_document(service: RunningService) -> None:
     request: dict[str, Any] = {"prompts": PROMPTS, "count": 30, "steps": 1, "images": "png"}
     whole = RolloutAnswer.model_validate(service.rollout(**request))
     *groups, end = [LINE.validate_python(line) for line in service.lines(**request)]
@@ -25,7 +25,7 @@ def test_the_lines_hold_what_the_document_holds(service: RunningService) -> None
 
 
 @pytest.mark.parametrize("prune", [None, {"after": 1, "keep": 4}], ids=["whole", "pruned"])
-def test_the_first_group_comes_while_the_last_is_not_begun(
+def test_the_first_group_arrives_before_the_last_is_begun(
     service: RunningService, prune: dict[str, int] | None
 ) -> None:
     request = rollout_request(prompts=[f"{i} red circles" for i in range(40)], count=48, steps=2)
@@ -42,7 +42,7 @@ def test_the_first_group_comes_while_the_last_is_not_begun(
     streaming.leave()
 
 
-def test_what_is_refused_is_refused_before_the_stream(service: RunningService) -> None:
+def test_a_request_is_refused_before_the_stream_starts(service: RunningService) -> None:
     response = service.client.post(
         "/v1/rollouts", json=rollout_request(adapter=("nobody", 1)), headers={"Accept": STREAM_MEDIA_TYPE}
     )

@@ -10,7 +10,9 @@ from solrl_rollout.http.thumbnails import _header_size
 @pytest.mark.parametrize("options", [{"lossless": True}, {"lossless": False}, {"save_all": True}, None])
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 @pytest.mark.parametrize("size", [(1, 1), (128, 77), (129, 5000)])
-def test_the_header_says_what_pillow_says(size: tuple[int, int], mode: str, options: dict[str, bool] | None) -> None:
+def test_the_size_in_the_header_equals_pillows(
+    size: tuple[int, int], mode: str, options: dict[str, bool] | None
+) -> None:
     file = io.BytesIO()
     image = Image.new(mode, size, "teal")
     image.putpixel((0, 0), (1, 2, 3, 4)[: len(mode)])

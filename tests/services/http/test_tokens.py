@@ -1,4 +1,4 @@
-"""A token from its making to its end, in the file and at a running service."""
+"""The life of a token, from creation to expiry, in the file and at a running service."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ def token(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     return typed(main, "token", *arguments, **environment)
 
 
-def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
+def test_the_command_line_creates_lists_and_revokes_tokens(tmp_path: Path) -> None:
     file = tmp_path / "new" / "tokens.json"
     made = token("create", "--tenant", "a", "--scopes", "rollout", "push", "--expires", "30d", "--file", str(file))
     assert made.returncode == 0, made.stderr
@@ -62,7 +62,7 @@ def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
         (["list", "--file", "/nowhere/t.json"], "solrl-rollout token create"),
     ],
 )
-def test_the_command_line_says_what_is_wrong(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_the_command_line_names_the_error(arguments: list[str], said: str, tmp_path: Path) -> None:
     arguments = [str(tmp_path / part) if part == "t.json" else part for part in arguments]
     done = token(*arguments)
     assert done.returncode == 2
@@ -75,17 +75,17 @@ def test_the_command_line_says_what_is_wrong(arguments: list[str], said: str, tm
     ("text", "lifetime"),
     [("12h", timedelta(hours=12)), ("30d", timedelta(days=30)), ("2w", timedelta(14)), ("never", None)],
 )
-def test_lifetimes(text: str, lifetime: timedelta | None) -> None:
+def test_lifetimes_are_parsed(text: str, lifetime: timedelta | None) -> None:
     assert parse_lifetime(text) == lifetime
 
 
 @pytest.mark.parametrize("text", ["", "0d", "-1d", "30", "1.5d", "30 d", "d", "99999d", "30d\n"])
-def test_what_is_no_lifetime(text: str) -> None:
+def test_invalid_lifetimes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a number"):
         parse_lifetime(text)
 
 
-def test_many_may_write_at_once(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_token(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     threads = [threading.Thread(target=create_token, args=(file, f"t{i}", ("push",), None)) for i in range(16)]
     for thread in threads:
@@ -95,7 +95,7 @@ def test_many_may_write_at_once(tmp_path: Path) -> None:
     assert {one.tenant for one in read_tokens(file)} == {f"t{i}" for i in range(16)}
 
 
-def test_a_keyring_knows_a_token_and_nothing_near_it(tmp_path: Path) -> None:
+def test_a_keyring_accepts_only_the_exact_token(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     secret, made = create_token(file, "a", ("push",), None)
     create_token(file, "b", ("push",), None)
@@ -126,7 +126,7 @@ def test_a_keyring_follows_its_file(tmp_path: Path) -> None:
     assert ring.find(second) is not None
 
 
-def test_an_error_that_passes_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_passing_error_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "tokens.json"
     first, _ = create_token(file, "a", ("push",), None)
     ring = Keyring(file)
@@ -143,7 +143,7 @@ def test_an_error_that_passes_locks_nobody_out(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.timeout(60)
-def test_a_fifo_is_no_token_file(tmp_path: Path) -> None:
+def test_a_fifo_is_refused_as_a_token_file(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     first, _ = create_token(file, "a", ("push",), None)
     ring = Keyring(file)
@@ -168,7 +168,7 @@ def status(guarded: Guarded, secret: str) -> int:
     return answer.status_code
 
 
-def test_a_running_service_takes_new_tokens_and_drops_revoked_ones(changing: Guarded) -> None:
+def test_a_running_service_accepts_new_tokens_and_refuses_revoked_ones(changing: Guarded) -> None:
     secret, made = create_token(changing.file, "late", ("rollout",), None)
     assert status(changing, secret) == 200
     revoke_token(changing.file, made.id)
@@ -176,7 +176,7 @@ def test_a_running_service_takes_new_tokens_and_drops_revoked_ones(changing: Gua
     assert status(changing, changing.tokens["a"]) == 200
 
 
-def test_a_token_ends_while_the_service_runs(changing: Guarded) -> None:
+def test_a_token_expires_while_the_service_runs(changing: Guarded) -> None:
     secret, made = create_token(changing.file, "late", ("rollout",), timedelta(hours=1))
     assert status(changing, secret) == 200
     content = json.loads(changing.file.read_text())
@@ -185,7 +185,7 @@ def test_a_token_ends_while_the_service_runs(changing: Guarded) -> None:
     assert status(changing, secret) == 401
 
 
-def test_a_broken_file_lets_nobody_in_until_it_is_mended(changing: Guarded) -> None:
+def test_a_broken_file_locks_everybody_out_until_it_is_repaired(changing: Guarded) -> None:
     kept = changing.file.read_text()
     changing.file.write_text(kept[:100])
     assert [status(changing, changing.tokens[name]) for name in ("a", "b", "admin")] == [503] * 3
@@ -196,14 +196,14 @@ def test_a_broken_file_lets_nobody_in_until_it_is_mended(changing: Guarded) -> N
     changing.file.write_text(kept)
     assert status(changing, changing.tokens["a"]) == 200
     log = changing.service.log.read_text()
-    assert log.count("all tokens are refused until this is repaired") == 2  # once for each fault, not for each request
+    assert log.count("all tokens are refused until this is repaired") == 2  # once per fault, not per request
     assert str(changing.file) in log
 
 
 @pytest.mark.parametrize(
     "content", [None, "", "{}}", '{"tokens": [{"id": "x"}]}'], ids=["missing", "empty", "cut", "other"]
 )
-def test_serve_refuses_to_start_with_a_file_it_cannot_use(
+def test_serve_does_not_start_with_an_unusable_token_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
     monkeypatch.setattr("solrl_rollout.serve.bind", pytest.fail)
@@ -228,7 +228,7 @@ def test_serve_refuses_to_start_with_a_file_it_cannot_use(
         (["--token-file", "none.json"], "missing", "No such file"),
     ],
 )
-def test_the_doctor_looks_at_the_doors(
+def test_the_doctor_checks_access(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], state: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
