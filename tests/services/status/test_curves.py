@@ -1,4 +1,4 @@
-"""Curves are thinned without losing what one would see."""
+"""Curves are thinned without a visible difference."""
 
 import math
 
@@ -13,7 +13,7 @@ def points(count: int) -> list[Point]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, MOST_POINTS, MOST_POINTS + 1, MOST_POINTS + 2, 1000, 9999])
-def test_a_curve_keeps_its_ends_and_its_order_in_few_points(count: int) -> None:
+def test_a_thinned_curve_keeps_its_ends_and_its_order(count: int) -> None:
     whole = points(count)
     kept = thinned(whole)
     assert len(kept) == min(count, MOST_POINTS)
@@ -28,12 +28,12 @@ def test_a_peak_of_one_iteration_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("values", [[1.0] * 500, [9e11 * (-1) ** i for i in range(500)], [1e-300] * 500])
-def test_flat_and_huge_curves_are_thinned_too(values: list[float]) -> None:
+def test_flat_and_huge_curves_are_thinned(values: list[float]) -> None:
     whole = [report(i, value).model_copy(update={"proxy_mean": value}) for i, value in enumerate(values)]
     assert len(thinned(whole)) == MOST_POINTS
 
 
-def test_a_run_whose_names_change_at_every_point_has_few_series() -> None:
+def test_the_number_of_series_is_bounded_if_names_change_at_every_point() -> None:
     changing = [
         report(i, rewards={f"r{i}": {"mean": 0, "best": 0, "worst": 0}}, seconds={f"s{i}": 1}) for i in range(99)
     ]

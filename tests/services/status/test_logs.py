@@ -1,4 +1,4 @@
-"""The log of a request, and what a client cannot make it say."""
+"""The log of a request, which clients cannot forge."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ from solrl_rollout.status import logs
 
 
 def lines(service: RunningService, request_id: str) -> list[dict[str, Any]]:
-    """All that was logged for a request, once what was logged for one after it is there: a line follows its answer."""
+    """All lines of a request. A line follows its answer, so this waits for the line of a later request."""
     fence = service.client.get("/v9").headers["x-request-id"]
     deadline = time.monotonic() + 60
     while fence not in (text := service.log.read_text()) and time.monotonic() < deadline:
@@ -25,7 +25,7 @@ def lines(service: RunningService, request_id: str) -> list[dict[str, Any]]:
     return [line for line in parsed if line.get("request_id") == request_id]
 
 
-def test_a_request_is_one_line_with_all_that_is_known_of_it(guarded: Guarded) -> None:
+def test_a_request_is_one_line_with_all_fields(guarded: Guarded) -> None:
     headers = guarded.headers("rollout") | {"X-Request-ID": "mine-1"}
     answer = guarded.service.client.get("/v1/runs/nobody/adapters/3", headers=headers)
     assert (answer.status_code, answer.headers["x-request-id"]) == (404, "mine-1")
@@ -48,7 +48,7 @@ def test_a_rollouts_line_names_its_model(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 65, 'a"b', "%0a", "é", "a,b"])
-def test_an_id_that_is_not_well_formed_is_replaced(guarded: Guarded, given: str) -> None:
+def test_a_malformed_id_is_replaced(guarded: Guarded, given: str) -> None:
     head = f"GET /v1/models HTTP/1.1\nHost: localhost\nX-Request-ID: {given}"
     status, headers, _ = raw(guarded.service.port, head)
     assert status == 401
@@ -57,7 +57,7 @@ def test_an_id_that_is_not_well_formed_is_replaced(guarded: Guarded, given: str)
     assert (line["status"], line["problem"]) == (401, "unauthenticated")
 
 
-def test_probes_leave_no_lines(guarded: Guarded) -> None:
+def test_successful_probes_are_not_logged(guarded: Guarded) -> None:
     assert guarded.service.client.get("/health/live", headers={"X-Request-ID": "probe"}).status_code == 200
     assert lines(guarded.service, "probe") == []
 
@@ -71,9 +71,9 @@ def test_a_name_in_a_path_forges_no_line(guarded: Guarded) -> None:
     assert "run" not in line
 
 
-def test_text_is_for_people(tmp_path: Path) -> None:
+def test_text_lines_are_readable(tmp_path: Path) -> None:
     with running_service("--log-format", "text") as service:
-        os.link(service.log, tmp_path / "log")  # outlives the service, after which all is written
+        os.link(service.log, tmp_path / "log")  # remains after the service has ended and written all lines
         answer = service.client.get("/v1/runs/nobody%0aX/adapters", headers={"X-Request-ID": "abc"})
         assert answer.status_code == 422
         service.client.get("/v1/runs/nobody/adapters")
@@ -104,7 +104,7 @@ def test_a_message_is_one_line(formatter: logging.Formatter) -> None:
     assert "\n" not in formatter.format(record("a\nb\r\x1b[31m %s", "\ud800\n"))
 
 
-def test_an_exception_goes_with_its_line() -> None:
+def test_an_exception_is_part_of_its_line() -> None:
     try:
         raise ValueError("here")
     except ValueError as error:

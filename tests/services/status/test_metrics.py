@@ -1,4 +1,4 @@
-"""The metrics for Prometheus; the dashboard asks for no others."""
+"""Metrics for Prometheus, including all that the dashboard queries."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def labelled(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    """One that saw a little of everything."""
+    """Metrics with a value of every kind."""
     made = Metrics()
     made.watch_queue(lambda: QueueState({"a": 48, "b": 24}, 1.5))
     made.chunk_finished("a", "demo", "mini", "nvfp4", candidates=24, steps=6, generate=3.0, reward=0.5)
@@ -47,7 +47,7 @@ def metrics() -> Metrics:
     return made
 
 
-def test_plain_numbers_become_metrics(metrics: Metrics) -> None:
+def test_recorded_numbers_become_metrics(metrics: Metrics) -> None:
     samples = read(metrics.exposition().decode())
     tier = {"model": "mini", "precision": "nvfp4"}
     assert value(samples, "solrl_candidates_total", tenant="a", **tier) == 24
@@ -68,7 +68,7 @@ def test_plain_numbers_become_metrics(metrics: Metrics) -> None:
     assert value(samples, "process_resident_memory_bytes") > 0
 
 
-def test_of_many_runs_only_the_busiest_are_shown() -> None:
+def test_only_the_busiest_runs_have_metrics() -> None:
     metrics = Metrics()
     for i in range(1000):
         metrics.adapter_pushed("a", f"run-{i}", 0, 1)
@@ -76,7 +76,7 @@ def test_of_many_runs_only_the_busiest_are_shown() -> None:
     samples = read(metrics.exposition().decode())
     shares = labelled(samples, "solrl_run_share")
     assert set(shares) == {(f"run-{i}", "a") for i in range(1000 - SHOWN_RUNS, 1000)}
-    # Runs beyond those tracked are forgotten: they no longer count in the total.
+    # Runs beyond the tracked ones are forgotten and do not count in the total.
     assert sum(shares.values()) == pytest.approx(sum(range(990, 1000)) / sum(range(744, 1000)), rel=1e-3)
     assert len(samples) < 250
 
@@ -89,7 +89,7 @@ def test_work_without_a_run_has_a_share_and_no_lag() -> None:
     assert labelled(samples, "solrl_adapter_lag_versions") == {}
 
 
-def test_the_lag_follows_the_store_ahead_and_back() -> None:
+def test_the_lag_follows_new_versions_and_rewinds() -> None:
     def lag() -> dict[tuple[str, ...], float]:
         return labelled(read(metrics.exposition().decode()), "solrl_adapter_lag_versions")
 
@@ -159,7 +159,7 @@ def panels(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu_tells_its_memory(metrics: Metrics) -> None:
+def test_a_gpu_s_memory_is_reported(metrics: Metrics) -> None:
     held = torch.ones(64 * 2**20, dtype=torch.uint8, device="cuda")
     device = f"cuda:{held.device.index}"
     samples = read(metrics.exposition().decode())
@@ -170,7 +170,7 @@ def test_a_gpu_tells_its_memory(metrics: Metrics) -> None:
     assert held.nbytes <= allocated <= reserved <= total - free < total
 
 
-def test_the_dashboard_asks_only_for_what_there_is(metrics: Metrics) -> None:
+def test_the_dashboard_queries_only_existing_metrics(metrics: Metrics) -> None:
     names = {name for name, _ in read(metrics.exposition().decode())} | {"solrl_gpu_memory_bytes"}
     asked: set[str] = set()
     for panel in panels(DASHBOARD):
@@ -182,7 +182,7 @@ def test_the_dashboard_asks_only_for_what_there_is(metrics: Metrics) -> None:
     assert ours - shown <= {"solrl_build", "solrl_chunks"}
 
 
-def test_the_documentation_names_every_metric_and_no_other(metrics: Metrics) -> None:
+def test_the_documentation_lists_exactly_the_metrics(metrics: Metrics) -> None:
     text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     told = set(re.findall(r"`(solrl_[a-z_]+)\{|`(solrl_[a-z_]+)`", text))
     told_names = {first or second for first, second in told} - {"solrl_"}

@@ -1,4 +1,4 @@
-"""Reports of runs are shown to their tenant, in as few bytes as possible."""
+"""The status shows reports of runs to their tenant, in few bytes."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from solrl_rollout.status.curves import MOST_POINTS
 
 @pytest.fixture
 def run(service: RunningService, layout: Layout, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A run with one adapter, gone at the end."""
+    """A run with one adapter, deleted after the test."""
     name = f"status-{abs(hash(request.node.name)) % 10**8}"
     assert service.push(name, 0, adapter_file(layout, 1)).status_code == 201
     yield name
@@ -30,7 +30,7 @@ def status(service: RunningService, since: int = 0) -> StatusAnswer:
     return StatusAnswer.model_validate_json(service.client.get("/v1/status", params={"since": since}).content)
 
 
-def test_what_is_told_is_shown(service: RunningService, run: str) -> None:
+def test_reports_are_shown(service: RunningService, run: str) -> None:
     (before,) = [one for one in status(service).runs if one.run == run]
     assert (before.revision, before.last, before.curve, before.head, before.versions) == (None, None, None, 0, 1)
     for i in range(3):
@@ -67,7 +67,7 @@ def test_an_unknown_query_parameter_is_refused(service: RunningService, path: st
     assert found["expected"] == (["since"] if "status" in path else "none")
 
 
-def test_long_curves_are_thinned_and_packed(service: RunningService, run: str) -> None:
+def test_long_curves_are_thinned_and_compressed(service: RunningService, run: str) -> None:
     for i in range(MOST_POINTS + 30):
         tell(service, run, report(i, i / 100))
     with service.client.stream("GET", "/v1/status", headers={"Accept-Encoding": "gzip"}) as answer:
@@ -106,7 +106,7 @@ def test_candidates_are_counted(service: RunningService) -> None:
     ],
     ids=range(8),
 )
-def test_what_is_no_thumbnail_is_refused(service: RunningService, run: str, image: str) -> None:
+def test_an_invalid_thumbnail_is_refused(service: RunningService, run: str, image: str) -> None:
     told: dict[str, Any] = report(0, samples=samples(0)).model_dump(mode="json")
     told["samples"]["pairs"][1]["regenerated"] = image
     refused = service.client.post(f"/v1/runs/{run}/iterations", json=told)
@@ -124,12 +124,12 @@ def test_what_is_no_thumbnail_is_refused(service: RunningService, run: str, imag
     [{"loss": "NaN"}, {"loss": 1e300}, {"iteration": -1}, {"more": 1}, {"seconds": {"train": -1}}],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_what_is_no_iteration_is_refused(service: RunningService, run: str, wrong: dict[str, Any]) -> None:
+def test_an_invalid_iteration_is_refused(service: RunningService, run: str, wrong: dict[str, Any]) -> None:
     refused = service.client.post(f"/v1/runs/{run}/iterations", json=report(0).model_dump(mode="json") | wrong)
     assert (refused.status_code, problem(refused)["kind"]) == (422, "invalid-request")
 
 
-def test_a_run_that_is_not_there_is_404(service: RunningService) -> None:
+def test_an_unknown_run_is_404(service: RunningService) -> None:
     for answer in (tell(service, "nobody", report(0)), service.client.get("/v1/runs/nobody/iterations")):
         assert (answer.status_code, problem(answer)["kind"]) == (404, "run-not-found")
 

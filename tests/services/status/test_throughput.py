@@ -1,4 +1,4 @@
-"""The throughput of the last minute is counted as it was."""
+"""Throughput of the last minute."""
 
 import pytest
 from solrl_rollout.status.throughput import PARTS, WINDOW, FinishedChunk, RecentThroughput
@@ -8,7 +8,7 @@ def finished(tenant: str, start: float, end: float, candidates: int = 24, switch
     return FinishedChunk(tenant, candidates, 6, start, end, generate=end - start, switched=switched)
 
 
-def test_the_last_minute_is_each_tenants_own() -> None:
+def test_throughput_is_counted_per_tenant() -> None:
     now = 0.0
     throughput = RecentThroughput(lambda: now)
     now = 100.0
@@ -31,7 +31,7 @@ def test_the_last_minute_is_each_tenants_own() -> None:
     assert throughput.of_tenant("a").candidates_per_second == throughput.of_tenant("b").switches == 0
 
 
-def test_a_young_service_counts_by_its_own_age() -> None:
+def test_a_new_service_divides_by_its_age() -> None:
     now = 0.0
     throughput = RecentThroughput(lambda: now)
     now = 10.0
