@@ -1,4 +1,4 @@
-"""Reports of iterations: one contract, every store."""
+"""Reports of iterations: one contract for every store."""
 
 from collections.abc import AsyncIterator
 
@@ -26,7 +26,7 @@ async def told(store: RunStore, run: str = "run-a") -> list[int]:
     return [point.iteration for point in await store.iterations(TENANT, run)]
 
 
-async def test_what_is_told_is_remembered_in_order(store: RunStore) -> None:
+async def test_reports_are_stored_in_order(store: RunStore) -> None:
     assert await told(store) == []
     reports = [report(i, 1 / (1 + i)) for i in (0, 1, 9, 10, 2**53 - 2)]
     for one in reports:
@@ -36,7 +36,7 @@ async def test_what_is_told_is_remembered_in_order(store: RunStore) -> None:
     assert all(type(point) is Point for point in points)
 
 
-async def test_an_iteration_told_again_replaces_itself_and_all_after_it(store: RunStore) -> None:
+async def test_a_repeated_report_replaces_this_and_all_later_iterations(store: RunStore) -> None:
     for i in range(5):
         await store.add_iteration(TENANT, "run-a", report(i))
     await store.add_iteration(TENANT, "run-a", report(4, 0.9))
@@ -47,7 +47,7 @@ async def test_an_iteration_told_again_replaces_itself_and_all_after_it(store: R
     assert (await store.progress(TENANT, ["run-a"]))["run-a"].last == (await store.iterations(TENANT, "run-a"))[-1]
 
 
-async def test_the_newest_samples_are_kept_unless_the_run_went_back(store: RunStore) -> None:
+async def test_the_newest_samples_are_kept_unless_the_run_was_rewound(store: RunStore) -> None:
     assert await store.samples(TENANT, "run-a") is None
     await store.add_iteration(TENANT, "run-a", report(0, samples=samples(0)))
     await store.add_iteration(TENANT, "run-a", report(1, samples=samples(1)))
@@ -77,7 +77,7 @@ async def test_only_the_newest_points_are_kept(store: RunStore, monkeypatch: pyt
     assert await told(store) == [3, 4, 5, 6]
 
 
-async def test_only_so_many_bytes_are_kept(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kept_reports_are_bounded_in_bytes(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(encode_point(report(0)))
     for name in ("memory", "redis"):
         monkeypatch.setattr(f"solrl_rollout.store.{name}.KEPT_POINT_BYTES", 4 * size + 3)
@@ -92,7 +92,7 @@ async def test_only_so_many_bytes_are_kept(store: RunStore, monkeypatch: pytest.
     assert await told(store) == [6, 7, 8]
 
 
-async def test_a_report_with_too_much_in_it_is_refused(store: RunStore) -> None:
+async def test_a_report_that_is_too_large_is_refused(store: RunStore) -> None:
     spread = {"mean": 0.1, "best": 0.2, "worst": 0.3}
     large = report(0, rewards={f"{i:02}" + "é" * 126: spread for i in range(16)})
     problem = await refusal(store.add_iteration(TENANT, "run-a", large))
@@ -113,7 +113,7 @@ async def test_iterations_are_read_in_pages(store: RunStore) -> None:
     assert found == [[0, 1], [5, 6], [7], [], [5, 6, 7]]
 
 
-async def test_revisions_grow_though_the_clock_of_redis_steps_back(empty_redis_url: str) -> None:
+async def test_revisions_grow_even_if_redis_clock_steps_back(empty_redis_url: str) -> None:
     store = open_store(empty_redis_url)
     for run in ("run-a", "run-b"):
         await fill(store, 1, run=run)
@@ -125,7 +125,7 @@ async def test_revisions_grow_though_the_clock_of_redis_steps_back(empty_redis_u
     await store.close()
 
 
-async def test_a_run_that_is_not_there_can_tell_nothing(store: RunStore) -> None:
+async def test_an_unknown_run_cannot_report(store: RunStore) -> None:
     for tenant, run in ((TENANT, "nobody"), ("tenant-b", "run-a")):
         assert (await refusal(store.add_iteration(tenant, run, report(0)))).kind == "run-not-found"
         assert (await refusal(store.iterations(tenant, run))).kind == "run-not-found"
@@ -144,7 +144,7 @@ async def test_a_deleted_run_is_forgotten(store: RunStore) -> None:
     assert await store.progress(TENANT, ["run-a"]) == {}
 
 
-async def test_exactly_these_keys_are_written(empty_redis_url: str) -> None:
+async def test_a_report_writes_exactly_these_keys(empty_redis_url: str) -> None:
     store = open_store(empty_redis_url)
     await fill(store, 1)
     with redis.Redis.from_url(empty_redis_url) as client:

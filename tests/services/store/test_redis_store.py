@@ -1,4 +1,4 @@
-"""Promises of the Redis store alone: keys that survive, remains of refused uploads, damage and outage."""
+"""Properties of the Redis store: remaining keys, refused uploads, damage and outages."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from store_helpers import TENANT, adapter, fill, kept, refusal
 pytestmark = pytest.mark.anyio
 
 ALWAYS = {"solrl:{tenant-a}:runs", "solrl:{tenant-a}:bytes", "solrl:{tenant-a}:run:run-a:versions"}
-"""Keys of a run beside its chunks."""
+"""Keys of a run, except its chunks."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def keys_of(client: redis.Redis, *, expiring: bool) -> set[str]:
     return {bytes(key).decode() for key in client.scan_iter() if (client.ttl(key) >= 0) == expiring}
 
 
-async def test_two_clients_see_one_redis(redis_store: RedisRunStore, empty_redis_url: str) -> None:
+async def test_two_clients_share_one_redis(redis_store: RedisRunStore, empty_redis_url: str) -> None:
     body = bytes(range(256)) * (CHUNK_BYTES // 128) + b"the third chunk"
     info, _ = adapter(0, None, body=body)
     await redis_store.put(TENANT, info, body)
@@ -43,7 +43,7 @@ async def test_two_clients_see_one_redis(redis_store: RedisRunStore, empty_redis
     await other.close()
 
 
-async def test_exactly_these_keys_survive(redis_store: RedisRunStore, client: redis.Redis) -> None:
+async def test_exactly_these_keys_remain(redis_store: RedisRunStore, client: redis.Redis) -> None:
     body = bytes(2 * CHUNK_BYTES + 1)
     for version in range(5):
         await redis_store.put(TENANT, *adapter(version, version - 1 if version else None, body=body))
@@ -58,7 +58,7 @@ async def test_exactly_these_keys_survive(redis_store: RedisRunStore, client: re
 
 
 class Overtaken(RedisRunStore):
-    """A client that is overtaken by `rival` after its upload, before its commit."""
+    """A client that `rival` overtakes between its upload and its commit."""
 
     rival: tuple[RedisRunStore, AdapterInfo, bytes]
 
@@ -77,7 +77,7 @@ async def overtaken(empty_redis_url: str) -> AsyncIterator[Overtaken]:
 
 
 @pytest.mark.parametrize(("version", "kind"), [(0, "version-conflict"), (1, "parent-conflict")])
-async def test_an_upload_that_loses_leaves_nothing(
+async def test_an_upload_that_loses_a_race_leaves_no_keys(
     overtaken: Overtaken, redis_store: RedisRunStore, client: redis.Redis, version: int, kind: str
 ) -> None:
     winner = adapter(0, None, "winner")
@@ -100,7 +100,7 @@ async def test_an_upload_overtaken_by_its_own_retry_succeeds(overtaken: Overtake
     assert await redis_store.get(TENANT, "run-a", 0) == (info, body)
 
 
-async def test_a_commit_that_is_sent_again_because_its_answer_was_lost_keeps_what_it_stored(
+async def test_a_commit_repeated_after_a_lost_answer_keeps_the_version(
     redis_store: RedisRunStore, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate = Pipeline.eval
@@ -118,7 +118,7 @@ async def test_a_commit_that_is_sent_again_because_its_answer_was_lost_keeps_wha
 
 @pytest.fixture
 def slow_disk(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
-    """The disk has written nothing until `synced` is set. In place of WAITAOF, which a Redis before 7.2 has not."""
+    """The disk writes nothing until `synced` is set. It replaces WAITAOF, which Redis before 7.2 does not have."""
 
     def waitaof(pipe: Pipeline, *_: int) -> Pipeline:
         return pipe.eval("return {redis.call('EXISTS', 'synced'), 0}", 0)
@@ -132,7 +132,7 @@ def changes(client: redis.Redis) -> int:
     return count
 
 
-async def test_no_retry_is_acknowledged_before_the_disk_has_the_version(
+async def test_no_retry_is_acknowledged_before_the_version_is_on_disk(
     redis_store: RedisRunStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_store, "_durable", True)
@@ -148,7 +148,7 @@ async def test_no_retry_is_acknowledged_before_the_disk_has_the_version(
     assert await redis_store.get(TENANT, "run-a", 0) == (info, body)
 
 
-async def test_nor_is_a_run_said_to_have_gone_back(
+async def test_no_rewind_is_acknowledged_before_it_is_on_disk(
     redis_store: RedisRunStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(redis_store, 2)
@@ -163,7 +163,7 @@ async def test_nor_is_a_run_said_to_have_gone_back(
     assert await kept(redis_store) == [0]
 
 
-async def test_nor_is_a_push_that_its_own_retry_overtook(
+async def test_no_push_overtaken_by_its_retry_is_acknowledged_before_it_is_on_disk(
     overtaken: Overtaken, redis_store: RedisRunStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overtaken, "_durable", True)
@@ -181,7 +181,7 @@ class Dying(RedisRunStore):
         raise asyncio.CancelledError
 
 
-async def test_an_upload_that_dies_midway_leaves_only_expiring_keys(
+async def test_an_interrupted_upload_leaves_only_expiring_keys(
     empty_redis_url: str, redis_store: RedisRunStore, client: redis.Redis
 ) -> None:
     dying = Dying(empty_redis_url)
@@ -211,7 +211,7 @@ async def test_an_upload_that_expired_is_not_acknowledged(empty_redis_url: str, 
     assert keys_of(client, expiring=False) == set()
 
 
-async def test_a_deleted_run_leaves_nothing_but_the_count(redis_store: RedisRunStore, client: redis.Redis) -> None:
+async def test_a_deleted_run_leaves_only_the_count(redis_store: RedisRunStore, client: redis.Redis) -> None:
     await fill(redis_store, 3)
     await redis_store.pin(TENANT, "run-a", 1, True)
     await redis_store.delete(TENANT, "run-a")
@@ -219,7 +219,7 @@ async def test_a_deleted_run_leaves_nothing_but_the_count(redis_store: RedisRunS
     assert client.get("solrl:{tenant-a}:bytes") == b"0"
 
 
-async def test_what_a_run_goes_back_from_leaves_nothing(redis_store: RedisRunStore, client: redis.Redis) -> None:
+async def test_a_rewind_leaves_no_keys_of_deleted_versions(redis_store: RedisRunStore, client: redis.Redis) -> None:
     await fill(redis_store, 1)
     before = keys_of(client, expiring=False)
     for version in (1, 2):
@@ -229,16 +229,14 @@ async def test_what_a_run_goes_back_from_leaves_nothing(redis_store: RedisRunSto
     assert set(client.hkeys("solrl:{tenant-a}:run:run-a:versions")) == {b"0", b"head"}
 
 
-async def test_a_damaged_record_does_not_keep_newer_versions_out(
-    redis_store: RedisRunStore, client: redis.Redis
-) -> None:
+async def test_a_damaged_record_does_not_block_newer_versions(redis_store: RedisRunStore, client: redis.Redis) -> None:
     await fill(redis_store, 3)
     client.hset("solrl:{tenant-a}:run:run-a:versions", "0", "not JSON")
     await redis_store.put(TENANT, *adapter(3, 2))
     assert await kept(redis_store) == [1, 2, 3]
 
 
-async def test_settings_of_redis_that_may_lose_adapters_are_told(own_redis) -> None:  # type: ignore[no-untyped-def]
+async def test_redis_settings_that_risk_losing_adapters_are_reported(own_redis) -> None:  # type: ignore[no-untyped-def]
     store = RedisRunStore(own_redis.url)
     (told,) = await store.warnings()
     assert "append-only" in told
@@ -255,7 +253,7 @@ async def test_settings_of_redis_that_may_lose_adapters_are_told(own_redis) -> N
 
 
 class Overtaking(RedisRunStore):
-    """Between its finding a version and reading it, the run goes back and the version is pushed anew."""
+    """Between finding a version and reading it, the run is rewound and the version pushed again."""
 
     async def _download(self, keys: Keys, record: Record) -> bytes | None:
         if record.info.digest == adapter(1, 0)[0].digest:
@@ -264,7 +262,7 @@ class Overtaking(RedisRunStore):
         return await super()._download(keys, record)
 
 
-async def test_a_version_pushed_anew_while_it_is_read_is_not_called_damaged(empty_redis_url: str) -> None:
+async def test_a_version_pushed_again_during_a_read_is_not_reported_as_damaged(empty_redis_url: str) -> None:
     store = Overtaking(empty_redis_url)
     await fill(store, 2)
     assert await store.get(TENANT, "run-a", 1) == adapter(1, 0, body=b"another")
@@ -313,7 +311,7 @@ async def test_a_redis_out_of_memory_is_503_and_stores_nothing(own_redis) -> Non
     await store.close()
 
 
-async def test_an_upload_that_meets_the_limit_midway_leaves_nothing(own_redis) -> None:  # type: ignore[no-untyped-def]
+async def test_an_upload_that_reaches_the_memory_limit_leaves_nothing(own_redis) -> None:  # type: ignore[no-untyped-def]
     body = bytes(8 * CHUNK_BYTES)
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 3 * CHUNK_BYTES)
@@ -334,7 +332,7 @@ async def test_more_commands_than_connections_wait_for_their_turn(redis_store: R
 RECORDS = "solrl:{tenant-a}:run:run-a:versions"
 
 
-async def test_a_record_copied_over_anothers_is_not_served_as_it(
+async def test_a_record_copied_to_another_version_is_not_served(
     redis_store: RedisRunStore, client: redis.Redis
 ) -> None:
     await fill(redis_store, 2)
@@ -347,7 +345,7 @@ async def test_a_record_copied_over_anothers_is_not_served_as_it(
             assert (await refusal(doing)).kind == "adapter-corrupt"
 
 
-async def test_a_damaged_record_leaves_the_tenants_lists_alone(redis_store: RedisRunStore, client: redis.Redis) -> None:
+async def test_a_damaged_record_does_not_break_tenants_lists(redis_store: RedisRunStore, client: redis.Redis) -> None:
     await fill(redis_store, 2)
     await fill(redis_store, 1, run="run-b")
     client.hset(RECORDS, mapping={"0": "not JSON", "what": "is this"})
@@ -358,7 +356,7 @@ async def test_a_damaged_record_leaves_the_tenants_lists_alone(redis_store: Redi
 
 
 @pytest.mark.parametrize("field", ["chunks", "size"])
-async def test_a_record_of_a_million_chunks_is_not_believed(
+async def test_a_record_of_a_million_chunks_is_rejected(
     redis_store: RedisRunStore, client: redis.Redis, field: str
 ) -> None:
     await fill(redis_store, 1)
@@ -369,5 +367,5 @@ async def test_a_record_of_a_million_chunks_is_not_believed(
     client.hset(RECORDS, "0", json.dumps(record))
     client.config_resetstat()
     await redis_store.delete(TENANT, "run-a")
-    assert client.info("commandstats")["cmdstat_unlink"]["calls"] == 1  # of the run's own keys
+    assert client.info("commandstats")["cmdstat_unlink"]["calls"] == 1  # for the run's keys
     assert await redis_store.head(TENANT, "run-a") is None

@@ -1,4 +1,4 @@
-"""One contract, every store: versions are immutable, monotonic, and read back as they were put."""
+"""One contract for every store: versions are immutable, increase, and are read back unchanged."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[RunStore]:
     await opened.close()
 
 
-async def test_what_is_put_is_got(store: RunStore) -> None:
+async def test_a_version_is_read_back_unchanged(store: RunStore) -> None:
     info, body = adapter(0, None)
     await store.ping()
     assert await store.put(TENANT, info, body) == (info, True)
@@ -47,14 +47,14 @@ async def test_the_largest_versions_keep_every_digit(store: RunStore) -> None:
     assert await kept(store) == [last - 2, last - 1, last]
 
 
-async def test_the_same_bytes_again_are_a_success_whatever_parent_is_named(store: RunStore) -> None:
+async def test_putting_the_same_bytes_again_succeeds_with_any_parent(store: RunStore) -> None:
     await store.put(TENANT, *adapter(5, None))
     info, body = adapter(5, 4)
     stored, new = await store.put(TENANT, info, body)
     assert (stored.parent, new) == (None, False)
 
 
-async def test_the_same_version_again_is_a_success_even_behind_the_head(store: RunStore) -> None:
+async def test_putting_the_same_version_again_succeeds_even_behind_the_head(store: RunStore) -> None:
     await fill(store, 2)
     info, body = adapter(0, None)
     assert await store.put(TENANT, info, body) == (info, False)
@@ -103,7 +103,7 @@ async def test_a_version_that_was_deleted_cannot_come_back(store: RunStore) -> N
     assert await kept(store) == [2, 3, 4]
 
 
-async def test_what_is_not_there_is_404(store: RunStore) -> None:
+async def test_missing_runs_and_versions_are_404(store: RunStore) -> None:
     for doing in (store.get(TENANT, "nobody", 0), store.info(TENANT, "nobody", 0), store.list(TENANT, "nobody")):
         problem = await refusal(doing)
         assert (problem.status, problem.kind) == (404, "run-not-found")
@@ -117,7 +117,7 @@ async def test_what_is_not_there_is_404(store: RunStore) -> None:
     )
 
 
-async def test_runs_do_not_touch_each_other(store: RunStore) -> None:
+async def test_runs_do_not_affect_each_other(store: RunStore) -> None:
     await fill(store, 5, run="run-a")
     await fill(store, 1, run="run-b")
     assert await kept(store, "run-b") == [0]
@@ -140,7 +140,7 @@ async def test_tenants_do_not_see_each_other(store: RunStore) -> None:
     assert (await store.runs("nobody")).runs == ()
 
 
-async def test_a_pinned_version_stays_and_counts_for_nobody(store: RunStore) -> None:
+async def test_a_pinned_version_is_kept_and_does_not_count(store: RunStore) -> None:
     await fill(store, 2)
     await store.pin(TENANT, "run-a", 0, True)
     for version in range(2, 6):
@@ -154,7 +154,7 @@ async def test_a_pinned_version_stays_and_counts_for_nobody(store: RunStore) -> 
     assert (problem.status, problem.kind) == (404, "version-not-found")
 
 
-async def test_a_run_goes_back_to_a_version_that_is_held(store: RunStore) -> None:
+async def test_a_run_is_rewound_to_a_stored_version(store: RunStore) -> None:
     await fill(store, 2)
     await store.pin(TENANT, "run-a", 0, True)
     for version in range(2, 6):
@@ -169,7 +169,7 @@ async def test_a_run_goes_back_to_a_version_that_is_held(store: RunStore) -> Non
     listed = await store.list(TENANT, "run-a")
     assert (listed.head, [info.version for info in listed.versions], listed.pinned) == (3, [0, 3], (0,))
     assert (await store.runs(TENANT)).size == sum(info.size for info in listed.versions)
-    await store.rewind(TENANT, "run-a", 3, 5)  # again, as after an answer that was lost
+    await store.rewind(TENANT, "run-a", 3, 5)  # repeated, as after a lost answer
     assert (await refusal(store.put(TENANT, *adapter(6, 5)))).kind == "parent-conflict"
     info, body = adapter(4, 3, body=b"another")
     await store.put(TENANT, info, body)
@@ -178,7 +178,7 @@ async def test_a_run_goes_back_to_a_version_that_is_held(store: RunStore) -> Non
     assert (await refusal(store.rewind(TENANT, "run-b", 0, 1))).kind == "run-not-found"
 
 
-async def test_a_deleted_run_is_gone_and_may_begin_anew(store: RunStore) -> None:
+async def test_a_deleted_run_can_be_started_again(store: RunStore) -> None:
     await fill(store, 3)
     await fill(store, 1, run="run-b")
     await store.pin(TENANT, "run-a", 1, True)
@@ -191,7 +191,7 @@ async def test_a_deleted_run_is_gone_and_may_begin_anew(store: RunStore) -> None
     assert (await store.list(TENANT, "run-a")).pinned == ()
 
 
-async def test_what_a_tenant_holds_is_counted_and_bounded(store: RunStore) -> None:
+async def test_a_tenants_bytes_are_counted_and_limited(store: RunStore) -> None:
     store.quota = 450
     for version in range(4):
         await store.put(TENANT, *adapter(version, version - 1 if version else None, body=bytes([version]) * 100))
@@ -201,7 +201,7 @@ async def test_what_a_tenant_holds_is_counted_and_bounded(store: RunStore) -> No
     problem = await refusal(store.put(TENANT, *refused))
     assert (problem.status, problem.kind, problem.got) == (413, "adapter-quota", "451 bytes with this one")
     assert await kept(store, "run-b") == [0]
-    # What replaces an old version of the same size fits, and so does another tenant's.
+    # A version that replaces an old one of the same size fits, and so does another tenant's version.
     await store.put(TENANT, *adapter(4, 3, body=bytes([4]) * 100))
     await store.put("tenant-b", *adapter(0, None, body=bytes(400)))
     await store.delete(TENANT, "run-a")
@@ -210,7 +210,7 @@ async def test_what_a_tenant_holds_is_counted_and_bounded(store: RunStore) -> No
     assert (held.size, held.quota) == (151, 450)
 
 
-async def test_bytes_that_are_not_what_was_announced_are_refused(store: RunStore) -> None:
+async def test_bytes_that_do_not_match_their_info_are_refused(store: RunStore) -> None:
     info, body = adapter(0, None)
     for wrong in (body + b" ", bytes(len(body))):
         problem = await refusal(store.put(TENANT, info, wrong))
@@ -240,7 +240,7 @@ async def test_concurrent_puts_of_the_same_bytes_all_succeed(store: RunStore) ->
     assert await store.get(TENANT, "run-a", 0) == (info, body)
 
 
-async def test_a_store_that_keeps_nothing_is_refused() -> None:
+async def test_a_store_that_retains_no_version_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         open_store(None, retain=0)
 
@@ -266,7 +266,7 @@ async def test_redis_urls_open_a_redis_store(url: str) -> None:
         "redis://:s3cret@h?what=1",
     ],
 )
-async def test_a_url_that_names_no_store_is_refused_without_repeating_it(url: str) -> None:
+async def test_a_url_of_an_unknown_store_is_refused_without_quoting_it(url: str) -> None:
     with pytest.raises(ProblemError) as caught:
         open_store(url)
     assert caught.value.problem.kind == "store-url"
