@@ -51,7 +51,7 @@ class Messages:
         self._socket.sendall(struct.pack("!QQ", len(text), len(body)) + text + body)
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
-        """The next message; ConnectionError once the other side is gone."""
+        """Receive the next message; ConnectionError if the other side has closed."""
         sizes = struct.unpack("!QQ", self._read(16))
         header, body = (self._read(size) for size in sizes)
         message: dict[str, Any] = json.loads(header)
@@ -125,7 +125,7 @@ class ChildBackend:
         stopped: BaseException | None = None
         while (answer := self._messages.receive())[0].get("step"):
             try:
-                if stopped is None:  # other lanes of the child may have come to their next step, too
+                if stopped is None:  # other lanes of the child may have reached their next step, too
                     between()
             except BaseException as error:
                 stopped = error
@@ -157,18 +157,18 @@ class ChildBackend:
 
 
 class Stopped(Exception):  # noqa: N818
-    """The parent wants no more of it."""
+    """The parent has cancelled the request."""
 
 
 class Child:
-    """The child's side, which generates with a backend of its own."""
+    """The child's side, which generates with a local backend."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
         self._backend: LocalBackend | None = None
 
     def run(self) -> None:
-        """Answer until the parent is gone."""
+        """Answer requests until the parent closes the socket."""
         while True:
             try:
                 header, body = self._messages.receive()

@@ -1,4 +1,4 @@
-"""Real services that the tests of this folder share, and their backbone in this process."""
+"""Real services that the tests in this folder share, and the same backbone in this process."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from solrl_core.lora import adapter_layout
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[RunningService]:
-    """A service with adapters in its memory and small limits."""
+    """A service with an in-memory store and small limits."""
     limits = ["--max-adapter-bytes", str(BODY_LIMIT), "--queue-limit", str(QUEUE_LIMIT)]
     with running_service(*limits, "--max-body-bytes", str(BODY_LIMIT)) as running:
         yield running
@@ -20,7 +20,7 @@ def service() -> Iterator[RunningService]:
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """A service behind tokens."""
+    """A service that requires tokens."""
     with guarded_service(tmp_path_factory.mktemp("tokens"), "--log-format", "json") as running:
         yield running
         assert "Traceback" not in running.service.log.read_text()

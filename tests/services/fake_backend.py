@@ -1,4 +1,4 @@
-"""A backend without a model, for tests of the engine: its images follow from the seeds, its steps from the test."""
+"""A backend without a model, for tests of the engine: seeds determine images, and the test controls the steps."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ REWARD = "fake_backend:brightness"
 
 
 def brightness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> torch.Tensor:
-    """Mean of the pixels."""
+    """Mean of an image's pixels."""
     return images.mean((1, 2, 3))
 
 
 class FakeBackend:
-    """Images are the noise of the seeds. It holds at most `room` candidates, and calls `on_step` before each step."""
+    """Generates the noise of the seeds. Fits at most `room` candidates, and calls `on_step` before each step."""
 
     def __init__(self, *_: Any, on_step: Callable[[GenerationRequest], None] = lambda _: None) -> None:
         self.on_step = on_step
@@ -47,11 +47,11 @@ class FakeBackend:
         self.identity = Identity("fake", 4, 4, SHAPE, {}, {"linear": (4, 4)}, {}, "nowhere")
 
     def load(self, spec: ModelSpec, settings: Settings) -> "FakeBackend":
-        """This one, as the backend of any model."""
+        """Return this backend for any model."""
         return self
 
     def without(self, **features: bool) -> "FakeBackend":
-        """This one with other capabilities."""
+        """Change this backend's capabilities; returns the backend."""
         self.capabilities = replace(self.capabilities, **features)
         return self
 
@@ -86,7 +86,7 @@ class FakeBackend:
 
 
 class Gate:
-    """Holds every step of requests whose prompt is `held` until it is opened."""
+    """Blocks every step of requests with the prompt `held` until it is opened."""
 
     def __init__(self, held: str = "held") -> None:
         self._held = held

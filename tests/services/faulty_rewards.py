@@ -14,15 +14,15 @@ def picky(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappi
 
 
 def fatal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """Ends the thread that calls it."""
+    """Kills the thread that calls it."""
     sys.exit("the end")
 
 
 gate = threading.Event()
-"""Until it is set, `gated` waits."""
+"""Event for which `gated` waits."""
 
 
 def gated(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """Waits to be let go; then as `picky`."""
+    """Waits for `gate`; then behaves like `picky`."""
     assert gate.wait(60)
     return picky(images, prompts, metadata)

@@ -1,4 +1,4 @@
-"""Reports of iterations, as a trainer tells them."""
+"""Reports of iterations, as a trainer sends them."""
 
 import base64
 import io
@@ -25,7 +25,7 @@ def huge_png(side: int = 60_000) -> str:
 
 
 def samples(iteration: int, prompt: str = "a red circle") -> Samples:
-    """One best and one worst."""
+    """Samples with one best and one worst candidate."""
     pair = {"prompt": prompt, "seed": 2**53 - 1, "explored": thumbnail(), "regenerated": thumbnail("navy")}
     pairs = [pair | {"place": "best", "proxy": 0.6, "true": 0.7}, pair | {"place": "worst", "proxy": 0.3, "true": 0.2}]
     found = {"iteration": iteration, "version": iteration, "precision": "nvfp4", "numerics": "emulated", "pairs": pairs}
@@ -33,7 +33,7 @@ def samples(iteration: int, prompt: str = "a red circle") -> Samples:
 
 
 def report(iteration: int, mean: float = 0.5, **more: Any) -> IterationReport:
-    """An iteration around `mean`."""
+    """A report of an iteration with this mean score."""
     spread = {"mean": mean, "best": mean + 0.1, "worst": mean - 0.1}
     return IterationReport.model_validate(
         {

@@ -1,4 +1,4 @@
-"""Tokens of each kind for a real service, and requests as no client library would send them."""
+"""Tokens of each kind for a real service, and raw requests that no client library would send."""
 
 import json
 import socket
@@ -42,7 +42,7 @@ def make_tokens(file: Path) -> dict[str, str]:
 
 @contextmanager
 def guarded_service(folder: Path, *flags: str) -> Iterator[Guarded]:
-    """A service behind a token file."""
+    """A service with a token file."""
     file = folder / "tokens.json"
     tokens = make_tokens(file)
     with running_service("--token-file", str(file), *flags) as service:
@@ -50,7 +50,7 @@ def guarded_service(folder: Path, *flags: str) -> Iterator[Guarded]:
 
 
 def raw(port: int, head: str, body: bytes = b"", *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
-    """The answer to a head as it is given (lines end with \\n here) and whatever body follows; see `read_response`."""
+    """The answer to a raw head (lines end with \\n here) and body; see `read_response`."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
         return read_response(sock, has_body)
@@ -59,7 +59,7 @@ def raw(port: int, head: str, body: bytes = b"", *, has_body: bool = True) -> tu
 def push(
     guarded: Guarded, token: str, run: str, body: bytes, version: int = 0, parent: int | None = None
 ) -> httpx.Response:
-    """PUT an adapter by a token's name."""
+    """PUT an adapter with the token of this name."""
     return guarded.service.client.put(
         f"/v1/runs/{run}/adapters/{version}",
         content=body,

@@ -1,4 +1,4 @@
-"""A device whose memory holds few candidates, because a CPU's never ends; as a program, `solrl-rollout` on one."""
+"""A simulated device with memory for few candidates, on a CPU. As a program: `solrl-rollout` on such a device."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from solrl_core.rewards.clipscore import ClipScore
 
 
 def limited(work: Callable[..., Any], rows_at: int, most: int) -> Callable[..., Any]:
-    """`work`, whose argument number `rows_at` may have `most` rows."""
+    """Limit argument number `rows_at` of `work` to `most` rows."""
 
     def checked(*arguments: Any, **more: Any) -> Any:
         rows = len(arguments[rows_at])
@@ -23,7 +23,7 @@ def limited(work: Callable[..., Any], rows_at: int, most: int) -> Callable[..., 
 
 
 def of_transformer(most: int) -> tuple[type, str, Any]:
-    """The patch that gives the transformer at most so many rows; with guidance, a candidate has two."""
+    """A patch that limits the transformer to this many rows; with guidance, a candidate has two."""
 
     def velocity(self: Sana, transformer: torch.nn.Module, *rest: Any) -> torch.Tensor:
         return whole(self, limited(transformer, 0, most), *rest)  # type: ignore[arg-type]
@@ -33,12 +33,12 @@ def of_transformer(most: int) -> tuple[type, str, Any]:
 
 
 def of_decoder(most: int) -> tuple[type, str, Any]:
-    """The same for the autoencoder."""
+    """A patch that limits the autoencoder."""
     return PipelineBackbone, "decode", limited(PipelineBackbone.decode, 1, most)
 
 
 def of_rewards(most: int) -> tuple[type, str, Any]:
-    """The same for CLIPScore."""
+    """A patch that limits CLIPScore."""
     return ClipScore, "_pixels", limited(ClipScore._pixels, 1, most)
 
 

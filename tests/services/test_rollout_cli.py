@@ -1,4 +1,4 @@
-"""`solrl-rollout` as it is typed: light help, one clear message where it cannot start, and the doctor."""
+"""The `solrl-rollout` command line: help without heavy imports, one clear message if it cannot start, the doctor."""
 
 import json
 import os
@@ -24,7 +24,7 @@ HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette"
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own."""
+    """Run the command in a new process."""
     return subprocess.run(
         [PROGRAM, *arguments],
         capture_output=True,
@@ -35,12 +35,12 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """In this one."""
+    """Run the command in this process."""
     return typed(main, *arguments, COLUMNS="160")
 
 
 def imported_by(code: str) -> set[str]:
-    """Top-level modules that a fresh interpreter holds after `code`."""
+    """Top-level modules that a new interpreter has imported after `code`."""
     script = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint('|'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split("|")}
@@ -60,7 +60,7 @@ def test_the_wire_contract_imports_alone() -> None:
     assert not modules & (HEAVY | {"solrl_core", "solrl_rollout", "solrl_trainer", "numpy"})
 
 
-def test_help_names_the_commands() -> None:
+def test_help_lists_the_commands() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert "serve" in done.stdout
@@ -68,7 +68,7 @@ def test_help_names_the_commands() -> None:
 
 
 def refusal(*arguments: str) -> str:
-    """The message of a `serve` that must refuse to start."""
+    """The message of a `serve` that must fail to start."""
     return refused(here("serve", *arguments))
 
 
@@ -79,7 +79,7 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr
 
 
-def test_serve_refuses_without_its_redis() -> None:
+def test_serve_does_not_start_without_its_redis() -> None:
     port = free_port()
     message = refused(run("serve", "--port", "0", SOLRL_REDIS_URL=f"redis://user:secret@127.0.0.1:{port}/0"))
     assert f"127.0.0.1:{port}" in message
@@ -87,7 +87,7 @@ def test_serve_refuses_without_its_redis() -> None:
     assert "secret" not in message
 
 
-def test_the_url_of_redis_comes_from_a_file(tmp_path: Path) -> None:
+def test_the_redis_url_can_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "url"
     file.write_text("redis://:secret@127.0.0.1:6379/0\n")
     settings = Settings(redis_url="redis://elsewhere", redis_url_file=file)
@@ -98,7 +98,7 @@ def test_the_url_of_redis_comes_from_a_file(tmp_path: Path) -> None:
     ("arguments", "warned"),
     [(["--redis-url", "redis://:secret@a"], True), (["--redis-url=redis://:secret@a"], True), ([], False)],
 )
-def test_a_password_on_the_command_line_is_warned_of(
+def test_a_password_on_the_command_line_causes_a_warning(
     arguments: list[str], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     _warn_of_password(Settings(redis_url="redis://:secret@a"), arguments)
@@ -106,7 +106,7 @@ def test_a_password_on_the_command_line_is_warned_of(
     assert "secret" not in caplog.text
 
 
-def test_serve_refuses_a_port_that_is_taken() -> None:
+def test_serve_refuses_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = refusal("--port", str(port))
@@ -115,19 +115,19 @@ def test_serve_refuses_a_port_that_is_taken() -> None:
 
 
 @pytest.mark.parametrize("flags", [["--model", "maxi-sana"], ["--rewards", "clipscore", "beauty"]])
-def test_serve_refuses_what_it_cannot_load_and_names_what_exists(flags: list[str]) -> None:
+def test_serve_refuses_an_unknown_name_and_lists_the_known_ones(flags: list[str]) -> None:
     message = refusal("--port", "0", *flags)
     assert flags[-1] in message
     assert ("mini-sana" if flags[0] == "--model" else "clipscore") in message
 
 
-def test_serve_refuses_a_precision_that_the_device_has_not_and_names_those_it_has() -> None:
+def test_serve_refuses_an_unsupported_precision_and_lists_the_supported_ones() -> None:
     message = refusal("--port", "0", "--device", "cpu", "--precision", "fp8")
     assert "precision fp8: this CPU has no FP8 matrix units" in message
     assert "use bf16, or nvfp4" in message
 
 
-def test_serve_refuses_sizes_that_the_model_cannot_make(tmp_path: Path) -> None:
+def test_serve_refuses_sizes_that_the_model_cannot_generate(tmp_path: Path) -> None:
     model = shutil.copytree(locate("mini-sana"), tmp_path / "odd")
     options = json.loads((model / "solrl.json").read_text())
     (model / "solrl.json").write_text(json.dumps(options | {"height": 100}))
@@ -139,22 +139,22 @@ def test_serve_refuses_a_bad_environment() -> None:
     assert "SOLRL_PORT" in refused(run("serve", SOLRL_PORT="70000"))
 
 
-def test_a_flag_at_fault_is_named() -> None:
+def test_an_invalid_flag_is_named() -> None:
     done = here("serve", "--precision", "fp3")
     assert done.returncode == 2
     assert "--precision" in done.stdout + done.stderr
 
 
-def test_the_doctor_is_content_with_this_machine(own_redis: RedisServer) -> None:
+def test_the_doctor_finds_no_error_on_this_machine(own_redis: RedisServer) -> None:
     done = here("doctor", "--port", "0", "--redis-url", own_redis.url)
     assert done.returncode == 0, done.stdout + done.stderr
     for part in ("python", "torch", "tier nvfp4", "tier bf16", "reward clipscore"):
         assert part in done.stdout
     assert "missing" not in done.stdout
-    assert "set appendonly yes" in done.stdout  # this Redis keeps nothing over a crash
+    assert "set appendonly yes" in done.stdout  # this Redis loses everything in a crash
 
 
-def test_the_doctor_looks_at_all_of_redis_that_a_start_looks_at(own_redis: RedisServer) -> None:
+def test_the_doctor_checks_the_same_redis_settings_as_a_start(own_redis: RedisServer) -> None:
     def found() -> list[Finding]:
         return [finding for finding in redis_findings(own_redis.url) if finding.part == "redis settings"]
 
@@ -170,7 +170,7 @@ def test_the_doctor_looks_at_all_of_redis_that_a_start_looks_at(own_redis: Redis
     ]
 
 
-def test_the_doctor_says_what_is_missing() -> None:
+def test_the_doctor_names_missing_parts() -> None:
     redis, rewards = f"redis://127.0.0.1:{free_port()}", ["--rewards", "beauty"]
     done = here("doctor", "--port", "0", "--model", "maxi-sana", "--redis-url", redis, *rewards)
     assert done.returncode == 1
@@ -178,7 +178,7 @@ def test_the_doctor_says_what_is_missing() -> None:
     assert "mini-sana" in done.stdout
 
 
-def test_the_doctor_says_what_each_precision_is_here_and_why(tmp_path: Path) -> None:
+def test_the_doctor_explains_each_precision_on_this_device(tmp_path: Path) -> None:
     package = tmp_path / "transformer_engine"
     package.mkdir()
     (package / "__init__.py").write_text("raise OSError('libcublasLt.so.13: undefined symbol')\n")

@@ -1,4 +1,4 @@
-"""A service whose reward or Redis fails, and one that is stopped."""
+"""Services whose reward or Redis fails, and services that are stopped."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def frail(redis_server: RedisServer) -> Iterator[RunningService]:
-    """A service on Redis with faulty rewards. The tests of this file break more and more of it, in order."""
+    """A service with Redis and faulty rewards. The tests of this file break more and more of it, in order."""
     rewards = ["clipscore", "faulty_rewards:picky"]
     with running_service("--redis-url", redis_server.url, "--rewards", *rewards) as running:
         yield running
@@ -54,7 +54,7 @@ def test_adapters_are_served_from_redis(frail: RunningService, layout: Layout) -
     assert scores(frail.rollout(adapter=("kept", 1))) != scores(frail.rollout())
 
 
-def test_the_lag_counts_versions_that_came_through_others(frail: RunningService, redis_server: RedisServer) -> None:
+def test_the_lag_counts_versions_pushed_to_other_replicas(frail: RunningService, redis_server: RedisServer) -> None:
     async def push_past_it() -> None:
         replica = RedisRunStore(redis_server.url)
         await replica.put("local", *adapter(5, 1, run="kept", model="mini-sana"))
@@ -71,7 +71,7 @@ def test_the_lag_counts_versions_that_came_through_others(frail: RunningService,
     assert lag() == "4.0"
 
 
-def test_a_reward_that_fails_is_named_and_others_go_on(frail: RunningService) -> None:
+def test_a_failing_reward_is_named_and_other_requests_continue(frail: RunningService) -> None:
     assert ask(frail, "faulty_rewards:picky", "3").json()["groups"][0]["scores"] == [3.0, 3.0]
     for wish in ("many", "nan"):
         response = ask(frail, "faulty_rewards:picky", wish)
@@ -80,7 +80,7 @@ def test_a_reward_that_fails_is_named_and_others_go_on(frail: RunningService) ->
     assert ask(frail, "clipscore").status_code == 200
 
 
-def test_a_group_that_fails_ends_the_stream_and_keeps_what_came_before(frail: RunningService) -> None:
+def test_a_failing_group_ends_the_stream_after_the_groups_before_it(frail: RunningService) -> None:
     request = rollout_request(prompts=["one", "two", "three"], count=2, rewards=("faulty_rewards:picky",))
     for prompt, want in zip(request["prompts"], ("1", "nan", "1"), strict=True):
         prompt["metadata"] = {"want": want}
@@ -105,7 +105,7 @@ def test_without_redis_the_base_is_served_and_readiness_is_withdrawn(
 
 
 def wait_until_draining(service: RunningService) -> httpx.Response:
-    """Its answer to a new connection that asks whether it is ready."""
+    """The answer to a readiness probe on a new connection."""
     while True:
         answer = httpx.get(f"{service.url}/health/ready")
         if not answer.is_success and problem(answer)["kind"] == "draining":
@@ -113,10 +113,10 @@ def wait_until_draining(service: RunningService) -> httpx.Response:
         time.sleep(0.05)
 
 
-def test_told_to_stop_it_finishes_what_it_accepted_and_takes_nothing_new(frail: RunningService) -> None:
+def test_after_a_signal_it_finishes_accepted_work_and_refuses_new_work(frail: RunningService) -> None:
     accepted = frail.send(rollout_request(count=120, steps=1))
     late = frail.send(rollout_request(count=1, steps=1), part=0.5)
-    assert frail.client.get("/health/live").status_code == 200  # both were read by now
+    assert frail.client.get("/health/live").status_code == 200  # by now, both requests have been read
     frail.process.send_signal(signal.SIGTERM)
     refused = wait_until_draining(frail)
     assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
@@ -133,13 +133,13 @@ def test_told_to_stop_it_finishes_what_it_accepted_and_takes_nothing_new(frail: 
     assert "Traceback" not in frail.log.read_text()
 
 
-def test_what_is_not_finished_in_time_is_cut_off() -> None:
+def test_work_beyond_the_drain_timeout_is_cancelled() -> None:
     with running_service("--drain-timeout", "1") as service:
         endless = service.send(rollout_request(count=4096, steps=200), accept=STREAM_MEDIA_TYPE)
         while not endless.socket.recv(15):
             pass
         whole = service.send(rollout_request(count=4096, steps=200))
-        assert service.client.get("/health/live").status_code == 200  # it was read by now
+        assert service.client.get("/health/live").status_code == 200  # by now, the request has been read
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(60) == 0
         left = b"".join(iter(lambda: endless.socket.recv(65536), b""))
@@ -152,7 +152,7 @@ def test_what_is_not_finished_in_time_is_cut_off() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_second_signal_ends_it_at_once() -> None:
+async def test_a_second_signal_stops_it_immediately() -> None:
     async def work(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.Event().wait()
 
@@ -175,7 +175,7 @@ async def test_a_second_signal_ends_it_at_once() -> None:
     writer.close()
 
 
-def test_a_dead_engine_ends_the_process_so_that_another_is_started() -> None:
+def test_a_dead_engine_ends_the_process_so_that_it_can_be_restarted() -> None:
     with running_service("--rewards", "clipscore", "faulty_rewards:fatal", ends_with=2) as service:
         response = ask(service, "faulty_rewards:fatal")
         assert (response.status_code, problem(response)["kind"]) == (503, "engine-dead")
