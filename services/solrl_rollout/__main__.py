@@ -1,5 +1,15 @@
-"""`python -m solrl_rollout` is `solrl-rollout`."""
+"""Entry point of `solrl-rollout` and `python -m solrl_rollout`, which answers Ctrl-C before it imports the rest."""
 
-from solrl_rollout.cli import main
+from solrl_core.interrupts import end_at_once
 
-main()
+
+def main() -> None:
+    """Run the command line."""
+    end_at_once("solrl-rollout: stopped")
+    from solrl_rollout import cli
+
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

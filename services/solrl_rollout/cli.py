@@ -131,8 +131,6 @@ def main() -> None:
         from solrl_rollout.serve import serve
 
         serve(command.settings)
-    except KeyboardInterrupt:
-        sys.exit(130)
     except (ProblemError, ValueError, OSError, RuntimeError) as error:
         _fail(str(error))
 

@@ -1,5 +1,15 @@
-"""`python -m solrl_trainer` is `solrl-train`."""
+"""Entry point of `solrl-train` and `python -m solrl_trainer`, which answers Ctrl-C before it imports the rest."""
 
-from solrl_trainer.cli import main
+from solrl_core.interrupts import end_at_once
 
-main()
+
+def main() -> None:
+    """Run the command line."""
+    end_at_once("solrl-train: stopped")
+    from solrl_trainer import cli
+
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

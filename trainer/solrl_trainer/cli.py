@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import tyro
+from solrl_core.interrupts import STATUS, last_words, raised
 from solrl_core.suggestions import check_command
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def main() -> None:
         sys.exit(_dispatch(command))
     except KeyboardInterrupt:
         print("solrl-train: stopped", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(STATUS)
     except Exception as error:
         if os.environ.get("SOLRL_TRACEBACK"):
             raise
@@ -204,7 +205,8 @@ def _dispatch(command: Command) -> int:
         case Demo():
             from solrl_trainer.demo import demo
 
-            demo(command.output, seed=command.seed, overrides=command.set)
+            with raised():
+                demo(command.output, seed=command.seed, overrides=command.set)
         case Evaluate():
             _evaluate(command)
         case Export():
@@ -251,12 +253,11 @@ def _run(command: Run) -> int:
 
         from solrl_trainer.progress import result_table
         from solrl_trainer.run import run
+        from solrl_trainer.text import printable
 
-        try:
+        again = shlex.join(["solrl-train", "run", "--resume", str(config.output)])
+        with last_words(printable(f"solrl-train: stopped; continue with: {again}")):
             summary = run(config, resume=resume, version=command.checkpoint)
-        except KeyboardInterrupt:
-            _note(f"stopped; continue with: {shlex.join(['solrl-train', 'run', '--resume', str(config.output)])}")
-            raise
     console = Console()
     console.print(result_table(summary))
     console.print(f"report: {config.output / 'report.html'}", soft_wrap=True)

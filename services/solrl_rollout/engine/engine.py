@@ -85,6 +85,7 @@ class Engine:
     def start(self) -> Future[list[HostedModel]]:
         """Start the thread. The future resolves with the models once they are warm, or with the error of loading."""
         ready: Future[list[HostedModel]] = Future()
+        ready.set_running_or_notify_cancel()  # whoever waits may leave; the thread then still loads to its end
         self._thread = threading.Thread(target=self._run, args=(ready,), name="solrl-engine")
         self._thread.start()
         return ready
