@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from solrl_proto.adapters import AdapterList
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import (
     Curve,
     HostedStatus,
@@ -44,7 +44,8 @@ async def _run(
         try:
             curve = await service.curves.overview(tenant, adapters.run, progress.revision)
         except ProblemError as error:
-            if error.problem.status != 404:  # the run was deleted meanwhile
+            # Deleted meanwhile, or damaged: it hides no other run.
+            if error.problem.kind not in (ProblemKind.RUN_NOT_FOUND, ProblemKind.ADAPTER_CORRUPT):
                 raise
     return RunStatus(
         run=adapters.run,

@@ -268,6 +268,17 @@ def corrupt(run: str, version: int, *, got: str, expected: str) -> ProblemError:
     )
 
 
+def corrupt_run(run: str, *, got: str, expected: str) -> ProblemError:
+    """The 500 problem for a run whose own entries are damaged in the store."""
+    return ProblemError(
+        ProblemKind.ADAPTER_CORRUPT,
+        f"run {run!r} is damaged in the store",
+        got=got,
+        expected=expected,
+        action="delete the run and push it again; check who else writes to the store, and its host",
+    )
+
+
 def not_found(run: str, version: int, head: int | None, versions: Iterable[int]) -> ProblemError:
     """The 404 problem for a run (if it has no head) or one of its versions."""
     if head is None:

@@ -23,15 +23,13 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
-from solrl_proto.identifiers import Message
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import IterationReport, Point, Samples
 
@@ -43,12 +41,23 @@ from solrl_rollout.store.base import (
     RunStore,
     admit,
     corrupt,
+    corrupt_run,
     encode_point,
     head_conflict,
     not_found,
     over_quota,
     verify_put,
     verify_stored,
+)
+from solrl_rollout.store.readable import (
+    DAMAGED,
+    Damage,
+    Record,
+    head_of,
+    number,
+    numbers,
+    of_another_type,
+    version_record,
 )
 from solrl_rollout.store.scripts import AGAIN, COMMIT, DELETE, PIN, REWIND, TELL
 
@@ -62,15 +71,6 @@ CONNECTIONS = 64
 WAIT_S = 30.0
 """Seconds that a command waits for a connection."""
 _PARSED_AT_ONCE = 256  # points; some milliseconds
-_POINTS: TypeAdapter[tuple[Point, ...]] = TypeAdapter(tuple[Point, ...])
-
-
-class Record(Message):
-    """A version in the run's hash: its description, and the token and number of its chunks."""
-
-    info: AdapterInfo
-    token: str
-    chunks: Annotated[int, Field(ge=0, le=65536)]
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,12 @@ class RedisRunStore(RunStore):
         self._pin = self._redis.register_script(PIN)
         self._tell = self._redis.register_script(TELL)
         self._durable: bool | None = None
+        self._damage = Damage()
 
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         await verify_put(info, body)
         keys = self._keys(tenant, info.run)
-        with self._reported():
+        with self._reported(info.run):
             head, stored = await self._redis.hmget(keys.versions, ["head", str(info.version)])
             same = self._admit(info, head, stored)
             if same is not None:
@@ -224,75 +225,74 @@ class RedisRunStore(RunStore):
         return (await self._record(self._keys(tenant, run), run, version)).info
 
     async def head(self, tenant: str, run: str) -> int | None:
-        with self._reported():
+        with self._reported(run):
             head = await self._redis.hget(self._keys(tenant, run).versions, "head")
-        return None if head is None else int(head)
+        return head_of(run, head)
 
     async def list(self, tenant: str, run: str) -> AdapterList:
         keys = self._keys(tenant, run)
-        with self._reported():
+        with self._reported(run):
             fields = await self._redis.hgetall(keys.versions)
             pins = await self._redis.smembers(keys.pins)
         if not fields:
             raise not_found(run, 0, None, ())
-        head = int(fields.pop(b"head"))
-        infos = tuple(self._readable(run, fields))
-        if not infos:
-            raise corrupt(run, head, got="no version that can be read", expected="version records")
-        return AdapterList(run=run, head=head, pinned=tuple(sorted(map(int, pins))), versions=infos)
+        head, infos = head_of(run, fields.get(b"head")), tuple(self._damage.versions(run, fields))
+        if head is None or not infos:
+            raise corrupt_run(run, got="no head, or no version that can be read", expected="a head and versions")
+        return AdapterList(run=run, head=head, pinned=tuple(numbers(pins)), versions=infos)
 
     async def runs(self, tenant: str) -> RunList:
         keys = self._keys(tenant, "")
-        with self._reported():
-            names = sorted(
-                str(name, "utf-8") for name in await self._redis.smembers(keys.runs) if isinstance(name, bytes)
-            )
-            size = int(await self._redis.get(keys.bytes) or 0)
+        names, held = await self._replies([("SMEMBERS", keys.runs), ("GET", keys.bytes)])
         listed = []
-        for name in names:
+        for name in self._damage.names(() if names is DAMAGED else names):
             try:
                 listed.append(await self.list(tenant, name))
             except ProblemError as error:
                 if error.problem.kind == ProblemKind.ADAPTER_CORRUPT:
-                    logger.warning("run %r is left out of a list: %s", name, error)
+                    self._damage.name(f"run {name!r}", error.problem.got)
                 elif error.problem.status != 404:  # the run was deleted meanwhile
                     raise
+        size = 0 if held is None else number(held)
+        if size is None:
+            self._damage.name(f"the number of bytes of tenant {tenant!r}", held)
+            size = sum(info.size for run in listed for info in run.versions)
         return RunList(runs=tuple(listed), size=size, quota=self.quota)
 
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
         keys = self._keys(tenant, run)
-        with self._reported():
+        with self._reported(run):
             found = await self._pin(keys=[keys.versions, keys.pins], args=[version, int(pinned)])
         if not found:
             await self._record(keys, run, version)
 
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         keys = self._keys(tenant, run)
-        with self._reported():
+        with self._reported(run):
             found, written = await self._run_script(
                 REWIND, [keys.versions, keys.pins, keys.bytes], [version, head, keys.blobs]
             )
         if not found:
             raise not_found(run, version, *await self._held(keys))
-        if int(found) != version:
-            raise head_conflict(run, version, head, int(found))
+        if (now := head_of(run, found)) is not None and now != version:
+            raise head_conflict(run, version, head, now)
         self._require(written)
 
     async def delete(self, tenant: str, run: str) -> None:
         keys = self._keys(tenant, run)
         with self._reported():
-            count = await self._delete(
+            deleted = await self._delete(
                 keys=[keys.versions, keys.pins, keys.runs, keys.bytes, keys.iterations, keys.progress],
                 args=[run, keys.blobs],
             )
-        if not count:
+        if not deleted:
             raise not_found(run, 0, None, ())
 
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
         keys, samples = self._keys(tenant, run), report.samples
         point = encode_point(report)
         told = (samples.model_dump_json(), samples.iteration) if samples else ("", "")
-        with self._reported():
+        with self._reported(run):
             revision = await self._tell(
                 keys=[keys.versions, keys.iterations, keys.progress, keys.revision],
                 args=[report.iteration, point, *told, KEPT_POINTS, KEPT_POINT_BYTES],
@@ -305,7 +305,7 @@ class RedisRunStore(RunStore):
         self, tenant: str, run: str, after: int | None = None, limit: int | None = None
     ) -> tuple[Point, ...]:
         keys = self._keys(tenant, run)
-        with self._reported():
+        with self._reported(run):
             begin, most = "-inf" if after is None else f"({after}", KEPT_POINTS if limit is None else limit
             texts: Any = await self._redis.zrangebyscore(keys.iterations, begin, "+inf", start=0, num=most)
             if not texts and not await self._redis.exists(keys.versions):
@@ -313,23 +313,28 @@ class RedisRunStore(RunStore):
         points: list[Point] = []
         for start in range(0, len(texts), _PARSED_AT_ONCE):
             await asyncio.sleep(0)  # let other requests proceed between parts
-            points += _POINTS.validate_json(b"[" + b",".join(texts[start : start + _PARSED_AT_ONCE]) + b"]")
+            points += self._damage.points(run, texts[start : start + _PARSED_AT_ONCE])
         return tuple(points)
 
     async def samples(self, tenant: str, run: str) -> Samples | None:
-        with self._reported():
+        with self._reported(run):
             text = await self._redis.hget(self._keys(tenant, run).progress, "samples")
-        return None if text is None else Samples.model_validate_json(text)
+        return None if text is None else self._damage.message(f"the samples of run {run!r}", Samples, text)
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
-        # One transaction: all runs are read at the same moment.
-        with self._reported():
-            async with self._redis.pipeline(transaction=True) as asked:
-                for run in runs:
-                    asked.hmget(self._keys(tenant, run).progress, ["revision", "last"])
-                found = await asked.execute()
-        pairs = zip(runs, found, strict=True)
-        return {run: Progress(int(at), Point.model_validate_json(last)) for run, (at, last) in pairs if at}
+        asked = [("HMGET", self._keys(tenant, run).progress, "revision", "last") for run in runs]
+        found: dict[str, Progress] = {}
+        for run, reply in zip(runs, await self._replies(asked), strict=True):
+            at, last = (None, None) if reply is DAMAGED else reply
+            if at is None:
+                continue
+            place = f"the progress of run {run!r}"
+            revision, point = number(at), self._damage.message(place, Point, last or b"")
+            if revision is None:
+                self._damage.name(place, at)
+            elif point is not None:
+                found[run] = Progress(revision, point)
+        return found
 
     async def ping(self) -> None:
         with self._reported():
@@ -404,51 +409,51 @@ class RedisRunStore(RunStore):
             self._durable = new and bool(persistence["aof_enabled"])
         return self._durable
 
-    async def _record(self, keys: "Keys", run: str, version: int) -> Record:
+    async def _replies(self, commands: Sequence[tuple[str, ...]]) -> Sequence[Any]:
+        """Replies of commands that are executed at one moment; `DAMAGED` where a key holds another type of value."""
         with self._reported():
+            async with self._redis.pipeline(transaction=True) as asked:
+                for command in commands:
+                    asked.execute_command(*command)
+                replies = await asked.execute(raise_on_error=False)
+            return [self._unless_damaged(*one) for one in zip(commands, replies, strict=True)]
+
+    def _unless_damaged(self, command: Sequence[str], reply: Any) -> Any:
+        if not isinstance(reply, Exception):
+            return reply
+        if not of_another_type(reply):
+            raise reply
+        self._damage.name(f"the key {command[1]!r}", reply)
+        return DAMAGED
+
+    async def _record(self, keys: "Keys", run: str, version: int) -> Record:
+        with self._reported(run):
             text = await self._redis.hget(keys.versions, str(version))
         if text is not None:
-            return self._parse(run, version, text)
+            return version_record(run, version, text)
         raise not_found(run, version, *await self._held(keys))
 
     async def _held(self, keys: "Keys") -> tuple[int | None, Sequence[int]]:
         """A run's head and its versions."""
-        with self._reported():
+        with self._reported(keys.run):
             fields = await self._redis.hgetall(keys.versions)
-        head = fields.pop(b"head", None)
-        return None if head is None else int(head), [int(version) for version in fields if version.isdigit()]
+        return head_of(keys.run, fields.get(b"head")), numbers(fields)
 
     def _admit(self, info: AdapterInfo, head: bytes | str | None, stored: bytes | str | None) -> AdapterInfo | None:
-        known = None if stored is None else self._parse(info.run, info.version, stored).info
-        return admit(info, None if head is None else int(head), known)
-
-    def _parse(self, run: str, version: int, text: bytes | str) -> Record:
-        try:
-            record = Record.model_validate_json(text)
-        except ValidationError as error:
-            raise corrupt(run, version, got=str(error), expected="a version record") from error
-        if (record.info.run, record.info.version) != (run, version):
-            got = f"the record of version {record.info.version} of run {record.info.run!r}"
-            raise corrupt(run, version, got=got, expected="the version's own record")
-        return record
-
-    def _readable(self, run: str, fields: Mapping[Any, bytes | str]) -> Iterator[AdapterInfo]:
-        """The versions among the fields of a run's hash, oldest first, without those whose record is damaged."""
-        for version in sorted(int(field) for field in fields if field.isdigit()):
-            try:
-                yield self._parse(run, version, fields[b"%d" % version]).info
-            except ProblemError as error:
-                logger.warning("version %d of run %r is left out of a list: %s", version, run, error)
+        known = None if stored is None else version_record(info.run, info.version, stored).info
+        return admit(info, head_of(info.run, head), known)
 
     def _keys(self, tenant: str, run: str) -> "Keys":
         return Keys(f"{self._prefix}:{{{tenant}}}", run)
 
     @contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Turn errors of Redis into the 503 problem."""
+    def _reported(self, run: str | None = None) -> Iterator[None]:
+        """Turn errors of Redis into the 503 problem; into the 500 one, if a key of `run` has another type of value."""
         try:
             yield
         except (RedisError, OSError) as error:
+            if run is not None and of_another_type(error):
+                raise corrupt_run(run, got=str(error), expected="keys of the types it wrote") from error
             raise self._unavailable(f"{type(error).__name__}: {error}") from error
 
     def _unavailable(self, fault: str) -> ProblemError:

@@ -3,7 +3,19 @@
 Keys of chunks are not in KEYS, but are on the same node: their prefix contains the tenant's hash tag.
 """
 
-_FORGET = """
+_WHOLE = """
+local function whole(text)
+  return type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
+end
+"""
+"""A whole number that Redis holds, or nothing: what is damaged counts as absent."""
+
+_FORGET = (
+    _WHOLE
+    + """
+local function count(key, change)
+  redis.call('SET', key, string.format('%.0f', math.max(0, (whole(redis.pcall('GET', key)) or 0) + change)))
+end
 local function read(run, version)
   local readable, record = pcall(cjson.decode, redis.call('HGET', run, version))
   -- A damaged record may contain anything: a billion chunks would block Redis for minutes.
@@ -23,6 +35,7 @@ local function forget(run, pins, blobs, version)
   return record.info.size
 end
 """
+)
 
 COMMIT = (
     _FORGET
@@ -54,7 +67,7 @@ for _, field in ipairs(redis.call('HKEYS', run)) do
   end
 end
 table.sort(versions, function(a, b) return tonumber(a) < tonumber(b) end)
-local old, held = #versions - tonumber(ARGV[5]), tonumber(redis.call('GET', KEYS[4]) or 0) + tonumber(ARGV[4])
+local old, held = #versions - tonumber(ARGV[5]), (whole(redis.pcall('GET', KEYS[4])) or 0) + tonumber(ARGV[4])
 for i = 1, old do
   held = held - read(run, versions[i]).info.size
 end
@@ -62,16 +75,16 @@ if ARGV[6] ~= '' and held > tonumber(ARGV[6]) then
   return {'quota', held, record}
 end
 
+redis.call('SADD', KEYS[3], ARGV[7]) -- first, since it fails if the key is damaged
 for i = 5, #KEYS do
   redis.call('PERSIST', KEYS[i])
 end
 redis.call('HSET', run, version, ARGV[3], 'head', version)
-redis.call('SADD', KEYS[3], ARGV[7])
 local change = tonumber(ARGV[4])
 for i = 1, old do
   change = change - forget(run, pins, ARGV[8], versions[i])
 end
-redis.call('INCRBY', KEYS[4], change)
+count(KEYS[4], change)
 return {'stored', version, ARGV[3]}
 """
 )
@@ -103,7 +116,7 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
 end
 -- Also if it is the head already: WAITAOF waits for the writes of its own connection.
 redis.call('HSET', KEYS[1], 'head', ARGV[1])
-redis.call('DECRBY', KEYS[3], size)
+count(KEYS[3], -size)
 return ARGV[1]
 """
 )
@@ -112,18 +125,19 @@ DELETE = (
     _FORGET
     + """
 -- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes, the run's iterations, its progress.
--- ARGV: run, prefix of chunks. Answers the number of versions deleted.
-local count, size = 0, 0
-for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+-- ARGV: run, prefix of chunks. Answers whether there was the run.
+-- A damaged run can be deleted, too, whatever its keys hold.
+local deleted, size = redis.call('EXISTS', KEYS[1]), 0
+redis.call('DEL', KEYS[2])
+for _, field in ipairs(redis.pcall('HKEYS', KEYS[1])) do
   if field ~= 'head' then
     size = size + forget(KEYS[1], KEYS[2], ARGV[2], field)
-    count = count + 1
   end
 end
-redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[5], KEYS[6])
-redis.call('SREM', KEYS[3], ARGV[1])
-redis.call('DECRBY', KEYS[4], size)
-return count
+redis.call('UNLINK', KEYS[1], KEYS[5], KEYS[6])
+redis.pcall('SREM', KEYS[3], ARGV[1])
+count(KEYS[4], -size)
+return deleted
 """
 )
 
@@ -136,7 +150,9 @@ redis.call(ARGV[2] == '1' and 'SADD' or 'SREM', KEYS[2], ARGV[1])
 return 1
 """
 
-TELL = """
+TELL = (
+    _WHOLE
+    + """
 -- KEYS: the run's hash, its iterations, its progress, the tenant's newest revision.
 -- ARGV: iteration, its point, samples ('' for none), the samples' iteration, points to keep, bytes of them to keep.
 -- Answers the revision, or '' if there is no such run.
@@ -150,7 +166,7 @@ local function size(points)
   end
   return sum
 end
-local held = tonumber(redis.call('HGET', KEYS[3], 'held')) or size(redis.call('ZRANGE', KEYS[2], 0, -1))
+local held = whole(redis.call('HGET', KEYS[3], 'held')) or size(redis.call('ZRANGE', KEYS[2], 0, -1))
 held = held - size(redis.call('ZRANGEBYSCORE', KEYS[2], ARGV[1], '+inf')) + #ARGV[2]
 redis.call('ZREMRANGEBYSCORE', KEYS[2], ARGV[1], '+inf')
 redis.call('ZADD', KEYS[2], ARGV[1], ARGV[2])
@@ -162,16 +178,17 @@ end
 local sampled = redis.call('HGET', KEYS[3], 'sampled')
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[3], 'samples', ARGV[3], 'sampled', ARGV[4])
-elseif sampled and tonumber(sampled) > tonumber(ARGV[1]) then
+elseif sampled and (whole(sampled) or math.huge) > tonumber(ARGV[1]) then
   redis.call('HDEL', KEYS[3], 'samples', 'sampled')
 end
 local now = redis.call('TIME')
 -- The clock may have stepped back, but revisions must still increase: clients ask for changes after a revision.
 local last = math.max(
-  tonumber(redis.call('GET', KEYS[4])) or 0, tonumber(redis.call('HGET', KEYS[3], 'revision')) or 0
+  whole(redis.pcall('GET', KEYS[4])) or 0, whole(redis.call('HGET', KEYS[3], 'revision')) or 0
 )
 local revision = string.format('%.0f', math.max(now[1] * 1000000 + now[2], last + 1))
 redis.call('SET', KEYS[4], revision)
 redis.call('HSET', KEYS[3], 'revision', revision, 'last', ARGV[2], 'held', held)
 return revision
 """
+)

@@ -1,0 +1,127 @@
+"""Records of a store that are read one by one: a damaged one is named in the log and left out, so it hides no other."""
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+from redis.exceptions import ResponseError
+from solrl_proto.adapters import AdapterInfo
+from solrl_proto.identifiers import NAME_PATTERN, Message
+from solrl_proto.problems import ProblemError
+from solrl_proto.status import Point
+
+from solrl_rollout.store.base import corrupt, corrupt_run
+
+logger = logging.getLogger(__name__)
+
+DAMAGED = object()
+"""In place of a value that is not of the type it was written with."""
+
+_NUMBER = re.compile(rb"0|[1-9][0-9]{0,15}")
+_NAME = re.compile(NAME_PATTERN.encode())
+_POINTS: TypeAdapter[tuple[Point, ...]] = TypeAdapter(tuple[Point, ...])
+_REMEMBERED = 1024
+_SHOWN = 200
+
+Model = TypeVar("Model", bound=Message)
+
+
+class Record(Message):
+    """A version in the run's hash: its description, and the token and number of its chunks."""
+
+    info: AdapterInfo
+    token: str
+    chunks: Annotated[int, Field(ge=0, le=65536)]
+
+
+class Damage:
+    """Names damaged records in the log, each once; the oldest of many are forgotten, and named again."""
+
+    def __init__(self) -> None:
+        self._named: OrderedDict[str, str] = OrderedDict()
+
+    def name(self, place: str, fault: object) -> None:
+        """Log what is wrong with the record at `place`."""
+        shown = repr(str(fault)[:_SHOWN])
+        if self._named.get(place) == shown:
+            return
+        self._named[place] = shown
+        while len(self._named) > _REMEMBERED:
+            self._named.popitem(last=False)
+        logger.warning("%s is damaged in the store, and left out: %s", place, shown)
+
+    def message(self, place: str, model: type[Model], text: Any) -> Model | None:
+        """The message that a record holds as JSON; None if it is damaged."""
+        try:
+            return model.model_validate_json(text)
+        except ValidationError as error:
+            self.name(place, error)
+            return None
+
+    def points(self, run: str, texts: Sequence[bytes]) -> tuple[Point, ...]:
+        """A run's iterations without damaged ones."""
+        try:
+            return _POINTS.validate_json(b"[" + b",".join(texts) + b"]")
+        except ValidationError:
+            found = (self.message(f"an iteration of run {run!r}", Point, text) for text in texts)
+            return tuple(point for point in found if point is not None)
+
+    def names(self, names: Sequence[Any]) -> list[str]:
+        """Names of runs in order, without what cannot be one."""
+        for wrong in (name for name in names if not _NAME.fullmatch(name)):
+            self.name(f"the name {wrong!r} in a list of runs", f"expected {NAME_PATTERN}")
+        return sorted(name.decode() for name in names if _NAME.fullmatch(name))
+
+    def versions(self, run: str, fields: Mapping[Any, Any]) -> Iterator[AdapterInfo]:
+        """The versions among the fields of a run's hash, oldest first, without damaged ones."""
+        for version in numbers(fields):
+            try:
+                yield version_record(run, version, fields[b"%d" % version]).info
+            except ProblemError as error:
+                self.name(f"version {version} of run {run!r}", error.problem.got)
+
+
+def number(text: Any) -> int | None:
+    """The whole number, 0 to 16 digits, that a field holds; None for anything else."""
+    return int(text) if isinstance(text, bytes) and _NUMBER.fullmatch(text) else None
+
+
+def numbers(texts: Any) -> list[int]:
+    """The whole numbers among fields, in order."""
+    return sorted(found for text in texts if (found := number(text)) is not None)
+
+
+def head_of(run: str, text: Any) -> int | None:
+    """A run's head; None if there is none.
+
+    Raises:
+        ProblemError: 500 `adapter-corrupt`: it is no version.
+    """
+    head = number(text)
+    if head is None and text is not None:
+        raise corrupt_run(run, got=f"head {str(text)[:_SHOWN]}", expected="a version as its head")
+    return head
+
+
+def version_record(run: str, version: int, text: bytes | str) -> Record:
+    """A version's record.
+
+    Raises:
+        ProblemError: 500 `adapter-corrupt`: it cannot be read, or is another version's.
+    """
+    try:
+        record = Record.model_validate_json(text)
+    except ValidationError as error:
+        raise corrupt(run, version, got=str(error), expected="a version record") from error
+    if (record.info.run, record.info.version) != (run, version):
+        got = f"the record of version {record.info.version} of run {record.info.run!r}"
+        raise corrupt(run, version, got=got, expected="the version's own record")
+    return record
+
+
+def of_another_type(error: Exception) -> bool:
+    """Whether Redis refused a command because its key holds another type of value."""
+    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
