@@ -4,7 +4,6 @@ They cover the values of weights and settings, not the arithmetic: precision, de
 """
 
 import hashlib
-import inspect
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from solrl_core.errors import MismatchError
+from solrl_core.sources import own_source
 
 # Written by loaders, and different for the same model loaded from another place.
 _IGNORED_SETTINGS = {"_name_or_path", "_diffusers_version", "transformers_version", "dtype", "torch_dtype"}
@@ -83,9 +83,11 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def source_digest(function: Any) -> str:
-    """Digest of the source of a function's module, for functions without weights."""
-    module = inspect.getmodule(function)
-    return combined_digest(inspect.getsource(module if module is not None else function))
+    """Digest of a function's source and of what it uses of its own module, for functions without weights.
+
+    `own_source` says what counts.
+    """
+    return combined_digest(own_source(function))
 
 
 def part_digests(parts: Mapping[str, Any]) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """Registries: models, families, rewards, algorithms and prompt sets by name.
 
-A name is built in, an entry point of the registry's group, or `package.module:attribute`. Objects are imported on
-first use, and this module does not import torch, so that names can be checked before anything large is loaded.
+A name is built in, an entry point of the registry's group, or `package.module:attribute`, which is also found in the
+current folder. Objects are imported on first use, and this module does not import torch, so that names can be checked
+before anything large is loaded.
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -126,5 +128,23 @@ class FolderRegistry(Registry[Callable[[], str | Path]]):
 
 
 def _imported(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """The object of a `package.module:attribute`; its package may lie in the current folder."""
+    name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package, folder = name.partition(".")[0], Path.cwd()
+        if error.name != package:
+            raise
+        if not (folder / package).is_dir() and not (folder / f"{package}.py").is_file():
+            hint = did_you_mean(package, [path.stem for path in folder.glob("*.py")])
+            raise ValueError(
+                f"there is no module {package!r}{hint}; expected it among the installed packages, in a folder of "
+                f"PYTHONPATH, or in the current folder {folder}"
+            ) from error
+        # `python -m` looks in the current folder, a console script does not. Last, so that it hides nothing installed.
+        sys.path.append(str(folder))
+        module = importlib.import_module(name)
+    if not hasattr(module, attribute):
+        raise ValueError(f"{name} has no attribute {attribute!r}{did_you_mean(attribute, vars(module))}")
+    return getattr(module, attribute)

@@ -173,6 +173,7 @@ def test_a_missing_or_other_part_is_named(digests: dict[str, str], part: str) ->
         assert raised.value.where == part
 
 
-def test_a_functions_module_is_digested() -> None:
-    assert source_digest(fingerprint.module_digest) == source_digest(fingerprint.part_digests)
+def test_functions_of_different_source_have_different_digests() -> None:
+    assert source_digest(fingerprint.module_digest) == source_digest(fingerprint.module_digest)
+    assert source_digest(fingerprint.module_digest) != source_digest(fingerprint.part_digests)
     assert source_digest(fingerprint.module_digest) != source_digest(sampler.solve)

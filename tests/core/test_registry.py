@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -73,6 +74,39 @@ def test_what_cannot_be_imported_names_the_entry(register: Register, value: str)
         things().find("broken")
     with pytest.raises(ValueError, match=rf"^cannot load thing '{value}': .*no_such"):
         things().find(value)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, which is not on the import path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    for name in ("my_things", "my_more", "json"):
+        monkeypatch.setitem(sys.modules, name, sys.modules.get(name))
+    del sys.modules["my_things"], sys.modules["my_more"]
+    return tmp_path
+
+
+def test_modules_of_the_current_folder_are_found(here: Path) -> None:
+    (here / "my_things.py").write_text("def thing():\n    from my_more import more\n    return more\n")
+    (here / "my_more.py").write_text("more = 7\n")
+    (here / "json.py").write_text("dumps = None\n")
+    assert things().find("my_things:thing")() == 7
+    assert things().find("json:dumps") is json.dumps  # what is installed goes first
+
+
+def test_a_module_that_is_nowhere_is_told_with_the_places(here: Path) -> None:
+    (here / "my_things.py").write_text("import my_moer\ndef thing(): pass\n")
+    path = list(sys.path)
+    text = rf"no module 'my_thing' \(did you mean 'my_things'\?\).*PYTHONPATH, or in the current folder {here}"
+    with pytest.raises(ValueError, match=text):
+        things().find("my_thing:thing")
+    assert sys.path == path
+    with pytest.raises(ValueError, match="No module named 'my_moer'"):
+        things().find("my_things:thing")
+    (here / "my_things.py").write_text("def thing(): pass\n")
+    with pytest.raises(ValueError, match=r"my_things has no attribute 'thin' \(did you mean 'thing'\?\)"):
+        things().find("my_things:thin")
 
 
 def test_an_object_of_the_wrong_kind_names_the_entry(register: Register) -> None:

@@ -1,7 +1,6 @@
 """The documentation's examples as installed packages, and one service for all pages."""
 
 import importlib
-import os
 import signal
 import subprocess
 import sys
@@ -49,11 +48,10 @@ def service(examples: Path) -> Iterator[httpx.Client]:
     """Start a service with the command of the page on rewards; yields a client."""
     serve, port = commands(blocks(PAGES[0], "sh")[0])[0], free_port()
     program = Path(sys.executable).parent / serve[0]
-    environment = os.environ | {"PYTHONPATH": "."}
     log = examples / "log"
     with log.open("wb") as output:
         command = [program, *serve[1:], "--port", str(port)]
-        process = subprocess.Popen(command, cwd=examples, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=examples, stdout=output, stderr=subprocess.STDOUT)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             deadline = time.monotonic() + 120

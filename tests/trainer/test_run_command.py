@@ -112,6 +112,23 @@ def test_files_are_merged_in_their_order(tmp_path: Path) -> None:
         assert line in done.stdout.splitlines()
 
 
+def test_a_reward_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_rewards.py").write_text(
+        "def color(images, prompts, metadata):\n    return images.mean((1, 2, 3))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    asked = ("run", "--preset", PRESET, "--dry-run", "--set")
+    done = typed(main, *asked, "rewards={own_rewards:color: 1}")
+    monkeypatch.delitem(sys.modules, "own_rewards", raising=False)
+    assert done.returncode == 0, done.stderr
+    assert "rewards = {'own_rewards:color': 1.0}  # --set" in done.stdout
+    done = typed(main, *asked, "rewards={own_reward:color: 1}")
+    assert done.returncode == 2
+    assert "(did you mean 'own_rewards'?)" in done.stderr
+    assert f"PYTHONPATH, or in the current folder {tmp_path}" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [("seed: [1\n", "is not YAML: line 2, column 1"), ("- seed\n", "holds a list"), ("seed: x\n", "(from FILE)")],
