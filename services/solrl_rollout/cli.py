@@ -109,9 +109,9 @@ def main() -> None:
     )
     try:
         if isinstance(command, Doctor):
-            from solrl_rollout.doctor import examine
+            from solrl_rollout.doctor import doctor
 
-            sys.exit(examine(command.settings))
+            sys.exit(doctor(command.settings))
         if isinstance(command, Tokens):
             _manage_tokens(command.action, defaults.token_file)
             return

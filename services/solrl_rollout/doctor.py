@@ -1,132 +1,29 @@
 """`solrl-rollout doctor`: checks of this machine and the settings, with a remedy for everything that is missing."""
 
-import json
-import platform
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
+from solrl_core import diagnosis
+from solrl_core.diagnosis import Finding
 from solrl_proto.problems import ProblemError
 
-from solrl_rollout.settings import ModelSpec, Settings
-
-_COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
+from solrl_rollout.settings import Settings
 
 
-class Finding(NamedTuple):
-    """One row of the table."""
-
-    part: str
-    state: Literal["ok", "warn", "missing"]
-    found: str
-    action: str = ""
+def doctor(settings: Settings) -> int:
+    """Print the findings; returns 1 if something is missing, else 0."""
+    return diagnosis.show("solrl-rollout doctor", check(settings))
 
 
-def examine(settings: Settings) -> int:
-    """Print the findings; returns 1 if something required is missing, else 0."""
-    findings = [
-        *_software(),
-        *_devices(settings),
-        *(_model(spec) for spec in settings.models),
-        *_rewards(settings),
-        *redis_findings(settings.store_url),
-        *_access(settings),
-        _port(settings),
-    ]
-    table = Table("part", "state", title="solrl-rollout doctor", title_justify="left")
-    for column in ("found", "what to do"):
-        table.add_column(column, overflow="fold")
-    for part, state, found, action in findings:
-        table.add_row(part, f"[{_COLOURS[state]}]{state}[/]", found, action)
-    Console().print(table)
-    return int(any(finding.state == "missing" for finding in findings))
-
-
-def _software() -> Iterator[Finding]:
-    import torch
-
-    yield Finding("python", "ok", platform.python_version())
-    yield Finding("torch", "ok", torch.__version__)
-
-
-def _devices(settings: Settings) -> Iterator[Finding]:
-    import torch
-    from solrl_core.precision import PRECISIONS, engine_version, fastest_tier, probe
-
-    count = torch.cuda.device_count()
-    for i in range(count):
-        major, minor = torch.cuda.get_device_capability(i)
-        found = f"{torch.cuda.get_device_name(i)}, compute capability {major}.{minor}"
-        yield Finding(f"cuda:{i}", "ok", found)
-    if not count:
-        wanted = settings.device.startswith("cuda")
-        action = "install a CUDA build of torch and a driver, or use --device cpu" if wanted else ""
-        yield Finding("cuda", "missing" if wanted else "ok", "no device; runs on the CPU", action)
-    on_cuda = count > 0 and settings.device != "cpu"
-    device = torch.device("cuda" if on_cuda else "cpu")
-    for tier in PRECISIONS:
-        numerics, how = probe(tier, device)
-        yield Finding(f"tier {tier}", "ok", f"{numerics}: {how}" if numerics else how)
-    try:
-        version = engine_version()
-        yield Finding(
-            "transformer engine", "ok", version or "not installed; native nvfp4 needs it, and a Blackwell GPU"
-        )
-    except ValueError as error:
-        action = "rebuild it for this torch and CUDA; until then nvfp4 is emulated"
-        yield Finding("transformer engine", "warn", str(error), action)
-    yield Finding("precision auto", "ok", fastest_tier(device) if settings.precision == "auto" else settings.precision)
-
-
-def _model(spec: ModelSpec) -> Finding:
-    from solrl_core.families.load import FAMILIES, locate
-
-    try:
-        where = locate(spec.location)
-    except ValueError as error:
-        return Finding("model", "missing", str(error), "correct --model")
-    if not Path(where).is_dir():
-        return _hub_model(where, spec.revision)
-    try:
-        index = json.loads(Path(where, "model_index.json").read_text())
-        parts = [name for name, value in index.items() if isinstance(value, list) and value[0] is not None]
-    except (OSError, ValueError, IndexError, AttributeError) as error:
-        return Finding("model", "missing", f"{where}: {error}", "give a folder in diffusers format")
-    if index.get("_class_name") not in FAMILIES:
-        found = f"{where} is a {index.get('_class_name')}"
-        return Finding("model", "missing", found, f"use a model of {', '.join(FAMILIES.names())}")
-    lacking = [part for part in parts if not any(Path(where, part).glob("*"))]
-    if lacking:
-        return Finding("model", "missing", f"{where} lacks {', '.join(lacking)}", "copy the whole folder")
-    return Finding("model", "ok", f"{spec.name} in {where}")
-
-
-def _hub_model(where: str, revision: str | None) -> Finding:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        cached = try_to_load_from_cache(where, "model_index.json", revision=revision)
-    except HFValidationError as error:
-        return Finding("model", "missing", str(error), "correct --model")
-    if isinstance(cached, str):
-        return Finding("model", "ok", f"{where}, in the local hub cache")
-    return Finding("model", "warn", f"{where} is not on this machine", "serve downloads it at the start")
-
-
-def _rewards(settings: Settings) -> Iterator[Finding]:
-    from solrl_core.rewards.base import REWARDS
-
-    for name in settings.rewards:
-        if name in REWARDS:
-            yield Finding(f"reward {name}", "ok", "registered")
-        elif ":" in name:
-            yield Finding(f"reward {name}", "warn", "serve imports it at the start", "check that it is installed")
-        else:
-            known = ", ".join(REWARDS.names())
-            yield Finding(f"reward {name}", "missing", "not registered", f"use one of {known}")
+def check(settings: Settings) -> Iterator[Finding]:
+    """Findings about everything that a service with these settings needs."""
+    token = settings.hf_token.get_secret_value() if settings.hf_token else None
+    yield from diagnosis.machine(settings.device, settings.precision)
+    for spec in settings.models:
+        yield diagnosis.model(spec.location, revision=spec.revision, token=token)
+    yield from diagnosis.rewards(settings.rewards)
+    yield from redis_findings(settings.store_url)
+    yield from _access(settings)
+    yield _port(settings)
 
 
 def redis_findings(url: str | None) -> Iterator[Finding]:

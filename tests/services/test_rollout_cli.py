@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import redis
 from service_helpers import PROGRAM
+from solrl_core.diagnosis import Finding
 from solrl_core.families.load import locate
 from solrl_rollout.cli import main
-from solrl_rollout.doctor import Finding, redis_findings
+from solrl_rollout.doctor import redis_findings
 from solrl_rollout.serve import _warn_of_password
 from solrl_rollout.settings import Settings
 from support.ports import free_port
@@ -156,7 +157,7 @@ def test_the_doctor_finds_no_error_on_this_machine(own_redis: RedisServer) -> No
 
 def test_the_doctor_checks_the_same_redis_settings_as_a_start(own_redis: RedisServer) -> None:
     def found() -> list[Finding]:
-        return [finding for finding in redis_findings(own_redis.url) if finding.part == "redis settings"]
+        return [finding for finding in redis_findings(own_redis.url) if finding.subject == "redis settings"]
 
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("appendonly", "yes")

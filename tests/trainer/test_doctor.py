@@ -1,20 +1,59 @@
-"""`solrl-train doctor`: what each precision is on this machine, and why it is not native."""
+"""`solrl-train doctor`, and that `solrl-rollout doctor` answers alike."""
 
 import pytest
 import solrl_core.precision
+import solrl_rollout.cli
+import solrl_trainer.cli
+from solrl_rollout.doctor import check as check_service
+from solrl_rollout.settings import Settings
 from solrl_trainer.doctor import check
+from support.ports import free_port
+from typed import typed
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
 
 
 def test_precisions_are_named_with_what_stands_in_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str | None:
         raise ValueError("Transformer Engine is broken: OSError: libcublasLt.so.13: undefined symbol")
 
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(solrl_core.precision, "engine_version", broken)
-    rows = {row[0]: row[1:] for row in check("mini-sana", None, "shapes")}
-    assert rows["tier nvfp4"][1].endswith("only a Blackwell GPU has NVFP4 units, this is CPU")
-    assert rows["tier fp8"][1] == "not on this device: it takes an Ada, Hopper or Blackwell GPU"
-    assert rows["tier bf16"][1] == "emulated: bfloat16 weights, float32 arithmetic"
-    assert rows["transformer engine"][0] == "warn"
-    assert "undefined symbol" in rows["transformer engine"][1]
-    assert "until then nvfp4 is emulated" in rows["transformer engine"][2]
+    rows = {finding.subject: finding for finding in check("mini-sana", None, "shapes")}
+    assert rows["tier nvfp4"].found.endswith("only a Blackwell GPU has NVFP4 units, this is CPU")
+    assert rows["tier fp8"].state == "n/a"
+    assert rows["tier fp8"].found == "not on this device: it takes an Ada, Hopper or Blackwell GPU"
+    assert rows["tier bf16"].found == "emulated: bfloat16 weights, float32 arithmetic"
+    assert rows["transformer engine"].state == "warn"
+    assert "undefined symbol" in rows["transformer engine"].found
+    assert "until then nvfp4 is emulated" in rows["transformer engine"].action
+
+
+@pytest.mark.parametrize("model", ["mini-sana", "mini-sanna", "gated/model"])
+def test_both_doctors_answer_alike(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}")
+    own = {"prompts"}
+    there = {"reward clipscore", "adapter store", "access", "port"}
+    ours = [finding for finding in check(model, None, "shapes") if finding.subject not in own]
+    theirs = [finding for finding in check_service(Settings(model=(model,))) if finding.subject not in there]
+    assert ours == theirs
+    codes = {
+        typed(program, "doctor", "--model", model, *more).returncode
+        for program, more in ((solrl_trainer.cli.main, ()), (solrl_rollout.cli.main, ("--port", "0")))
+    }
+    assert codes == {int(model != "mini-sana")}
+
+
+def test_prompts_and_a_service_that_are_not_there_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    rows = {finding.subject: finding for finding in check("mini-sana", url, "shape")}
+    assert rows["prompts"].state == rows["service"].state == "missing"
+    assert "did you mean 'shapes'" in rows["prompts"].found
+    assert url in rows["service"].found
+    assert "solrl-rollout serve" in rows["service"].action
+    (last,) = [finding for finding in check("mini-sana", "htp://x", "shapes") if finding.subject == "service"]
+    assert last.state == "missing"
+    assert "expected http://HOST:PORT" in last.found

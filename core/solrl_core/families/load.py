@@ -47,22 +47,24 @@ MODELS = FolderRegistry(
 _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     (
         (errors.GatedRepoError,),
-        "access was not granted: accept the terms at https://huggingface.co/{where} and pass a token of that account",
+        "access was not granted: accept the terms at https://huggingface.co/{where}, and set HF_TOKEN to a token of "
+        "that account (for the service, SOLRL_HF_TOKEN wins over it)",
     ),
     (
         (errors.RepositoryNotFoundError,),
-        "the hub has no such model, or it is private: check the id, or pass a token that may read it",
+        "the hub has no such model, or it is private: check the id, or set HF_TOKEN to a token that may read it",
     ),
     ((errors.RevisionNotFoundError,), "the model has no such revision on the hub: give one of its commits or tags"),
     (
         (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError),
         "the hub cannot be reached and the model is not in the local cache: check the network and HF_HUB_OFFLINE, "
-        "or run `hf download {where}` on a machine with network access and give the folder",
+        "or run `hf download {where}` on a machine with network access (with HF_TOKEN, if the model is gated) and give "
+        "the folder",
     ),
 )
 _ADVICE_ELSE = (
     "expected a folder in diffusers format (model_index.json, one folder per part, weights as safetensors), "
-    "or a hub id that this machine can reach; for gated models pass a token whose account was granted access"
+    "or a hub id that this machine can reach; for gated models set HF_TOKEN to a token whose account was granted access"
 )
 
 
@@ -113,18 +115,22 @@ def read_options(folder: str) -> ModelOptions:
         raise ValueError(f"{path}: {error}; expected a JSON object with some of: {fields}") from error
 
 
+def advice(error: BaseException, where: str) -> str:
+    """Advice on a failure to load the model `where`, by its first cause that is known."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    known = (words for kinds, words in _ADVICE if any(isinstance(cause, kinds) for cause in causes))
+    return next(known, _ADVICE_ELSE).format(where=where)
+
+
 @contextmanager
 def explained(where: str) -> Iterator[None]:
     """Turn any failure within the block into an OSError that says what to do."""
     try:
         yield
     except Exception as error:
-        causes: list[BaseException] = [error]
-        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-            causes.append(cause)
-        known = (advice for kinds, advice in _ADVICE if any(isinstance(cause, kinds) for cause in causes))
-        advice = next(known, _ADVICE_ELSE).format(where=where)
-        raise OSError(f"cannot load {where!r}: {advice}; original error: {error}") from error
+        raise OSError(f"cannot load {where!r}: {advice(error, where)}; original error: {error}") from error
 
 
 def load_backbone(

@@ -94,12 +94,12 @@ def hub_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
 @pytest.mark.parametrize(
     ("reason", "advice"),
     [
-        (hub_error(errors.GatedRepoError), "accept the terms at https://huggingface.co/some/model and pass a token"),
-        (hub_error(errors.RepositoryNotFoundError), "check the id, or pass a token"),
+        (hub_error(errors.GatedRepoError), "accept the terms at https://huggingface.co/some/model, and set HF_TOKEN"),
+        (hub_error(errors.RepositoryNotFoundError), "check the id, or set HF_TOKEN"),
         (hub_error(errors.RevisionNotFoundError), "no such revision"),
         (errors.OfflineModeIsEnabled("offline"), "run `hf download some/model`"),
         (errors.LocalEntryNotFoundError("not in the cache"), "not in the local cache"),
-        (RuntimeError("something else"), "for gated models pass a token"),
+        (RuntimeError("something else"), "for gated models set HF_TOKEN"),
     ],
 )
 def test_hub_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch, reason: Exception, advice: str) -> None:

@@ -1,0 +1,229 @@
+"""Findings about a machine, with a remedy for everything that is missing: what both programs' `doctor` checks alike."""
+
+import json
+import os
+import platform
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+State = Literal["ok", "n/a", "warn", "missing"]
+"""n/a: this machine has no such thing, and works without it. missing: what was asked for will fail."""
+
+_COLOURS = {"ok": 32, "n/a": 2, "warn": 33, "missing": 31}
+"""State → number of its style in a terminal: green, dim, yellow, red."""
+_STATE, _GAP = max(map(len, _COLOURS)), "  "
+_PACKAGES = ("torch", "diffusers", "transformers", "peft", "safetensors", "huggingface_hub")
+_WEIGHTS = (".safetensors", ".bin")
+_SHARDS = ("diffusion_pytorch_model.safetensors.index.json", "model.safetensors.index.json")
+_HUB_SECONDS = 10.0
+
+
+class Finding(NamedTuple):
+    """One row of the table: the subject, its state, what was found, and what to do about it."""
+
+    subject: str
+    state: State
+    found: str
+    action: str = ""
+
+
+def show(title: str, findings: Iterable[Finding]) -> int:
+    """Print a table of findings, as wide as the terminal; in a file or a pipe every finding is one line.
+
+    Args:
+        title: heading of the table.
+        findings: made while they are read; a package that turns out to be missing is the last one.
+
+    Returns:
+        The exit code: 1 if something is missing, else 0.
+    """
+    rows = list(_as_far_as_installed(findings))
+    fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
+    columns = shutil.get_terminal_size().columns if fixed else sys.maxsize
+    subject = min(max(len(row.subject) for row in rows), columns // 3)
+    text = max(columns - subject - _STATE - 2 * len(_GAP), 10)
+    print(f"{title}\n")
+    for row in rows:
+        what = _folded(row.found, text)
+        if row.action and fixed:
+            what += _folded(f"→ {row.action}", text)
+        elif row.action:
+            what[-1] += f" → {row.action}"
+        cells = zip_longest(_folded(row.subject, subject), [row.state], what, fillvalue="")
+        for name, state, line in cells:
+            print(f"{name:{subject}}{_GAP}{_coloured(state)}{_GAP}{line}".rstrip())
+    return int(any(row.state == "missing" for row in rows))
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Lines of a text, broken between words, and within those that are longer than a line."""
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+
+
+def _coloured(state: str) -> str:
+    padded = f"{state:{_STATE}}"
+    plain = not state or not sys.stdout.isatty() or "NO_COLOR" in os.environ
+    return padded if plain else f"\x1b[{_COLOURS[state]}m{padded}\x1b[0m"
+
+
+def _as_far_as_installed(findings: Iterable[Finding]) -> Iterator[Finding]:
+    try:
+        yield from findings
+    except ImportError as error:
+        action = "install solrl again, with all that it requires"
+        yield Finding(error.name or "a package", "missing", f"not installed: {error}", action)
+
+
+def machine(device: str = "auto", precision: str = "auto") -> Iterator[Finding]:
+    """Findings about software, devices and precisions.
+
+    Args:
+        device: auto, cpu, cuda, cuda:1, …; what the program was told to run on.
+        precision: auto or a precision that the program was told to use.
+    """
+    yield Finding("python", "ok", platform.python_version())
+    yield Finding("packages", "ok", ", ".join(f"{name} {version(name)}" for name in _PACKAGES))
+    yield from _devices(device)
+    yield from _precisions(device, precision)
+
+
+def _devices(device: str) -> Iterator[Finding]:
+    import torch
+
+    count = torch.cuda.device_count()
+    for index in range(count):
+        properties = torch.cuda.get_device_properties(index)
+        memory = f"{properties.total_memory / 2**30:.0f} GiB"
+        found = f"{properties.name}, {memory}, compute capability {properties.major}.{properties.minor}"
+        yield Finding(f"cuda:{index}", "ok", found)
+    if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= count:
+        action = "install a CUDA build of torch and a driver, or choose another device"
+        yield Finding("device", "missing", f"there is no {device}: torch finds {count} CUDA devices", action)
+    elif not count:
+        found = f"no CUDA device; runs on the CPU, with {torch.get_num_threads()} threads"
+        yield Finding("device", "warn", found, "miniatures run; other models need a CUDA GPU")
+
+
+def _precisions(device: str, precision: str) -> Iterator[Finding]:
+    import torch
+
+    from solrl_core.precision import PRECISIONS, engine_version, fastest_tier, probe, supported_tiers
+
+    used = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
+    for tier in PRECISIONS:
+        numerics, how = probe(tier, used)
+        yield Finding(f"tier {tier}", "ok" if numerics else "n/a", f"{numerics}: {how}" if numerics else how)
+    try:
+        engine = engine_version()
+    except ValueError as error:
+        action = "rebuild it for this torch and CUDA; until then nvfp4 is emulated"
+        yield Finding("transformer engine", "warn", str(error), action)
+    else:
+        found = engine or "not installed; native nvfp4 needs it, and a Blackwell GPU"
+        yield Finding("transformer engine", "ok" if engine else "n/a", found)
+    if precision == "auto":
+        yield Finding("precision auto", "ok", fastest_tier(used))
+    elif precision not in supported_tiers(used):
+        action = f"use one of {', '.join(supported_tiers(used))}"
+        yield Finding("precision", "missing", f"{precision} is not on this device", action)
+    else:
+        yield Finding("precision", "ok", precision)
+
+
+def model(name: str, *, revision: str | None = None, token: str | None = None) -> Finding:
+    """Whether a model can be loaded: it is whole on this machine, or the hub would give it.
+
+    Args:
+        name: registered name, local folder in diffusers format, or hub id.
+        revision: hub commit or tag.
+        token: hub token; by default that of HF_TOKEN or `hf auth login`.
+    """
+    from solrl_core.families.load import locate
+
+    try:
+        where = locate(name)
+    except ValueError as error:
+        return Finding("model", "missing", str(error))
+    if Path(where).is_dir():
+        fault = _fault_of_folder(Path(where))
+        if fault:
+            return Finding("model", "missing", f"{name} in {where}: {fault}", "give a whole folder in diffusers format")
+        return Finding("model", "ok", f"{name} in {where}")
+    return _on_hub(where, revision, token)
+
+
+def _on_hub(where: str, revision: str | None, token: str | None) -> Finding:
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    from solrl_core.families.load import advice
+
+    try:
+        cached = try_to_load_from_cache(where, "model_index.json", revision=revision)
+    except errors.HFValidationError as error:
+        return Finding("model", "missing", str(error), "expected a hub id such as owner/name")
+    fault = "it is not in the hub's cache on this machine"
+    if isinstance(cached, str):
+        fault = _fault_of_folder(Path(cached).parent)
+        if not fault:
+            return Finding("model", "ok", f"{where}, in the hub's cache on this machine")
+        fault = f"in the hub's cache on this machine {fault}"
+    try:
+        url = hf_hub_url(where, "model_index.json", revision=revision)
+        get_hf_file_metadata(url, token=token, timeout=_HUB_SECONDS)
+    except errors.EntryNotFoundError:
+        action = "the hub has no model_index.json there: give the id of a model in diffusers format"
+        return Finding("model", "missing", f"{where}: {fault}", action)
+    except errors.HfHubHTTPError as error:
+        return Finding("model", "missing", f"{where}: {fault}", advice(error, where))
+    except Exception as error:  # of the HTTP library, which is another in other versions of huggingface_hub
+        unreachable = errors.LocalEntryNotFoundError(str(error))
+        return Finding("model", "missing", f"{where}: {fault}", advice(unreachable, where))
+    action = f"the start downloads it; `hf download {where}` does so now"
+    return Finding("model", "warn", f"{where}: {fault}", action)
+
+
+def _fault_of_folder(folder: Path) -> str:
+    """The fault by which a folder is no whole model in diffusers format; empty if it is one."""
+    from solrl_core.families.load import family_of
+
+    try:
+        index = json.loads((folder / "model_index.json").read_text())
+        parts = [name for name, value in index.items() if _is_part(value)]
+        family_of(index.get("_class_name"), "model_index.json")
+    except (OSError, ValueError, AttributeError) as error:
+        return str(error)
+    lacking = [part for part in parts if not _is_whole(folder / part)]
+    return f"there is no {', '.join(lacking)}, or it is not whole" if lacking else ""
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and value[0] is not None
+
+
+def _is_whole(part: Path) -> bool:
+    """Whether the folder of a part has files; a model's, also its weights."""
+    files = {path.name for path in part.glob("*") if path.exists()}
+    weighed = "config.json" not in files or any(name.endswith(_WEIGHTS) for name in files)
+    shards = {
+        shard for name in files & set(_SHARDS) for shard in json.loads((part / name).read_text())["weight_map"].values()
+    }
+    return bool(files) and weighed and shards <= files
+
+
+def rewards(names: Sequence[str]) -> Iterator[Finding]:
+    """Whether rewards can be imported. Their weights are not looked for."""
+    from solrl_core.rewards.base import REWARDS
+
+    for name in names:
+        try:
+            found = REWARDS.find(name)
+        except ValueError as error:
+            yield Finding(f"reward {name}", "missing", str(error))
+        else:
+            yield Finding(f"reward {name}", "ok", f"in {getattr(found, '__module__', type(found).__module__)}")

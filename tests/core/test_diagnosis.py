@@ -1,0 +1,200 @@
+"""Findings of both `doctor` commands: models in folders, in the hub's cache and on the hub; the printed table."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from solrl_core import diagnosis
+from solrl_core.diagnosis import Finding
+from solrl_core.families.load import locate
+from solrl_core.precision import PrecisionSupport
+
+COMMIT = "0" * 40
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that gives one file of `open/model`, to `gated/model` only with a token, and none of the others."""
+
+    def do_HEAD(self) -> None:
+        repository = "/".join(self.path.split("/")[1:3])
+        granted = repository == "gated/model" and self.headers.get("Authorization") == "Bearer hf_good"
+        faults = {"gated/model": (403, "GatedRepo"), "plain/model": (404, "EntryNotFound")}
+        status, fault = faults.get(repository, (401, "RepoNotFound"))
+        if granted or repository == "open/model":
+            self.send_response(200)
+            self.send_header("ETag", '"1"')
+            self.send_header("X-Repo-Commit", COMMIT)
+        else:
+            self.send_response(status)
+            self.send_header("X-Error-Code", fault)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache on this machine, empty; nothing else is reachable."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub that answers."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def cached(cache: Path, name: str) -> Path:
+    """A whole model in the hub's cache."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    return Path(shutil.copytree(locate("mini-sana"), repository / "snapshots" / COMMIT))
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "action"),
+    [
+        ("gated/model", "missing", "accept the terms at https://huggingface.co/gated/model, and set HF_TOKEN"),
+        ("private/model", "missing", "set HF_TOKEN to a token that may read it"),
+        ("plain/model", "missing", "no model_index.json there"),
+        ("open/model", "warn", "`hf download open/model`"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_a_model_of_the_hub_is_not_ok_before_it_is_here(name: str, state: str, action: str) -> None:
+    finding = diagnosis.model(name)
+    assert finding.state == state
+    assert finding.found == f"{name}: it is not in the hub's cache on this machine"
+    assert action in finding.action
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_gated_model_is_given_to_a_token() -> None:
+    assert diagnosis.model("gated/model", token="hf_good").state == "warn"
+    assert diagnosis.model("gated/model", token="hf_other").state == "missing"
+
+
+@pytest.mark.usefixtures("cache")
+def test_without_a_network_a_model_is_missing_and_the_token_is_named() -> None:
+    finding = diagnosis.model("gated/model")
+    assert finding.state == "missing"
+    assert "the hub cannot be reached" in finding.action
+    assert "HF_TOKEN" in finding.action
+
+
+def test_a_model_in_the_hubs_cache_is_ok_when_it_is_whole(cache: Path) -> None:
+    folder = cached(cache, "some/model")
+    assert diagnosis.model("some/model") == Finding("model", "ok", "some/model, in the hub's cache on this machine")
+    # As `solrl-rollout memory` leaves it, which needs no weights.
+    for weights in folder.glob("*/*.safetensors"):
+        weights.unlink()
+    finding = diagnosis.model("some/model")
+    assert finding.state == "missing"
+    assert "there is no text_encoder, transformer, vae, or it is not whole" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("lost", "fault"),
+    [
+        ("model_index.json", "No such file"),
+        ("tokenizer", "there is no tokenizer"),
+        ("vae/diffusion_pytorch_model.safetensors", "there is no vae"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_not_ok(tmp_path: Path, lost: str, fault: str) -> None:
+    folder = Path(shutil.copytree(locate("mini-sana"), tmp_path / "mine"))
+    assert diagnosis.model(str(folder)).state == "ok"
+    path = folder / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    finding = diagnosis.model(str(folder))
+    assert (finding.state, finding.action) == ("missing", "give a whole folder in diffusers format")
+    assert fault in finding.found
+
+
+def test_a_missing_shard_is_found(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(locate("mini-sana"), tmp_path / "mine"))
+    part = folder / "transformer"
+    whole = part / "diffusion_pytorch_model.safetensors"
+    whole.rename(part / "diffusion_pytorch_model-00001-of-00002.safetensors")
+    shards = {str(i): f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)}
+    (part / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert "there is no transformer" in diagnosis.model(str(folder)).found
+    (part / shards["2"]).write_bytes(b"")
+    assert diagnosis.model(str(folder)).state == "ok"
+
+
+def test_names_that_are_near_are_suggested() -> None:
+    assert "did you mean 'mini-sana'" in diagnosis.model("mini-sanna").found
+    (finding,) = diagnosis.rewards(["clipscor"])
+    assert finding.state == "missing"
+    assert "did you mean 'clipscore'" in finding.found
+
+
+def test_a_device_or_a_precision_that_is_not_there_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    rows = {finding.subject: finding for finding in diagnosis.machine("cuda:1", "fp8")}
+    assert rows["device"].state == rows["precision"].state == "missing"
+    assert rows["tier fp8"].state == "n/a"
+    assert rows["precision"].action == "use one of nvfp4, bf16"
+    rows = {finding.subject: finding for finding in diagnosis.machine()}
+    assert rows["device"].state == "warn"
+    assert "missing" not in {finding.state for finding in rows.values()}
+
+
+def test_a_native_tier_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = PrecisionSupport("native", "on tensor cores")
+    monkeypatch.setattr("solrl_core.precision.probe", lambda precision, device: native)
+    rows = {finding.subject: finding for finding in diagnosis.machine("cpu")}
+    assert rows["tier fp8"] == Finding("tier fp8", "ok", "native: on tensor cores")
+
+
+LONG = Finding(
+    "model", "missing", "got [name=]location " + "/a/long/folder" * 20, "do [this] " + "and that " * 20 + "END"
+)
+
+
+@pytest.mark.parametrize("columns", ["40", "80", None])
+def test_nothing_of_a_finding_is_cut(
+    columns: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert diagnosis.show("doctor", [Finding("python", "ok", "3.11"), LONG]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    text = "".join("".join(lines).split())
+    for part in (LONG.found, LONG.action):
+        assert "".join(part.split()) in text.replace("model", "").replace("missing", "")
+    assert columns is None or max(map(len, lines)) <= int(columns)
+    assert "…" not in text
+    if columns is None:
+        assert any(LONG.found in line and LONG.action in line for line in lines)
+
+
+def test_a_package_that_is_missing_is_the_last_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    def findings() -> Iterator[Finding]:
+        yield Finding("python", "ok", "3.11")
+        import no_such_package  # noqa: F401
+
+    assert diagnosis.show("doctor", findings()) == 1
+    assert "no_such_package" in capsys.readouterr().out
+    assert diagnosis.show("doctor", [Finding("a", "warn", "b", "c"), Finding("d", "n/a", "e")]) == 0
