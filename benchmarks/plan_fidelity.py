@@ -34,11 +34,13 @@ from solrl_core.selection import best_worst
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
-from solrl_trainer.calibrate import fit_solvers, score_group
+from solrl_trainer.calibrate import fit_solvers
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import paired_gain
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.rollouts.candidates import PlannedCandidates
+from solrl_trainer.rollouts.scoring import Scorer
 
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
@@ -196,10 +198,11 @@ def really_pruned(
     A candidate that only one of the two keeps counts as infinitely different.
     """
     found = []
+    scorer = Scorer(rewards, [spec.name for spec in config.trained], config.trained)
     for steps, after, keep in grid(len(seeds)):
         by = None if steps == STEPS else solver
         plan = Plan(steps=steps, fitted=by, precision="nvfp4", prune=Prune(after=after, keep=keep))
-        product = score_group(proxy, rewards, config, plan, prompt, seeds)
+        product = PlannedCandidates(proxy, plan, scorer).scores(prompt, seeds)
         final = scores[f"{steps}/{steps}"][0]
         ours = pruned(scores[f"{steps}/{after}"][0], final, keep)
         same = bool((product.isnan() == ours.isnan()).all())

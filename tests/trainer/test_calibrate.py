@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from PIL import Image
 from solrl_core.errors import MismatchError
@@ -11,17 +10,17 @@ from solrl_core.families import load_backbone
 from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.fitting import SCHEDULES, identity_solver
 from solrl_core.generator import Generator
-from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import Plan, Prune
 from solrl_trainer import calibrate as module
-from solrl_trainer.calibrate import calibrate, fit_solvers, plans, score_group
+from solrl_trainer.calibrate import calibrate, fit_solvers, plans
 from solrl_trainer.presets import ConfigError, resolve
-from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.frontier import frontier
 from solrl_trainer.rollouts.agreement import check_bindings
+from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.source import exploration_plan
 
 PRESET = "mini-sana/sol_rl/clipscore"
+TRAINED_ON_THEMSELVES = ("explore.source=local", "regenerate.at=none", "explore.prune=null")
 SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4")
 
 
@@ -46,20 +45,6 @@ def test_solvers_are_fitted_to_the_recipes_own_steps_on_training_prompts() -> No
     texts, seeds = ["a red circle"] * 8, list(range(8))
     ends = [generator.generate(texts, seeds, steps=4, solver=by, decode=False).latents for by in (solver, "euler")]
     assert float((ends[0] - ends[1]).square().mean() / ends[1].square().mean()) < 1e-3
-
-
-def test_survivors_score_as_in_a_whole_group() -> None:
-    config = resolve(PRESET, overrides=SMALL).config
-    backbone = load_backbone("mini-sana")
-    generator, rewards = Generator(backbone, "bf16"), RewardSet.load(["clipscore"], backbone)
-    prompt = read_prompts(find_prompts("shapes"), "test")[0]
-    whole = Plan(steps=4)
-    pruned = whole.model_copy(update={"prune": Prune(after=2, keep=8)})
-    full, part = (score_group(generator, rewards, config, plan, prompt, range(24)) for plan in (whole, pruned))
-    made = ~part.isnan()
-    assert int(made.sum()) == 8
-    assert not full.isnan().any()
-    assert torch.allclose(part[made], full[made], atol=1e-4)
 
 
 @pytest.mark.slow
@@ -102,8 +87,8 @@ def test_a_fitted_plan_is_written_so_that_a_run_takes_it(tmp_path: Path, monkeyp
     assert asked == Plan.model_validate(chosen)
     with pytest.raises(ConfigError, match="steps is 6, but the solver was fitted for 4"):
         resolve(PRESET, overrides=["explore.steps=6"], files={"file": written})
-    with pytest.raises(ConfigError, match="for exploration at a service"):
-        resolve(PRESET, overrides=["explore.source=local", "explore.prune=null"], files={"file": written})
+    with pytest.raises(ConfigError, match=r"explore\.fitted makes cheap candidates"):
+        resolve(PRESET, overrides=TRAINED_ON_THEMSELVES, files={"file": written})
 
 
 def test_a_plan_is_bound_to_the_model_and_settings_it_was_measured_with(
@@ -136,8 +121,8 @@ def test_it_measures_on_training_prompts_that_no_solver_was_fitted_on(
     (prompts / "test.txt").write_text("a white star\n")
     config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16", f"prompts={prompts}"]).config
     scored: list[str] = []
-    whole = module.score_group
-    monkeypatch.setattr(module, "score_group", lambda *given: (scored.append(given[4].text), whole(*given))[1])
+    scores = PlannedCandidates.scores
+    monkeypatch.setattr(PlannedCandidates, "scores", lambda own, p, s: (scored.append(p.text), scores(own, p, s))[1])
     notes: list[str] = []
     calibrate(config, tmp_path, notes.append, prompts=1, wanted=0.0)
     assert set(scored) == {"a green triangle"}

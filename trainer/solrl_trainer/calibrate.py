@@ -17,8 +17,6 @@ from solrl_core.fitting import SCHEDULES, fit, make_examples
 from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import weighted_sum
-from solrl_core.selection import best_worst
 from solrl_proto.identifiers import Tier
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, ModelBinding, Plan, Precision, PromptItem, Prune
@@ -28,6 +26,8 @@ from solrl_trainer.evaluation import mean_interval
 from solrl_trainer.preflight import require_judges
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.frontier import write_frontier
+from solrl_trainer.rollouts.candidates import PlannedCandidates
+from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.session import pick_device
 
 STEPS = (2, 3, 4, 6, 8)
@@ -121,13 +121,14 @@ def calibrate(
     rewards = RewardSet.load(list(config.rewards), backbone, options)
     if prompts < FEW_PROMPTS:
         note(f"{prompts} prompts are few: the intervals may be too narrow (--prompts {FEW_PROMPTS} or more)")
+    scorer = Scorer(rewards, [spec.name for spec in config.trained], config.trained)
     explore = config.explore
     seeds = {
         prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in measured_on
     }
 
     def scores(generator: Generator, plan: Plan, prompt: PromptItem) -> torch.Tensor:
-        return score_group(generator, rewards, config, plan, prompt, seeds[prompt.id])
+        return PlannedCandidates(generator, plan, scorer).scores(prompt, seeds[prompt.id])
 
     truth = Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance)
     true_generator = Generator(backbone, "bf16")
@@ -165,33 +166,6 @@ def _prompts(config: RunConfig, count: int) -> list[PromptItem]:
             f"{FITTED_PROMPTS} to fit solvers on and {count} others to measure on (--prompts)"
         )
     return train[FITTED_PROMPTS : FITTED_PROMPTS + count]
-
-
-def score_group(
-    generator: Generator,
-    rewards: RewardSet,
-    config: RunConfig,
-    plan: Plan,
-    prompt: PromptItem,
-    seeds: Sequence[int],
-) -> torch.Tensor:
-    """Scores [N] of a prompt's candidates under a plan, computed as in the service; NaN for pruned ones."""
-
-    def score(images: torch.Tensor) -> torch.Tensor:
-        count = len(images)
-        each = rewards.score(rewards.names, images, [prompt.text] * count, [prompt.metadata] * count)
-        return weighted_sum(each, {spec.name: spec.weight for spec in config.trained})
-
-    settings: dict[str, Any] = {"steps": plan.steps, "solver": plan.fitted or plan.solver, "guidance": plan.guidance}
-    if plan.prune is None:
-        return score(generator.generate(prompt.text, seeds, **settings).images)
-    halfway = generator.generate(prompt.text, seeds, until=plan.prune.after, **settings)
-    places = sorted(best_worst(score(halfway.images), plan.prune.keep))
-    start = halfway.trajectory.rows(places)
-    ended = generator.generate(prompt.text, [seeds[i] for i in places], start=start, **settings)
-    scores = torch.full((len(seeds),), torch.nan)
-    scores[places] = score(ended.images)
-    return scores
 
 
 def name(plan: Plan) -> str:

@@ -1,11 +1,12 @@
 """Regeneration: the samples that an algorithm trains on, from selected seeds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from solrl_core.generator import Generator
 from solrl_core.solvers import SolverSpec
 
+from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection
 
 
@@ -19,6 +20,7 @@ class Sampler:
         solver: the run's solver, or that of the algorithm's training data.
         guidance: guidance scale; 1.0 disables guidance.
         record: record every step.
+        limit: largest number of samples in a batch.
     """
 
     generator: Generator
@@ -26,11 +28,20 @@ class Sampler:
     solver: SolverSpec
     guidance: float
     record: bool = False
+    limit: BatchLimit = field(default_factory=BatchLimit)
 
     def sample(self, text: str, seeds: Sequence[int]) -> GroupSamples:
         """Generate samples of a prompt, one per seed."""
-        generated = self.generator.generate(
-            text, seeds, steps=self.steps, solver=self.solver, guidance=self.guidance, record=self.record
+        generated = self.limit.run(
+            lambda size: self.generator.generate(
+                text,
+                seeds,
+                steps=self.steps,
+                solver=self.solver,
+                guidance=self.guidance,
+                batch_limit=size,
+                record=self.record,
+            )
         )
         return GroupSamples(generated.latents, generated.images, generated.recording)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
 from solrl_proto.rollouts import PromptItem, RewardSpec
@@ -28,7 +29,11 @@ class Scorer:
         """Apply every reward to a prompt's samples. Samples with scores are returned unchanged."""
         if isinstance(samples, ScoredSamples):
             return samples
-        images, count = samples.images, len(samples.images)
+        score, rewards = self.rate(prompt, samples.images)
+        return ScoredSamples(samples.latents, samples.images.cpu(), samples.recording, score, rewards)
+
+    def rate(self, prompt: PromptItem, images: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Scores [N] of images [N, 3, H, W] of a prompt, and each reward by name [N]."""
+        count = len(images)
         rewards = self._rewards.score(self._names, images, [prompt.text] * count, [prompt.metadata] * count)
-        score = weighted_sum(rewards, self._weights)
-        return ScoredSamples(samples.latents, images.cpu(), samples.recording, score, rewards)
+        return weighted_sum(rewards, self._weights), rewards

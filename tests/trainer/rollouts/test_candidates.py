@@ -1,0 +1,81 @@
+"""Candidates by an exploration plan on this device: pruned as a group, in batches that fit into memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from solrl_core.families import Backbone
+from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
+from solrl_core.rewards import RewardSet
+from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
+from solrl_trainer.rollouts.batch_limit import BatchLimit
+from solrl_trainer.rollouts.candidates import PlannedCandidates
+from solrl_trainer.rollouts.regenerate import Sampler
+from solrl_trainer.rollouts.scoring import Scorer
+
+PROMPT = PromptItem(id="p", text="a red circle")
+SEEDS = range(CHUNK_SIZE + 6)
+PRUNED = Plan(steps=4, prune=Prune(after=2, keep=8))
+
+
+@pytest.fixture(scope="module")
+def generator(loaded: Backbone) -> Generator:
+    return Generator(loaded, "bf16")
+
+
+@pytest.fixture(scope="module")
+def scorer(loaded: Backbone) -> Scorer:
+    return Scorer(RewardSet.load(["clipscore"], loaded), ["clipscore"], [RewardSpec(name="clipscore")])
+
+
+def test_survivors_score_as_in_a_whole_group(generator: Generator, scorer: Scorer) -> None:
+    maker = PlannedCandidates(generator, PRUNED, scorer)
+    whole, pruned = maker.scores(PROMPT, SEEDS, whole=True), maker.scores(PROMPT, SEEDS)
+    made = ~pruned.isnan()
+    assert int(made.sum()) == 8
+    assert not whole.isnan().any()
+    assert torch.allclose(pruned[made], whole[made], atol=1e-4)
+    group = maker.group(PROMPT, SEEDS)
+    assert [score is not None for score in group.scores] == made.tolist()
+    assert (list(group.seeds), group.samples) == (list(SEEDS), None)
+
+
+def test_the_images_are_those_that_were_scored(generator: Generator, scorer: Scorer) -> None:
+    maker = PlannedCandidates(generator, PRUNED, scorer)
+    scores = maker.scores(PROMPT, SEEDS, whole=True)
+    again, _ = scorer.rate(PROMPT, maker.images(PROMPT, SEEDS[3:9]))
+    assert torch.allclose(again, scores[3:9], atol=1e-4)
+
+
+class Small:
+    """A generator on a device that holds only so many candidates at once."""
+
+    def __init__(self, generator: Generator, most: int) -> None:
+        self.generator = generator
+        self.most = most
+        self.batches: list[int] = []
+
+    def generate(self, prompt: str, seeds: Sequence[int], *, batch_limit: int, **settings: Any) -> GeneratorOutput:
+        self.batches.append(batch_limit)
+        if min(batch_limit, len(seeds)) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.generator.generate(prompt, seeds, batch_limit=batch_limit, **settings)
+
+
+def test_where_memory_runs_out_batches_get_smaller(generator: Generator, scorer: Scorer) -> None:
+    notes: list[str] = []
+    small = Small(generator, 7)
+    maker = PlannedCandidates(small, PRUNED, scorer, BatchLimit(notes.append))  # type: ignore[arg-type]
+    found = maker.scores(PROMPT, SEEDS)
+    expected = PlannedCandidates(generator, PRUNED, scorer).scores(PROMPT, SEEDS)
+    assert torch.allclose(found, expected, atol=1e-5, equal_nan=True)
+    assert small.batches == [24, 12, *[6] * 3]
+    assert notes == [
+        "memory ran out with 24 candidates in a batch; the limit is now 12",
+        "memory ran out with 12 candidates in a batch; the limit is now 6",
+    ]
+    sampler = Sampler(Small(generator, 0), 2, "euler", 1.0)  # type: ignore[arg-type]
+    with pytest.raises(torch.OutOfMemoryError):
+        sampler.sample("a red circle", [1, 2])
+    assert sampler.limit.size == 1

@@ -1,0 +1,133 @@
+"""Candidates of a prompt, generated on this device: by an exploration plan, or full-length for training."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
+from solrl_core.sampler import Trajectory
+from solrl_core.selection import best_worst
+from solrl_proto.rollouts import Plan, PromptItem
+
+from solrl_trainer.rollouts.batch_limit import BatchLimit
+from solrl_trainer.rollouts.groups import CandidateGroup
+from solrl_trainer.rollouts.regenerate import Sampler
+from solrl_trainer.rollouts.scoring import Scorer
+
+
+class CandidateMaker(Protocol):
+    """Generates and scores the candidates of a prompt under the behaviour policy."""
+
+    @property
+    def generator(self) -> Generator:
+        """Generator with the behaviour policy merged."""
+
+    def group(self, prompt: PromptItem, seeds: Sequence[int], *, whole: bool = False) -> CandidateGroup:
+        """Generate and score the group of these seeds; `whole` disables pruning."""
+
+    def images(self, prompt: PromptItem, seeds: Sequence[int]) -> torch.Tensor:
+        """Images of these candidates, float32 [N, 3, H, W] in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class PlannedCandidates:
+    """Candidates by an exploration plan; only their scores are kept.
+
+    Chunks, pruning and scoring are those of a rollout service, so equal devices give equal scores.
+
+    Attributes:
+        generator: generator with the behaviour policy merged.
+        plan: exploration plan; the generator sets the precision.
+        scorer: scorer of the trained rewards.
+        limit: largest number of candidates in a batch.
+    """
+
+    generator: Generator
+    plan: Plan
+    scorer: Scorer
+    limit: BatchLimit = field(default_factory=BatchLimit)
+
+    def group(self, prompt: PromptItem, seeds: Sequence[int], *, whole: bool = False) -> CandidateGroup:
+        """Generate and score the group of these seeds; `whole` disables pruning."""
+        scores = self.scores(prompt, seeds, whole=whole).tolist()
+        return CandidateGroup(prompt, seeds, [None if math.isnan(score) else score for score in scores])
+
+    def scores(self, prompt: PromptItem, seeds: Sequence[int], *, whole: bool = False) -> torch.Tensor:
+        """Scores [N] of the candidates of these seeds, NaN for pruned candidates; `whole` disables pruning."""
+        prune = None if whole else self.plan.prune
+        if prune is None:
+            return self._completed(prompt, seeds)
+        parts, predicted = [], []
+        for rows in _chunks(len(seeds)):
+            halfway = self._generate(prompt, seeds[rows], until=prune.after)
+            parts.append(halfway.trajectory)
+            predicted.append(self._score(prompt, halfway.images))
+        places = sorted(best_worst(torch.cat(predicted), min(prune.keep, len(seeds))))
+        survivors = Trajectory.join(parts).rows(places)
+        scores = torch.full((len(seeds),), torch.nan)
+        scores[places] = self._completed(prompt, [seeds[place] for place in places], survivors)
+        return scores
+
+    def images(self, prompt: PromptItem, seeds: Sequence[int]) -> torch.Tensor:
+        """Images of these candidates, float32 [N, 3, H, W] in [0, 1]."""
+        return self._generate(prompt, seeds).images.cpu()
+
+    def _completed(self, prompt: PromptItem, seeds: Sequence[int], start: Trajectory | None = None) -> torch.Tensor:
+        def score(rows: slice) -> torch.Tensor:
+            return self._score(prompt, self._generate(prompt, seeds[rows], start=start and start.rows(rows)).images)
+
+        return torch.cat([score(rows) for rows in _chunks(len(seeds))])
+
+    def _generate(
+        self, prompt: PromptItem, seeds: Sequence[int], *, start: Trajectory | None = None, until: int | None = None
+    ) -> GeneratorOutput:
+        plan = self.plan
+        return self.limit.run(
+            lambda size: self.generator.generate(
+                prompt.text,
+                seeds,
+                steps=plan.steps,
+                solver=plan.fitted or plan.solver,
+                guidance=plan.guidance,
+                start=start,
+                until=until,
+                batch_limit=size,
+            )
+        )
+
+    def _score(self, prompt: PromptItem, images: torch.Tensor) -> torch.Tensor:
+        score, _ = self.scorer.rate(prompt, images)
+        return score
+
+
+@dataclass(frozen=True)
+class TrainedCandidates:
+    """Full-length candidates, which training uses as they are.
+
+    Attributes:
+        sampler: sampler of the generator with the behaviour policy merged.
+        scorer: scorer of all rewards, trained or only logged.
+    """
+
+    sampler: Sampler
+    scorer: Scorer
+
+    @property
+    def generator(self) -> Generator:
+        """Generator with the behaviour policy merged."""
+        return self.sampler.generator
+
+    def group(self, prompt: PromptItem, seeds: Sequence[int], *, whole: bool = False) -> CandidateGroup:
+        """Generate and score the group of these seeds; there is no pruning."""
+        samples = self.scorer.score(prompt, self.sampler.sample(prompt.text, seeds))
+        return CandidateGroup(prompt, seeds, samples.scores.tolist(), samples)
+
+    def images(self, prompt: PromptItem, seeds: Sequence[int]) -> torch.Tensor:
+        """Images of these candidates, float32 [N, 3, H, W] in [0, 1]."""
+        return self.sampler.sample(prompt.text, seeds).images.cpu()
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    return (slice(start, start + CHUNK_SIZE) for start in range(0, count, CHUNK_SIZE))
