@@ -208,6 +208,22 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(trained: Trained, config:
         checkpoints.latest(config.output, config)
 
 
+def test_a_run_that_trained_on_its_candidates_before_there_was_a_choice_is_resumed(
+    trained: Trained, tmp_path: Path
+) -> None:
+    config = tiny_config("explore.source=local", "regenerate.at=none", output=tmp_path)
+    write(trained, config, 1)
+    file = config.output / "000001" / "config.json"
+    saved = json.loads(file.read_text())
+    del saved["regenerate"]["at"]
+    file.write_text(json.dumps(saved))
+    file.with_name("checksums.json").unlink()
+    assert checkpoints.latest(config.output, config) is not None
+    two_stage = config.model_copy(update={"regenerate": config.regenerate.model_copy(update={"at": "trainer"})})
+    with pytest.raises(ValueError, match=r"regenerate: then .*'at': 'none'.*now .*'at': 'trainer'"):
+        checkpoints.latest(config.output, two_stage)
+
+
 def test_the_files_are_safetensors_and_json_alone(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     files = {path.name for path in (config.output / "000001").iterdir()}

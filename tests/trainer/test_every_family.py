@@ -126,18 +126,19 @@ def test_the_trained_reward_alone_shapes_the_advantages(finished: Finished) -> N
         assert not torch.allclose(finished.samples.advantages, advantages(name), atol=1e-2), name
 
 
-def test_a_run_ends_with_result_and_report_though_the_service_kept_one_version(
+def test_the_report_shows_explored_images_though_the_service_kept_one_version(
     finished: Finished, service: RunningService
 ) -> None:
     folder, run = finished.config.output, finished.config.run
     held = service.client.get(f"/v1/runs/{run}/adapters").json()
     assert [info["version"] for info in held["versions"]] == [1]
-    (note,) = (line for line in finished.said.splitlines() if line.startswith("the report does not show"))
-    assert "version 0" in note
+    assert "the report does not show" not in finished.said
     assert json.loads((folder / "result.json").read_text()) == finished.summary
     assert finished.summary["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded"}
     gallery = load_gallery(folder)
-    assert (len(gallery.before), len(gallery.after), gallery.pairs, gallery.explored) == (2, 2, [], None)
+    assert (len(gallery.before), len(gallery.after), len(gallery.pairs)) == (2, 2, 8)
+    assert gallery.explored is not None
+    assert gallery.explored.shape == gallery.before[:1].expand(8, -1, -1, -1).shape
     assert (folder / "grid.png").stat().st_size > 1000
     assert finished.config.preset in (folder / "report.html").read_text()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from solrl_core.precision import fastest_tier, tiers
-from solrl_proto.models import ModelInfo, PrecisionInfo
+from solrl_proto.identifiers import Tier
 from solrl_proto.rollouts import Precision
 from solrl_trainer.calibrate import explored_tiers
 from solrl_trainer.config import RunConfig
@@ -67,16 +67,17 @@ def test_calibrate_measures_an_emulation_by_name_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "numerics", "warned"),
+    ("precision", "emulated", "warned"),
     [
-        ("nvfp4", "emulated", True),
-        ("nvfp4", "native", False),
-        ("auto", "emulated", False),
-        ("bf16", "emulated", False),
+        ("nvfp4", ["nvfp4", "bf16"], True),
+        ("nvfp4", ["bf16"], False),
+        ("auto", ["nvfp4"], False),
+        ("bf16", ["nvfp4", "bf16"], False),
     ],
 )
-def test_a_run_that_names_an_emulation_is_told_what_it_costs(precision: Precision, numerics: str, warned: bool) -> None:
-    info = PrecisionInfo(precision="nvfp4", numerics=numerics, how="", quantized_share=0.9)
+def test_a_run_that_names_an_emulation_is_told_what_it_costs(
+    precision: Precision, emulated: list[Tier], warned: bool
+) -> None:
     notes: list[str] = []
-    note_emulation(ModelInfo.model_construct(precisions=(info,)), precision, notes.append)
+    note_emulation(emulated, precision, notes.append)
     assert [("slower than BF16" in note) for note in notes] == [True] * warned

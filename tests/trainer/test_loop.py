@@ -26,11 +26,11 @@ from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.prompts import prompts_of_iteration, read_prompts
 from solrl_trainer.records import IterationRecord
-from solrl_trainer.report.images import from_png
 from solrl_trainer.rollouts.adapter_supply import AdapterSupply
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import GroupSelection
 from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.png import from_png
 from solrl_trainer.rollouts.source import rollout_source
 from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst

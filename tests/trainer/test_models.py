@@ -4,13 +4,14 @@ import pytest
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
-from solrl_trainer.models import Models
+from solrl_trainer import models as models_module
+from solrl_trainer.models import Models, explored_precision
 from training_helpers import tiny_config
 
 
 @pytest.fixture
 def models(backbone: Backbone) -> Models:
-    return Models.build(backbone, tiny_config(), note=print)
+    return Models.build(backbone, tiny_config(), print)
 
 
 def changed(models: Models, seed: int) -> bytes:
@@ -42,16 +43,53 @@ def test_the_behaviour_policy_is_merged_again_after_another_was_served(models: M
     assert same(weights(models.generator), behaviour)
 
 
-def test_a_generator_of_another_precision_keeps_the_behaviour_policy_meanwhile(backbone: Backbone) -> None:
-    models = Models.build(backbone, tiny_config(), precision="nvfp4", note=print)
-    assert (models.generator.precision, models.behaviour.precision) == ("bf16", "nvfp4")
-    base = weights(models.generator)
+def test_what_explores_here_at_another_precision_has_the_behaviour_policy_too(backbone: Backbone) -> None:
+    models = Models.build(backbone, tiny_config("explore.source=local", "explore.precision=nvfp4"), print)
+    both = (models.generator, models.explorer)
+    assert [generator.precision for generator in both] == ["bf16", "nvfp4"]
+    bases = [weights(generator) for generator in both]
     models.merge_behaviour(changed(models, 1))
-    behaviour = weights(models.behaviour)
-    assert same(weights(models.generator), base)
+    behaviours = [weights(generator) for generator in both]
+    assert not any(same(behaviour, base) for behaviour, base in zip(behaviours, bases, strict=True))
     with models.serving(None):
-        assert same(weights(models.behaviour), behaviour)
-    assert same(weights(models.behaviour), behaviour)
+        assert same(weights(models.generator), bases[0])
+        assert same(weights(models.explorer), behaviours[1])
+    assert same(weights(models.generator), behaviours[0])
+    assert same(weights(models.explorer), behaviours[1])
+
+
+def test_unadapted_weights_are_held_once(backbone: Backbone) -> None:
+    models = Models.build(backbone, tiny_config("explore.source=local", "explore.precision=nvfp4"), print)
+    held = [
+        {weight.data_ptr() for weight in transformer.parameters()}
+        for transformer in (models.generator.transformer, models.explorer.transformer, models.policy.transformer)
+    ]
+    plain = {
+        weight.data_ptr()
+        for name, weight in models.generator.transformer.named_parameters()
+        if not name.endswith(".weight") or name.removesuffix(".weight") not in models.generator.layout
+    }
+    unquantised = plain & held[1]
+    assert plain <= held[2]
+    assert unquantised
+    assert held[0] - plain
+    assert not (held[0] - plain) & (held[1] | held[2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "precision"),
+    [
+        (("explore.source=service", "explore.precision=nvfp4"), "bf16"),
+        (("explore.source=local", "explore.precision=auto"), "fp8"),
+        (("explore.source=local", "explore.precision=nvfp4"), "nvfp4"),
+        (("explore.source=local", "regenerate.at=none", "explore.precision=auto"), "bf16"),
+    ],
+)
+def test_cheap_candidates_are_made_at_the_fastest_native_precision(
+    settings: tuple[str, ...], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models_module, "fastest_tier", lambda device: "fp8")
+    assert explored_precision(tiny_config(*settings), torch.device("cuda")) == precision
 
 
 def test_generators_bind_the_base_and_not_the_policy(models: Models) -> None:

@@ -248,9 +248,31 @@ def test_a_model_is_asked_for_by_the_name_that_the_service_gives_it(model: str, 
         (["explore.prune={after: 6, keep: 48}"], "prune is after 6 of 6 steps"),
         (["explore.prune={after: 2, keep: 12}"], "at least the 24 that are selected"),
         (["explore.prune={after: 2}"], "keep"),
-        (["explore.prune={after: 2, keep: 48}", "explore.source=local"], "exploration at a service"),
+        (
+            ["explore.prune={after: 2, keep: 48}", "explore.source=local", "regenerate.at=none"],
+            r"setting regenerate .*explore\.prune makes cheap candidates, and with at=none they are trained on",
+        ),
     ],
 )
 def test_a_pruning_that_cannot_be_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         resolve(PRESET, overrides=overrides)
+
+
+def test_candidates_of_a_service_cannot_be_trained_on_themselves() -> None:
+    with pytest.raises(
+        ConfigError, match=r"setting regenerate \(from --set\).*scores, not with candidates to train on"
+    ):
+        resolve(PRESET, overrides=["regenerate.at=none"])
+    with pytest.raises(ConfigError, match="lag is for exploration at a service"):
+        resolve(PRESET, overrides=["explore.source=local", "explore.lag=1"])
+
+
+def test_both_stages_can_be_local() -> None:
+    cheap = ("explore.prune={after: 2, keep: 48}", "explore.source=local")
+    config = resolve(PRESET, overrides=cheap).config
+    assert (config.two_stage, config.uses_service) == (True, False)
+    config = resolve("mini-sana/naive_scaling/clipscore").config
+    assert (config.two_stage, config.uses_service) == (False, False)
+    config = resolve(PRESET).config
+    assert (config.two_stage, config.uses_service) == (True, True)

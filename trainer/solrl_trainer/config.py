@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import FittedSolver, ModelBinding, Precision, Prune, RewardSpec, Solver
 
@@ -21,8 +29,7 @@ class Explore(Section):
     """Candidates of each prompt."""
 
     source: Literal["service", "local"] = "service"
-    """service: a rollout service explores cheap candidates; the selected seeds are regenerated here and trained on.
-    local: candidates are generated here, and the selected ones are trained on as they are."""
+    """service: a rollout service explores. local: the trainer's device explores, in turns with its other phases."""
     prompts: Positive = 48
     """Prompts per iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96
@@ -33,11 +40,12 @@ class Explore(Section):
     the group's mean. extremes_random: the best one, the worst one, and others drawn at random."""
     steps: Positive = 6
     precision: Precision = "auto"
-    """auto: the fastest precision that the service's device supports natively. Emulation must be requested by name."""
+    """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none.
+    Emulation must be requested by name."""
     prune: Prune | None = None
-    """At the service: after step `after`, only the `keep` most extreme candidates of a group continue."""
+    """After step `after`, only the `keep` most extreme candidates of a group continue."""
     fitted: FittedSolver | None = None
-    """At the service: steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
+    """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
     calibrated_for: ModelBinding | None = None
     """Model and settings that `solrl-train calibrate` chose this plan for; a run with others is refused."""
     lag: Annotated[int, Field(ge=0)] = 0
@@ -50,16 +58,11 @@ class Explore(Section):
             raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
         if self.lag and self.source != "service":
             raise ValueError("lag is for exploration at a service; candidates generated here are always current")
-        if self.fitted is not None:
-            if self.source != "service":
-                raise ValueError("a fitted solver is for exploration at a service; candidates made here are trained on")
-            if len(self.fitted.sigmas) != self.steps:
-                raise ValueError(
-                    f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; set both alike"
-                )
+        if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
+            raise ValueError(
+                f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; set both alike"
+            )
         if self.prune is not None:
-            if self.source != "service":
-                raise ValueError("prune is for exploration at a service; candidates generated here are all completed")
             if self.selection != "best_worst":
                 raise ValueError(f"prune keeps the best and worst; selection {self.selection} needs all candidates")
             if self.prune.keep < self.keep or self.prune.after >= self.steps:
@@ -71,8 +74,11 @@ class Explore(Section):
 
 
 class Regenerate(Section):
-    """Regeneration of the selected seeds in BF16, on the trainer's device."""
+    """Regeneration of the selected seeds in BF16."""
 
+    at: Literal["trainer", "none"] = "trainer"
+    """trainer: the trainer's device regenerates. none: training uses the explored candidates themselves, which requires
+    explore.source=local."""
     steps: Positive = 10
 
 
@@ -181,12 +187,35 @@ class RunConfig(Section):
     @property
     def two_stage(self) -> bool:
         """Whether selected seeds are regenerated; otherwise the candidates themselves are trained on."""
+        return self.regenerate.at != "none"
+
+    @property
+    def uses_service(self) -> bool:
+        """Whether a rollout service explores."""
         return self.explore.source == "service"
 
     @property
     def trained(self) -> tuple[RewardSpec, ...]:
         """Rewards with a weight in the score."""
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight)
+
+    @field_validator("regenerate")
+    @classmethod
+    def _suits_exploration(cls, value: Regenerate, given: ValidationInfo) -> Regenerate:
+        explore = given.data.get("explore")  # missing if it is invalid itself
+        if value.at == "none" and explore is not None:
+            if explore.source == "service":
+                raise ValueError(
+                    "a service answers with scores, not with candidates to train on; "
+                    "expected at=trainer, or explore.source=local"
+                )
+            for name in ("prune", "fitted"):
+                if getattr(explore, name) is not None:
+                    raise ValueError(
+                        f"explore.{name} makes cheap candidates, and with at=none they are trained on; "
+                        f"expected at=trainer, or explore.{name}=null"
+                    )
+        return value
 
     @field_validator("rewards", mode="before")
     @classmethod

@@ -64,20 +64,23 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
 
 
 def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
-    """Compare the service's scores of whole groups of held-out prompts with those of the regenerated candidates."""
-    config, source = session.config, session.source
+    """Compare the explored scores of whole groups of held-out prompts with the scores of the regenerated candidates.
+
+    `version` is the behaviour policy that is merged.
+    """
+    config = session.config
     prompts = session.test_prompts[: config.evaluate.fidelity_prompts]
-    if source is None or not prompts:
+    if not config.two_stage or not prompts:
         return
     own = share(prompts, session.world)
     proxy = true = torch.empty(0, config.explore.candidates)
-    with log.measuring(version, "fidelity"), session.models.serving(session.models.policy.behaviour()):
+    with log.measuring(version, "fidelity"):
         if own:
-            answer = source.candidates_of(own, version, seed_root(config.seed, -1), whole=True)
-            proxy = torch.tensor([group.scores for group in answer.groups])
-            groups = [GroupSelection(p, list(g.seeds), torch.empty(0)) for p, g in zip(own, answer.groups, strict=True)]
+            groups = session.explorer.whole_groups(own, version, seed_root(config.seed, -1))
+            proxy = torch.tensor([group.scores for group in groups])
+            everyone = [GroupSelection(group.prompt, list(group.seeds), torch.empty(0)) for group in groups]
             true = torch.stack(
-                [session.scorer.score(group.prompt, session.regenerator.regenerate(group)).scores for group in groups]
+                [session.scorer.score(group.prompt, session.regenerator.regenerate(group)).scores for group in everyone]
             )
         proxy, true = gather_rows(proxy, session.world), gather_rows(true, session.world)
         fidelity = rank_fidelity(proxy, true, config.explore.keep)
@@ -86,6 +89,6 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
         return
     log.fidelity(version, len(prompts), vars(fidelity))
     log.note(
-        f"{source.plan.precision} at {config.explore.steps} steps against BF16 at {config.regenerate.steps}: "
+        f"{config.explore.precision} at {config.explore.steps} steps against BF16 at {config.regenerate.steps}: "
         f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {proxy.shape[1]}"
     )

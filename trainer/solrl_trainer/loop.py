@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from solrl_core.adapter import adapter_digest, encode_adapter
 from solrl_core.families.base import stack
+from solrl_proto.problems import ProblemError
 
 from solrl_trainer import checkpoints
 from solrl_trainer.algorithms.training_data import TrainingSamples
@@ -12,6 +13,7 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.held_out import evaluate_average, evaluate_base, measure_fidelity
 from solrl_trainer.records import IterationRecord, Spread
+from solrl_trainer.report.pairs import CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
@@ -20,6 +22,9 @@ from solrl_trainer.selection import select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.update import UpdateFigures
 from solrl_trainer.world import SoloWorld, World
+
+_SHOWN_PROMPTS = 3
+_SHOWN_EACH = 3
 
 
 @dataclass
@@ -33,6 +38,7 @@ class Result:
             other phases; "wait" is the part that the trainer waited for.
         spearman: rank fidelity of exploration, where it was measured.
         samples: of the last iteration, if this process trained one.
+        pairs: explored and regenerated images of some of its selected seeds, on rank 0; None without regeneration.
     """
 
     prompts: list[str]
@@ -41,6 +47,7 @@ class Result:
     seconds: dict[str, float]
     spearman: float | None
     samples: IterationSamples | None
+    pairs: CandidatePairs | None = None
 
 
 def train(
@@ -84,9 +91,12 @@ def train(
         before = evaluate_base(session, log, again=resume)
         if version == 0:
             measure_fidelity(session, log, version)
-        samples = None
+        samples = pairs = None
         for iteration in range(version, config.iterations):
-            samples = train_iteration(session, log, iteration)
+            samples = roll_out(session, log, iteration)
+            if iteration + 1 == config.iterations:
+                pairs = _pairs(session, log, samples)
+            train_iteration(session, log, iteration, samples)
             every = config.evaluate.every
             if every and (iteration + 1) % every == 0 and iteration + 1 < config.iterations:
                 evaluate_average(session, log, iteration + 1)
@@ -99,15 +109,16 @@ def train(
             seconds=log.seconds(),
             spearman=measured["spearman"] if measured else None,
             samples=samples,
+            pairs=pairs,
         )
 
 
-def train_iteration(session: Session, log: RunLog, iteration: int) -> IterationSamples:
-    """Run one iteration.
+def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
+    """Explore, select, regenerate and score an iteration's samples.
 
-    A group is selected and regenerated as soon as it arrives, while the service explores the others.
+    A group is selected and regenerated as soon as it arrives, while a service explores the others.
     """
-    config, models = session.config, session.models
+    config = session.config
     root = seed_root(config.seed, iteration)
     groups = []
     exploration = session.explorer.explore(iteration)
@@ -119,7 +130,12 @@ def train_iteration(session: Session, log: RunLog, iteration: int) -> IterationS
         groups.append(ScoredGroup(selection, scored))
     samples = IterationSamples.gather(session.prompts(iteration), groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
+    return samples
 
+
+def train_iteration(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> None:
+    """Train on an iteration's samples, and make the next version of the behaviour policy."""
+    config, models = session.config, session.models
     with log.phase(iteration, "train"):
         advantages = session.algorithm.advantages(samples.scores)
         update = session.updater.update(_training_samples(session, samples, advantages), iteration)
@@ -134,7 +150,20 @@ def train_iteration(session: Session, log: RunLog, iteration: int) -> IterationS
     with log.phase(iteration, "push"):
         session.push(iteration + 1, adapter)
     log.iteration_finished(replace(record, pushed_seconds=log.elapsed("push")))
-    return samples
+
+
+def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> CandidatePairs | None:
+    """Explored and regenerated images of some selected seeds, before a newer version replaces the explored one.
+
+    None if the service refuses; a training does not fail because of images for its report.
+    """
+    if session.world.rank > 0 or not session.config.two_stage:
+        return None
+    try:
+        return candidate_pairs(samples, session.explorer, prompts=_SHOWN_PROMPTS, each=_SHOWN_EACH)
+    except ProblemError as error:
+        log.note(f"the report does not show explored and regenerated images: {error}")
+        return None
 
 
 def _training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:
@@ -153,7 +182,7 @@ def _training_samples(session: Session, samples: IterationSamples, advantages: t
 def _record(
     session: Session, log: RunLog, iteration: int, samples: IterationSamples, update: UpdateFigures, digest: str
 ) -> IterationRecord:
-    exploration, two_stage = samples.exploration, session.config.two_stage
+    exploration, config = samples.exploration, session.config
     return IterationRecord(
         iteration=iteration,
         explored_version=exploration.version,
@@ -165,7 +194,7 @@ def _record(
         digest=digest,
         update=update,
         explored_seconds=exploration.seconds,
-        waited_seconds=log.elapsed("wait") if two_stage else None,
-        regenerated_seconds=log.elapsed("regenerate") if two_stage else None,
+        waited_seconds=log.elapsed("wait") if config.uses_service else None,
+        regenerated_seconds=log.elapsed("regenerate") if config.two_stage else None,
         trained_seconds=log.elapsed("train"),
     )

@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from solrl_core.adapter import Adapter, decode_adapter
 from solrl_core.families import Backbone
 from solrl_core.generator import Generator
+from solrl_core.precision import fastest_tier
+from solrl_proto.identifiers import Tier
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import Policy
@@ -20,20 +23,18 @@ class Models:
     Attributes:
         backbone: the model, whose transformer is trained.
         generator: BF16 generator for regenerated samples and evaluations.
-        behaviour: generator with the behaviour policy merged: `generator`, or one at the precision of local candidates.
+        explorer: generator of local exploration; `generator` itself if that explores in BF16 or if a service explores.
         policy: current, behaviour and reference policies.
     """
 
     backbone: Backbone
     generator: Generator
-    behaviour: Generator
+    explorer: Generator
     policy: Policy
-    _merged: bytes | None = field(default=None, init=False)
+    _behaviour: Adapter | None = field(default=None, init=False)
 
     @classmethod
-    def build(
-        cls, backbone: Backbone, config: RunConfig, *, precision: str = "bf16", note: Callable[[str], None]
-    ) -> "Models":
+    def build(cls, backbone: Backbone, config: RunConfig, note: Callable[[str], None]) -> "Models":
         """Build everything on a clean backbone, in the only order that works.
 
         A generator copies the clean transformer and keeps references to the weights under each adapter. The policy
@@ -42,27 +43,40 @@ class Models:
         Args:
             backbone: the loaded model; its transformer gets the policy's adapters.
             config: the run's settings.
-            precision: of the behaviour generator.
             note: shows a line of text to a person.
         """
-        generator = Generator(backbone, "bf16")
-        behaviour = generator if precision == generator.precision else Generator(backbone, precision)
-        return cls(backbone, generator, behaviour, build_policy(backbone, config, note))
+        generator, precision = Generator(backbone, "bf16"), explored_precision(config, backbone.device)
+        explorer = generator if precision == generator.precision else Generator(backbone, precision)
+        return cls(backbone, generator, explorer, build_policy(backbone, config, note))
 
     def merge_behaviour(self, adapter: bytes) -> None:
-        """Merge a version of the behaviour policy; `adapter` is the file that the service gets, too."""
-        self.behaviour.set_adapter(decode_adapter(adapter, self.behaviour.layout))
-        self._merged = adapter
+        """Merge a version of the behaviour policy; `adapter` is the file that a service gets, too."""
+        self._behaviour = decode_adapter(adapter, self.generator.layout)
+        self.generator.set_adapter(self._behaviour)
+        if self.explorer is not self.generator:
+            self.explorer.set_adapter(self._behaviour)
 
     @contextmanager
     def serving(self, adapter: Adapter | None) -> Iterator[Generator]:
-        """Merge `adapter` (None: the base) into the BF16 generator within the block; restores the previous one."""
+        """Within: the BF16 generator has `adapter` merged (None: the base); afterwards the behaviour policy again."""
         self.generator.set_adapter(adapter)
         try:
             yield self.generator
         finally:
-            if self.behaviour is self.generator and self._merged is not None:
-                self.merge_behaviour(self._merged)
+            if self._behaviour is not None:
+                self.generator.set_adapter(self._behaviour)
+
+
+def explored_precision(config: RunConfig, device: torch.device) -> Tier:
+    """Precision of the local explorer's generator; BF16 if a service explores.
+
+    `auto` is the fastest native precision, and BF16 if training uses the candidates themselves.
+    """
+    if config.uses_service:
+        return "bf16"
+    if config.explore.precision != "auto":
+        return config.explore.precision
+    return fastest_tier(device) if config.two_stage else "bf16"
 
 
 def build_policy(backbone: Backbone, config: RunConfig, note: Callable[[str], None]) -> Policy:

@@ -9,8 +9,8 @@ from solrl_trainer.config import PolicySettings, RunConfig
 def read_settings(text: str) -> RunConfig:
     """Settings of a run from its config.json, whichever version wrote it.
 
-    Until version 0.1 one section, `objective`, held what is now `algorithm` and `policy`. A setting that the file lacks
-    has its default.
+    Until version 0.1 one section, `objective`, held what is now `algorithm` and `policy`, and local candidates were
+    always trained on themselves. A setting that the file lacks has its default.
 
     Raises:
         ValueError: not JSON, or not settings of a run.
@@ -20,4 +20,6 @@ def read_settings(text: str) -> RunConfig:
         algorithm = values.pop("objective")
         values["policy"] = {name: algorithm.pop(name) for name in PolicySettings.model_fields if name in algorithm}
         values["algorithm"] = algorithm
+    if values.get("explore", {}).get("source") == "local":
+        values["regenerate"] = {"at": "none"} | values.get("regenerate", {})
     return RunConfig.model_validate(values)

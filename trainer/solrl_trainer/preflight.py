@@ -38,7 +38,7 @@ def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
         MismatchError: the service draws other noise.
     """
     _check_here(config, resume=resume)
-    if config.two_stage:
+    if config.uses_service:
         with RolloutClient(config.rollout_url, token=rollout_token(), patience=FIRST_PATIENCE) as client:
             _check_service(client, config, resume=resume)
     return _check_models(config, note)
@@ -54,7 +54,7 @@ def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
     if is_locked(config.output):
         raise FolderInUseError(f"{config.output} is in use by another process")
     _check_here(config, resume=resume)
-    if config.two_stage:
+    if config.uses_service:
         try:
             with RolloutClient(config.rollout_url, token=rollout_token(), patience=0) as client:
                 _check_service(client, config, resume=resume)

@@ -58,7 +58,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "evaluate.steps": 28,
     },
 }
-_LOCAL = {"explore.source": "local", "explore.steps": 10}
+_LOCAL = {"explore.source": "local", "explore.steps": 10, "regenerate.at": "none"}
 RECIPES: dict[str, dict[str, Any]] = {
     "diffusionnft": {**_LOCAL, "explore.precision": "bf16", "explore.candidates": 24},
     "naive_scaling": {**_LOCAL, "explore.precision": "bf16"},

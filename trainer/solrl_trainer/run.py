@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from solrl_core.adapter import encode_for_diffusers
-from solrl_proto.problems import ProblemError
 
 from solrl_trainer import checkpoints
-from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import compare, verdicts
 from solrl_trainer.folder import SETTINGS, check_new
@@ -17,12 +15,6 @@ from solrl_trainer.progress import RichReporter
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
-from solrl_trainer.report.pairs import CandidatePairs, candidate_pairs
-from solrl_trainer.rollouts.source import rollout_source
-from solrl_trainer.run_log import Reporter
-
-_SHOWN_PROMPTS = 3
-_SHOWN_EACH = 3
 
 
 def run(config: RunConfig, *, resume: bool = False, version: int | None = None) -> dict[str, Any]:
@@ -52,7 +44,7 @@ def run(config: RunConfig, *, resume: bool = False, version: int | None = None) 
         summary = summarize(config, result)
         (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
         export(config)
-        _save_images(config, result, reporter)
+        _save_images(config, result)
         gallery_grid(config.output)
         write_report(config.output)
     return summary
@@ -94,9 +86,8 @@ def export(config: RunConfig, version: int | None = None) -> Path:
     return path
 
 
-def _save_images(config: RunConfig, result: Result, reporter: Reporter) -> None:
-    before, after = result.before, result.after
-    shown = _candidate_pairs(config, result, reporter)
+def _save_images(config: RunConfig, result: Result) -> None:
+    before, after, shown = result.before, result.after, result.pairs
     save_gallery(
         config.output,
         prompts=result.prompts,
@@ -107,20 +98,3 @@ def _save_images(config: RunConfig, result: Result, reporter: Reporter) -> None:
         explored=shown.explored if shown else None,
         regenerated=shown.regenerated if shown else None,
     )
-
-
-def _candidate_pairs(config: RunConfig, result: Result, reporter: Reporter) -> CandidatePairs | None:
-    """Image pairs of some selected seeds of the last iteration.
-
-    None if the recipe has no service, if nothing was left to train, or if the service cannot be reached or no longer
-    has the explored version: a finished training does not fail because of its images.
-    """
-    if result.samples is None or not config.two_stage:
-        return None
-    try:
-        with RolloutClient(config.rollout_url, token=rollout_token()) as client:
-            source = rollout_source(config, client)
-            return candidate_pairs(result.samples, source, prompts=_SHOWN_PROMPTS, each=_SHOWN_EACH)
-    except ProblemError as error:
-        reporter.note(f"the report does not show explored and regenerated images: {error}")
-        return None

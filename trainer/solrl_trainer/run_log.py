@@ -147,7 +147,7 @@ def open_run_log(config: RunConfig, reporter: Reporter, world: World) -> Iterato
             yield RunLog()
             return
         status = None
-        if config.two_stage:
+        if config.uses_service:
             # Its own client, without retries: the run's client retries for minutes.
             client = RolloutClient(config.rollout_url, token=rollout_token(), timeout=120.0, patience=0.0)
             source = rollout_source(config, client)

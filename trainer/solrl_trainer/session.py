@@ -1,4 +1,4 @@
-"""Session: the parts of a run, loaded once, checked against the service, and connected."""
+"""Session: the parts of a run, loaded once, checked, and connected to a service if there is one."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,6 +9,8 @@ import torch
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.fingerprint import fingerprint, model_digest, part_digests
 from solrl_core.generator import Generator
+from solrl_core.precision import numerics, supported_tiers
+from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import PromptItem
 
@@ -21,12 +23,14 @@ from solrl_trainer.models import Models
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.rollouts.agreement import check_bindings, check_service, note_emulation
+from solrl_trainer.rollouts.batch_limit import BatchLimit
+from solrl_trainer.rollouts.candidates import CandidateMaker, PlannedCandidates, TrainedCandidates
 from solrl_trainer.rollouts.exploration import Explorer
 from solrl_trainer.rollouts.local import LocalExplorer
 from solrl_trainer.rollouts.regenerate import Regenerator, Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.rollouts.service import ServiceExplorer
-from solrl_trainer.rollouts.source import RolloutSource, rollout_source
+from solrl_trainer.rollouts.source import RolloutSource, exploration_plan, rollout_source
 from solrl_trainer.update import Updater
 from solrl_trainer.world import World, share, wait_for_first
 
@@ -44,8 +48,7 @@ class Session:
         models: backbone, generators and policies.
         rewards: loaded rewards, trained or only logged.
         algorithm: computes advantages and loss.
-        source: candidates of the service; None if the recipe does not use one.
-        supply: pushes adapters to the service; only on rank 0.
+        supply: pushes adapters to the service; only on rank 0, and if a service explores.
         explorer, regenerator, scorer: produce an iteration's samples.
         optimizer: optimiser of the current policy.
         updater: takes the optimiser steps.
@@ -58,7 +61,6 @@ class Session:
     models: Models
     rewards: RewardSet
     algorithm: Algorithm[Any, Any]
-    source: RolloutSource | None
     supply: AdapterSupply | None
     explorer: Explorer
     regenerator: Regenerator
@@ -99,7 +101,7 @@ class Session:
             checkpoints.save(folder, version, self.adapters, self.models.policy, self.optimizer, config)
 
     def push(self, version: int, adapter: bytes) -> None:
-        """Push the newest version to the service, and begin to explore under it."""
+        """Push the newest version to the service if there is one, and begin to explore under it."""
         if self.supply is not None:
             self.supply.push(version, adapter)
         self._serve(version, adapter)
@@ -113,7 +115,7 @@ class Session:
 
 @contextmanager
 def open_session(config: RunConfig, note: Callable[[str], None], world: World) -> Iterator[Session]:
-    """Load everything, and refuse a service that differs from what is loaded here.
+    """Load everything, and refuse a service or an exploration plan that differs from what is loaded here.
 
     Args:
         config: the run's settings.
@@ -122,8 +124,8 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
 
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
-        MismatchError: the service differs; names the part.
-        ValueError, OSError: model, reward or prompts cannot be loaded.
+        MismatchError: the service differs, or the plan is of another model; names the part.
+        ValueError, OSError: model, reward or prompts cannot be loaded, or the device does not explore at the precision.
     """
     if config.explore.prompts < world.size:
         raise ValueError(
@@ -136,16 +138,22 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         first = service.with_patience(_FIRST_PATIENCE) if service else None
         if first is not None:
             first.model(config.model_name)  # before anything large is loaded
-        backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
+        device = pick_device(config.device)
+        if service is None and config.explore.precision == "fp8":
+            require_fp8(torch.device(device))
+        backbone = load_backbone(config.model, device=device, revision=config.revision)
         rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone, config.reward_options)
         source = supply = None
+        if service is None:
+            _check_local(config, backbone, note)
         if service is not None and first is not None:
             # Take digests before the policy modifies the backbone's transformer.
             parts = part_digests(backbone.parts)
             check_bindings(config.bindings, model_digest(parts), config.model)
             digests = parts | rewards.digests()
             check_service(first, config.model_name, config.trained, digests)
-            note_emulation(first.model(config.model_name), config.explore.precision, note)
+            tiers = first.model(config.model_name).precisions
+            note_emulation([t.precision for t in tiers if t.numerics == "emulated"], config.explore.precision, note)
             own = fingerprint(digests, [spec.name for spec in config.trained])
             if world.rank == 0:
                 supply = AdapterSupply(
@@ -156,11 +164,20 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
 
 
 def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutClient | None]:
-    if not config.two_stage:
+    if not config.uses_service:
         return nullcontext()
     # Rank 0 pushes versions that the service lost again; the other ranks wait for it.
     awaited = LOST if world.rank else ()
     return RolloutClient(config.rollout_url, token=rollout_token(), patience=config.patience, awaited=awaited)
+
+
+def _check_local(config: RunConfig, backbone: Backbone, note: Callable[[str], None]) -> None:
+    """Check the exploration plan against the loaded model and its device."""
+    if config.bindings:
+        check_bindings(config.bindings, model_digest(part_digests(backbone.parts)), config.model)
+    tiers = supported_tiers(backbone.device)
+    emulated = [tier for tier in tiers if numerics(tier, backbone.device) == "emulated"]
+    note_emulation(emulated, config.explore.precision, note)
 
 
 def _connected(
@@ -175,8 +192,7 @@ def _connected(
     test: list[PromptItem],
 ) -> Session:
     explore, optimizer = config.explore, config.optimizer
-    precision = "bf16" if source is not None or explore.precision == "auto" else explore.precision
-    models = Models.build(backbone, config, precision=precision, note=note)
+    models = Models.build(backbone, config, note)
     adamw = torch.optim.AdamW(
         models.policy.parameters,
         lr=optimizer.learning_rate,
@@ -188,7 +204,8 @@ def _connected(
     data = algorithm.trains_on
 
     def sampler(generator: Generator, steps: int) -> Sampler:
-        return Sampler(generator, steps, data.solver(config.solver), config.guidance, data.recorded)
+        solver = data.solver(config.solver)
+        return Sampler(generator, steps, solver, config.guidance, data.recorded, BatchLimit(note))
 
     scorer = Scorer(rewards, tuple(config.rewards), config.trained)
 
@@ -199,15 +216,19 @@ def _connected(
     if source is not None:
         explorer = ServiceExplorer(source, own_prompts, seed=config.seed, lag=explore.lag, iterations=config.iterations)
     else:
-        own = sampler(models.behaviour, explore.steps)
-        explorer = LocalExplorer(own, scorer, own_prompts, candidates=explore.candidates, seed=config.seed)
+        maker: CandidateMaker
+        if config.two_stage:
+            proxy = Scorer(rewards, [spec.name for spec in config.trained], config.trained)
+            maker = PlannedCandidates(models.explorer, exploration_plan(config), proxy, BatchLimit(note))
+        else:
+            maker = TrainedCandidates(sampler(models.explorer, explore.steps), scorer)
+        explorer = LocalExplorer(maker, own_prompts, candidates=explore.candidates, seed=config.seed)
     return Session(
         config=config,
         world=world,
         models=models,
         rewards=rewards,
         algorithm=algorithm,
-        source=source,
         supply=supply,
         explorer=explorer,
         regenerator=Regenerator(sampler(models.generator, config.regenerate.steps)),

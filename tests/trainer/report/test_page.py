@@ -127,3 +127,21 @@ def test_the_fidelity_sentence_says_how_good_it_is(spearman, words):
     assert words in told["sentence"]
     assert told["strip"] is None
     assert told["overlaps"] == [("4", "50 %", "25 %")]
+
+
+@pytest.mark.parametrize(
+    ("explore", "regenerate", "regenerated"),
+    [
+        ({"source": "service"}, {"at": "trainer"}, True),
+        ({"source": "local"}, {"at": "trainer"}, True),
+        ({"source": "local"}, {"at": "none"}, False),
+        # Of runs before there was a choice.
+        ({"source": "service"}, {}, True),
+        ({"source": "local"}, {}, False),
+    ],
+)
+def test_the_page_says_whether_samples_were_regenerated(tmp_path, explore, regenerate, regenerated):
+    folder = finished_run(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"explore": explore, "regenerate": regenerate}))
+    assert ("regenerated in BF16, and of all candidates as explored" in words(page_of(folder))) == regenerated

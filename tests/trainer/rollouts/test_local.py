@@ -1,4 +1,4 @@
-"""Recipes that roll out in the trainer: what is kept is what is trained on, and no service is asked."""
+"""Recipes that train on their candidates, which are made here: no service is asked."""
 
 import json
 from pathlib import Path
@@ -13,6 +13,7 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.rollouts.candidates import TrainedCandidates
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.local import LocalExplorer
 from solrl_trainer.rollouts.regenerate import Regenerator, Sampler
@@ -54,7 +55,8 @@ def test_the_selected_candidates_themselves_are_trained_on(precision: str, tmp_p
     scorer = Scorer(rewards, ["clipscore"], config.trained)
     prompt = read_prompts(find_prompts("shapes"), "train")[0]
     sampler = Sampler(generator, 2, "euler", 1.0)
-    explorer = LocalExplorer(sampler, scorer, lambda iteration: [prompt], candidates=12, seed=config.seed)
+    maker = TrainedCandidates(sampler, scorer)
+    explorer = LocalExplorer(maker, lambda iteration: [prompt], candidates=12, seed=config.seed)
     exploration = explorer.explore(3)
     (group,) = exploration
     root = seed_root(config.seed, 3)

@@ -67,7 +67,7 @@ def save_gallery(
         before, after: float [N, 3, H, W] in [0, 1], same prompts and seeds.
         marks: the verifier's verdicts before and after.
         pairs: descriptions of `explored` and `regenerated`.
-        explored: float [len(pairs), 3, H, W], the images that the service ranked.
+        explored: float [len(pairs), 3, H, W], the images that were ranked.
         regenerated: images of the same seeds in BF16.
 
     Raises:

@@ -82,13 +82,15 @@ def _content(folder: Path) -> dict[str, Any]:
     if result:
         # The other phases come from the metrics, which include the time before a resume.
         totals["evaluate"] = result["seconds"].get("evaluate", 0.0)
-    explore = (config or {}).get("explore", {})
+    explore, regenerate = (config or {}).get("explore", {}), (config or {}).get("regenerate", {})
+    # Runs of before `regenerate.at` regenerated what a service explored, and nothing else.
+    served = explore.get("source", "service") == "service"
     return {
         "title": facts.get("run", folder.name),
         "preset": facts.get("preset"),
         "model": facts.get("model"),
         "trained": [name for name, weight in (config or {}).get("rewards", {}).items() if weight],
-        "source": explore.get("source", "service"),
+        "regenerated": regenerate.get("at", "trainer" if served else "none") != "none",
         "images": (result or {}).get("images"),
         "finished": result is not None,
         "done": iterations[-1]["version"] if iterations else 0,
@@ -104,7 +106,7 @@ def _content(folder: Path) -> dict[str, Any]:
         "optimisation_charts": optimisation_charts(iterations),
         "fidelity": describe_fidelity(measured[-1], config) if measured else None,
         "explore_steps": explore.get("steps"),
-        "regenerate_steps": (config or {}).get("regenerate", {}).get("steps"),
+        "regenerate_steps": regenerate.get("steps"),
         "candidates": _candidates(gallery),
         "gallery": gallery,
         "shown_first": SHOWN_FIRST,
@@ -134,7 +136,7 @@ def _with_push(iterations: list[dict[str, Any]], pushes: list[dict[str, Any]]) -
 
 
 def _served(iterations: Sequence[dict[str, Any]]) -> str:
-    """Precisions that actually explored, as reported by the service."""
+    """Precisions that actually explored."""
     kinds = {(line["precision"], line["numerics"]) for line in iterations}
     return " and ".join(sorted(f"{precision.upper()} ({numerics})" for precision, numerics in kinds))
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from solrl_trainer.report.gallery import Pair
-from solrl_trainer.report.images import from_png
+from solrl_trainer.rollouts.exploration import ImageSource
 from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.rollouts.source import RolloutSource
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class CandidatePairs:
     Attributes:
         pairs: prompt, seed and scores of each.
         explored, regenerated: float32 [len(pairs), 3, H, W] in [0, 1].
-        seconds: work of the service for the explored images.
+        seconds: time that the exploring device spent on the explored images.
     """
 
     pairs: list[Pair]
@@ -26,11 +25,11 @@ class CandidatePairs:
     seconds: float
 
 
-def candidate_pairs(samples: IterationSamples, source: RolloutSource, *, prompts: int, each: int) -> CandidatePairs:
-    """Request the images of the `each` best and worst candidates of the first `prompts` groups.
+def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: int, each: int) -> CandidatePairs:
+    """Pair the `each` best and worst samples of the first `prompts` groups with explored images from `source`.
 
     Raises:
-        ProblemError: the service refuses, has lost the adapter version, or cannot be reached.
+        ProblemError: a service refuses, has lost the adapter version, or cannot be reached.
     """
     groups = samples.groups[:prompts]
     kept = samples.scores.shape[1]
@@ -38,7 +37,7 @@ def candidate_pairs(samples: IterationSamples, source: RolloutSource, *, prompts
     each = min(each, half)
     places = [*range(each), *range(kept - each, kept)]
     selections = [group.selection for group in groups]
-    answer = source.images_of(
+    made = source.images_of(
         [selection.prompt for selection in selections],
         [[selection.seeds[i] for i in places] for selection in selections],
         samples.exploration.version,
@@ -55,7 +54,7 @@ def candidate_pairs(samples: IterationSamples, source: RolloutSource, *, prompts
             for group in groups
             for i in places
         ],
-        explored=torch.stack([from_png(png) for one in answer.groups for png in one.images or () if png is not None]),
+        explored=made.images,
         regenerated=torch.cat([group.samples.images[places] for group in groups]),
-        seconds=answer.seconds.switch + answer.seconds.generate + answer.seconds.reward,
+        seconds=made.seconds,
     )

@@ -1,11 +1,11 @@
 """Checks before a run that service, trainer and exploration plan use the same model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from solrl_core.errors import MismatchError
 from solrl_core.fingerprint import check_digests
 from solrl_core.noise import check_noise_contract
-from solrl_proto.models import ModelInfo
+from solrl_proto.identifiers import Tier
 from solrl_proto.rollouts import ModelBinding, Precision, RewardSpec
 
 from solrl_trainer.client import RolloutClient
@@ -52,11 +52,10 @@ def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) ->
             )
 
 
-def note_emulation(model: ModelInfo, precision: Precision, note: Callable[[str], None]) -> None:
-    """Warn about the cost of NVFP4, if it is requested by name from a service that emulates it."""
-    emulated = [tier.precision for tier in model.precisions if tier.numerics == "emulated"]
+def note_emulation(emulated: Collection[Tier], precision: Precision, note: Callable[[str], None]) -> None:
+    """Warn about the cost of NVFP4, if it is requested by name from a device that emulates it."""
     if precision == "nvfp4" and precision in emulated:
         note(
-            "explore.precision=nvfp4: the service's device has no NVFP4 units and emulates them. That is slower than "
+            "explore.precision=nvfp4: the exploring device has no NVFP4 units and emulates them. That is slower than "
             "BF16 and needs a second copy of the adapted weights; explore.precision=auto uses the fastest native one"
         )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 
@@ -32,6 +33,19 @@ class ExplorationSummary:
     seconds: float
 
 
+@dataclass(frozen=True)
+class ExploredImages:
+    """Images of explored candidates.
+
+    Attributes:
+        images: float32 [N, 3, H, W] in [0, 1].
+        seconds: time that the exploring device spent on them.
+    """
+
+    images: torch.Tensor
+    seconds: float
+
+
 class Exploration(Protocol):
     """Candidates of one iteration: an iterator of groups, in any order, followed by a summary."""
 
@@ -43,7 +57,18 @@ class Exploration(Protocol):
         """Available after the last group."""
 
 
-class Explorer(Protocol):
+class ImageSource(Protocol):
+    """A source of images of explored candidates."""
+
+    def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> ExploredImages:
+        """Images of the given candidates of each prompt, explored under `version`, in the order of the prompts.
+
+        Raises:
+            ProblemError: a service refuses, has lost the version, or cannot be reached.
+        """
+
+
+class Explorer(ImageSource, Protocol):
     """A source of candidates."""
 
     def look_ahead(self, version: int) -> None:
@@ -51,6 +76,9 @@ class Explorer(Protocol):
 
     def explore(self, iteration: int) -> Exploration:
         """The candidates of an iteration."""
+
+    def whole_groups(self, prompts: Sequence[PromptItem], version: int, root: int) -> list[CandidateGroup]:
+        """Explore the groups of these prompts under `version` without pruning; `root` is the root of their seeds."""
 
 
 def seed_root(seed: int, iteration: int) -> int:

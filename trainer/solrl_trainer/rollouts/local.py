@@ -1,40 +1,31 @@
-"""Local exploration: full-length candidates on the trainer's device, which are trained on directly."""
+"""Local exploration: candidates generated on the trainer's device, in turns with its other phases."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import torch
 from solrl_core.generator import Generator
 from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.rollouts.exploration import ExplorationSummary, PromptsOf, seed_root
+from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.exploration import ExplorationSummary, ExploredImages, PromptsOf, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup
-from solrl_trainer.rollouts.regenerate import Sampler
-from solrl_trainer.rollouts.scoring import Scorer
 
 
 class LocalExplorer:
-    """Generates and scores candidates on demand, under the current behaviour policy."""
+    """Explores on demand, under the newest version of the behaviour policy."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        scorer: Scorer,
-        prompts_of: PromptsOf,
-        *,
-        candidates: int,
-        seed: int,
-    ) -> None:
-        """Describe an explorer.
+    def __init__(self, maker: CandidateMaker, prompts_of: PromptsOf, *, candidates: int, seed: int) -> None:
+        """Set up an explorer.
 
         Args:
-            sampler: of the generator with the behaviour policy merged.
-            scorer: of samples.
+            maker: generates and scores the candidates of a prompt.
             prompts_of: prompts of an iteration.
-            candidates: per prompt.
-            seed: of the run.
+            candidates: number of candidates per prompt.
+            seed: seed of the run.
         """
-        self._sampler = sampler
-        self._scorer = scorer
+        self._maker = maker
         self._prompts_of = prompts_of
         self._candidates = candidates
         self._seed = seed
@@ -44,14 +35,22 @@ class LocalExplorer:
 
     def explore(self, iteration: int) -> "LocalExploration":
         """The candidates of an iteration."""
-        return LocalExploration(self._groups(iteration), iteration, self._sampler.generator)
+        groups = self._groups(self._prompts_of(iteration), seed_root(self._seed, iteration))
+        return LocalExploration(groups, iteration, self._maker.generator)
 
-    def _groups(self, iteration: int) -> Iterator[CandidateGroup]:
-        root = seed_root(self._seed, iteration)
-        for prompt in self._prompts_of(iteration):
-            seeds = expand_seeds(root, prompt.id, self._candidates)
-            samples = self._scorer.score(prompt, self._sampler.sample(prompt.text, seeds))
-            yield CandidateGroup(prompt, seeds, samples.scores.tolist(), samples)
+    def whole_groups(self, prompts: Sequence[PromptItem], version: int, root: int) -> list[CandidateGroup]:
+        """Explore the groups of these prompts without pruning; `root` is the root of their seeds."""
+        return list(self._groups(prompts, root, whole=True))
+
+    def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> ExploredImages:
+        """Images of the given candidates of each prompt."""
+        started = time.perf_counter()
+        parts = [self._maker.images(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
+        return ExploredImages(torch.cat(parts), time.perf_counter() - started)
+
+    def _groups(self, prompts: Sequence[PromptItem], root: int, *, whole: bool = False) -> Iterator[CandidateGroup]:
+        for prompt in prompts:
+            yield self._maker.group(prompt, expand_seeds(root, prompt.id, self._candidates), whole=whole)
 
 
 class LocalExploration:
@@ -73,9 +72,10 @@ class LocalExploration:
             self._seconds += time.perf_counter() - started
             if group is None:
                 return
-            assert group.samples is not None
-            self._score_sum += float(group.samples.scores.sum())
-            self._score_count += len(group.seeds)
+            scores = [score for score in group.scores if score is not None]
+            # Scores alone are summed in float64, as a service's are; samples in float32.
+            self._score_sum += sum(scores) if group.samples is None else float(group.samples.scores.sum())
+            self._score_count += len(scores)
             yield group
 
     @property

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
 
-from solrl_trainer.rollouts.exploration import ExplorationSummary, PromptsOf, seed_root
+from solrl_trainer.rollouts.exploration import ExplorationSummary, ExploredImages, PromptsOf, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.source import RolloutSource
 
@@ -52,6 +52,15 @@ class ServiceExplorer:
     def explore(self, iteration: int) -> "ServiceExploration":
         """The exploration of an iteration, which `look_ahead` has begun."""
         return self._ahead.pop(iteration)
+
+    def whole_groups(self, prompts: Sequence[PromptItem], version: int, root: int) -> list[CandidateGroup]:
+        """Explore the groups of these prompts under `version` without pruning; `root` is the root of their seeds."""
+        answer = self.source.candidates_of(prompts, version, root, whole=True)
+        return [CandidateGroup(p, g.seeds, g.scores) for p, g in zip(prompts, answer.groups, strict=True)]
+
+    def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> ExploredImages:
+        """Images of the given candidates of each prompt, explored under `version`; raises as `RolloutSource`."""
+        return self.source.images_of(prompts, seeds, version)
 
     def _request(
         self, prompts: Sequence[PromptItem], version: int, root: int, on_group: Callable[[RolloutGroup], None]

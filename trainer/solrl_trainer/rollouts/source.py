@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import (
     AdapterRef,
@@ -17,6 +18,8 @@ from solrl_proto.rollouts import (
 
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
+from solrl_trainer.rollouts.exploration import ExploredImages
+from solrl_trainer.rollouts.png import from_png
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,17 @@ class RolloutSource:
             on_group=on_group,
         )
 
-    def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> RolloutAnswer:
+    def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> ExploredImages:
         """Images of the given candidates of each prompt, explored under `version`.
 
         Raises:
             ProblemError: refused or unreachable.
         """
         explicit = Candidates(seeds=tuple(map(tuple, seeds)))
-        return self._answer(prompts, version, explicit, self._whole, images=True)
+        answer = self._answer(prompts, version, explicit, self._whole, images=True)
+        images = [from_png(png) for group in answer.groups for png in group.images or () if png is not None]
+        spent = answer.seconds
+        return ExploredImages(torch.stack(images), spent.switch + spent.generate + spent.reward)
 
     @property
     def _whole(self) -> Plan:
@@ -128,7 +134,7 @@ def rollout_source(
 
 
 def exploration_plan(config: RunConfig) -> Plan:
-    """The plan by which the service makes a run's candidates."""
+    """The plan by which a run's candidates are explored."""
     explore = config.explore
     return Plan(
         steps=explore.steps,

@@ -1,4 +1,4 @@
-"""Images between tensors and PNG."""
+"""Images in answers of a rollout service."""
 
 import base64
 import io

@@ -1,0 +1,187 @@
+"""Two stages in the trainer alone: equal to those through a service, bit for bit."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from service_helpers import RunningService, running_service
+from solrl_core.errors import MismatchError
+from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_trainer import run as command
+from solrl_trainer.loop import Result, train
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.records import IterationRecord
+from solrl_trainer.report.gallery import load_gallery
+from solrl_trainer.rollouts.local import LocalExplorer
+from training_helpers import tiny_config
+
+SMALL = (
+    *("explore.prompts=2", "explore.candidates=30", "explore.keep=6", "explore.precision=nvfp4", "explore.steps=3"),
+    *("regenerate.steps=3", "iterations=2", "optimizer.updates=1", "optimizer.batch=6", "lora.rank=2"),
+    *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=1"),
+    *("rewards={clipscore: 1, verifier: 0}", "optimizer.learning_rate=1e-2"),
+)
+"""More candidates than a chunk holds, and a reward that the service does not have."""
+
+
+def fitted_euler(sigmas: tuple[float, ...]) -> dict[str, Any]:
+    """Euler's steps as a fitted solver, which ends at its last prediction."""
+    steps = [later / sigma for sigma, later in pairwise(sigmas)]
+    moves = [(ratio, *[0.0] * step, 1 - ratio) for step, ratio in enumerate(steps)]
+    return {"sigmas": sigmas, "moves": moves, "ends": [(*[0.0] * (step + 1), 1.0) for step in range(len(sigmas))]}
+
+
+FITTED = yaml.safe_dump(fitted_euler((1.0, 0.7, 0.4)), default_flow_style=True)
+PLANS = {
+    "whole": ("iterations=2",),
+    "pruned": ("explore.prune={after: 1, keep: 8}",),
+    "fitted": (f"explore.fitted={FITTED}", "explore.prune={after: 2, keep: 8}", "iterations=1"),
+}
+
+
+class Notes:
+    """A reporter that keeps notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def phase(self, iteration: int, name: str) -> None: ...
+
+    def finished(self, record: IterationRecord) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@dataclass
+class Run:
+    """A finished training."""
+
+    folder: Path
+    result: Result
+    notes: list[str]
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Without clocks."""
+        lines = read_metrics(self.folder / "metrics.jsonl")
+        return [{k: v for k, v in line.items() if k not in ("time", "seconds")} for line in lines]
+
+    @property
+    def phases(self) -> list[set[str]]:
+        lines = read_metrics(self.folder / "metrics.jsonl")
+        return [set(line["seconds"]) for line in lines if line["event"] == "iteration"]
+
+
+def go(folder: Path, *settings: str, url: str | None = None) -> Run:
+    where = ("explore.source=local",) if url is None else ()
+    config = tiny_config(*SMALL, *where, *settings, output=folder, run=folder.name, rollout_url=url)
+    reporter = Notes()
+    return Run(folder, train(config, reporter), reporter.notes)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with running_service() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def both(
+    request: pytest.FixtureRequest, service: RunningService, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Run, Run]:
+    """A run through the service, and the same run locally."""
+    settings, folder = PLANS[request.param], tmp_path_factory.mktemp(request.param)
+    served = go(folder / request.param, *settings, url=service.url)
+    return served, go(folder / "local", *settings)
+
+
+def test_a_local_run_is_the_run_through_a_service_bit_for_bit(both: tuple[Run, Run]) -> None:
+    served, local = both
+    assert served.metrics == local.metrics
+    events = [line["event"] for line in local.metrics]
+    assert "fidelity" in events
+    digests = [line["digest"] for line in local.metrics if line["event"] == "iteration"]
+    assert len(set(digests)) == len(digests) > 0
+    theirs, ours = served.result.samples, local.result.samples
+    assert theirs is not None
+    assert ours is not None
+    for one, other in zip(theirs.groups, ours.groups, strict=True):
+        assert one.selection.prompt == other.selection.prompt
+        assert one.selection.seeds == other.selection.seeds
+        assert torch.equal(one.selection.proxy, other.selection.proxy)
+        assert torch.equal(one.samples.latents, other.samples.latents)
+    assert torch.equal(theirs.scores, ours.scores)
+    assert theirs.exploration.score_sum == ours.exploration.score_sum
+    assert theirs.exploration.score_count == ours.exploration.score_count
+
+
+def test_clocks_say_that_nothing_was_waited_for(both: tuple[Run, Run]) -> None:
+    served, local = both
+    assert all(phases == {"explore", "wait", "regenerate", "train"} for phases in served.phases)
+    assert all(phases == {"explore", "regenerate", "train"} for phases in local.phases)
+
+
+def test_the_report_shows_the_same_images(both: tuple[Run, Run]) -> None:
+    theirs, ours = (run.result.pairs for run in both)
+    assert theirs is not None
+    assert ours is not None
+    assert theirs.pairs == ours.pairs
+    # The service's are PNGs.
+    assert float((theirs.explored - ours.explored).abs().max()) <= 0.51 / 255
+    assert torch.equal(theirs.regenerated, ours.regenerated)
+    assert float((ours.explored - ours.regenerated).abs().max()) > 0.1
+
+
+def test_an_emulation_is_noted_and_no_service_is_asked(both: tuple[Run, Run]) -> None:
+    _, local = both
+    assert any("emulates" in note for note in local.notes)
+    assert not any("127.0.0.1" in note for note in local.notes)
+
+
+ONE = ("iterations=1", "explore.candidates=8", "explore.prompts=1", "explore.precision=auto")
+
+
+def test_a_report_without_pairs_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise ProblemError(ProblemKind.VERSION_NOT_FOUND, "version 0 is gone")
+
+    monkeypatch.setattr(LocalExplorer, "images_of", refused)
+    config = tiny_config(*SMALL, "explore.source=local", *ONE, "rewards=clipscore", output=tmp_path)
+    reporter = Notes()
+    monkeypatch.setattr(command, "RichReporter", lambda iterations: Quiet(reporter))
+    summary = command.run(config)
+    assert summary["spearman"] is not None
+    (note,) = (note for note in reporter.notes if note.startswith("the report does not show"))
+    assert "version 0 is gone" in note
+    gallery = load_gallery(tmp_path)
+    assert (gallery.pairs, gallery.explored) == ([], None)
+    assert config.preset in (tmp_path / "report.html").read_text()
+
+
+class Quiet:
+    """A reporter as the command uses it."""
+
+    def __init__(self, reporter: Notes) -> None:
+        self.reporter = reporter
+
+    def __enter__(self) -> Notes:
+        return self.reporter
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
+    bound = "explore.calibrated_for={model: 'sha256:%s', solver: euler, guidance: 1.0}" % ("0" * 64)
+    with pytest.raises(MismatchError, match="calibrated for a different model than mini-sana"):
+        go(tmp_path, *ONE, bound)
+
+
+def test_fp8_is_refused_where_there_is_none_before_a_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="precision fp8: this CPU has no FP8 matrix units"):
+        go(tmp_path, *ONE, "explore.precision=fp8", "model=/nowhere")
