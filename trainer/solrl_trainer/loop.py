@@ -138,7 +138,7 @@ def train_iteration(session: Session, log: RunLog, iteration: int, samples: Iter
     config, models = session.config, session.models
     with log.phase(iteration, "train"):
         advantages = session.algorithm.advantages(samples.scores)
-        update = session.updater.update(_training_samples(session, samples, advantages), iteration)
+        update = session.updater.update(training_samples(session, samples, advantages), iteration)
         models.policy.decay_and_average(iteration, config.policy)
         adapter = encode_adapter(models.policy.behaviour())
 
@@ -166,7 +166,8 @@ def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> Candidat
         return None
 
 
-def _training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:
+def training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:
+    """The samples of all groups with their advantages [groups, kept], as the update takes them."""
     backbone, guidance = session.models.backbone, session.config.guidance
     conditioning = stack([backbone.conditioning(prompt.text, guidance) for prompt in samples.prompts])
     groups, kept = samples.scores.shape

@@ -160,7 +160,8 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
                     service, run=config.run, model=config.model_name, lag=config.explore.lag, note=note
                 )
             source = rollout_source(config, service, fingerprint=own, restore=supply.restore if supply else None)
-        yield _connected(config, world, note, backbone, rewards, source, supply, train, test)
+        models = Models.build(backbone, config, note)
+        yield connect(config, world, note, models, rewards, source, supply, train, test)
 
 
 def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutClient | None]:
@@ -180,19 +181,29 @@ def _check_local(config: RunConfig, backbone: Backbone, note: Callable[[str], No
     note_emulation(emulated, config.explore.precision, note)
 
 
-def _connected(
+def connect(
     config: RunConfig,
     world: World,
     note: Callable[[str], None],
-    backbone: Backbone,
+    models: Models,
     rewards: RewardSet,
     source: RolloutSource | None,
     supply: AdapterSupply | None,
     train: list[PromptItem],
     test: list[PromptItem],
 ) -> Session:
-    explore, optimizer = config.explore, config.optimizer
-    models = Models.build(backbone, config, note)
+    """Connect loaded parts to a session. Sessions may share models, one after the other; each has its own optimiser.
+
+    Args:
+        config: the run's settings.
+        world: ranks that train together.
+        note: shows a line of text to a person.
+        models: built with these settings.
+        rewards: all rewards of the settings.
+        source, supply: of the service; None if the trainer's device explores.
+        train, test: training and held-out prompts.
+    """
+    explore, optimizer, backbone = config.explore, config.optimizer, models.backbone
     adamw = torch.optim.AdamW(
         models.policy.parameters,
         lr=optimizer.learning_rate,
