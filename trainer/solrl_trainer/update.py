@@ -1,7 +1,7 @@
 """One iteration's optimisation: training samples in, updated LoRA weights out."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from solrl_trainer.algorithms.base import Algorithm, FixedPolicy, Velocities
 from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
 from solrl_trainer.config import Optimizer
+from solrl_trainer.lane_gradients import LaneGradients
 from solrl_trainer.policy import Policy, require_finite
 from solrl_trainer.world import SoloWorld, World, gather_values
 
@@ -51,8 +52,7 @@ class Updater:
     sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the optimiser steps, and each part
     into micro-batches. All randomness comes from the run's seed and the iteration.
 
-    Every rank draws the same pairs and noise, and computes the micro-batches whose number is its rank modulo the number
-    of ranks.
+    Every rank draws the same pairs and noise, and computes the micro-batches of its lanes; see `LaneGradients`.
 
     Attributes:
         backbone: model around the trained transformer.
@@ -109,8 +109,7 @@ class Updater:
             losses.append(loss)
             norms.append(norm)
             figures += [{name: value * len(chosen) / len(index) for name, value in part.items()} for part in shares]
-        total = _summed(gather_values(_summed(figures), self.world))
-        return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), total)
+        return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), _summed(figures))
 
     def _accumulate(
         self,
@@ -123,27 +122,30 @@ class Updater:
         """Leave the gradient of these units in the parameters.
 
         Returns:
-            Loss, and this rank's shares of the algorithm's figures by micro-batch.
+            Loss, and the shares of the algorithm's figures by micro-batch, of all ranks.
         """
         batch = max(1, self.settings.batch // units.shape[1])
-        micro_batches = []
+        gradients = LaneGradients(self.policy.parameters, self.world, self.backbone.device)
+        computed = []
         for number, start in enumerate(range(0, len(units), batch)):
             part = slice(start, start + batch)
             shape = samples.latents.shape[1:]
             noise = self._data.draw(len(units[part]), shape, generator)
-            if number % self.world.size != self.world.rank:
+            if not gradients.owns(number):
                 continue
             with sdpa_kernel(_DIFFERENTIABLE):
-                micro_batches.append(self._micro_batch(samples, units[part], steps[part], sigmas, noise, len(units)))
+                add = partial(gradients.add, number)
+                parts = self._micro_batch(samples, units[part], steps[part], sigmas, noise, len(units), add)
+            computed.append((number, parts))
         # Read only now: before, each number would wait for the GPU, which then waits for what comes next.
-        loss, figures = 0.0, []
-        for lanes in micro_batches:
-            loss += sum(float(value) for value, _ in lanes)
-            figures.append(_summed({name: float(figure) for name, figure in own.items()} for _, own in lanes))
-        loss = sum(gather_values(loss, self.world))
-        if self.world.size > 1:
-            self._reduce_gradients()
-        return loss, figures
+        own = [
+            (number, sum(float(loss) for loss, _ in parts), _summed(_read(figures) for _, figures in parts))
+            for number, parts in computed
+        ]
+        every = sorted(micro_batch for part in gather_values(own, self.world) for micro_batch in part)
+        for parameter, gradient in zip(self.policy.parameters, gradients.total(), strict=True):
+            parameter.grad = gradient
+        return sum(loss for _, loss, _ in every), [figures for _, _, figures in every]
 
     def _micro_batch(
         self,
@@ -153,11 +155,12 @@ class Updater:
         sigmas: torch.Tensor,
         noise: torch.Tensor | None,
         count: int,
+        add: Callable[[int, Sequence[torch.Tensor]], None],
     ) -> list[tuple[torch.Tensor, dict[str, float | torch.Tensor]]]:
-        """Add the gradient of these units' share, of `count`, to the parameters'.
+        """Give the gradient of these units' share, of `count`, part by part to `add`.
 
         Returns:
-            By lane, its share of the loss and of the algorithm's figures; on a GPU maybe not computed yet.
+            By part, its share of the loss and of the algorithm's figures; on a GPU maybe not computed yet.
         """
         device, policy, size = self.backbone.device, self.policy, units.shape[1]
         rows = units.flatten()
@@ -189,27 +192,9 @@ class Updater:
             return value.detach(), figures, torch.autograd.grad(value, policy.parameters)
 
         done = map_in_lanes(gradients, range(len(parts)), device)
-        for _, _, gradient in done:
-            self._add_gradient(gradient)
+        for number, (_, _, gradient) in enumerate(done):
+            add(number, gradient)
         return [(loss, figures) for loss, figures, _ in done]
-
-    def _add_gradient(self, gradient: Sequence[torch.Tensor]) -> None:
-        parameters = self.policy.parameters
-        so_far = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if so_far:
-            torch._foreach_add_(so_far, list(gradient))
-        else:
-            for parameter, value in zip(parameters, gradient, strict=True):
-                parameter.grad = value
-
-    def _reduce_gradients(self) -> None:
-        """Replace each rank's gradient by the sum over all ranks, in one collective."""
-        parameters = self.policy.parameters
-        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        total = self.world.all_reduce(torch.cat([gradient.flatten() for gradient in own]))
-        sizes = [parameter.numel() for parameter in parameters]
-        for parameter, gradient in zip(parameters, torch.split(total, sizes), strict=True):
-            parameter.grad = gradient.view_as(parameter)
 
 
 def training_pairs(
@@ -230,6 +215,10 @@ def training_pairs(
     index = torch.arange(units)[:, None].expand(-1, trained).flatten()
     shuffle = torch.randperm(len(index), generator=generator)
     return index[shuffle], order.flatten()[shuffle]
+
+
+def _read(figures: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
+    return {name: float(figure) for name, figure in figures.items()}
 
 
 def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -1,0 +1,99 @@
+"""Sums of gradients over ranks: bit-equal whatever the number of ranks on a CPU, and one collective on a GPU."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from solrl_trainer.lane_gradients import LANES, LaneGradients
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+PARAMETERS = [torch.zeros(5, 3), torch.zeros(7)]
+
+
+class Threads:
+    """One rank of a world of threads."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, given: dict[int, torch.Tensor]) -> None:
+        self.rank = self.local_rank = rank
+        self.size = size
+        self._barrier, self._given = barrier, given
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self._given[self.rank] = tensor
+        self._barrier.wait(20)
+        found = [self._given[rank] for rank in range(self.size)]
+        self._barrier.wait(20)
+        return found
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.gather(tensor)).sum(0)
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.gather(tensor)[0]
+
+
+def on_all(size: int, work: Callable[[Threads], Any]) -> list[Any]:
+    barrier, given = threading.Barrier(size), {}
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: work(Threads(rank, size, barrier, given)), range(size)))
+
+
+def gradient(number: int, part: int = 0) -> list[torch.Tensor]:
+    """Of sizes so different that the order of a sum shows in its last bits."""
+    generator = torch.Generator().manual_seed(100 * number + part)
+    return [torch.randn(one.shape, generator=generator) * 10 ** (number % 5) for one in PARAMETERS]
+
+
+def totals(size: int, count: int, device: torch.device = CPU, parts: int = 1) -> list[list[torch.Tensor]]:
+    """The total on each rank, of `count` micro-batches; each must have been computed by one rank."""
+    computed: list[int] = []
+
+    def work(world: Threads) -> list[torch.Tensor]:
+        gradients = LaneGradients(PARAMETERS, world, device)
+        for number in range(count):
+            if gradients.owns(number):
+                computed.append(number)
+                for part in range(parts):
+                    gradients.add(number, part, gradient(number, part))
+        return gradients.total()
+
+    found = on_all(size, work)
+    assert sorted(computed) == list(range(count))
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 21])
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 10])
+def test_any_number_of_ranks_gives_the_same_bits(size: int, count: int) -> None:
+    ((first, second),) = totals(1, count)
+    assert [first.shape, second.shape] == [one.shape for one in PARAMETERS]
+    for total in totals(size, count):
+        assert torch.equal(total[0], first)
+        assert torch.equal(total[1], second)
+
+
+def test_the_order_of_the_sum_shows() -> None:
+    """Otherwise the test above would show nothing."""
+    gradients = [gradient(number)[0] for number in range(21)]
+    assert not torch.equal(sum(gradients), sum(reversed(gradients)))
+
+
+def test_one_process_adds_the_parts_of_a_few_micro_batches_as_they_come() -> None:
+    ((first, _),) = totals(1, LANES, parts=2)
+    expected = torch.zeros_like(first)
+    for number in range(LANES):
+        for part in range(2):
+            expected += gradient(number, part)[0]
+    assert torch.equal(first, expected)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 5), (2, 5), (3, 2)])
+def test_on_a_gpu_each_rank_has_one_sum(size: int, count: int) -> None:
+    exact = sum(gradient(number)[0].double() for number in range(count))
+    found = totals(size, count, GPU)
+    for total in found:
+        assert torch.equal(total[0], found[0][0])
+        torch.testing.assert_close(total[0].double(), exact, rtol=1e-5, atol=1e-2)
