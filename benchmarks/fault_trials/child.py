@@ -21,6 +21,13 @@ def started(target: Callable[..., None], arguments: Sequence[Any], log: str) -> 
     target(*arguments)
 
 
+def as_rank(place: dict[str, str], target: Callable[..., None], *arguments: Any) -> None:
+    """Run `target` with the environment that torchrun gives a rank, on one thread."""
+    os.environ.update(place)
+    torch.set_num_threads(1)
+    target(*arguments)
+
+
 def serve(argv: Sequence[str], witness: str) -> None:
     """`solrl-rollout serve`; notes each chunk that is begun, its steps, its end, and each job that is cancelled."""
     from solrl_rollout.cli import main
@@ -71,23 +78,24 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
     from solrl_trainer.run_log import RunLog
     from solrl_trainer.update import Updater
 
-    noted = Witness(Path(witness))
+    noted, rank = Witness(Path(witness)), os.environ.get("RANK", "0")
     ready, pairs, optimise = RunLog.samples_ready, update.training_pairs, Updater.update
 
     def watched_samples(self: RunLog, iteration: int, samples: IterationSamples) -> None:
         seeds = [group.selection.seeds for group in samples.groups]
-        noted.note("gathered", iteration=iteration, seeds=seeds, latents=digest(samples.latents))
+        noted.note("gathered", rank=rank, iteration=iteration, seeds=seeds, latents=digest(samples.latents))
         ready(self, iteration, samples)
 
     def watched_update(self: Updater, samples: Any, iteration: int) -> Any:
         # In one order, since a restored state lists the same values in another.
         states = [sorted(state.items()) for _, state in sorted(self.optimizer.state_dict()["state"].items())]
         moments = [value for state in states for _, value in state]
-        noted.note("begins", iteration=iteration, weights=digest(*self.policy.parameters), optimizer=digest(*moments))
+        weights = digest(*self.policy.parameters)
+        noted.note("begins", rank=rank, iteration=iteration, weights=weights, optimizer=digest(*moments))
         return optimise(self, samples, iteration)
 
     def watched_pairs(units: int, steps: int, fraction: float, generator: torch.Generator) -> Any:
-        noted.note("random", state=digest(generator.get_state()))
+        noted.note("random", rank=rank, state=digest(generator.get_state()))
         return pairs(units, steps, fraction, generator)
 
     replace(RunLog, "samples_ready", watched_samples)

@@ -5,6 +5,7 @@ their commands.
 """
 
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,12 @@ class Program:
         self._process.start()
 
     @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Whether the process is running."""
         return self._process.is_alive()
@@ -58,6 +65,45 @@ class Program:
             self.kill()
             raise TimeoutError(self.log.read_text(errors="replace")[-2000:])
         return self._process.exitcode
+
+
+class RankPrograms:
+    """Processes that run `target(*arguments)` as the ranks of one run on this machine, with one thread each."""
+
+    def __init__(self, size: int, target: Any, arguments: Sequence[Any], log: Path) -> None:
+        from fault_trials.child import as_rank
+
+        place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        self.log = log
+        self._programs = [
+            Program(as_rank, (place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, target, *arguments), log)
+            for rank in range(size)
+        ]
+
+    def kill(self, rank: int) -> None:
+        """Send SIGKILL to a rank and wait for its end."""
+        self._programs[rank].kill()
+
+    def send(self, rank: int, number: int) -> None:
+        """Send a signal to a rank."""
+        os.kill(self._programs[rank].pid, number)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all ranks are running."""
+        return all(program.alive for program in self._programs)
+
+    def wait(self, timeout: float = 600) -> list[int]:
+        """Wait for all exit codes; negative where a signal killed the process."""
+        try:
+            return [program.wait(timeout) for program in self._programs]
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Kill the ranks that are running."""
+        for program in self._programs:
+            program.kill()
 
 
 class RolloutService:

@@ -1,4 +1,4 @@
-"""One rank of a run that two processes train together: `python gloo_rank.py RANK SIZE STORE URL FOLDER`.
+"""One rank of a run that two processes train together.
 
 It writes what it did into FOLDER/rank-RANK.json: requests to the service, files written, and a digest of its weights.
 """
@@ -6,15 +6,15 @@ It writes what it did into FOLDER/rank-RANK.json: requests to the service, files
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
-import torch.distributed as dist
 from solrl_trainer import loop
 from solrl_trainer.policy import CURRENT, OLD
+from solrl_trainer.ranks.joined import joined
+from solrl_trainer.ranks.place import read_place
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.session import Session
 from training_helpers import TINY, resolve
@@ -25,35 +25,6 @@ SETTINGS = (
     *("evaluate.prompts=3", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=1", "iterations=2"),
     *("optimizer.updates=1", "optimizer.batch=2", "explore.lag=1", "checkpoint_every=1"),
 )
-
-
-class GlooWorld:
-    """Ranks that meet in a file and talk through gloo."""
-
-    def __init__(self, rank: int, size: int, store: Path) -> None:
-        self.rank = rank
-        self.size = size
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
-
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        length = torch.tensor([len(tensor)])
-        lengths = [torch.zeros_like(length) for _ in range(self.size)]
-        dist.all_gather(lengths, length)
-        longest = max(int(one) for one in lengths)
-        padded = torch.zeros(longest, *tensor.shape[1:], dtype=tensor.dtype)
-        padded[: len(tensor)] = tensor
-        parts = [torch.zeros_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
-        return [part[: int(one)].clone() for part, one in zip(parts, lengths, strict=True)]
-
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        dist.broadcast(tensor, 0)
-        return tensor
 
 
 class Silent:
@@ -79,7 +50,8 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     return found.hexdigest()
 
 
-def main(rank: int, size: int, store: Path, url: str, folder: Path) -> None:
+def main(url: str, folder: str) -> None:
+    rank = int(os.environ["RANK"])
     requests: list[str] = []
     send = httpx.Client.send
 
@@ -101,7 +73,8 @@ def main(rank: int, size: int, store: Path, url: str, folder: Path) -> None:
     arguments = {"output": output, "run": "together", "rollout_url": url}
     config = resolve("mini-sana/sol_rl/clipscore", overrides=SETTINGS, arguments=arguments).config
     reporter = Silent()
-    result = loop.train(config, reporter, world=GlooWorld(rank, size, store))
+    with joined(read_place()) as ranks:
+        result = loop.train(config, reporter, world=ranks.world(config.device, config.patience))
     session = sessions[-1]
     assert result.samples is not None
     facts = {
@@ -117,8 +90,3 @@ def main(rank: int, size: int, store: Path, url: str, folder: Path) -> None:
         "after": {name: values.tolist() for name, values in result.after.scores.items()},
     }
     Path(f"rank-{rank}.json").write_text(json.dumps(facts))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], Path(sys.argv[5]))

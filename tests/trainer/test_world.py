@@ -1,25 +1,21 @@
 """Several ranks train one run: each does its share, and rank 0 alone writes, reports and pushes."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
+import gloo_rank
 import pytest
 import torch
+from fault_trials.processes import RankPrograms
 from service_helpers import RunningService, running_service
-from solrl_trainer.world import SoloWorld, gather_rows, gather_values, share
-
-HERE = Path(__file__).parent
+from solrl_trainer.world import SoloWorld, gather_rows, gather_values, pick_device, require_equal, share
 
 
 class Ranks:
     """A world of one size, as one of its ranks sees it."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.local_rank = rank, size, rank
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor * self.size
@@ -49,6 +45,32 @@ def test_values_of_all_ranks_keep_every_bit() -> None:
     assert gather_rows(rows, SoloWorld()) is rows
 
 
+class Apart(Ranks):
+    """Two ranks whose second has another value."""
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor, torch.frombuffer(bytearray(b'"other"'), dtype=torch.uint8)]
+
+
+def test_ranks_with_different_values_stop() -> None:
+    require_equal("the digest", "same", Ranks(0, 3))
+    with pytest.raises(RuntimeError, match="the digest is this on rank 0; other on rank 1; expected one on all"):
+        require_equal("the digest", "this", Apart(0, 2))
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [pick_device("auto", Ranks(rank, 2)) for rank in range(2)] == ["cuda:0", "cuda:1"]
+    assert pick_device("cuda", Ranks(1, 2)) == "cuda:1"
+    assert pick_device("cpu", Ranks(1, 2)) == "cpu"
+    assert [pick_device(name, SoloWorld()) for name in ("auto", "cuda", "cuda:5")] == ["cuda", "cuda", "cuda:5"]
+    with pytest.raises(ValueError, match="device is cuda:1 for 2 ranks; expected auto, cuda or cpu"):
+        pick_device("cuda:1", Ranks(1, 2))
+    with pytest.raises(ValueError, match=r"rank 2 is number 2 of its machine, which has 2 GPUs.*--nproc-per-node 2"):
+        pick_device("auto", Ranks(2, 3))
+
+
 @pytest.fixture(scope="module")
 def service() -> Any:
     with running_service() as running:
@@ -57,28 +79,10 @@ def service() -> Any:
 
 @pytest.fixture(scope="module")
 def ranks(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The facts that each of two processes wrote; they meet in a file."""
+    """The facts that each of two processes wrote."""
     folder = tmp_path_factory.mktemp("ranks")
-    paths = [str(HERE), str(HERE.parent)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, str(HERE / "gloo_rank.py")]
-    logs = [(folder / f"log-{rank}").open("wb") for rank in range(2)]
-    processes = [
-        subprocess.Popen(
-            [*program, str(rank), "2", str(folder / "store"), service.url, str(folder)],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        for rank, process in enumerate(processes):
-            assert process.wait(280) == 0, (folder / f"log-{rank}").read_text()
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    codes = RankPrograms(2, gloo_rank.main, (service.url, str(folder)), folder / "log").wait(280)
+    assert codes == [0, 0], (folder / "log").read_text()
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -3,7 +3,7 @@
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import mean_interval
 from solrl_trainer.preflight import require_judges
 from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.ranks.joined import ALONE, Ranks
 from solrl_trainer.report.frontier import write_frontier
 from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.scoring import Scorer
-from solrl_trainer.session import pick_device
+from solrl_trainer.world import gather_rows, gather_values, pick_device, share
 
 STEPS = (2, 3, 4, 6, 8)
 FEW_PROMPTS = 8
@@ -98,7 +99,13 @@ def fit_solvers(config: RunConfig, generator: Generator, schedules: Sequence[Seq
 
 
 def calibrate(
-    config: RunConfig, folder: Path, note: Callable[[str], None], *, prompts: int, wanted: float
+    config: RunConfig,
+    folder: Path,
+    note: Callable[[str], None],
+    *,
+    prompts: int,
+    wanted: float,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Measure every plan on this machine; writes calibration.json, frontier.png and plan.yaml to `folder`.
 
@@ -108,13 +115,15 @@ def calibrate(
         note: called with each progress message.
         prompts: number of training prompts to measure on. Held-out prompts are reserved for evaluation.
         wanted: required separation. The cheapest plan whose whole interval reaches it is chosen.
+        ranks: processes that share the prompts; the first writes.
 
     Returns:
         Content of calibration.json; `chosen` is null if no plan reaches the separation.
     """
     measured_on = _prompts(config, prompts)
     require_judges(config.rewards, measured_on, "train")
-    device = pick_device(config.device)
+    world = ranks.world(config.device, config.patience)
+    device = pick_device(config.device, world)
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=device, revision=config.revision)
     options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
@@ -132,18 +141,25 @@ def calibrate(
 
     truth = Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance)
     true_generator = Generator(backbone, "bf16")
-    true = torch.stack([scores(true_generator, truth, prompt) for prompt in measured_on])
+    own = share(measured_on, world)
+
+    def scores_of_all(generator: Generator, plan: Plan) -> tuple[torch.Tensor, float]:
+        """Scores [prompts, N] of all ranks' prompts, and seconds for one prompt."""
+        started = time.perf_counter()
+        groups = [scores(generator, plan, prompt) for prompt in own]
+        seconds = sum(gather_values(time.perf_counter() - started, world)) / len(measured_on)
+        return gather_rows(torch.stack(groups) if groups else torch.empty(0, explore.candidates), world), seconds
+
+    true, _ = scores_of_all(true_generator, truth)
     tiers = explored_tiers(explore.precision, backbone.device)
     note(f"fitting {len(SCHEDULES)} solvers of few steps")
-    fitted = fit_solvers(config, true_generator, SCHEDULES)
+    fitted = _on_all(fit_solvers(config, true_generator, SCHEDULES) if ranks.first else [], ranks)
     measured = []
     for tier, group in itertools.groupby(plans(config, tiers, fitted), key=lambda plan: plan.precision):
         generator = true_generator if tier == "bf16" else Generator(backbone, tier)
         for plan in group:
             scores(generator, plan, measured_on[0])  # warm-up
-            started = time.perf_counter()
-            proxy = torch.stack([scores(generator, plan, prompt) for prompt in measured_on])
-            seconds = (time.perf_counter() - started) / len(measured_on)
+            proxy, seconds = scores_of_all(generator, plan)
             fidelity = rank_fidelity(proxy, true, explore.keep)
             one = Measured(plan, seconds, fidelity, *mean_interval(separations(proxy, true, explore.keep)))
             measured.append(one)
@@ -154,7 +170,16 @@ def calibrate(
     binding = ModelBinding(
         model=model_digest(part_digests(backbone.parts)), solver=config.solver, guidance=config.guidance
     )
-    return _write(folder, config, measured_on, measured, chosen, wanted, binding)
+    summary = _summary(config, measured_on, measured, chosen, wanted)
+    if ranks.first:
+        _write(folder, summary, chosen, binding)
+    return summary
+
+
+def _on_all(fitted: Sequence[FittedSolver], ranks: Ranks) -> list[FittedSolver]:
+    """The solvers that the first rank fitted, on every rank."""
+    text = json.dumps([solver.model_dump(mode="json") for solver in fitted]) if ranks.first else None
+    return [FittedSolver.model_validate(solver) for solver in json.loads(ranks.share(text))]
 
 
 def _prompts(config: RunConfig, count: int) -> list[PromptItem]:
@@ -176,16 +201,13 @@ def name(plan: Plan) -> str:
     return f"{plan.precision} {plan.steps} {steps}{pruned}"
 
 
-def _write(
-    folder: Path,
+def _summary(
     config: RunConfig,
     prompts: Sequence[PromptItem],
     measured: Sequence[Measured],
     chosen: Measured | None,
     wanted: float,
-    binding: ModelBinding,
 ) -> dict[str, Any]:
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {
             "name": name(one.plan),
@@ -197,21 +219,24 @@ def _write(
         }
         for one in measured
     ]
-    chosen_name = name(chosen.plan) if chosen else None
-    summary = {
+    return {
         "model": config.model,
         "rewards": config.rewards,
         "prompts": len(prompts),
         "candidates": config.explore.candidates,
         "keep": config.explore.keep,
         "wanted": wanted,
-        "chosen": chosen_name,
+        "chosen": name(chosen.plan) if chosen else None,
         "plans": rows,
     }
+
+
+def _write(folder: Path, summary: Mapping[str, Any], chosen: Measured | None, binding: ModelBinding) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "calibration.json").write_text(json.dumps(summary, indent=1) + "\n")
-    write_frontier([(name(one.plan), one.seconds, one.separation) for one in measured], wanted, chosen_name, folder)
+    points = [(plan["name"], plan["seconds"], plan["separation"]) for plan in summary["plans"]]
+    write_frontier(points, summary["wanted"], summary["chosen"], folder)
     if chosen is not None:
         plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune", "fitted"})
         plan["calibrated_for"] = binding.model_dump(mode="json")
         (folder / "plan.yaml").write_text(yaml.safe_dump({"explore": plan}, sort_keys=False))
-    return summary

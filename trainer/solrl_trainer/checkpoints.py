@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from safetensors.torch import save as safetensors_bytes
 from solrl_core.adapter import Adapter
 
 from solrl_trainer.config import Lora, RunConfig
 from solrl_trainer.older_settings import read_settings
 from solrl_trainer.policy import CURRENT, OLD, Policy
+from solrl_trainer.world import World, broadcast_bytes
 
 CHECKSUMS = "checksums.json"
 
@@ -83,6 +84,30 @@ def save(
     for old in _complete(folder)[: -config.keep_checkpoints]:
         shutil.rmtree(old)
     return final
+
+
+def broadcast(found: Checkpoint | None, world: World) -> Checkpoint | None:
+    """Rank 0's checkpoint on every rank: its file system may be the only one that has it."""
+    if world.size == 1:
+        return found
+    known = {"version": found.version, "lora": found.lora.model_dump(mode="json")} if found else None
+    told = json.loads(broadcast_bytes(json.dumps(known).encode() if world.rank == 0 else None, world))
+    if told is None:
+        return None
+    data = None
+    if found is not None:
+        files = {f"adapter/{v}": torch.frombuffer(bytearray(f), dtype=torch.uint8) for v, f in found.adapters.items()}
+        data = safetensors_bytes({f"state/{name}": value for name, value in found.tensors.items()} | files)
+    sent = load(broadcast_bytes(data, world))
+    if found is not None:
+        return found
+
+    def part(name: str) -> dict[str, torch.Tensor]:
+        return {k.removeprefix(f"{name}/"): v for k, v in sent.items() if k.startswith(f"{name}/")}
+
+    adapters = {int(v): file.numpy().tobytes() for v, file in part("adapter").items()}
+    newest_last = dict(sorted(adapters.items()))
+    return Checkpoint(told["version"], newest_last, part("state"), Lora.model_validate(told["lora"]))
 
 
 def drop_after(folder: Path, version: int) -> None:

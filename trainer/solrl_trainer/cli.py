@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Collection
+from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +14,10 @@ import tyro
 from solrl_core.interrupts import STATUS, last_words, raised
 from solrl_core.suggestions import check_command
 
+from solrl_trainer.ranks.place import Place, read_place
+
 if TYPE_CHECKING:
+    from solrl_trainer.config import RunConfig
     from solrl_trainer.presets import Resolved
 
 # Trainer and service take turns on a small machine; threads that spin while waiting would starve the other.
@@ -177,17 +181,13 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"solrl-train {version('solrl')}")
         return
-    check_command("solrl-train", sys.argv[1:], [one.__name__.lower() for one in get_args(Command)])
-    command = tyro.cli(
-        Command,
-        prog="solrl-train",
-        description="Post-train diffusion models with a rollout service. `--version` prints the version.",
-        config=(tyro.conf.OmitSubcommandPrefixes,),
-    )
     from solrl_trainer.text import printable
 
     try:
-        sys.exit(_dispatch(command))
+        place = read_place()
+        # Ranks end together, which an interrupt handled elsewhere would prevent.
+        with raised() if place.size > 1 else nullcontext():
+            sys.exit(_dispatch(_parse(place), place))
     except KeyboardInterrupt:
         print("solrl-train: stopped", file=sys.stderr)
         sys.exit(STATUS)
@@ -198,21 +198,46 @@ def main() -> None:
         sys.exit(2)
 
 
-def _dispatch(command: Command) -> int:
+def _parse(place: Place) -> Command:
+    """The command line. Of several ranks the first alone complains of it; the others end without an error."""
+    with ExitStack() as stack:
+        if not place.first:
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        try:
+            check_command("solrl-train", sys.argv[1:], [one.__name__.lower() for one in get_args(Command)])
+            command = tyro.cli(
+                Command,
+                prog="solrl-train",
+                description="Post-train diffusion models with a rollout service. `--version` prints the version.",
+                config=(tyro.conf.OmitSubcommandPrefixes,),
+            )
+        except SystemExit:
+            if place.first:
+                raise
+            sys.exit(0)
+    return command
+
+
+def _dispatch(command: Command, place: Place) -> int:
+    alone = not isinstance(command, Run | Evaluate | Calibrate) or (isinstance(command, Run) and command.dry_run)
+    if alone and not place.first:
+        return 0
     match command:
         case Run():
-            return _run(command)
+            return _run(command, place)
         case Demo():
             from solrl_trainer.demo import demo
 
             with raised():
                 demo(command.output, seed=command.seed, overrides=command.set)
         case Evaluate():
-            _evaluate(command)
+            _evaluate(command, place)
         case Export():
             _export(command)
         case Calibrate():
-            _calibrate(command)
+            _calibrate(command, place)
         case Presets():
             from rich.console import Console
 
@@ -237,17 +262,25 @@ def _dispatch(command: Command) -> int:
     return 0
 
 
-def _run(command: Run) -> int:
-    from solrl_trainer.folder import locked
-
-    resolved = _resolve(command)
-    config, resume = resolved.config, command.resume is not None
+def _run(command: Run, place: Place) -> int:
     if command.dry_run:
-        return _dry_run(resolved, resume=resume)
-    with locked(config.output):
-        from solrl_trainer.preflight import check_run
+        return _dry_run(_resolve(command), resume=command.resume is not None)
 
-        config = check_run(config, _note, resume=resume)
+    from solrl_trainer.config import RunConfig
+    from solrl_trainer.ranks.joined import joined
+
+    resume, version = command.resume is not None, command.checkpoint
+    with ExitStack() as held, joined(place) as ranks:
+        if not ranks.first:
+            config = RunConfig.model_validate_json(ranks.share(None))
+            ranks.advise(_advice(config, place))
+            from solrl_trainer.run import follow
+
+            follow(config, resume=resume, version=version, world=ranks.world(config.device, config.patience))
+            return 0
+        config = _checked(command, held)
+        ranks.share(config.model_dump_json())
+        ranks.advise(_advice(config, place))
 
         from rich.console import Console
 
@@ -255,14 +288,29 @@ def _run(command: Run) -> int:
         from solrl_trainer.run import run
         from solrl_trainer.text import printable
 
-        again = shlex.join(["solrl-train", "run", "--resume", str(config.output)])
-        with last_words(printable(f"solrl-train: stopped; continue with: {again}")):
-            summary = run(config, resume=resume, version=command.checkpoint)
-    console = Console()
-    console.print(result_table(summary))
-    console.print(f"report: {config.output / 'report.html'}", soft_wrap=True)
-    console.print(f"LoRA for diffusers: {config.output / 'lora.safetensors'}", soft_wrap=True)
+        with last_words(printable(f"solrl-train: stopped; {_advice(config, place)}")):
+            summary = run(config, resume=resume, version=version, world=ranks.world(config.device, config.patience))
+        console = Console()
+        console.print(result_table(summary))
+        console.print(f"report: {config.output / 'report.html'}", soft_wrap=True)
+        console.print(f"LoRA for diffusers: {config.output / 'lora.safetensors'}", soft_wrap=True)
     return 0
+
+
+def _checked(command: Run, held: ExitStack) -> "RunConfig":
+    """The settings of a run that can start; its folder stays locked in `held`."""
+    from solrl_trainer.folder import locked
+
+    config = _resolve(command).config
+    held.enter_context(locked(config.output))
+    from solrl_trainer.preflight import check_run
+
+    return check_run(config, _note, resume=command.resume is not None)
+
+
+def _advice(config: "RunConfig", place: Place) -> str:
+    program = ["solrl-train"] if place.size == 1 else ["torchrun", "…", "-m", "solrl_trainer"]
+    return f"continue with: {' '.join(program)} {shlex.join(['run', '--resume', str(config.output)])}"
 
 
 def _resolve(command: Run) -> "Resolved":
@@ -324,20 +372,26 @@ def _report(folder: Path) -> None:
     print(write_report(folder))
 
 
-def _calibrate(command: Calibrate) -> None:
+def _calibrate(command: Calibrate, place: Place) -> None:
     from solrl_trainer.folder import locked
     from solrl_trainer.presets import read_settings_file, resolve
+    from solrl_trainer.ranks.joined import joined
 
-    if command.prompts < 1 or not 0 <= command.wanted <= 1:
-        raise ValueError(
-            f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
-        )
-    files = {str(path): read_settings_file(path) for path in command.config}
-    config = resolve(command.preset, overrides=command.set, files=files).config
-    with locked(command.output):
+    with ExitStack() as held, joined(place) as ranks:
+        if command.prompts < 1 or not 0 <= command.wanted <= 1:
+            raise ValueError(
+                f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
+            )
+        files = {str(path): read_settings_file(path) for path in command.config}
+        config = resolve(command.preset, overrides=command.set, files=files).config
+        if ranks.first:
+            held.enter_context(locked(command.output))
         from solrl_trainer.calibrate import calibrate
 
-        summary = calibrate(config, command.output, _note, prompts=command.prompts, wanted=command.wanted)
+        note = _note if ranks.first else _silent
+        summary = calibrate(config, command.output, note, prompts=command.prompts, wanted=command.wanted, ranks=ranks)
+    if not place.first:
+        return
     print(f"frontier: {command.output / 'frontier.png'}")
     if summary["chosen"] is None:
         print(f"no plan reaches a separation of {command.wanted}; lower --wanted, or choose a plan from the frontier")
@@ -364,23 +418,37 @@ def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:
     return words
 
 
-def _evaluate(command: Evaluate) -> None:
-    counts = {"prompts": command.prompts, "seeds": command.seeds, "steps": command.steps}
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"got --{name} {value}; expected at least 1")
-
+def _evaluate(command: Evaluate, place: Place) -> None:
     from rich.console import Console
 
-    from solrl_trainer.evaluate import evaluate_run
-    from solrl_trainer.progress import rewards_table
+    from solrl_trainer.ranks.joined import joined
 
-    summary = evaluate_run(
-        command.folder, _note, rewards=command.rewards, overrides=command.set, checkpoint=command.checkpoint, **counts
-    )
-    console = Console()
-    console.print(rewards_table(summary["rewards"]))
-    console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}", soft_wrap=True)
+    counts = {"prompts": command.prompts, "seeds": command.seeds, "steps": command.steps}
+    with joined(place) as ranks:
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise ValueError(f"got --{name} {value}; expected at least 1")
+
+        from solrl_trainer.evaluate import evaluate_run
+        from solrl_trainer.progress import rewards_table
+
+        summary = evaluate_run(
+            command.folder,
+            _note if ranks.first else _silent,
+            rewards=command.rewards,
+            overrides=command.set,
+            checkpoint=command.checkpoint,
+            ranks=ranks,
+            **counts,
+        )
+    if place.first:
+        console = Console()
+        console.print(rewards_table(summary["rewards"]))
+        console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}", soft_wrap=True)
+
+
+def _silent(text: str) -> None:
+    """Say nothing, as ranks other than the first."""
 
 
 if __name__ == "__main__":

@@ -9,17 +9,19 @@ from pydantic import ValidationError
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluation import Evaluation, compare, evaluate, verdicts
+from solrl_trainer.evaluation import Evaluation, compare, evaluate_together, verdicts
 from solrl_trainer.folder import saved_settings
 from solrl_trainer.preflight import require_judges, usable_judges
 from solrl_trainer.presets import ConfigError, parse_override, refused
 from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.ranks.joined import ALONE, Ranks
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
-from solrl_trainer.session import pick_device
+from solrl_trainer.world import pick_device
 
 CHANGEABLE = ("reward_options", "device")
 """Settings of the run that an evaluation may change."""
@@ -35,6 +37,7 @@ def evaluate_run(
     seeds: int | None = None,
     steps: int | None = None,
     checkpoint: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint of a run; writes evaluation/{evaluation.json, grid.png} to its folder.
 
@@ -45,6 +48,7 @@ def evaluate_run(
         overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.
         prompts, seeds, steps: override the run's settings; seeds is the number of images per prompt.
         checkpoint: version of the checkpoint, by default the newest.
+        ranks: processes that share the prompts; all of them read the folder, and the first writes.
 
     Returns:
         Content of evaluation.json.
@@ -69,8 +73,9 @@ def evaluate_run(
             raise ValueError(f"none of the run's rewards can judge by {config.prompts}; name others with --rewards")
     found = checkpoints.require(folder / "checkpoints", saved, checkpoint)
 
+    world = ranks.world(config.device, config.patience)
     note(f"loading {config.model}")
-    backbone = load_backbone(config.model, device=pick_device(config.device), revision=config.revision)
+    backbone = load_backbone(config.model, device=pick_device(config.device, world), revision=config.revision)
     # Drop the run's options for other rewards; options given here must belong to a requested reward.
     options = {name: value for name, value in saved.reward_options.items() if name in names}
     options |= given.get("reward_options", {})
@@ -78,10 +83,11 @@ def evaluate_run(
     generator = Generator(backbone, "bf16")
 
     def look(name: str) -> Evaluation:
-        result = evaluate(
+        result = evaluate_together(
             generator,
             judges,
             held_out,
+            world,
             seeds=seeds or settings.seeds,
             steps=steps or settings.steps,
             solver=config.solver,
@@ -102,7 +108,14 @@ def evaluate_run(
         "steps": steps or settings.steps,
         "rewards": compare(before, after),
     }
-    output = folder / "evaluation"
+    if ranks.first:
+        _write(folder / "evaluation", summary, held_out, before, after)
+    return summary
+
+
+def _write(
+    output: Path, summary: Mapping[str, Any], held_out: Sequence[PromptItem], before: Evaluation, after: Evaluation
+) -> None:
     output.mkdir(exist_ok=True)
     (output / "evaluation.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     save_gallery(
@@ -116,7 +129,6 @@ def evaluate_run(
         regenerated=None,
     )
     write_grid(load_gallery(output), output / "grid.png")
-    return summary
 
 
 def _changed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:

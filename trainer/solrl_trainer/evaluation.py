@@ -11,6 +11,8 @@ from solrl_core.rewards import RewardSet
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.world import World, gather_rows, share
+
 SEED_ROOT = 0
 STRICT = "verifier"
 """The reward that is 1 for a correct image and 0 otherwise."""
@@ -64,6 +66,25 @@ def evaluate(
         scores={name: torch.cat(parts).view(len(prompts), seeds) for name, parts in scores.items()},
         images=torch.cat(images)[::seeds],
     )
+
+
+def evaluate_together(
+    generator: Generator,
+    rewards: RewardSet,
+    prompts: Sequence[PromptItem],
+    world: World,
+    *,
+    seeds: int,
+    steps: int,
+    solver: str = "euler",
+    guidance: float = 1.0,
+) -> Evaluation:
+    """As `evaluate`, on all ranks: each generates its share of the prompts, and all have the whole result."""
+    own = evaluate(
+        generator, rewards, share(prompts, world), seeds=seeds, steps=steps, solver=solver, guidance=guidance
+    )
+    scores = {name: gather_rows(values, world) for name, values in own.scores.items()}
+    return Evaluation(scores, gather_rows(own.images, world))
 
 
 def paired_gain(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float, float]:

@@ -5,7 +5,7 @@ import math
 import torch
 from solrl_core.fidelity import rank_fidelity
 
-from solrl_trainer.evaluation import Evaluation, evaluate
+from solrl_trainer.evaluation import Evaluation, evaluate_together
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import GroupSelection
 from solrl_trainer.run_log import RunLog
@@ -22,17 +22,16 @@ def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
     config, settings, policy = session.config, session.config.evaluate, session.models.policy
     average = policy.average_adapter() if version else None
     with log.measuring(version, "evaluate"), session.models.serving(average) as generator:
-        own = evaluate(
+        found = evaluate_together(
             generator,
             session.rewards,
-            share(session.test_prompts, session.world),
+            session.test_prompts,
+            session.world,
             seeds=settings.seeds,
             steps=settings.steps,
             solver=config.solver,
             guidance=config.guidance,
         )
-        scores = {name: gather_rows(values, session.world) for name, values in own.scores.items()}
-        found = Evaluation(scores, gather_rows(own.images, session.world))
         log.evaluation(version, {name: found.mean(name) for name in found.scores})
     return found
 

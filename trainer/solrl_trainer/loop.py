@@ -21,7 +21,7 @@ from solrl_trainer.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.selection import select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.update import UpdateFigures
-from solrl_trainer.world import SoloWorld, World
+from solrl_trainer.world import SoloWorld, World, require_equal
 
 _SHOWN_PROMPTS = 3
 _SHOWN_EACH = 3
@@ -52,7 +52,7 @@ class Result:
 
 def train(
     config: RunConfig,
-    reporter: Reporter,
+    reporter: Reporter | None,
     *,
     resume: bool = False,
     checkpoint: int | None = None,
@@ -62,7 +62,7 @@ def train(
 
     Args:
         config: the run's settings.
-        reporter: shows progress.
+        reporter: shows progress; only on rank 0.
         resume: continue from the newest checkpoint, if there is one.
         checkpoint: version of the checkpoint to continue from instead; later ones are deleted.
         world: ranks that train together; by default this process alone. Rank 0 alone writes, reports and pushes.
@@ -73,7 +73,10 @@ def train(
         FloatingPointError: a loss or gradient that is not finite.
     """
     world = world or SoloWorld()
-    found = checkpoints.latest(config.output / "checkpoints", config, checkpoint) if resume else None
+    found = None
+    if resume:
+        own = checkpoints.latest(config.output / "checkpoints", config, checkpoint) if world.rank == 0 else None
+        found = checkpoints.broadcast(own, world)
     with open_run_log(config, reporter, world) as log, open_session(config, log.note, world) as session:
         models, version = session.models, 0
         if found is not None:
@@ -141,10 +144,12 @@ def train_iteration(session: Session, log: RunLog, iteration: int, samples: Iter
         update = session.updater.update(training_samples(session, samples, advantages), iteration)
         models.policy.decay_and_average(iteration, config.policy)
         adapter = encode_adapter(models.policy.behaviour())
+    digest = adapter_digest(adapter)
+    require_equal(f"the adapter after iteration {iteration}", digest, session.world)
 
     # First the line, then the checkpoint, then the push: a run interrupted at any point and resumed neither loses a
     # line nor pushes different bytes under the same version.
-    record = _record(session, log, iteration, samples, update, adapter_digest(adapter))
+    record = _record(session, log, iteration, samples, update, digest)
     log.iteration_trained(record)
     session.checkpoint(iteration + 1, adapter)
     with log.phase(iteration, "push"):

@@ -15,9 +15,12 @@ from solrl_trainer.progress import RichReporter
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
+from solrl_trainer.world import World
 
 
-def run(config: RunConfig, *, resume: bool = False, version: int | None = None) -> dict[str, Any]:
+def run(
+    config: RunConfig, *, resume: bool = False, version: int | None = None, world: World | None = None
+) -> dict[str, Any]:
     """Train, then write result.json, lora.safetensors, gallery, grid.png and report.html into the run's folder.
 
     lora.safetensors holds the averaged weights, for `load_lora_weights` of the model's diffusers pipeline. The caller
@@ -27,6 +30,7 @@ def run(config: RunConfig, *, resume: bool = False, version: int | None = None) 
         config: the run's settings.
         resume: continue what the folder holds.
         version: of the checkpoint to continue from, instead of the newest.
+        world: ranks that train together, of which this is rank 0; by default this process alone.
 
     Returns:
         Content of result.json.
@@ -39,7 +43,7 @@ def run(config: RunConfig, *, resume: bool = False, version: int | None = None) 
         check_new(config.output)
     (config.output / SETTINGS).write_text(config.model_dump_json(indent=1))
     with RichReporter(config.iterations) as reporter:
-        result = train(config, reporter, resume=resume, checkpoint=version)
+        result = train(config, reporter, resume=resume, checkpoint=version, world=world)
         reporter.note("writing the report")
         summary = summarize(config, result)
         (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
@@ -48,6 +52,11 @@ def run(config: RunConfig, *, resume: bool = False, version: int | None = None) 
         gallery_grid(config.output)
         write_report(config.output)
     return summary
+
+
+def follow(config: RunConfig, *, resume: bool, version: int | None, world: World) -> None:
+    """Train as a rank that is not the first: it writes and says nothing. Arguments as in `run`."""
+    train(config, None, resume=resume, checkpoint=version, world=world)
 
 
 def summarize(config: RunConfig, result: Result) -> dict[str, Any]:

@@ -140,10 +140,10 @@ class RunLog:
 
 
 @contextmanager
-def open_run_log(config: RunConfig, reporter: Reporter, world: World) -> Iterator[RunLog]:
+def open_run_log(config: RunConfig, reporter: Reporter | None, world: World) -> Iterator[RunLog]:
     """The log of a run; on exit it waits for the last report. Only rank 0 has metrics, progress and reports."""
     with ExitStack() as stack:
-        if world.rank > 0:
+        if world.rank > 0 or reporter is None:
             yield RunLog()
             return
         status = None

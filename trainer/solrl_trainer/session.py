@@ -32,7 +32,7 @@ from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.rollouts.service import ServiceExplorer
 from solrl_trainer.rollouts.source import RolloutSource, exploration_plan, rollout_source
 from solrl_trainer.update import Updater
-from solrl_trainer.world import World, share, wait_for_first
+from solrl_trainer.world import World, pick_device, share, wait_for_first
 
 _FIRST_PATIENCE = 15.0
 """Seconds to try to reach the service before anything is loaded; a wrong address should be reported soon."""
@@ -138,7 +138,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         first = service.with_patience(_FIRST_PATIENCE) if service else None
         if first is not None:
             first.model(config.model_name)  # before anything large is loaded
-        device = pick_device(config.device)
+        device = pick_device(config.device, world)
         if service is None and config.explore.precision == "fp8":
             require_fp8(torch.device(device))
         backbone = load_backbone(config.model, device=device, revision=config.revision)
@@ -259,10 +259,3 @@ def connect(
         train_prompts=train,
         test_prompts=test[: config.evaluate.prompts],
     )
-
-
-def pick_device(name: str) -> str:
-    """Resolve a device name; `auto` is CUDA if available, otherwise the CPU."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,8 +9,8 @@ import torch
 Item = TypeVar("Item")
 
 
-class World(Protocol):
-    """Ranks of a run and their collectives, which every rank must call in the same order."""
+class Placed(Protocol):
+    """A process among those that train one run."""
 
     @property
     def rank(self) -> int:
@@ -19,6 +19,14 @@ class World(Protocol):
     @property
     def size(self) -> int:
         """Number of processes."""
+
+    @property
+    def local_rank(self) -> int:
+        """This process among those of its machine, from 0."""
+
+
+class World(Placed, Protocol):
+    """Ranks of a run and their collectives, which every rank must call in the same order."""
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum of all ranks' tensors, bit-equal on every rank."""
@@ -35,6 +43,7 @@ class SoloWorld:
 
     rank = 0
     size = 1
+    local_rank = 0
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself."""
@@ -66,6 +75,57 @@ def gather_values(value: Any, world: World) -> list[Any]:
         return [value]
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     return [json.loads(bytes(part.tolist())) for part in world.gather(text)]
+
+
+def broadcast_bytes(data: bytes | None, world: World) -> bytes:
+    """Rank 0's bytes, on every rank; the others give None."""
+    if world.size == 1:
+        assert data is not None
+        return data
+    length = int(world.broadcast(torch.tensor(len(data or b""))))
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(length, dtype=torch.uint8)
+    return world.broadcast(own).numpy().tobytes()
+
+
+def require_equal(what: str, value: str, world: World) -> None:
+    """Stop a run whose ranks have come apart.
+
+    Args:
+        what: name of the value.
+        value: must be the same on all ranks.
+
+    Raises:
+        RuntimeError: it is not; names the ranks and their values.
+    """
+    found = gather_values(value, world)
+    if len(set(found)) > 1:
+        ranks = {one: [rank for rank, other in enumerate(found) if other == one] for one in found}
+        named = "; ".join(f"{one} on rank {', '.join(map(str, own))}" for one, own in ranks.items())
+        raise RuntimeError(
+            f"the ranks have come apart: {what} is {named}; expected one on all. Look for a machine with other "
+            "software or a faulty device"
+        )
+
+
+def pick_device(name: str, process: Placed) -> str:
+    """Resolve a device name; `auto` is CUDA if available, otherwise the CPU. Of several ranks each has its own GPU.
+
+    Raises:
+        ValueError: this rank has no GPU of its own.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if process.size == 1 or not name.startswith("cuda"):
+        return name
+    if name != "cuda":
+        raise ValueError(f"device is {name} for {process.size} ranks; expected auto, cuda or cpu: each has its own GPU")
+    count = torch.cuda.device_count()
+    if process.local_rank >= count:
+        raise ValueError(
+            f"rank {process.rank} is number {process.local_rank} of its machine, which has {count} GPUs; expected "
+            f"at most one rank for each: torchrun --nproc-per-node {count}"
+        )
+    return f"cuda:{process.local_rank}"
 
 
 def wait_for_first(world: World) -> None:

@@ -1,0 +1,32 @@
+"""The place of a process, from the environment that torchrun sets."""
+
+import pytest
+from solrl_trainer.ranks.place import Place, read_place
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
+
+
+def test_a_rank_reads_its_place() -> None:
+    assert read_place(TORCHRUN) == Place(5, 8, 1, "node-0", 29500)
+    assert not read_place(TORCHRUN).first
+
+
+@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_a_process_without_others_is_alone(environment: dict[str, str]) -> None:
+    assert read_place(environment) == Place()
+    assert read_place(environment).first
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_missing_variable_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is not.*start with torchrun"):
+        read_place({key: value for key, value in TORCHRUN.items() if key != name})
+
+
+def test_one_rank_of_each_machine_speaks() -> None:
+    """Eight ranks on two machines."""
+    places = [Place(rank, 8, rank % 4) for rank in range(8)]
+    assert [place.rank for place in places if place.speaks()] == [0, 4]
+    assert [place.rank for place in places if place.speaks(lost=0)] == [1, 4]
+    assert [place.rank for place in places if place.speaks(lost=4)] == [0, 5]
+    assert [place.rank for place in places if place.speaks(lost=2)] == [0, 4]
