@@ -41,13 +41,14 @@ def rows() -> dict[str, Row]:
         abandoned,
         corrupted,
         races,
+        rank_killed,
         redis_killed,
         redis_restarted,
         service_killed,
         trainer_killed,
     )
 
-    modules = (races, redis_killed, redis_restarted, corrupted, abandoned, service_killed, trainer_killed)
+    modules = (races, redis_killed, redis_restarted, corrupted, abandoned, service_killed, trainer_killed, rank_killed)
     return {module.ROW.name: module.ROW for module in modules}
 
 

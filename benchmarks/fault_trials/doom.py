@@ -57,18 +57,18 @@ class Doom:
             self._in_checkpoint()
 
     def _in_phase(self) -> None:
-        from solrl_trainer.progress import RichReporter
+        from solrl_trainer.run_log import RunLog
 
-        phase = RichReporter.phase
+        show = RunLog._show
 
-        def watched(reporter: RichReporter, iteration: int, name: str) -> None:
-            phase(reporter, iteration, name)
+        def watched(log: RunLog, iteration: int, name: str) -> None:
+            show(log, iteration, name)
             if (iteration, name) == (self.iteration, self.point):
                 timer = threading.Timer(self.delay, die)
                 timer.daemon = True
                 timer.start()
 
-        replace(RichReporter, "phase", watched)
+        replace(RunLog, "_show", watched)
 
     def _in_metrics(self) -> None:
         from solrl_trainer.metrics import Metrics

@@ -52,15 +52,18 @@ class Run:
     def __init__(self, folder: Path, name: str, kind: Kind, service: RolloutService) -> None:
         self.folder, self.name, self.kind, self._service = folder / name, name, kind, service
         folder.mkdir(exist_ok=True)
-        self._witness = Witness(folder / f"{name}.jsonl")
-        self._log = folder / f"{name}.log"
+        self.witness = Witness(folder / f"{name}.jsonl")
+        self.log_path = folder / f"{name}.log"
+
+    def argv(self, *, resume: bool) -> list[str]:
+        """Arguments of `solrl-train`."""
+        argv = ["run", "--preset", DEFAULT_PRESET, "--rollout-url", self._service.url, "--run", self.name]
+        argv += ["--resume" if resume else "--output", str(self.folder)]
+        return [*argv, "--iterations", str(self.kind.iterations), *self.kind.settings]
 
     def go(self, doom: Doom | None = None, *, resume: bool = False) -> int:
         """Run one training process; returns its exit code."""
-        argv = ["run", "--preset", DEFAULT_PRESET, "--rollout-url", self._service.url, "--run", self.name]
-        argv += ["--resume" if resume else "--output", str(self.folder)]
-        argv += ["--iterations", str(self.kind.iterations), *self.kind.settings]
-        return Program(child.train, (argv, str(self._witness.path), doom), self._log).wait()
+        return Program(child.train, (self.argv(resume=resume), str(self.witness.path), doom), self.log_path).wait()
 
     def remove(self) -> None:
         """Delete the run's folder and its adapters at the service."""
@@ -70,7 +73,7 @@ class Run:
     @property
     def log(self) -> str:
         """End of the processes' output."""
-        return self._log.read_text(errors="replace")[-600:]
+        return self.log_path.read_text(errors="replace")[-600:]
 
     @cached_property
     def seconds(self) -> dict[str, float]:
@@ -110,7 +113,7 @@ class Run:
     @property
     def noted(self) -> set[str]:
         """Distinct events: gathered samples, and the state that each update started from."""
-        return {str({key: value for key, value in one.items() if key != "at"}) for one in self._witness.events()}
+        return {str({key: value for key, value in one.items() if key != "at"}) for one in self.witness.events()}
 
 
 _FIRST: tuple[Sequence[str], ...] = (("explore", "regenerate", "push"), ("train", "state"))
@@ -179,16 +182,18 @@ def _trial(trial: Run, whole: Run, dooms: Sequence[Doom], findings: Findings) ->
         findings.require(set(codes) <= {_KILLED, 0}, name, f"killed runs ended with {codes}: {trial.log}")
         findings.require(end == 0, name, f"the resumed run ended with {end}: {trial.log}")
         if end == 0:
-            _compare(name, trial, whole, findings)
+            compare(name, trial, whole, findings)
             trial.remove()
 
 
-def _compare(name: str, trial: Run, whole: Run, findings: Findings) -> None:
+def compare(name: str, trial: Run, whole: Run, findings: Findings, *, noted: bool = True) -> None:
+    """Require that a resumed run equals an uninterrupted one; `noted`: also in what its process trained on."""
     state, wanted = trial.state, whole.state
     same = state.keys() == wanted.keys() and all(torch.equal(state[key], wanted[key]) for key in wanted)
     findings.require(same, name, "weights or optimiser differ")
     findings.require(trial.adapters == whole.adapters, name, "adapters differ")
-    findings.require(trial.noted == whole.noted, name, f"seeds, samples or RNG differ: {trial.noted ^ whole.noted}")
+    same = not noted or trial.noted == whole.noted
+    findings.require(same, name, f"seeds, samples or RNG differ: {trial.noted ^ whole.noted}")
     findings.require(trial.lines == whole.lines, name, f"metrics differ: {trial.lines} != {whole.lines}")
     held, pushed = trial.pushed, whole.pushed
     same = all(pushed[version] == digest for version, digest in held.items())

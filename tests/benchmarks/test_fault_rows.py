@@ -5,6 +5,7 @@ from fault_trials import (
     abandoned,
     corrupted,
     races,
+    rank_killed,
     redis_killed,
     redis_restarted,
     service_killed,
@@ -12,10 +13,8 @@ from fault_trials import (
 )
 from fault_trials.findings import Findings, Row
 
-ROWS = [
-    module.ROW
-    for module in (races, redis_killed, redis_restarted, corrupted, abandoned, service_killed, trainer_killed)
-]
+MODULES = (races, redis_killed, redis_restarted, corrupted, abandoned, service_killed, trainer_killed, rank_killed)
+ROWS = [module.ROW for module in MODULES]
 
 
 @pytest.mark.slow

@@ -1,0 +1,109 @@
+"""A rank of several killed in each phase: all end and name it, and the resumed run equals an undisturbed one."""
+
+import os
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from fault_trials import child
+from fault_trials.doom import PHASES, Doom
+from fault_trials.findings import Findings, Row, Tell
+from fault_trials.processes import RankPrograms, RolloutService, rollout_service
+from fault_trials.trainer_killed import Kind, Run, compare
+
+_KIND = Kind(2, lag=0, every=1)
+_SIZES = (2, 3)
+_KILLED, _ENDED = -9, 2
+_LONGEST = 60.0
+"""Seconds in which all ranks must have ended after one died."""
+
+
+class SharedRun(Run):
+    """A run of several ranks."""
+
+    def __init__(self, folder: Path, name: str, size: int, service: RolloutService) -> None:
+        super().__init__(folder, name, _KIND, service)
+        self.size = size
+
+    def argv(self, *, resume: bool) -> list[str]:
+        """Arguments of `solrl-train`; each rank has a prompt."""
+        return [*super().argv(resume=resume), "--set", f"explore.prompts={max(_SIZES)}"]
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Lines of the iterations; the ranks judge held-out images in other batches, which changes last digits."""
+        return [one for one in super().lines if one["event"] == "iteration"]
+
+    def start(self, victim: int | None = None, doom: Doom | None = None, *, resume: bool = False) -> RankPrograms:
+        """Start all ranks; `victim` dies of `doom`."""
+        arguments = (self.argv(resume=resume), str(self.witness.path), victim, doom)
+        return RankPrograms(self.size, train_rank, arguments, self.log_path)
+
+    def begun(self, iteration: int) -> int:
+        """Number of times that rank 0 began to train an iteration."""
+        events = self.witness.events()
+        return sum(
+            (one["event"], one.get("rank"), one.get("iteration")) == ("begins", "0", iteration) for one in events
+        )
+
+
+def train_rank(argv: list[str], witness: str, victim: int | None, doom: Doom | None) -> None:
+    """`solrl-train run` as a rank, which dies of `doom` if it is the victim."""
+    child.train(argv, witness, doom if os.environ["RANK"] == str(victim) else None)
+
+
+def run(trials: int, tell: Tell, findings: Findings) -> None:
+    """Run `trials` trainings, in each of which one rank is killed once."""
+    with tempfile.TemporaryDirectory(prefix="solrl-ranks-") as name, rollout_service() as service:
+        whole = SharedRun(Path(name), "whole", 1, service)
+        if codes := [code for code in whole.start().wait() if code]:
+            raise RuntimeError(f"the undisturbed run ended with {codes}: {whole.log}")
+        chance = random.Random(0)
+        for number in range(trials):
+            size = _SIZES[number % len(_SIZES)]
+            phase = PHASES[number // 2 % len(PHASES)]
+            # In turn the last rank and the first.
+            victim = 0 if number % 4 == 3 else size - 1
+            delay = chance.uniform(0, 0.9) * whole.seconds.get(phase, 0.3)
+            trial = SharedRun(Path(name), f"run-{number}", size, service)
+            _trial(trial, whole, victim, Doom(phase, number % _KIND.iterations, delay), findings)
+            tell(f"rank {victim} of {size} in {phase}")
+
+
+def _trial(trial: SharedRun, whole: SharedRun, victim: int, doom: Doom, findings: Findings) -> None:
+    name = f"rank {victim} of {trial.size}, {doom}"
+    started = time.monotonic()
+    codes = trial.start(victim, doom).wait()
+    died = codes[victim] == _KILLED
+    findings.trials += 1
+    findings.add(f"killed in {doom.point}", died)
+    findings.add("rank 0 killed", died and victim == 0)
+    findings.most("most seconds until all had ended", round(time.monotonic() - started))
+    if died:
+        others = {code for rank, code in enumerate(codes) if rank != victim}
+        findings.require(others == {_ENDED}, name, f"the others ended with {others}: {trial.log}")
+        findings.require(trial.log.count(f"rank {victim} died") == 1, name, f"it is not said which: {trial.log}")
+    else:
+        findings.add("ended before its death came")
+        findings.require(set(codes) == {0}, name, f"ended with {codes}: {trial.log}")
+    ends = trial.start(resume=True).wait()
+    findings.require(set(ends) == {0}, name, f"the resumed run ended with {ends}: {trial.log}")
+    if set(ends) == {0}:
+        again = [trial.begun(iteration) for iteration in range(_KIND.iterations)]
+        wanted = [2 if died and iteration == doom.iteration else 1 for iteration in range(_KIND.iterations)]
+        fewer = all(one <= most for one, most in zip(again, wanted, strict=True))
+        findings.require(fewer, name, f"iterations were begun {again} times")
+        compare(name, trial, whole, findings, noted=False)
+        trial.remove()
+
+
+ROW = Row(
+    "rank-killed",
+    "a rank of 2 or 3 killed in each phase: all end and name it; resumed, only the unfinished iteration is done again, "
+    "and weights and optimiser are equal bit for bit to one process undisturbed",
+    full=50,
+    short=1,
+    run=run,
+)
