@@ -105,16 +105,24 @@ def joined(place: Place) -> Iterator[Ranks]:
     before = signal.signal(signal.SIGTERM, line.on_signal)
     ranks = Ranks(place, line, store)
     try:
-        yield ranks
-        ranks.close()
-    except BaseException as error:
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, signal.SIG_IGN)
-        end = _end_of(error, line)
-        line.tell(end)
-        _report(end)
-        leave(end.code)
+        try:
+            yield ranks
+            ranks.close()
+        except BaseException as error:
+            _leave(error, line)
+    except ToldToEndError as error:  # another rank's end became known while this rank handled its own error
+        _leave(error, line)
     signal.signal(signal.SIGTERM, before)
+
+
+def _leave(error: BaseException, line: Lifeline) -> None:
+    """Say why all end, and leave the process."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    end = _end_of(error, line)
+    line.tell(end)
+    _report(end)
+    leave(end.code)
 
 
 def _rendezvous(place: Place) -> Any:
