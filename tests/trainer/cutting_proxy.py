@@ -1,4 +1,4 @@
-"""A TCP proxy before a service, which cuts connections off after so many bytes of an answer, or changes answers."""
+"""A TCP proxy in front of a service, which cuts answers after a number of bytes, or changes them."""
 
 import socket
 import threading
@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 
 class CuttingProxy:
-    """Passes everything on. Each connection's answer is cut after the next of `limits` bytes; None cuts nothing.
+    """Forwards all data. Each connection's answer is cut after the next number of `limits`; None cuts nothing.
 
     `changed`: what to put for what in answers, of one length.
     """
@@ -22,7 +22,7 @@ class CuttingProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting connections."""
         self._listener.close()
 
     def _accept(self) -> None:
@@ -54,7 +54,7 @@ def _pass_on(source: socket.socket, sink: socket.socket, limit: int | None, chan
 
 @contextmanager
 def cutting_proxy(port: int) -> Iterator[CuttingProxy]:
-    """A proxy before the service on `port`."""
+    """A proxy in front of the service on `port`."""
     proxy = CuttingProxy(port)
     try:
         yield proxy

@@ -1,4 +1,4 @@
-"""A small real HTTP service that answers like a rollout service, except for what a test makes it answer otherwise."""
+"""A small real HTTP service that answers like a rollout service, except for answers that a test replaces."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ DIGEST = "sha256:" + "0" * 64
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer, sent as it stands; `cut` leaves it without its end."""
+    """A complete answer, sent unchanged; `cut` omits its end."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass
 class HostileService:
-    """Its answers, and the requests that it got.
+    """Answers of the service, and the requests that it received.
 
     Attributes:
         change_group: changes a line of a rollout answer.
@@ -83,7 +83,7 @@ class HostileService:
 
 
 def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
-    """The lines of an answer in which everything is as it was asked; rewards are made of the seeds."""
+    """The lines of a correct answer; seeds determine the rewards."""
     tier = "bf16" if request.plan.precision == "auto" else request.plan.precision
     served = {"precision": tier, "numerics": "native", "fingerprint": DIGEST}
     served |= request.model_dump(mode="json", include={"model", "adapter", "plan"})
@@ -111,7 +111,7 @@ def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def hostile_service() -> Iterator[HostileService]:
-    """The service on a loopback port of its own, in a thread."""
+    """The service in a thread, on a free loopback port."""
     service = HostileService()
     config = uvicorn.Config(service, host="127.0.0.1", port=0, log_config=None, lifespan="off", access_log=False)
     server = uvicorn.Server(config)

@@ -1,4 +1,4 @@
-"""Folders as a run leaves them, made up; shared by the tests of grid, report and progress."""
+"""Synthetic run folders, shared by the tests of grid, report and progress."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ RESULT: dict[str, Any] = {
 
 
 def iteration_record(iteration: int) -> IterationRecord:
-    """An iteration's outcome, made up."""
+    """A synthetic record of an iteration."""
     score = Spread(mean=0.232, best=0.272 + 0.001 * iteration, worst=0.192 + 0.002 * iteration)
     return IterationRecord(
         iteration=iteration,
@@ -66,7 +66,7 @@ def iteration_line(iteration: int) -> dict[str, Any]:
 
 
 def write_metrics(folder: Path, iterations: int) -> None:
-    """Write metrics.jsonl as of `iterations` done, without their evaluation."""
+    """Write metrics.jsonl after `iterations` iterations, without evaluations."""
     before = {"event": "evaluation", "version": 0, "rewards": {"clipscore": 0.2412, "verifier": 0.482}}
     fidelity = {
         "event": "fidelity",
@@ -84,7 +84,7 @@ def write_metrics(folder: Path, iterations: int) -> None:
 
 
 def sample_images(count: int, side: int = 64, seed: int = 0) -> torch.Tensor:
-    """Smooth pictures, each with colours of its own, float [count, 3, side, side]."""
+    """Smooth pictures, each with different colours, float [count, 3, side, side]."""
     coarse = torch.rand(count, 3, 3, 3, generator=torch.Generator().manual_seed(seed))
     return torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear", align_corners=True)
 
@@ -104,7 +104,7 @@ def write_gallery(folder: Path) -> None:
 
 
 def finished_run(folder: Path) -> Path:
-    """A folder with everything."""
+    """A complete folder of a finished run."""
     write_metrics(folder, RESULT["iterations"])
     after = {"event": "evaluation", "version": 30, "rewards": {"clipscore": 0.2731, "verifier": 0.673}}
     with (folder / "metrics.jsonl").open("a") as file:

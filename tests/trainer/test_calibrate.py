@@ -1,4 +1,4 @@
-"""`solrl-train calibrate`: plans are measured, and the cheapest that selects well enough is written for a run."""
+"""`solrl-train calibrate` measures plans, and writes the cheapest that selects well enough for a run."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ TRAINED_ON_THEMSELVES = ("explore.source=local", "regenerate.at=none", "explore.
 SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4")
 
 
-def test_every_tier_is_tried_at_all_lengths_whole_and_pruned() -> None:
+def test_every_precision_is_tried_with_all_step_counts_with_and_without_pruning() -> None:
     config = resolve("mini-sana/sol_rl/clipscore", overrides=["solver=dpm2"]).config
     solver = identity_solver(SCHEDULES[0])
     found = plans(config, ("nvfp4", "bf16"), [solver])
@@ -37,11 +37,11 @@ def test_every_tier_is_tried_at_all_lengths_whole_and_pruned() -> None:
     assert not any(plan.prune for plan in plans(few, ("bf16",), [solver]))
 
 
-def test_solvers_are_fitted_to_the_recipes_own_steps_on_training_prompts() -> None:
+def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts() -> None:
     config = resolve(PRESET, overrides=SMALL).config
     generator = Generator(load_backbone("mini-sana"), "bf16")
     (solver,) = fit_solvers(config, generator, [(1.0, 0.75, 0.5, 0.25)])
-    # Along the recipe's own four levels nothing is left to gain: it ends where they end.
+    # With the recipe's own four levels there is nothing to gain: the fitted steps end in the same place.
     texts, seeds = ["a red circle"] * 8, list(range(8))
     ends = [generator.generate(texts, seeds, steps=4, solver=by, decode=False).latents for by in (solver, "euler")]
     assert float((ends[0] - ends[1]).square().mean() / ends[1].square().mean()) < 1e-3
@@ -58,7 +58,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     by_name = {row["name"]: row for row in summary["plans"]}
     assert len(by_name) == 10
     assert sum("fitted" in name for name in by_name) == 4
-    # The same steps in the same precision as the truth: nothing is lost.
+    # The same steps and precision as the true rewards: nothing is lost.
     assert by_name["bf16 4 steps"]["spearman"] == pytest.approx(1.0, abs=1e-3)
     assert by_name["bf16 4 steps"]["separation"] == pytest.approx(1.0, abs=1e-3)
     good = [row for row in summary["plans"] if row["interval"][0] >= 0.3]
@@ -71,7 +71,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
         assert picture.width > 800
 
 
-def test_a_fitted_plan_is_written_so_that_a_run_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS", ())
     monkeypatch.setattr(module, "SCHEDULES", SCHEDULES[:1])
     monkeypatch.setattr(module, "FITTED_PROMPTS", 4)
@@ -91,7 +91,7 @@ def test_a_fitted_plan_is_written_so_that_a_run_takes_it(tmp_path: Path, monkeyp
         resolve(PRESET, overrides=TRAINED_ON_THEMSELVES, files={"file": written})
 
 
-def test_a_plan_is_bound_to_the_model_and_settings_it_was_measured_with(
+def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STEPS", (1,))
@@ -109,7 +109,7 @@ def test_a_plan_is_bound_to_the_model_and_settings_it_was_measured_with(
             resolve(PRESET, overrides=[*SMALL[:2], other], files={"file": written})
 
 
-def test_it_measures_on_training_prompts_that_no_solver_was_fitted_on(
+def test_it_measures_on_training_prompts_that_are_not_used_for_fitting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STEPS", (1,))
@@ -131,7 +131,7 @@ def test_it_measures_on_training_prompts_that_no_solver_was_fitted_on(
         calibrate(config, tmp_path, notes.append, prompts=2, wanted=0.0)
 
 
-def test_no_plan_is_chosen_where_none_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_plan_is_chosen_if_none_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS", (1,))
     monkeypatch.setattr(module, "SCHEDULES", ())
     monkeypatch.setattr(module, "FITTED_PROMPTS", 1)
@@ -141,6 +141,6 @@ def test_no_plan_is_chosen_where_none_is_good_enough(tmp_path: Path, monkeypatch
     assert not (tmp_path / "plan.yaml").exists()
 
 
-def test_the_frontier_is_what_nothing_beats_in_both() -> None:
+def test_the_frontier_contains_the_plans_that_no_other_dominates() -> None:
     points = [("a", 1.0, 0.2), ("b", 2.0, 0.1), ("c", 2.0, 0.5), ("d", 3.0, 0.5), ("e", 4.0, 0.9)]
     assert [name for name, _, _ in frontier(points)] == ["a", "c", "e"]

@@ -1,4 +1,4 @@
-"""Checkpoints: bit for bit, whole or not there, and of the same settings or refused."""
+"""Checkpoints: restored bit for bit, written completely or not at all, and refused for other settings."""
 
 import copy
 import json
@@ -45,7 +45,7 @@ def write(trained: Trained, config: RunConfig, version: int) -> bytes:
     return adapter
 
 
-def test_versions_that_exploration_lags_behind_are_kept(trained: Trained, config: RunConfig) -> None:
+def test_versions_needed_at_the_lag_are_kept(trained: Trained, config: RunConfig) -> None:
     adapters = {5: b"five", 6: b"six", 7: b"seven"}
     checkpoints.save(config.output, 7, adapters, *trained, config)
     found = checkpoints.latest(config.output, config)
@@ -65,7 +65,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
 
-def test_everything_comes_back_bit_for_bit(loaded: Backbone, trained: Trained, config: RunConfig) -> None:
+def test_everything_is_restored_bit_for_bit(loaded: Backbone, trained: Trained, config: RunConfig) -> None:
     adapter = write(trained, config, 1)
     kept = everything(*trained)
     mine = copy.copy(loaded)
@@ -77,7 +77,7 @@ def test_everything_comes_back_bit_for_bit(loaded: Backbone, trained: Trained, c
     assert (found.version, found.adapters) == (1, {1: adapter})
     checkpoints.restore(found, policy, optimizer)
     assert same(everything(policy, optimizer), kept)
-    # And they go on alike.
+    # Training continues identically.
     samples = make_samples(mine)
     old_policy, old_optimizer = trained
     original = copy.copy(mine)
@@ -87,7 +87,7 @@ def test_everything_comes_back_bit_for_bit(loaded: Backbone, trained: Trained, c
     assert same(everything(policy, optimizer), everything(old_policy, old_optimizer))
 
 
-def test_a_learning_rate_is_that_of_the_optimiser_it_is_put_into(trained: Trained, config: RunConfig) -> None:
+def test_a_restored_optimiser_keeps_its_learning_rate(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     found = checkpoints.latest(config.output, config)
     assert found is not None
@@ -97,12 +97,12 @@ def test_a_learning_rate_is_that_of_the_optimiser_it_is_put_into(trained: Traine
     assert other.param_groups[0]["lr"] == 0.5
 
 
-def test_there_is_none_at_first(config: RunConfig, tmp_path: Path) -> None:
+def test_a_new_folder_has_no_checkpoint(config: RunConfig, tmp_path: Path) -> None:
     assert checkpoints.latest(config.output, config) is None
     assert checkpoints.latest(tmp_path / "nowhere", config) is None
 
 
-def test_the_newest_is_taken_by_number(trained: Trained, config: RunConfig) -> None:
+def test_the_newest_checkpoint_is_chosen_by_number(trained: Trained, config: RunConfig) -> None:
     for version in (9, 10):
         write(trained, config, version)
     found = checkpoints.latest(config.output, config)
@@ -110,7 +110,7 @@ def test_the_newest_is_taken_by_number(trained: Trained, config: RunConfig) -> N
     assert found.version == 10
 
 
-def test_a_checkpoint_that_was_not_finished_is_ignored(trained: Trained, config: RunConfig) -> None:
+def test_an_unfinished_checkpoint_is_ignored(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     partial = config.output / "000002.partial"
     shutil.copytree(config.output / "000001", partial)
@@ -118,7 +118,7 @@ def test_a_checkpoint_that_was_not_finished_is_ignored(trained: Trained, config:
     found = checkpoints.latest(config.output, config)
     assert found is not None
     assert found.version == 1
-    # The same version written whole replaces what was left.
+    # The same version, written completely, replaces the unfinished one.
     write(trained, config, 2)
     assert not partial.exists()
     found = checkpoints.latest(config.output, config)
@@ -126,13 +126,13 @@ def test_a_checkpoint_that_was_not_finished_is_ignored(trained: Trained, config:
     assert found.version == 2
 
 
-def test_only_a_partial_one_is_none(trained: Trained, config: RunConfig) -> None:
+def test_a_folder_with_only_a_partial_checkpoint_has_none(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     (config.output / "000001").rename(config.output / "000001.partial")
     assert checkpoints.latest(config.output, config) is None
 
 
-def test_the_same_version_is_written_again(trained: Trained, config: RunConfig) -> None:
+def test_the_same_version_can_be_written_again(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     policy, _ = trained
     policy.decay_old(0.0)
@@ -142,7 +142,7 @@ def test_the_same_version_is_written_again(trained: Trained, config: RunConfig) 
     assert found.adapters == {1: adapter}
 
 
-def test_the_oldest_go(trained: Trained, config: RunConfig) -> None:
+def test_the_oldest_checkpoints_are_deleted(trained: Trained, config: RunConfig) -> None:
     for version in range(8, 13):
         write(trained, config, version)
     assert sorted(path.name for path in config.output.iterdir()) == ["000010", "000011", "000012"]
@@ -160,13 +160,13 @@ def test_the_oldest_go(trained: Trained, config: RunConfig) -> None:
         ("guidance=2", "guidance"),
     ],
 )
-def test_other_settings_are_refused_by_name(trained: Trained, config: RunConfig, change: str, key: str) -> None:
+def test_other_settings_are_refused_and_named(trained: Trained, config: RunConfig, change: str, key: str) -> None:
     write(trained, config, 1)
     with pytest.raises(ValueError, match=rf"{key}: then .*, now .*resume with the same settings"):
         checkpoints.latest(config.output, tiny_config("keep_checkpoints=3", change, output=config.output))
 
 
-def test_what_does_not_decide_the_weights_may_change(trained: Trained, config: RunConfig) -> None:
+def test_settings_that_do_not_affect_the_weights_may_change(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     changed = tiny_config(
         "iterations=999",
@@ -181,13 +181,13 @@ def test_what_does_not_decide_the_weights_may_change(trained: Trained, config: R
     assert checkpoints.latest(config.output, changed) is not None
 
 
-def test_a_setting_that_was_not_there_yet_has_its_default(trained: Trained, config: RunConfig) -> None:
+def test_a_missing_newer_setting_has_its_default(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     file = config.output / "000001" / "config.json"
     saved = json.loads(file.read_text())
     del saved["optimizer"]["checkpointing"], saved["guidance"]
     file.write_text(json.dumps(saved))
-    file.with_name("checksums.json").unlink()  # as an earlier version of the program leaves it
+    file.with_name("checksums.json").unlink()  # as written by an earlier version of the program
     assert checkpoints.latest(config.output, config) is not None
     other = config.model_copy(update={"guidance": 2.0})
     with pytest.raises(ValueError, match=r"guidance: then 1\.0, now 2\.0"):
@@ -224,7 +224,7 @@ def test_a_run_that_trained_on_its_candidates_before_there_was_a_choice_is_resum
         checkpoints.latest(config.output, two_stage)
 
 
-def test_the_files_are_safetensors_and_json_alone(trained: Trained, config: RunConfig) -> None:
+def test_all_files_are_safetensors_or_json(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     files = {path.name for path in (config.output / "000001").iterdir()}
     assert files == {"state.safetensors", "adapter.safetensors", "config.json", "checksums.json"}
@@ -233,14 +233,14 @@ def test_the_files_are_safetensors_and_json_alone(trained: Trained, config: RunC
 
 
 def flip_a_bit(path: Path) -> None:
-    """Change the middle of a file."""
+    """Change a byte in the middle of a file."""
     body = bytearray(path.read_bytes())
     body[len(body) // 2] ^= 1
     path.write_bytes(body)
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "adapter.safetensors", "config.json", "checksums.json"])
-def test_a_flipped_bit_is_found_and_the_one_before_is_offered(trained: Trained, config: RunConfig, name: str) -> None:
+def test_a_flipped_bit_is_found_and_the_previous_checkpoint_is_suggested(trained: Trained, config: RunConfig, name: str) -> None:
     for version in (1, 2):
         write(trained, config, version)
     flip_a_bit(config.output / "000002" / name)
@@ -254,7 +254,7 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_offered(trained: Trained, 
     assert found.version == 1
 
 
-def test_a_missing_or_torn_file_is_found_without_checksums_too(trained: Trained, config: RunConfig) -> None:
+def test_a_missing_or_torn_file_is_found_even_without_checksums(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     folder = config.output / "000001"
     (folder / "adapter.safetensors").unlink()
@@ -271,7 +271,7 @@ def test_a_missing_or_torn_file_is_found_without_checksums_too(trained: Trained,
         checkpoints.latest(config.output, config)
 
 
-def test_a_damaged_one_is_not_offered(trained: Trained, config: RunConfig) -> None:
+def test_a_damaged_checkpoint_is_not_suggested(trained: Trained, config: RunConfig) -> None:
     for version in (1, 2, 3):
         write(trained, config, version)
     for version in (2, 3):
@@ -280,7 +280,7 @@ def test_a_damaged_one_is_not_offered(trained: Trained, config: RunConfig) -> No
         checkpoints.latest(config.output, config)
 
 
-def test_a_version_that_is_not_there_is_told(trained: Trained, config: RunConfig) -> None:
+def test_a_missing_version_is_an_error(trained: Trained, config: RunConfig) -> None:
     with pytest.raises(ValueError, match="expected that of version 3"):
         checkpoints.latest(config.output, config, 3)
     write(trained, config, 1)
@@ -290,7 +290,7 @@ def test_a_version_that_is_not_there_is_told(trained: Trained, config: RunConfig
         checkpoints.require(config.output / "nowhere", config)
 
 
-def test_later_ones_are_dropped_where_a_run_goes_back(trained: Trained, config: RunConfig) -> None:
+def test_later_checkpoints_are_deleted_when_a_run_is_rewound(trained: Trained, config: RunConfig) -> None:
     for version in (1, 2, 3):
         write(trained, config, version)
     checkpoints.drop_after(config.output, 1)

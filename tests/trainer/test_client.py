@@ -1,4 +1,4 @@
-"""The trainer's client against a real service: cut streams, restarts, refusals."""
+"""The trainer's client with a real service: broken streams, restarts, refusals."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ def request_of(**more: object) -> RolloutRequest:
 
 
 @pytest.mark.parametrize("explicit", [False, True], ids=["seed root", "seeds"])
-def test_a_cut_stream_is_taken_up_where_it_broke_off(
+def test_a_broken_stream_is_resumed_with_the_missing_groups(
     service: RunningService, proxy: CuttingProxy, explicit: bool
 ) -> None:
     request = request_of()
@@ -40,7 +40,7 @@ def test_a_cut_stream_is_taken_up_where_it_broke_off(
     with RolloutClient(service.url) as client:
         whole = client.rollouts(request)
     came: list[RolloutGroup] = []
-    # In the middle of a line, right at the head, and in the last line.
+    # In the middle of a line, in the head, and in the last line.
     proxy.limits = [2500, 20, 1200]
     with RolloutClient(proxy.url, pause=0.01) as client:
         answer = client.rollouts(request, on_group=came.append)
@@ -49,7 +49,7 @@ def test_a_cut_stream_is_taken_up_where_it_broke_off(
     assert proxy.connections == 4
 
 
-def test_an_answer_that_never_ends_is_given_up_after_the_patience(proxy: CuttingProxy) -> None:
+def test_an_endless_answer_fails_after_the_patience(proxy: CuttingProxy) -> None:
     proxy.limits = [10] * 1000
     with RolloutClient(proxy.url, pause=0.01, patience=0.3) as client, pytest.raises(ProblemError) as raised:
         client.rollouts(request_of())
@@ -71,7 +71,7 @@ def test_a_group_of_another_version_is_refused_before_it_is_used(service: Runnin
     assert came == []
 
 
-def test_a_request_is_repeated_after_what_was_lost_is_restored(service: RunningService) -> None:
+def test_a_request_is_repeated_after_lost_versions_are_pushed_again(service: RunningService) -> None:
     seen: list[str] = []
 
     def restore(problem: Problem) -> bool:
@@ -85,7 +85,7 @@ def test_a_request_is_repeated_after_what_was_lost_is_restored(service: RunningS
     assert raised.value.problem.status == 404
 
 
-def test_what_a_run_holds_is_told_or_none(service: RunningService) -> None:
+def test_an_unknown_run_has_no_adapters_and_can_be_deleted(service: RunningService) -> None:
     with RolloutClient(service.url) as client:
         assert client.adapters("nobody") is None
         client.delete("nobody")

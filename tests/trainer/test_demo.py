@@ -1,4 +1,4 @@
-"""The demo starts a service, which must not outlive it however it ends."""
+"""The demo's service never outlives the demo."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ PROGRAM = str(Path(sys.executable).parent / "solrl-train")
 
 
 def service_of(demo: "subprocess.Popen[bytes]") -> int:
-    """The id of the service that a demo started, once it runs."""
+    """Process id of the demo's service, once it runs."""
     while demo.poll() is None:
         children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
         for child in children:
@@ -33,7 +33,7 @@ def ended(process: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed parent cannot take its child along")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["TERM", "KILL"])
-def test_its_service_ends_with_it(tmp_path: Path, number: int, code: int) -> None:
+def test_the_service_ends_with_the_demo(tmp_path: Path, number: int, code: int) -> None:
     with subprocess.Popen([PROGRAM, "demo", "--output", str(tmp_path / "run")], stderr=subprocess.DEVNULL) as demo:
         service = service_of(demo)
         try:

@@ -1,4 +1,4 @@
-"""`solrl-train evaluate`: the figures of a finished run again, and by other rewards."""
+"""`solrl-train evaluate` reproduces the figures of a finished run, and scores it with other rewards."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_repeats_the_runs_own_figures(finished: Path) -> None:
+def test_it_reproduces_the_runs_figures(finished: Path) -> None:
     notes: list[str] = []
     summary = evaluate_run(finished, notes.append)
     assert summary["rewards"] == json.loads((finished / "result.json").read_text())["rewards"]
@@ -37,7 +37,7 @@ def test_it_repeats_the_runs_own_figures(finished: Path) -> None:
     assert json.loads((finished / "evaluation" / "evaluation.json").read_text()) == summary
 
 
-def test_the_command_judges_by_other_rewards(finished: Path) -> None:
+def test_the_command_scores_with_other_rewards(finished: Path) -> None:
     asked = ("--rewards", "verifier_graded", "--prompts", "2", "--seeds", "1")
     done = typed(main, "evaluate", str(finished), *asked)
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def test_the_command_judges_by_other_rewards(finished: Path) -> None:
         (["RUN", "--set", "reward_options={hpsv2: {}}"], "got options for rewards ['hpsv2']; expected some of"),
     ],
 )
-def test_what_it_cannot_do_is_told(finished: Path, arguments: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused(finished: Path, arguments: list[str], message: str) -> None:
     done = typed(main, "evaluate", *(str(finished) if value == "RUN" else value for value in arguments))
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
@@ -67,19 +67,19 @@ def test_what_it_cannot_do_is_told(finished: Path, arguments: list[str], message
     assert message in last
 
 
-def test_a_reward_that_the_run_did_not_have_takes_options(finished: Path) -> None:
-    """PickScore's arithmetic on CLIPScore's weights: exp(scale)·cos / 26 in the place of / 100."""
+def test_a_reward_that_the_run_did_not_use_accepts_options(finished: Path) -> None:
+    """PickScore's arithmetic with CLIPScore's weights: exp(scale)·cos / 26 instead of / 100."""
     options = f"reward_options={{pickscore: {{model: {catalog.WEIGHTS / 'mini-clip'}, batch_size: 1}}}}"
     done = typed(main, "evaluate", str(finished), "--rewards", "clipscore", "pickscore", "--set", options)
     assert done.returncode == 0, done.stderr
     found = json.loads((finished / "evaluation" / "evaluation.json").read_text())["rewards"]
     for when in ("before", "after"):
-        # The one rounds images to bytes, the other does not.
+        # One of them rounds images to bytes.
         assert found["pickscore"][when] * 26 == pytest.approx(found["clipscore"][when] * 100, rel=0.01)
     assert evaluate_run(finished, print, rewards=["pickscore"])["rewards"] != {"pickscore": found["pickscore"]}
 
 
-def test_judges_that_cannot_judge_these_prompts_are_left_out_or_refused(finished: Path, tmp_path: Path) -> None:
+def test_rewards_that_do_not_fit_the_prompts_are_omitted_or_refused(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     shutil.copytree(finished, folder)
     prompts = tmp_path / "prompts"

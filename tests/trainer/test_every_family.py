@@ -1,4 +1,4 @@
-"""A whole `sol_rl` run of each miniature with all four rewards, against a service that keeps one version a run."""
+"""A whole `sol_rl` run of each miniature with all four rewards, with a service that retains one version per run."""
 
 import io
 import json
@@ -40,7 +40,7 @@ PROMPT = "a red circle"
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that came to its end: its settings, what it returned and said, and what it trained on."""
+    """A finished run: its settings, its result and notes, and its training samples."""
 
     config: RunConfig
     summary: dict[str, Any]
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 def kept(function: Callable[..., T], seen: list[T]) -> Callable[..., T]:
-    """The function itself, whose answers are looked at."""
+    """The function itself, with its return values recorded."""
 
     def called(*args: Any, **kwargs: Any) -> T:
         seen.append(function(*args, **kwargs))
@@ -109,7 +109,7 @@ def test_all_rewards_are_logged(finished: Finished) -> None:
     assert all(line["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded"} for line in evaluations)
 
 
-def test_the_trained_reward_alone_shapes_the_advantages(finished: Finished) -> None:
+def test_only_the_trained_reward_determines_the_advantages(finished: Finished) -> None:
     assert finished.result.samples is not None
     rewards = finished.result.samples.rewards
     assert rewards.keys() == set(REWARDS)

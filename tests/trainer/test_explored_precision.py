@@ -1,4 +1,4 @@
-"""The precision that a run explores at: the fastest native one, and an emulation only by name."""
+"""The precision of exploration: the fastest native one, and emulation only on request."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture
 def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A device of compute capability 9.0, whose test products come out right; there is none here."""
+    """A simulated device of compute capability 9.0, on which all probes succeed."""
     tiers.probe.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(tiers, "fp8_scaling", lambda device: "row" if device.type == "cuda" else None)
@@ -31,7 +31,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def readme_command() -> RunConfig:
-    """README's run of FLUX.1, resolved as the program does."""
+    """The README's run of FLUX.1, resolved like the program does."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     (line,) = [line for line in text.splitlines() if "solrl-train run --preset flux1/" in line]
     words = shlex.split(line[line.index("solrl-train") :], comments=True)
@@ -40,7 +40,7 @@ def readme_command() -> RunConfig:
 
 
 @pytest.mark.usefixtures("h200")
-def test_readme_s_command_explores_on_an_h200_as_its_figures_were_measured() -> None:
+def test_the_readmes_command_explores_with_the_settings_of_its_figures() -> None:
     config = readme_command()
     measured = json.loads((ROOT / "docs/results/rollout_phase.json").read_text())["setting"]
     assert config.explore.precision == "auto"
@@ -50,17 +50,17 @@ def test_readme_s_command_explores_on_an_h200_as_its_figures_were_measured() -> 
 
 
 @pytest.mark.parametrize("model", ["sana", "sd3", "flux1", "mini-sana"])
-def test_sol_rl_never_asks_for_an_emulation_by_itself(model: str) -> None:
+def test_sol_rl_never_requests_an_emulation(model: str) -> None:
     assert resolve(f"{model}/sol_rl/clipscore").config.explore.precision == "auto"
 
 
-def test_naive_quant_and_the_demo_name_nvfp4() -> None:
+def test_naive_quant_and_the_demo_request_nvfp4() -> None:
     assert resolve("flux1/naive_quant/hpsv2").config.explore.precision == "nvfp4"
     assert resolve(PRESET, overrides=DEMO_SETTINGS).config.explore.precision == "nvfp4"
 
 
 @pytest.mark.usefixtures("h200")
-def test_calibrate_measures_an_emulation_by_name_alone() -> None:
+def test_calibrate_measures_an_emulation_only_on_request() -> None:
     assert explored_tiers("auto", CUDA) == ["fp8", "bf16"]
     assert explored_tiers("nvfp4", CUDA) == ["nvfp4", "bf16"]
     assert explored_tiers("auto", torch.device("cpu")) == ["bf16"]
@@ -75,7 +75,7 @@ def test_calibrate_measures_an_emulation_by_name_alone() -> None:
         ("bf16", ["nvfp4", "bf16"], False),
     ],
 )
-def test_a_run_that_names_an_emulation_is_told_what_it_costs(
+def test_a_run_that_requests_an_emulation_is_told_its_cost(
     precision: Precision, emulated: list[Tier], warned: bool
 ) -> None:
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""The client against a service that answers otherwise than it was asked: nothing of such an answer is used."""
+"""The client with a service that gives wrong answers: no part of such an answer is used."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ def shared() -> Iterator[HostileService]:
 
 @pytest.fixture
 def service(shared: HostileService) -> HostileService:
-    """Honest again for each test."""
+    """The service, with correct answers at the start of each test."""
     honest = HostileService(url=shared.url)
     vars(shared).update(vars(honest))
     return shared
@@ -47,7 +47,7 @@ def request_of(**more: Any) -> RolloutRequest:
 
 
 def refused(service: HostileService, request: RolloutRequest, **more: Any) -> ProblemError:
-    """The client's error; no group was handed on, and it asked once."""
+    """The client's error; no group was used, and the request was sent once."""
     used: list[RolloutGroup] = []
     with RolloutClient(service.url, pause=0.01) as client, pytest.raises(ProblemError) as raised:
         client.rollouts(request, on_group=used.append, **more)
@@ -70,7 +70,7 @@ def refused(service: HostileService, request: RolloutRequest, **more: Any) -> Pr
     ],
     ids=["plain", "auto", "pruned", "none pruned", "images", "pruned images", "explicit seeds", "base"],
 )
-def test_what_was_asked_is_taken(service: HostileService, more: dict[str, Any]) -> None:
+def test_a_correct_answer_is_accepted(service: HostileService, more: dict[str, Any]) -> None:
     used: list[RolloutGroup] = []
     with RolloutClient(service.url) as client:
         answer = client.rollouts(request_of(**more), fingerprint=DIGEST, on_group=used.append)
@@ -79,7 +79,7 @@ def test_what_was_asked_is_taken(service: HostileService, more: dict[str, Any]) 
 
 
 def change(**fields: Callable[[Any], Any]) -> Callable[[Line], None]:
-    """Change fields of a line's group."""
+    """Change fields of the group in a line."""
 
     def apply(line: Line) -> None:
         for name, new in fields.items():
@@ -89,7 +89,7 @@ def change(**fields: Callable[[Any], Any]) -> Callable[[Line], None]:
 
 
 def resized(count: int) -> Callable[[Line], None]:
-    """Make it a group of another size, whole and consistent in itself."""
+    """Change the group's size, consistently in all fields."""
 
     def apply(line: Line) -> None:
         group = line["group"]
@@ -106,7 +106,7 @@ def of_plan(name: str, value: Any) -> Callable[[Line], None]:
 
 
 def of_served(name: str, value: Any) -> Callable[[Line], None]:
-    """Change how the answer says it was made."""
+    """Change the answer's description of how it was generated."""
     return lambda line: line["served"].update({name: value})
 
 
@@ -151,7 +151,7 @@ LIES: dict[str, tuple[Callable[[Line], None], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_an_answer_to_another_question_is_refused(service: HostileService, lie: str) -> None:
+def test_an_answer_to_a_different_request_is_refused(service: HostileService, lie: str) -> None:
     service.change_group, where = LIES[lie]
     problem = refused(service, request_of()).problem
     assert (problem.kind, problem.status) == ("served-differently", 409)
@@ -174,7 +174,7 @@ PRUNED = {"steps": 6, "precision": "bf16", "prune": {"after": 3, "keep": 6}}
     ],
     ids=["pruned more", "not said", "others", "pruned images", "fewer images", "no images"],
 )
-def test_pruned_candidates_and_images_are_those_that_were_asked_for(
+def test_pruned_candidates_and_images_must_match_the_request(
     service: HostileService, lie: Callable[[Line], None], where: str
 ) -> None:
     service.change_group = lie
@@ -183,13 +183,13 @@ def test_pruned_candidates_and_images_are_those_that_were_asked_for(
     assert problem.where == f"group 'p0': {where}"
 
 
-def test_another_fingerprint_is_refused_before_the_group_is_used(service: HostileService) -> None:
+def test_a_different_fingerprint_is_refused_before_the_group_is_used(service: HostileService) -> None:
     wanted = "sha256:" + "1" * 64
     problem = refused(service, request_of(), fingerprint=wanted).problem
     assert (problem.kind, problem.got, problem.expected) == ("digest-mismatch", DIGEST, wanted)
 
 
-def test_parts_of_one_answer_are_made_in_one_way(service: HostileService) -> None:
+def test_all_groups_of_an_answer_must_be_generated_in_the_same_way(service: HostileService) -> None:
     tiers = iter(("bf16", "nvfp4"))
     service.change_group = lambda line: line["served"].update(precision=next(tiers))
     with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
@@ -208,7 +208,7 @@ def test_parts_of_one_answer_are_made_in_one_way(service: HostileService) -> Non
         ("size", 3),
     ],
 )
-def test_a_push_that_stored_something_else_is_refused(service: HostileService, field: str, value: Any) -> None:
+def test_a_push_that_stored_something_different_is_refused(service: HostileService, field: str, value: Any) -> None:
     service.change_stored = lambda stored: stored.update({field: value})
     with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
         client.push("run", 3, 2, "mini-sana", b"adapter")
@@ -216,7 +216,7 @@ def test_a_push_that_stored_something_else_is_refused(service: HostileService, f
     assert (problem.kind, problem.where, problem.got) == ("served-differently", field, value)
 
 
-def test_a_stream_that_loses_only_its_end_line_is_whole(service: HostileService) -> None:
+def test_a_stream_without_only_its_end_line_is_complete(service: HostileService) -> None:
     service.change_lines = lambda lines: lines[:-1]
     used: list[RolloutGroup] = []
     with RolloutClient(service.url, pause=0.01) as client:
@@ -226,7 +226,7 @@ def test_a_stream_that_loses_only_its_end_line_is_whole(service: HostileService)
     assert answer.seconds.generate > 0
 
 
-def test_a_stream_that_is_cut_within_a_line_is_taken_up_there(service: HostileService) -> None:
+def test_a_stream_that_breaks_within_a_line_is_resumed_there(service: HostileService) -> None:
     cut = iter((True, False))
     service.change_lines = lambda lines: [lines[0], lines[1][:40]] if next(cut) else lines
     with RolloutClient(service.url, pause=0.01) as client:
@@ -247,7 +247,7 @@ def test_a_stream_that_is_cut_within_a_line_is_taken_up_there(service: HostileSe
     ],
     ids=["a group twice", "the end first", "another count", "no line", "an empty line", "an unknown prompt"],
 )
-def test_a_stream_of_other_lines_is_refused(
+def test_a_stream_of_unexpected_lines_is_refused(
     service: HostileService, lines: Callable[[list[bytes]], list[bytes]]
 ) -> None:
     service.change_lines = lines
@@ -257,7 +257,7 @@ def test_a_stream_of_other_lines_is_refused(
     assert len(service.asked) == 1
 
 
-def test_no_more_of_an_answer_is_read_than_it_can_need(service: HostileService) -> None:
+def test_an_answer_is_read_only_up_to_the_largest_valid_size(service: HostileService) -> None:
     service.answers = [Answer(parts=(b"x" * 2**20,) * 400)]
     with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
         client.rollouts(request_of())
@@ -273,7 +273,7 @@ def test_no_more_of_an_answer_is_read_than_it_can_need(service: HostileService) 
     assert raised.value.problem.status == 500
 
 
-def test_a_compressed_body_is_neither_asked_for_nor_read(service: HostileService) -> None:
+def test_a_compressed_body_is_neither_requested_nor_read(service: HostileService) -> None:
     bomb = gzip.compress(b" " * 2**24)
     for status in (200, 500):
         service.answers = [Answer(status, {"Content-Encoding": "gzip"}, (bomb,))]
@@ -284,20 +284,20 @@ def test_a_compressed_body_is_neither_asked_for_nor_read(service: HostileService
 
 
 def problem_body(**more: Any) -> bytes:
-    """A problem document."""
+    """The answer with a problem document."""
     fields = {"type": "urn:solrl:problem:queue-full", "title": "Queue is full", "status": 429, "detail": "wait"}
     return json.dumps(fields | more).encode()
 
 
 @pytest.mark.parametrize("after", ["²", "٣", "-1", "1e9", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", ""])
-def test_a_retry_after_that_is_no_number_is_not_one(service: HostileService, after: str) -> None:
+def test_an_invalid_retry_after_is_ignored(service: HostileService, after: str) -> None:
     service.answers = [Answer(429, {"Retry-After": after}, (problem_body(),))]
     with RolloutClient(service.url, pause=0.01) as client:
         client.rollouts(request_of())
     assert len(service.asked) == 2
 
 
-def test_a_request_that_took_too_long_is_made_again(service: HostileService) -> None:
+def test_a_request_that_times_out_is_repeated(service: HostileService) -> None:
     late = problem_body(type="urn:solrl:problem:request-timeout", status=408)
     service.answers = [Answer(408, {}, (late,))]
     with RolloutClient(service.url, pause=0.01) as client:
@@ -305,7 +305,7 @@ def test_a_request_that_took_too_long_is_made_again(service: HostileService) -> 
     assert len(service.asked) == 2
 
 
-def test_a_services_texts_are_printed_without_what_a_terminal_obeys(service: HostileService) -> None:
+def test_a_services_texts_are_printed_without_terminal_control_characters(service: HostileService) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202e\r\n\x9b31m" + "long " * 10_000
     body = problem_body(status=422, title=evil, detail=evil, where=evil, got={"a": evil}, expected=evil, action=evil)
     service.answers = [
@@ -321,7 +321,7 @@ def test_a_services_texts_are_printed_without_what_a_terminal_obeys(service: Hos
         assert len(str(raised.value)) < 12_000
 
 
-def test_a_service_that_always_says_that_it_lost_the_run_is_given_up(service: HostileService) -> None:
+def test_a_service_that_always_loses_the_run_is_an_error(service: HostileService) -> None:
     lost = problem_body(type="urn:solrl:problem:run-not-found", status=404)
     service.answers = [Answer(404, {}, (lost,))] * 1000
     restored: list[str] = []
@@ -331,7 +331,7 @@ def test_a_service_that_always_says_that_it_lost_the_run_is_given_up(service: Ho
     assert 3 < len(restored) < 20
 
 
-def test_a_token_ends_where_its_line_does(service: HostileService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_white_space_around_a_token_is_dropped(service: HostileService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
     monkeypatch.setenv("SOLRL_TOKEN", " solrl_secret\n")
     assert rollout_token() == "solrl_secret"
@@ -341,7 +341,7 @@ def test_a_token_ends_where_its_line_does(service: HostileService, monkeypatch: 
 
 
 @pytest.mark.parametrize("token", ["se\ncret", "se cret", "se\x1bcret", "sécret", "se\tcret"])
-def test_what_is_no_token_is_refused_unseen(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_token_is_refused_without_being_printed(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
     monkeypatch.setenv("SOLRL_TOKEN", token)
     with pytest.raises(ValueError, match="SOLRL_TOKEN") as raised:
@@ -349,7 +349,7 @@ def test_what_is_no_token_is_refused_unseen(token: str, monkeypatch: pytest.Monk
     assert token not in str(raised.value)
 
 
-def test_an_empty_token_file_is_a_mistake(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_an_empty_token_file_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "token").write_text("\n")
     monkeypatch.setenv("SOLRL_TOKEN_PATH", str(tmp_path / "token"))
     with pytest.raises(ValueError, match="SOLRL_TOKEN_PATH"):
@@ -359,14 +359,14 @@ def test_an_empty_token_file_is_a_mistake(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.parametrize(
     "url", ["http://user:hunter2@host:1", "https://hunter2@host", "http://host/?token=hunter2", "http://h:hunter2"]
 )
-def test_a_password_in_the_address_is_refused_unseen(url: str) -> None:
+def test_a_password_in_the_address_is_refused_without_being_printed(url: str) -> None:
     with pytest.raises(ValueError, match=r"SOLRL_TOKEN|expected") as raised:
         check_rollout_url(url)
     assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["gpu-node:8100", "ftp://gpu-node", "http://", "http://\nhost", ""])
-def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+def test_an_invalid_address_is_refused_immediately(url: str) -> None:
     with pytest.raises(ValueError, match="rollout URL"):
         RolloutClient(url)
 
@@ -376,7 +376,7 @@ def test_an_address_may_end_in_a_slash_or_have_a_path() -> None:
     assert check_rollout_url("https://[::1]/solrl/") == "https://[::1]/solrl"
 
 
-def test_the_settings_refuse_a_password_unseen() -> None:
+def test_the_settings_refuse_a_password_without_printing_it() -> None:
     for given in (
         {"overrides": ["rollout_url=http://me:hunter2@host"]},
         {"files": {"a.yaml": {"rollout_url": "me:hunter2@host"}}},

@@ -1,4 +1,4 @@
-"""Whole runs against real services: first to last, in parts, through a service's death, and refused."""
+"""Whole runs with real services: uninterrupted, resumed, with a service that is killed, and refused."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ SMALL = (
 
 
 class Service:
-    """A service on one port, which can die and come back without its adapters."""
+    """A service on one port, which can be killed and restarted without its adapters."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -61,9 +61,9 @@ class Service:
         self._stack.close()
 
     def die(self) -> None:
-        """At once: one that is told to stop would first answer what it has accepted, and nothing would be missed."""
+        """Kill it: after a signal to stop, it would first finish accepted requests, and nothing would be lost."""
         self.running.process.kill()
-        with suppress(AssertionError):  # of how it ended
+        with suppress(AssertionError):  # about its exit code
             self._stack.close()
 
     def adapters(self, run: str) -> AdapterList:
@@ -72,7 +72,7 @@ class Service:
 
 @dataclass
 class Watcher:
-    """A reporter that remembers, and restarts the service after one iteration if it is given one."""
+    """A reporter that records, and restarts the given service, if any, after one iteration."""
 
     restarts: Service | None = None
     phases: list[tuple[int, str]] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Watcher:
 
 @dataclass
 class Run:
-    """A finished training, and what the service held at its end."""
+    """A finished training, and the versions that the service stored at its end."""
 
     config: RunConfig
     result: Result
@@ -137,14 +137,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unreachable(folder: Path) -> subprocess.Popen[str]:
-    """A run without a service, started early: it waits between its tries."""
+    """A run without a service, started early because it waits between its attempts."""
     command = [PROGRAM, "run", "--rollout-url", f"http://127.0.0.1:{free_port()}", "--output", str(folder / "alone")]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
 def taken(folder: Path) -> subprocess.Popen[str]:
-    """A run that is to write where another's checkpoints lie, also started early."""
+    """A run whose folder has another run's checkpoints, also started early."""
     (folder / "taken" / "checkpoints" / "000001").mkdir(parents=True)
     (folder / "taken" / "config.json").write_text("{}")
     command = [PROGRAM, "run", "--output", str(folder / "taken")]
@@ -153,7 +153,7 @@ def taken(folder: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def whole(unreachable: subprocess.Popen[str], taken: subprocess.Popen[str], service: Service, folder: Path) -> Run:
-    """Two iterations in one go, in a folder where a run broke off before its first checkpoint."""
+    """Two uninterrupted iterations, in a folder where a run stopped before its first checkpoint."""
     output = folder / "whole"
     output.mkdir()
     (output / "metrics.jsonl").write_text('{"event": "iteration", "iteration": 0, "version": 1, "loss": 99}\n')
@@ -162,13 +162,13 @@ def whole(unreachable: subprocess.Popen[str], taken: subprocess.Popen[str], serv
 
 @pytest.fixture(scope="module")
 def half(whole: Run, service: Service, folder: Path) -> Run:
-    """The first iteration of a run, interrupted there."""
+    """A run interrupted after its first iteration."""
     return go(service, folder / "parts", "iterations=1")
 
 
 @pytest.fixture(scope="module")
 def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch.Tensor]]:
-    """The service's answer to the last iteration's request, and its BF16 images of the seeds selected then."""
+    """The service's answer to the last iteration's request, and its BF16 images of the selected seeds."""
     config = whole.config
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 2, config.seed, 1)
     with RolloutClient(service.url) as client:
@@ -189,13 +189,13 @@ def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch
 
 @pytest.fixture(scope="module")
 def bereft(half: Run, asked_again: object, service: Service, folder: Path) -> Run:
-    """Two iterations, between which the service dies and comes back empty."""
+    """Two iterations, between which the service is killed and restarted empty."""
     return go(service, folder / "bereft", "iterations=2", watcher=Watcher(restarts=service))
 
 
 @pytest.fixture(scope="module")
 def resumed(half: Run, bereft: Run, service: Service) -> Run:
-    """The interrupted run continued, with a service that has lost its adapters."""
+    """The interrupted run, resumed with a service that has lost its adapters."""
     return go(service, half.config.output, "iterations=2", resume=True)
 
 
@@ -218,7 +218,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_a_run_goes_through_its_phases(whole: Run) -> None:
     each = ("explore", "regenerate", "train", "push")
-    # A group is regenerated as soon as it comes.
+    # A group is regenerated as soon as it arrives.
     gathering = ["explore", "regenerate"] * 2 + ["explore"]
     iterations = [(i, name) for i, name in whole.watcher.phases if name in each]
     assert iterations == [(i, name) for i in (0, 1) for name in [*gathering, "train", "push"]]
@@ -226,7 +226,7 @@ def test_a_run_goes_through_its_phases(whole: Run) -> None:
     assert set(each) | {"evaluate", "total"} <= whole.result.seconds.keys()
 
 
-def test_its_metrics_say_what_happened_and_nothing_of_runs_before(whole: Run) -> None:
+def test_its_metrics_describe_this_run_and_no_earlier_one(whole: Run) -> None:
     events = [(line["event"], line["version"]) for line in whole.metrics]
     each = [(event, version) for version in (1, 2) for event in ("iteration", "push")]
     assert events == [("evaluation", 0), ("fidelity", 0), *each, ("evaluation", 2)]
@@ -235,7 +235,7 @@ def test_its_metrics_say_what_happened_and_nothing_of_runs_before(whole: Run) ->
             assert (line["precision"], line["numerics"]) == ("nvfp4", "emulated")
             assert line["explored_version"] == line["iteration"]
             assert line["seconds"].keys() == {"explore", "wait", "regenerate", "train"}
-            # It began before it was waited for.
+            # Exploration began before the trainer waited for it.
             assert 0 <= line["seconds"]["wait"] < line["seconds"]["explore"]
             assert line["rewards"].keys() == {"clipscore"}
             assert line["loss"] < 99
@@ -243,7 +243,7 @@ def test_its_metrics_say_what_happened_and_nothing_of_runs_before(whole: Run) ->
             assert line["reward_best"] >= line["reward_worst"] - 0.05
 
 
-def test_every_version_is_handed_to_the_service(whole: Run) -> None:
+def test_every_version_is_pushed_to_the_service(whole: Run) -> None:
     versions = {info.version: info for info in whole.held.versions}
     assert list(versions) == [0, 1, 2]
     assert [info.parent for info in versions.values()] == [None, 0, 1]
@@ -253,7 +253,7 @@ def test_every_version_is_handed_to_the_service(whole: Run) -> None:
         assert versions[version].digest == whole.adapter_digest(version) == logged["digest"]
 
 
-def test_the_base_is_judged_before_and_the_average_after(whole: Run) -> None:
+def test_the_base_is_evaluated_before_and_the_average_after(whole: Run) -> None:
     before, after = whole.result.before, whole.result.after
     assert before.scores.keys() == after.scores.keys() == {"clipscore", "verifier", "verifier_graded"}
     assert before.scores["clipscore"].shape == (8, 1)
@@ -263,7 +263,7 @@ def test_the_base_is_judged_before_and_the_average_after(whole: Run) -> None:
     assert -1 <= whole.result.spearman <= 1
 
 
-def test_the_seeds_kept_are_the_best_and_worst_of_what_the_service_says(
+def test_the_kept_seeds_have_the_best_and_worst_scores_of_the_service(
     whole: Run, asked_again: tuple[RolloutAnswer, list[torch.Tensor]]
 ) -> None:
     answer, _ = asked_again
@@ -280,12 +280,12 @@ def test_a_regenerated_candidate_is_the_services_bf16_image_of_its_seed(
     ours = torch.stack([group.samples.images for group in samples(whole).groups])
     assert ours.shape == (2, 8, 3, 64, 64)
     theirs = torch.stack(asked_again[1])
-    # Its PNGs are rounded to whole values once more.
+    # The service's PNGs are additionally rounded to whole values.
     assert float((ours - theirs).abs().max()) <= 1.5 / 255
     assert float((ours - theirs.roll(1, 1)).abs().max()) > 0.1
 
 
-def test_a_run_in_parts_is_the_whole_run_bit_for_bit(whole: Run, half: Run, resumed: Run) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(whole: Run, half: Run, resumed: Run) -> None:
     assert [record.iteration for record in half.watcher.records] == [0]
     assert [record.iteration for record in resumed.watcher.records] == [1]
     assert same(resumed.state, whole.state)
@@ -295,7 +295,7 @@ def test_a_run_in_parts_is_the_whole_run_bit_for_bit(whole: Run, half: Run, resu
     assert all(torch.equal(v, whole.result.before.scores[name]) for name, v in resumed.result.before.scores.items())
 
 
-def test_a_resumed_runs_metrics_tell_each_iteration_once(whole: Run, resumed: Run) -> None:
+def test_a_resumed_runs_metrics_have_each_iteration_once(whole: Run, resumed: Run) -> None:
     def iterations(run: Run) -> list[dict[str, Any]]:
         free = {"time", "seconds"}
         return [{k: v for k, v in m.items() if k not in free} for m in run.metrics if m["event"] == "iteration"]
@@ -303,7 +303,7 @@ def test_a_resumed_runs_metrics_tell_each_iteration_once(whole: Run, resumed: Ru
     assert iterations(resumed) == iterations(whole)
 
 
-def test_a_resumed_run_measures_its_base_once(whole: Run, resumed: Run) -> None:
+def test_a_resumed_run_evaluates_its_base_once(whole: Run, resumed: Run) -> None:
     def once(run: Run) -> list[tuple[str, int]]:
         return [(m["event"], m["version"]) for m in run.metrics if m["event"] in ("evaluation", "fidelity")]
 
@@ -314,7 +314,7 @@ def test_a_resumed_run_measures_its_base_once(whole: Run, resumed: Run) -> None:
         assert resumed.result.seconds[phase] == pytest.approx(sum(lines))
 
 
-def test_a_push_that_fails_loses_no_line_and_is_made_up_for(service: Service, folder: Path) -> None:
+def test_a_failed_push_loses_no_line_and_is_repeated_by_the_resumed_run(service: Service, folder: Path) -> None:
     output, watcher = folder / "unpushed", Watcher()
 
     def failing(self: AdapterSupply, version: int, adapter: bytes) -> None:
@@ -332,12 +332,12 @@ def test_a_push_that_fails_loses_no_line_and_is_made_up_for(service: Service, fo
     assert resumed.held.versions[1].digest == resumed.adapter_digest(1) == resumed.metrics[2]["digest"]
 
 
-def test_an_empty_store_is_filled_again_when_a_run_is_resumed(half: Run, resumed: Run) -> None:
+def test_a_resumed_run_pushes_its_versions_to_an_empty_store(half: Run, resumed: Run) -> None:
     assert [(info.version, info.parent) for info in resumed.held.versions] == [(1, None), (2, 1)]
     assert resumed.held.versions[0].digest == half.held.versions[1].digest
 
 
-def test_a_service_that_lost_its_adapters_gets_them_again_within_a_run(whole: Run, bereft: Run) -> None:
+def test_a_service_that_lost_its_adapters_gets_them_again_during_a_run(whole: Run, bereft: Run) -> None:
     assert any("had lost this run's versions 0 and 1" in note for note in bereft.watcher.notes)
     assert not any("lost" in note for note in whole.watcher.notes)
     assert [(info.version, info.parent) for info in bereft.held.versions] == [(0, None), (1, 0), (2, 1)]
@@ -362,7 +362,7 @@ def test_other_settings_are_refused_and_the_old_ones_kept(resumed: Run) -> None:
     assert json.loads(path.read_text())["seed"] == 42
 
 
-def test_the_command_refuses_a_folder_that_holds_a_run(taken: subprocess.Popen[str], folder: Path) -> None:
+def test_the_command_refuses_a_folder_with_another_run(taken: subprocess.Popen[str], folder: Path) -> None:
     _, said = taken.communicate(timeout=120)
     assert taken.returncode == 2
     assert said.startswith("solrl-train: ")
@@ -375,7 +375,7 @@ def test_the_command_refuses_a_folder_that_holds_a_run(taken: subprocess.Popen[s
 
 
 def test_a_service_of_another_run_with_the_same_name_is_not_overwritten(whole: Run, resumed: Run, folder: Path) -> None:
-    """Version 1 of run "parts" is stored; another run of that name would begin at version 0."""
+    """Version 1 of run "parts" is stored; another run with that name would start at version 0."""
     held = resumed.held
     with pytest.raises(ProblemError) as raised:
         train(resumed.config.model_copy(update={"output": folder / "other", "seed": 1}), Watcher())
@@ -386,7 +386,7 @@ def test_a_service_of_another_run_with_the_same_name_is_not_overwritten(whole: R
     assert AdapterList.model_validate_json(answer.content) == held
 
 
-def test_a_service_with_another_weight_is_refused_by_part(
+def test_a_service_with_different_weights_is_refused_and_the_part_named(
     service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = shutil.copytree(catalog.WEIGHTS, folder / "changed")
@@ -394,7 +394,7 @@ def test_a_service_with_another_weight_is_refused_by_part(
     tensors = load_file(path)
     tensors[sorted(tensors)[-1]].view(-1)[0] += 0.5
     save_file(tensors, path, metadata={"format": "pt"})
-    # The name means the changed folder here, and the shipped one there.
+    # The name refers to the changed folder here, and to the shipped one at the service.
     monkeypatch.setattr(catalog, "mini_sana", lambda: weights / "mini-sana")
     output, watcher = folder / "refused", Watcher()
     with pytest.raises(MismatchError) as raised:
@@ -432,14 +432,14 @@ def test_a_pruned_plan_trains_on_survivors(service: Service, folder: Path) -> No
 
 @pytest.fixture(scope="module")
 def lagging(service: Service, folder: Path) -> Run:
-    """Explored two versions behind."""
+    """A run that explores two versions behind."""
     return go(service, folder / "lagging", "iterations=4", "explore.lag=2", "explore.prompts=1")
 
 
 def test_a_lag_is_constant_and_recorded(lagging: Run) -> None:
     lines = [line for line in lagging.metrics if line["event"] == "iteration"]
     assert [line["explored_version"] for line in lines] == [0, 0, 0, 1]
-    # The stale version chose the seeds that were trained on in the last iteration.
+    # The stale version selected the last iteration's training seeds.
     config = lagging.config
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 1, config.seed, 3)
     with RolloutClient(config.rollout_url) as client:
@@ -448,7 +448,7 @@ def test_a_lag_is_constant_and_recorded(lagging: Run) -> None:
     assert selected(lagging)[0] == [answer.groups[0].seeds[i] for i in index]
 
 
-def test_a_lagging_run_in_parts_is_the_whole_bit_for_bit_though_the_service_lost_everything(
+def test_a_resumed_lagging_run_is_the_same_bit_for_bit_after_the_service_lost_everything(
     lagging: Run, service: Service, folder: Path
 ) -> None:
     settings = ("explore.lag=2", "explore.prompts=1")
@@ -460,7 +460,7 @@ def test_a_lagging_run_in_parts_is_the_whole_bit_for_bit_though_the_service_lost
     assert [info.version for info in resumed.held.versions] == [1, 2, 3, 4]
 
 
-def test_versions_pushed_beyond_the_last_checkpoint_are_taken_back_by_a_resumed_run(
+def test_a_resumed_run_rewinds_versions_pushed_after_its_checkpoint(
     service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = go(service, output := folder / "beyond", "iterations=2", "explore.prompts=1")
@@ -483,7 +483,7 @@ class Stopping(Watcher):
         raise KeyboardInterrupt
 
 
-def test_a_run_that_pushed_and_broke_off_before_its_first_checkpoint_is_resumed(service: Service, folder: Path) -> None:
+def test_a_run_that_pushed_and_stopped_before_its_first_checkpoint_is_resumed(service: Service, folder: Path) -> None:
     output, settings = folder / "early", ("iterations=2", "checkpoint_every=2", "explore.prompts=1")
     with pytest.raises(KeyboardInterrupt):
         go(service, output, *settings, watcher=Stopping())
@@ -504,7 +504,7 @@ def test_a_run_whose_checkpoint_the_service_no_longer_retains_is_resumed(folder:
         assert forgetful.client.get("/v1/runs/forgotten/adapters").json()["head"] == 3
 
 
-def test_resuming_in_an_empty_folder_takes_no_other_run_down(service: Service, folder: Path) -> None:
+def test_resuming_in_an_empty_folder_does_not_delete_another_run(service: Service, folder: Path) -> None:
     """Version 0 is the same in every run of one seed."""
     other = go(service, folder / "named", "iterations=1", "explore.prompts=1", "evaluate.prompts=1")
     with pytest.raises(ProblemError) as raised:

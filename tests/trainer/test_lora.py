@@ -1,4 +1,4 @@
-"""The trained layers: on a CPU PEFT's numbers bit for bit, in BF16 close to them."""
+"""LoRA layers equal PEFT's bit for bit on a CPU, and approximately in BF16."""
 
 import copy
 import warnings
@@ -19,7 +19,7 @@ LORA = Lora(rank=4, alpha=8)
 
 
 def with_peft(backbone: Backbone, seed: int) -> dict[str, nn.Parameter]:
-    """Inject PEFT's layers as a policy's are injected; their weights by PEFT's keys."""
+    """Inject PEFT's layers with a policy's settings; returns their weights by PEFT's keys."""
     config = LoraConfig(
         r=LORA.rank, lora_alpha=int(LORA.alpha), target_modules=backbone.lora_targets, init_lora_weights="gaussian"
     )
@@ -35,7 +35,7 @@ def with_peft(backbone: Backbone, seed: int) -> dict[str, nn.Parameter]:
 
 
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_draws_velocities_and_gradients_are_those_of_peft_bit_for_bit(name: str) -> None:
+def test_initial_weights_velocities_and_gradients_equal_pefts_bit_for_bit(name: str) -> None:
     backbone = load_backbone(name)
     theirs = copy.copy(backbone)
     theirs.transformer = copy.deepcopy(backbone.transformer)
@@ -57,7 +57,7 @@ def test_draws_velocities_and_gradients_are_those_of_peft_bit_for_bit(name: str)
     assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
 
 
-def test_weights_are_named_as_peft_names_them(backbone: Backbone) -> None:
+def test_weights_have_pefts_names(backbone: Backbone) -> None:
     policy = Policy(backbone, LORA, seed=5)
     module = "transformer_blocks.0.attn1.to_q"
     shapes = {key: tuple(value.shape) for key, value in policy.tensors(CURRENT).items()}
@@ -82,7 +82,7 @@ def distance(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_products_in_bf16_are_those_of_float64_up_to_rounding(bias: bool) -> None:
+def test_products_in_bf16_equal_those_in_float64_up_to_rounding(bias: bool) -> None:
     layers, x = group(torch.bfloat16, bias)
     weights = [weight for layer in layers for weight in layer.current]
     outputs = LoraLinear.together(layers, x)
@@ -100,7 +100,7 @@ def test_products_in_bf16_are_those_of_float64_up_to_rounding(bias: bool) -> Non
     assert all(distance(y, z) < 0.01 for y, z in zip(found, true, strict=True))
 
 
-def test_layers_together_and_each_alone_are_equal() -> None:
+def test_layers_give_the_same_products_together_and_alone() -> None:
     layers, x = group(torch.bfloat16)
     plain = nn.Linear(32, 8, dtype=torch.bfloat16).requires_grad_(False)
     together = LoraLinear.together([layers[0], plain, *layers[1:]], x)
@@ -109,7 +109,7 @@ def test_layers_together_and_each_alone_are_equal() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_active_adapter_is_added_and_no_other(dtype: torch.dtype) -> None:
+def test_only_the_active_adapter_is_added(dtype: torch.dtype) -> None:
     layers, x = group(dtype)
     current = LoraLinear.together(layers, x)
     for layer in layers:
@@ -121,7 +121,7 @@ def test_the_active_adapter_is_added_and_no_other(dtype: torch.dtype) -> None:
     assert all(torch.equal(y, layer.base(x)) for y, layer in zip(LoraLinear.together(layers, x), layers, strict=True))
 
 
-def test_an_input_without_gradient_gets_none() -> None:
+def test_an_input_without_gradient_gets_no_gradient() -> None:
     layers, x = group(torch.bfloat16)
     a, b = layers[0].current
     out = lora_product(x.detach()[0], [layers[0].base.weight], [], [a], [b], 2.0)[0]
@@ -130,7 +130,7 @@ def test_an_input_without_gradient_gets_none() -> None:
     assert of_b.shape == b.shape
 
 
-def test_a_compiler_sees_no_difference_between_adapters() -> None:
+def test_both_adapters_share_one_compiled_graph() -> None:
     layers, x = group(torch.bfloat16)
     for layer in layers:
         layer.old = Pair(*(nn.Parameter(weight.detach().clone()) for weight in layer.current))

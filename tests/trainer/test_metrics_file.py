@@ -1,4 +1,4 @@
-"""The metrics file of a run that is continued."""
+"""The metrics file of a resumed run."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def test_lines_beyond_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_run_that_dies_while_it_drops_them_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_while_it_drops_lines_loses_no_other_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics, write = filled(path), Path.write_text
 

@@ -1,11 +1,11 @@
-"""The presets of the large models against the paper's table and released configurations, written out."""
+"""The presets of the large models equal the settings of the paper's table and released configurations."""
 
 from typing import Any
 
 import pytest
 from solrl_trainer.presets import RECIPES, REWARDS, resolve
 
-# What the text tokens, sigmas, LoRA targets and layers of each are is the families', and tested there.
+# Text tokens, sigmas, LoRA targets and layers belong to the families and are tested there.
 MODELS: dict[str, dict[str, Any]] = {
     "sana": {
         "model": "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers",
@@ -60,12 +60,12 @@ EXPLORED: dict[str, dict[str, Any]] = {
     "diffusionnft": {"source": "local", "precision": "bf16", "steps": 10, "candidates": 24},
     "naive_scaling": {"source": "local", "precision": "bf16", "steps": 10, "candidates": 96},
     "naive_quant": {"source": "local", "precision": "nvfp4", "steps": 10, "candidates": 96},
-    # NVFP4 in the paper, and by `auto` on GPUs like the paper's.
+    # NVFP4 in the paper; `auto` selects it on GPUs like the paper's.
     "sol_rl": {"source": "service", "precision": "auto", "steps": 6, "candidates": 96},
 }
 
 
-def test_the_table_is_whole() -> None:
+def test_the_table_is_complete() -> None:
     assert set(EXPLORED) == set(RECIPES)
     assert set(REWARDS) == {"clipscore", "pickscore", "hpsv2", "imagereward"}
 

@@ -1,4 +1,4 @@
-"""Three policies on one transformer: which one answers when, and what moves which weights."""
+"""Three policies on one transformer: their velocities, and the updates of their weights."""
 
 import copy
 
@@ -22,7 +22,7 @@ def policy(backbone: Backbone) -> Policy:
 
 
 def move(policy: Policy, size: float = 0.05, seed: int = 0) -> None:
-    """A step of the current policy."""
+    """Change the current policy by one step."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in policy.parameters:
@@ -33,7 +33,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
 
-def test_at_the_start_all_three_are_the_base(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
+def test_initially_all_three_policies_equal_the_base(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
     base = velocity(loaded)
     assert torch.equal(velocity(backbone, policy), base)
     with policy.old():
@@ -44,7 +44,7 @@ def test_at_the_start_all_three_are_the_base(loaded: Backbone, backbone: Backbon
     assert equal(policy.tensors(CURRENT), policy.averaged)
 
 
-def test_the_start_is_gaussian_and_depends_on_the_seed_alone(loaded: Backbone) -> None:
+def test_initial_weights_are_gaussian_and_depend_only_on_the_seed(loaded: Backbone) -> None:
     def made(seed: int) -> Policy:
         mine = copy.copy(loaded)
         mine.transformer = copy.deepcopy(loaded.transformer)
@@ -73,7 +73,7 @@ def test_after_a_step_only_the_current_policy_differs(loaded: Backbone, backbone
     assert not torch.allclose(velocity(backbone, policy), base, atol=1e-3)
 
 
-def test_old_follows_by_its_decay(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
+def test_the_old_policy_follows_with_its_decay(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
     move(policy)
     first, current = policy.tensors(OLD), policy.tensors(CURRENT)
     policy.decay_old(0.25)
@@ -86,7 +86,7 @@ def test_old_follows_by_its_decay(loaded: Backbone, backbone: Backbone, policy: 
     assert not torch.allclose(between, velocity(backbone, policy), atol=1e-4)
 
 
-def test_a_decay_of_nought_makes_old_the_current(backbone: Backbone, policy: Policy) -> None:
+def test_a_decay_of_zero_makes_the_old_policy_equal_the_current(backbone: Backbone, policy: Policy) -> None:
     move(policy)
     policy.decay_old(0.0)
     assert equal(policy.tensors(OLD), policy.tensors(CURRENT))
@@ -129,7 +129,7 @@ def test_only_the_current_weights_are_trained(backbone: Backbone, policy: Policy
     assert trained() == wanted
 
 
-def test_switching_survives_an_error_within(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
+def test_an_error_within_restores_the_current_policy(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
     move(policy)
     before = velocity(backbone, policy)
     for within in (policy.old, policy.reference):
@@ -153,7 +153,7 @@ def test_gradients_reach_every_current_weight_and_nothing_else(backbone: Backbon
     assert float(clipped) == pytest.approx(float(norm) / 2, rel=1e-3)
 
 
-def test_weights_given_out_are_copies(policy: Policy) -> None:
+def test_returned_weights_are_copies(policy: Policy) -> None:
     kept = policy.tensors(CURRENT)
     move(policy)
     assert not equal(policy.tensors(CURRENT), kept)
@@ -166,7 +166,7 @@ def test_weights_given_out_are_copies(policy: Policy) -> None:
     assert equal(policy.tensors(CURRENT), policy.tensors(OLD))
 
 
-def test_its_adapter_binds_every_target_and_merges_to_what_it_trains(loaded: Backbone, backbone: Backbone) -> None:
+def test_its_adapter_covers_every_target_and_merges_to_the_trained_policy(loaded: Backbone, backbone: Backbone) -> None:
     generator = Generator(loaded, "bf16")
     policy = Policy(backbone, LORA, seed=5)
     move(policy)
@@ -182,12 +182,12 @@ def test_its_adapter_binds_every_target_and_merges_to_what_it_trains(loaded: Bac
             torch.tensor([0.8, 0.3]),
             loaded.encode(["a red circle", "two blue squares"]),
         )
-    # The merged weight is rounded to BF16; that moves the velocity by far less than the adapter does.
+    # The merged weight is rounded to BF16, which changes the velocity far less than the adapter does.
     assert float((merged - trained).norm()) < 0.1 * float((trained - base).norm())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_value_that_is_not_finite_stops_the_run_by_name(value: float) -> None:
+def test_a_non_finite_value_stops_the_run_and_is_named(value: float) -> None:
     with pytest.raises(FloatingPointError, match=r"the loss is (nan|inf|-inf) at iteration 3"):
         require_finite(value, "the loss", "iteration 3")
     require_finite(1.0, "the loss", "iteration 3")
@@ -211,7 +211,7 @@ def test_recomputed_blocks_give_the_same_gradient(loaded: Backbone, recomputed: 
 @pytest.mark.parametrize("recomputed", [0, 99])
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
 def test_equal_adapters_give_equal_velocities_on_a_gpu(name: str, recomputed: int) -> None:
-    """Bit for bit, though only one of the two passes keeps a gradient."""
+    """They are equal bit for bit, although only one of the two passes keeps a gradient."""
     backbone = load_backbone(name, device="cuda")
     policy = Policy(backbone, Lora(rank=8, alpha=16), seed=5)
     policy.recompute(recomputed)
@@ -234,7 +234,7 @@ def test_equal_adapters_give_equal_velocities_on_a_gpu(name: str, recomputed: in
 
 @GPU
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_gradients_in_bf16_are_near_those_in_float32(name: str) -> None:
+def test_gradients_in_bf16_are_close_to_those_in_float32(name: str) -> None:
     gradients = []
     for dtype in (torch.float32, None):
         backbone = load_backbone(name, device="cuda", dtype=dtype)

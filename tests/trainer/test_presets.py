@@ -1,4 +1,4 @@
-"""Presets: every name resolves, later layers win, and mistakes are told with their source."""
+"""Presets: every name resolves, later layers win, and errors name their source."""
 
 import subprocess
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_every_preset_resolves(name: str) -> None:
     assert RunConfig.model_validate_json(resolved.config.model_dump_json()) == resolved.config
 
 
-def test_the_miniatures_preset_is_there() -> None:
+def test_the_miniatures_preset_exists() -> None:
     assert PRESET in names()
     assert len(set(names())) == len(names())
 
@@ -33,7 +33,7 @@ def seeds_source(**layers: Any) -> tuple[int, str]:
     return resolved.config.seed, resolved.sources["seed"]
 
 
-def test_later_layers_win_and_say_so() -> None:
+def test_later_layers_win_and_are_the_named_source() -> None:
     file, overrides, arguments = {"seed": 1}, ["seed=2"], {"seed": 3}
     assert seeds_source() == (42, "default")
     assert seeds_source(files={"file": file}) == (1, "file")
@@ -49,7 +49,7 @@ def test_a_model_wins_over_defaults_and_a_file_over_the_model() -> None:
     changed = resolve(PRESET, files={"file": {"optimizer": {"learning_rate": 5e-4}}})
     assert changed.config.optimizer.learning_rate == 5e-4
     assert changed.sources["optimizer.learning_rate"] == "file"
-    # One key of a section leaves the others as they were.
+    # One key of a section does not change the others.
     assert changed.config.optimizer.updates == resolved.config.optimizer.updates
 
 
@@ -75,7 +75,7 @@ def test_every_setting_has_a_source() -> None:
         ("optimizer.updates = 2", "updates", 2),
     ],
 )
-def test_set_takes_yaml(text: str, of: str, value: Any) -> None:
+def test_set_parses_yaml(text: str, of: str, value: Any) -> None:
     assert getattr(resolve(PRESET, overrides=[text]).config.optimizer, of) == value
 
 
@@ -95,14 +95,14 @@ def refusal(preset: str = PRESET, **layers: Any) -> str:
         ("", ["<model>/<recipe>/<reward>"]),
     ],
 )
-def test_an_unknown_preset_is_refused_with_what_there_is(preset: str, said: list[str]) -> None:
+def test_an_unknown_preset_is_refused_with_the_known_ones(preset: str, said: list[str]) -> None:
     message = refusal(preset)
     assert all(part in message for part in said), message
 
 
 @pytest.mark.parametrize("key", ["explore.promts", "explore", "optimiser.learning_rate", "nonsense"])
 @pytest.mark.parametrize("layer", ["overrides", "files"])
-def test_an_unknown_setting_is_refused_by_name_and_place(key: str, layer: str) -> None:
+def test_an_unknown_setting_is_refused_with_its_name_and_source(key: str, layer: str) -> None:
     message = refusal(**{layer: [f"{key}=3"] if layer == "overrides" else {"a.yaml": {key: 3}}})
     assert f"setting {key!r} from {'--set' if layer == 'overrides' else 'a.yaml'}" in message
     assert ("explore.prompts" in message) == key.startswith("explore")
@@ -122,11 +122,11 @@ def test_an_unknown_setting_is_refused_by_name_and_place(key: str, layer: str) -
         ("explore.setps", "'explore.steps'"),
     ],
 )
-def test_a_near_miss_is_guessed(key: str, meant: str) -> None:
+def test_a_typo_gets_a_suggestion(key: str, meant: str) -> None:
     assert f"(did you mean {meant}?)" in refusal(overrides=[f"{key}=3"])
 
 
-def test_a_name_that_several_sections_have_is_guessed_in_each() -> None:
+def test_a_name_in_several_sections_gets_a_suggestion_for_each() -> None:
     message = refusal(overrides=["steps=3"])
     assert all(f"'{section}.steps'" in message for section in ("explore", "regenerate", "evaluate"))
 
@@ -166,11 +166,11 @@ def test_an_override_without_a_value_is_refused() -> None:
     assert "expected key=value" in refusal(overrides=["explore.steps"])
 
 
-def test_an_override_that_is_not_yaml_is_refused_by_name() -> None:
+def test_an_override_with_invalid_yaml_is_refused_and_named() -> None:
     assert "explore.steps" in refusal(overrides=["explore.steps=["])
 
 
-def test_a_file_that_is_no_mapping_is_refused() -> None:
+def test_a_file_without_a_mapping_is_refused() -> None:
     assert "a.yaml holds a list; expected a mapping" in refusal(files={"a.yaml": ["seed"]})
 
 
@@ -202,7 +202,7 @@ def test_a_dry_run_prints_each_setting_with_its_source_and_does_nothing(tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = command("run", "--dry-run", "--set", "explore.promts=3")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -218,7 +218,7 @@ def test_the_parts_of_presets_are_listed() -> None:
     assert len(said.splitlines()) < 40
 
 
-def test_rewards_are_weighed_from_a_file_as_from_the_command_line() -> None:
+def test_reward_weights_may_come_from_a_file_or_the_command_line() -> None:
     wanted = {"clipscore": 0.5, "hpsv2": 1.0, "pickscore": 0.0}
     by_file = resolve(PRESET, files={"file": {"rewards": wanted}})
     by_override = resolve(PRESET, overrides=["rewards={clipscore: 0.5, hpsv2: 1.0, pickscore: 0}"])
@@ -236,7 +236,7 @@ def test_rewards_are_weighed_from_a_file_as_from_the_command_line() -> None:
         ("/models/My Model (v2)/", "my-model--v2"),
     ],
 )
-def test_a_model_is_asked_for_by_the_name_that_the_service_gives_it(model: str, served: str) -> None:
+def test_a_model_is_requested_by_the_services_name_for_it(model: str, served: str) -> None:
     config = resolve(PRESET, overrides=[f"model={model}"]).config
     assert config.model_name == served == Settings(model=(model,)).models[0].name
     assert resolve(PRESET, overrides=[f"model={model}", "served_as=other"]).config.model_name == "other"
@@ -254,7 +254,7 @@ def test_a_model_is_asked_for_by_the_name_that_the_service_gives_it(model: str, 
         ),
     ],
 )
-def test_a_pruning_that_cannot_be_is_refused(overrides: list[str], said: str) -> None:
+def test_an_impossible_pruning_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         resolve(PRESET, overrides=overrides)
 

@@ -20,7 +20,7 @@ def drive(reporter, iterations, start=0):
         reporter.phase(iterations, "evaluate")
 
 
-def test_elsewhere_than_in_a_terminal_lines_are_plain():
+def test_lines_are_plain_without_a_terminal():
     out = io.StringIO()
     drive(RichReporter(3, file=out), 3)
     lines = out.getvalue().splitlines()
@@ -33,7 +33,7 @@ def test_elsewhere_than_in_a_terminal_lines_are_plain():
     assert len(lines) == 7
 
 
-def test_columns_are_aligned_and_the_heading_comes_again():
+def test_columns_are_aligned_and_the_heading_is_repeated():
     out = io.StringIO()
     drive(RichReporter(25, file=out), 25)
     table = [line for line in out.getvalue().splitlines() if "version" not in line and "digests" not in line]
@@ -41,7 +41,7 @@ def test_columns_are_aligned_and_the_heading_comes_again():
     assert sum("regenerate" in line for line in table) == 2
 
 
-def test_a_resumed_run_counts_on():
+def test_a_resumed_run_continues_counting():
     out = io.StringIO()
     drive(RichReporter(30, start=28, file=out), 30, start=28)
     assert "29/30" in out.getvalue()
@@ -83,7 +83,7 @@ def test_the_table_shows_the_result():
     assert "0.873" in text
 
 
-def test_a_correlation_that_was_not_measured_is_said_so():
+def test_a_missing_correlation_is_shown_as_not_measured():
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(result_table(RESULT | {"spearman": None}))
     assert "not measured" in console.export_text()

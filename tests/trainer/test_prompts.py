@@ -1,4 +1,4 @@
-"""Reading prompt sets, and which prompts an iteration gets."""
+"""Prompt sets, and the prompts of an iteration."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ def written(folder: Path, name: str, text: str) -> Path:
     return folder
 
 
-def test_text_files_hold_a_prompt_a_line(tmp_path: Path) -> None:
+def test_text_files_have_one_prompt_per_line(tmp_path: Path) -> None:
     items = read_prompts(
         written(tmp_path, "train.txt", "a red circle\n\n  ein größer Würfel \na red circle\nlast"), "train"
     )
@@ -23,7 +23,7 @@ def test_text_files_hold_a_prompt_a_line(tmp_path: Path) -> None:
     assert all(item.metadata == {} for item in items)
 
 
-def test_geneval_metadata_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_geneval_metadata_is_kept_unchanged(tmp_path: Path) -> None:
     lines = [
         {"prompt": "a photo of two cats", "tag": "counting", "include": [{"class": "cat", "count": 2}], "exclude": []},
         {"prompt": "a bench", "tag": "single_object", "include": [{"class": "bench", "count": 1}]},
@@ -33,7 +33,7 @@ def test_geneval_metadata_is_kept_as_it_is(tmp_path: Path) -> None:
     assert [{"prompt": item.text, **item.metadata} for item in items] == lines
 
 
-def test_metadata_wins_over_text_and_splits_do_not_mix(tmp_path: Path) -> None:
+def test_a_metadata_file_wins_over_a_text_file_of_the_same_split(tmp_path: Path) -> None:
     written(tmp_path, "train.txt", "from text\n")
     written(tmp_path, "test.txt", "other split\n")
     written(tmp_path, "train_metadata.jsonl", '{"prompt": "from metadata"}\n')
@@ -41,7 +41,7 @@ def test_metadata_wins_over_text_and_splits_do_not_mix(tmp_path: Path) -> None:
     assert [item.text for item in read_prompts(tmp_path, "test")] == ["other split"]
 
 
-def test_an_id_depends_on_the_text_alone(tmp_path: Path) -> None:
+def test_an_id_depends_only_on_the_text(tmp_path: Path) -> None:
     first = {i.text: i.id for i in read_prompts(written(tmp_path, "train.txt", "one\ntwo\nthree"), "train")}
     lines = '{"prompt": "three", "tag": "x"}\n{"prompt": "one"}\n'
     again = {i.text: i.id for i in read_prompts(written(tmp_path, "test_metadata.jsonl", lines), "test")}
@@ -62,7 +62,7 @@ def test_an_id_depends_on_the_text_alone(tmp_path: Path) -> None:
         '{"prompt": "   "}',
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path, line: str) -> None:
     text = f'{{"prompt": "good"}}\n\n{line}\n'
     with pytest.raises(ValueError, match=r"train_metadata\.jsonl:3: "):
         read_prompts(written(tmp_path, "train_metadata.jsonl", text), "train")
@@ -91,7 +91,7 @@ def test_sets_are_found_by_name_or_folder(tmp_path: Path) -> None:
         find_prompts("nowhere")
 
 
-def test_the_shapes_prompts_carry_what_the_verifier_needs() -> None:
+def test_the_shapes_prompts_have_the_verifiers_metadata() -> None:
     for split in ("train", "test"):
         items = read_prompts(find_prompts("shapes"), split)
         assert all(item.metadata["include"] and item.metadata["tag"] for item in items)
@@ -105,30 +105,30 @@ def taken(count: int, seed: int, iterations: range) -> list[list[str]]:
     return [[p.id for p in prompts_of_iteration(ITEMS, count, seed, i)] for i in iterations]
 
 
-def test_a_pass_repeats_nothing() -> None:
+def test_a_pass_repeats_no_prompt() -> None:
     passes = 23 // 5
     for start in (0, passes, 7 * passes):
         counts = Counter(i for ids in taken(5, 1, range(start, start + passes)) for i in ids)
         assert set(counts.values()) == {1}
         assert len(counts) == 5 * passes
     assert taken(5, 1, range(4)) != taken(5, 1, range(4, 8))
-    # What does not fill an iteration is not always the same.
+    # The prompts left over from a pass vary.
     everything = {i for ids in taken(5, 1, range(40)) for i in ids}
     assert len(everything) == 23
 
 
-def test_an_iterations_prompts_depend_on_the_seed_alone() -> None:
+def test_an_iterations_prompts_depend_only_on_the_seed() -> None:
     whole = taken(5, 3, range(20))
     assert [taken(5, 3, range(i, i + 1))[0] for i in reversed(range(20))] == whole[::-1]
     assert taken(5, 4, range(20)) != whole
 
 
-def test_all_prompts_at_once_are_a_shuffle_each_time() -> None:
+def test_an_iteration_with_all_prompts_shuffles_them() -> None:
     one, other = taken(23, 0, range(2))
     assert sorted(one) == sorted(other) == sorted(p.id for p in ITEMS)
     assert one != other
 
 
-def test_more_than_there_are_is_an_error() -> None:
+def test_more_prompts_than_exist_is_an_error() -> None:
     with pytest.raises(ValueError, match="got 24 prompts per iteration; expected at most 23"):
         prompts_of_iteration(ITEMS, 24, 0, 0)

@@ -1,4 +1,4 @@
-"""Records of iterations, as metrics.jsonl and the service get them."""
+"""Records of iterations, in metrics.jsonl and in reports to the service."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def test_the_line_of_an_iteration() -> None:
     }
 
 
-def test_an_iteration_of_the_trainers_own_candidates_neither_waits_nor_regenerates() -> None:
+def test_an_iteration_without_a_service_neither_waits_nor_regenerates() -> None:
     record = replace(iteration_record(0), waited_seconds=None, regenerated_seconds=None)
     assert record.seconds == {"explore": 4.2, "train": 5.0, "push": 0.1}
 
@@ -43,6 +43,6 @@ def test_the_report_of_an_iteration() -> None:
     assert report.seconds["push"] == 0.1
 
 
-def test_a_spread_tells_the_best_half_from_the_worst() -> None:
+def test_a_spread_separates_the_best_half_from_the_worst() -> None:
     found = Spread.of(torch.tensor([[4.0, 3.0, 1.0], [8.0, 5.0, 3.0]]))
     assert (found.mean, found.best, found.worst) == (4.0, 6.0, 3.0)

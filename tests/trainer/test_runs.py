@@ -1,4 +1,4 @@
-"""`solrl-train runs`, and what a run checks of its service before it loads anything."""
+"""`solrl-train runs`, and a run's checks of its service before loading."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,23 +45,21 @@ def test_runs_are_listed_and_deleted(service: RunningService, first: str) -> Non
     assert train(service, "runs", "list")[1:] == ("", "0 runs, 0.0 MiB\n")
 
 
-def test_a_run_that_is_not_there_is_not_deleted(service: RunningService, first: str) -> None:
+def test_an_unknown_run_cannot_be_deleted(service: RunningService, first: str) -> None:
     code, _, errors = train(service, "runs", "delete", "frist")
     assert code == 2
     assert "holds no run 'frist' of yours (did you mean 'first'?)" in errors
     assert len(train(service, "runs", "list")[1].splitlines()) > 1
 
 
-def test_a_service_that_is_not_there_is_told() -> None:
+def test_an_unreachable_service_is_reported() -> None:
     done = typed(main, "runs", "list", "--rollout-url", "not-an-address")
     assert (done.returncode, "rollout URL" in done.stderr) == (2, True)
     assert typed(main, "runs").returncode != 0
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_name_that_is_taken_is_told_before_loading(
-    service: RunningService, first: str, tmp_path: Path, dry: bool
-) -> None:
+def test_a_used_name_is_reported_before_loading(service: RunningService, first: str, tmp_path: Path, dry: bool) -> None:
     extra = ["--dry-run"] if dry else []
     code, _, errors = train(service, "run", "--run", first, "--output", str(tmp_path / "run"), *extra)
     assert code == 2
@@ -82,7 +80,7 @@ def test_a_name_that_is_taken_is_told_before_loading(
     ],
 )
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_service_that_cannot_serve_the_run_is_told_before_loading(
+def test_a_service_that_cannot_serve_the_run_is_reported_before_loading(
     service: RunningService, tmp_path: Path, settings: list[str], fault: str, dry: bool
 ) -> None:
     extra = ["--dry-run"] if dry else []
@@ -92,7 +90,7 @@ def test_a_service_that_cannot_serve_the_run_is_told_before_loading(
     assert "loading" not in errors
 
 
-def test_a_port_without_a_service_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_without_a_service_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solrl_trainer.preflight.FIRST_PATIENCE", 0.1)
     url = f"http://127.0.0.1:{free_port()}"
     done = typed(main, "run", "--rollout-url", url, "--output", str(tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""Selection: the candidates of a group that are kept, by each mode."""
+"""Selection: the kept candidates of a group, by mode."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.selection import MODES, best_worst, extremes_random, mean_deviation, select, uniform
 
 
-def test_the_best_come_first_then_the_worst() -> None:
+def test_the_best_come_before_the_worst() -> None:
     assert best_worst([0.1, 0.9, 0.5, 0.3, 0.7, 0.2], 4) == [1, 4, 5, 0]
 
 
@@ -19,7 +19,7 @@ def test_an_odd_count_keeps_one_more_of_the_worst() -> None:
     assert best_worst([0.1, 0.9, 0.5, 0.3, 0.7, 0.2], 5) == [1, 4, 3, 5, 0]
 
 
-def test_keeping_all_is_the_whole_order() -> None:
+def test_keeping_all_sorts_all() -> None:
     assert best_worst([0.1, 0.9, 0.5, 0.3], 4) == [1, 2, 3, 0]
 
 
@@ -28,13 +28,13 @@ def test_ties_go_to_the_lower_index() -> None:
     assert best_worst([0.5, 1.0, 0.5, 1.0, 0.5, 0.0], 2) == [1, 5]
 
 
-def test_tensors_of_any_kind_are_taken() -> None:
+def test_tensors_of_any_dtype_are_accepted() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
         assert best_worst(torch.tensor([1, 9, 5, 3], dtype=dtype), 2) == [1, 0]
     assert all(isinstance(i, int) for i in best_worst(torch.rand(5), 2))
 
 
-def test_nearby_doubles_are_told_apart() -> None:
+def test_close_doubles_are_distinguished() -> None:
     assert best_worst([1.0, 1.0 + 1e-12, 1.0 - 1e-12], 2) == [1, 2]
 
 
@@ -42,7 +42,7 @@ def test_nearby_doubles_are_told_apart() -> None:
     rewards=st.lists(st.floats(-10, 10), min_size=2, max_size=96),
     share=st.floats(0, 1),
 )
-def test_nothing_left_out_beats_the_best_nor_is_below_the_worst(rewards: list[float], share: float) -> None:
+def test_no_omitted_candidate_is_above_the_best_or_below_the_worst(rewards: list[float], share: float) -> None:
     count = 2 + round(share * (len(rewards) - 2))
     kept = best_worst(rewards, count)
     assert len(kept) == len(set(kept)) == count
@@ -61,7 +61,7 @@ def test_a_count_out_of_range_is_refused(count: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_reward_that_is_not_finite_is_refused_by_its_index(bad: float) -> None:
+def test_a_non_finite_reward_is_refused_with_its_index(bad: float) -> None:
     with pytest.raises(ValueError, match="for candidate 2"):
         best_worst([1.0, 2.0, bad, bad], 2)
 
@@ -74,7 +74,7 @@ def test_the_furthest_from_the_mean_are_kept() -> None:
     assert mean_deviation([1.0, 1.0, 1.0, 1.0], 2) == [0, 1]
 
 
-def test_the_best_and_the_worst_are_kept_with_any_others() -> None:
+def test_the_best_and_worst_are_kept_with_random_others() -> None:
     found = {tuple(extremes_random(SCORES, 4, seed)) for seed in range(40)}
     assert all({1, 0} <= set(kept) for kept in found)
     assert {index for kept in found for index in kept} == set(range(6))
@@ -82,7 +82,7 @@ def test_the_best_and_the_worst_are_kept_with_any_others() -> None:
     assert extremes_random(SCORES, 2, 0) == [1, 0]
 
 
-def test_any_are_kept_whatever_their_scores() -> None:
+def test_random_candidates_are_kept_regardless_of_scores() -> None:
     found = [uniform(SCORES, 3, seed) for seed in range(60)]
     assert {index for kept in found for index in kept} == set(range(6))
     assert len({tuple(kept) for kept in found}) > 10
@@ -94,7 +94,7 @@ def test_any_are_kept_whatever_their_scores() -> None:
     share=st.floats(0, 1),
     seed=st.integers(0, 2**53 - 1),
 )
-def test_every_mode_keeps_as_many_as_asked_from_best_to_worst(
+def test_every_mode_keeps_the_requested_number_in_order_of_score(
     mode: SelectionMode, rewards: list[float], share: float, seed: int
 ) -> None:
     count = 2 + round(share * (len(rewards) - 2))
@@ -109,13 +109,13 @@ def group(*scores: float | None, prompt: str = "p") -> CandidateGroup:
     return CandidateGroup(PromptItem(id=prompt, text="a red circle"), range(10, 10 + len(scores)), scores)
 
 
-def test_a_selection_names_seeds_and_scores_and_leaves_pruned_candidates_out() -> None:
+def test_a_selection_has_seeds_and_scores_and_no_pruned_candidates() -> None:
     selection = select(group(0.1, None, 0.5, 0.3, None, 0.2), Explore(keep=2), 0)
     assert (selection.seeds, selection.proxy.tolist()) == ([12, 10], pytest.approx([0.5, 0.1]))
     assert selection.samples is None
 
 
-def test_a_random_selection_depends_on_seed_and_prompt_alone() -> None:
+def test_a_random_selection_depends_only_on_seed_and_prompt() -> None:
     settings = Explore(keep=4, candidates=24, selection="random")
     scores = [float(index) for index in range(24)]
     one = select(group(*scores), settings, 7).seeds
@@ -124,6 +124,6 @@ def test_a_random_selection_depends_on_seed_and_prompt_alone() -> None:
     assert select(group(*scores, prompt="q"), settings, 7).seeds != one
 
 
-def test_pruning_is_for_the_selection_that_it_keeps_candidates_for() -> None:
+def test_pruning_requires_a_selection_of_the_extremes() -> None:
     with pytest.raises(ValueError, match="selection mean_deviation needs all candidates"):
         Explore.model_validate({"prune": {"after": 3, "keep": 48}, "selection": "mean_deviation"})

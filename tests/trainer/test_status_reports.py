@@ -1,4 +1,4 @@
-"""A run tells the service how it goes, and goes on whatever becomes of that."""
+"""A run reports its progress to the service, and continues even if a report fails."""
 
 import base64
 import io
@@ -29,7 +29,7 @@ SMALL = (
 
 
 class Notes:
-    """A reporter that keeps what is worth a line."""
+    """A reporter that records its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -59,7 +59,7 @@ def go(service: RunningService, output: Path, *overrides: str) -> tuple[RunConfi
 
 @pytest.fixture(scope="module")
 def told(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A run of two iterations, of which nothing was lost on the way."""
+    """A run of two iterations, whose reports all arrived."""
     config, notes = go(service, tmp_path_factory.mktemp("runs") / "told")
     assert notes == []
     return config
@@ -69,7 +69,7 @@ def detail_of(service: RunningService, config: RunConfig) -> RunDetail:
     return RunDetail.model_validate_json(service.client.get(f"/v1/runs/{config.run}/iterations").content)
 
 
-def test_a_run_tells_what_its_metrics_say(service: RunningService, told: RunConfig) -> None:
+def test_a_run_reports_the_values_of_its_metrics(service: RunningService, told: RunConfig) -> None:
     detail = detail_of(service, told)
     lines = [line for line in read_metrics(told.output / "metrics.jsonl") if line["event"] == "iteration"]
     assert detail.curve.iterations == (0, 1)
@@ -82,7 +82,7 @@ def test_a_run_tells_what_its_metrics_say(service: RunningService, told: RunConf
     assert (run["head"], run["last"]["planned"], run["last"]["version"]) == (2, 2, 2)
 
 
-def test_its_samples_are_one_seed_twice(service: RunningService, told: RunConfig) -> None:
+def test_a_sample_shows_one_seed_in_both_precisions(service: RunningService, told: RunConfig) -> None:
     samples = detail_of(service, told).samples
     assert samples is not None
     assert (samples.precision, samples.numerics) == ("nvfp4", "emulated")
@@ -97,7 +97,7 @@ def test_its_samples_are_one_seed_twice(service: RunningService, told: RunConfig
         assert 0.2 < np.abs(explored - regenerated).mean() < 60
 
 
-def test_a_service_that_does_not_listen_costs_one_note(
+def test_a_service_that_refuses_reports_causes_one_note(
     service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -110,14 +110,14 @@ def test_a_service_that_does_not_listen_costs_one_note(
     assert [line["event"] for line in read_metrics(config.output / "metrics.jsonl")].count("iteration") == 2
 
 
-def test_images_take_no_more_than_a_hundredth_of_the_time() -> None:
+def test_reports_with_images_take_at_most_a_hundredth_of_the_time() -> None:
     now, asked = 0.0, []
     budget = ImageBudget(clock=lambda: now)
     for _ in range(70):
         if budget.take():
             asked.append(now)
             assert not budget.take()
-            now += 7.0  # most of which was spent in the queue
+            now += 7.0  # most of this was spent in the queue
             if len(asked) == 3:
                 budget.failed()
             else:

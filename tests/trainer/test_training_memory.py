@@ -1,4 +1,4 @@
-"""Which blocks keep their activations: counted without values, chosen by what fits."""
+"""The memory plan: activations are counted without values, and blocks chosen to fit."""
 
 import copy
 from typing import Any
@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def low_precision(name: str) -> PipelineBackbone:
-    """A miniature as a GPU holds it."""
+    """A miniature with a GPU's dtypes."""
     backbone = load_backbone(name)
     assert isinstance(backbone, PipelineBackbone)
     backbone.transformer.bfloat16()
@@ -25,7 +25,7 @@ def low_precision(name: str) -> PipelineBackbone:
 
 
 def kept_by(backbone: PipelineBackbone, lora: Lora, batch: int) -> int:
-    """Bytes that all blocks keep for a gradient when they run for themselves, without a compiler."""
+    """Bytes that all blocks keep for a gradient in eager mode."""
     transformer = copy.deepcopy(backbone.transformer)
     backbone.fuse(transformer)
     inject(transformer, backbone.lora_targets, lora.rank, lora.alpha)
@@ -59,7 +59,7 @@ def kept_by(backbone: PipelineBackbone, lora: Lora, batch: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mini-flux", "mini-sd3", "mini-sana"])
-def test_what_blocks_keep_is_counted_without_values(name: str) -> None:
+def test_activations_of_blocks_are_counted_without_values(name: str) -> None:
     backbone, lora = low_precision(name), Lora(rank=4, alpha=8)
     before = {key: value.clone() for key, value in backbone.transformer.state_dict().items()}
     plan = plan_training(backbone, lora, 8, backbone.encode(["a"]))
@@ -69,15 +69,15 @@ def test_what_blocks_keep_is_counted_without_values(name: str) -> None:
     blocks = sum(len(list(backbone.transformer.get_submodule(part).children())) for part in backbone.blocks)
     assert len(plan.kept) == len(plan.inputs) == blocks
     assert all(0 < inputs < kept for inputs, kept in zip(plan.inputs, plan.kept, strict=True))
-    # A compiler recomputes what is cheap, so that it keeps hardly more than eager code, and no less than half.
+    # A compiler recomputes cheap operations, so it keeps hardly more than eager mode, and at least half.
     eager = kept_by(backbone, lora, 8)
     assert 0.5 * eager < sum(plan.kept) < 1.1 * eager
-    # Rows of the batch add up.
+    # Bytes are proportional to the rows of the batch.
     half = plan_training(backbone, lora, 4, backbone.encode(["a"]))
     assert sum(plan.kept) == pytest.approx(2 * sum(half.kept), rel=0.01)
 
 
-def test_as_few_blocks_recompute_as_fit() -> None:
+def test_the_fewest_blocks_that_fit_recompute() -> None:
     plan = TrainingPlan(kept=(10 * MIB,) * 4, inputs=(MIB,) * 4, state=5 * MIB)
     assert plan.total(0) == (5 + 40 + 10) * MIB
     assert plan.total(1) == (5 + 1 + 30 + 20) * MIB
@@ -89,7 +89,7 @@ def test_as_few_blocks_recompute_as_fit() -> None:
 
 
 @pytest.mark.parametrize(("setting", "share"), [("auto", 0), ("false", 0), ("true", 1), ("0", 0), ("99", 1)])
-def test_the_run_may_set_it(loaded: Backbone, setting: str, share: int) -> None:
+def test_a_runs_setting_overrides_the_plan(loaded: Backbone, setting: str, share: int) -> None:
     config = tiny_config(f"optimizer.checkpointing={setting}")
     blocks = len(list(loaded.transformer.get_submodule("transformer_blocks").children()))
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""Small runs without a service: a policy, its optimiser, and samples to train on."""
+"""Helpers for small updates without a service: a policy, its optimiser, and training samples."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ PROMPTS = ["a red circle", "two blue squares", "a green cross", "a small cyan tr
 
 
 def tiny_config(*overrides: str, **arguments: Any) -> RunConfig:
-    """The miniature's preset, made small."""
+    """A reduced version of the miniature's preset."""
     return resolve("mini-sana/sol_rl/clipscore", overrides=[*TINY, *overrides], arguments=arguments).config
 
 
 def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
-    """A fresh policy and its optimiser."""
+    """A new policy and its optimiser."""
     policy = build_policy(backbone, config, print)
     return policy, torch.optim.AdamW(policy.parameters, lr=config.optimizer.learning_rate)
 
@@ -31,7 +31,7 @@ def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.op
 def make_samples(
     backbone: Backbone, advantages: list[float] | None = None, prompts: list[str] = PROMPTS
 ) -> TrainingSamples:
-    """Four random latents, equally many of each prompt."""
+    """Four random latents, the same number for each prompt."""
     latents = torch.randn(4, *backbone.latent_shape, generator=torch.Generator().manual_seed(7))
     values = [1.0, -1.0, 0.5, -0.5] if advantages is None else advantages
     rows = torch.arange(len(prompts)).repeat_interleave(4 // len(prompts))
@@ -72,7 +72,7 @@ def train_on(
 
 
 def velocity(backbone: Backbone, policy: Policy | None = None) -> torch.Tensor:
-    """The transformer's velocity at one fixed place."""
+    """The transformer's velocity at fixed latents and time."""
     x = torch.randn(2, *backbone.latent_shape, generator=torch.Generator().manual_seed(3)).to(backbone.device)
     transformer = backbone.transformer if policy is None else policy.transformer
     sigma = torch.tensor([0.8, 0.3], device=backbone.device)

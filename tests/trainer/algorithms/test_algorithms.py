@@ -1,4 +1,4 @@
-"""Algorithms: how one is found, what it is given, and that DiffusionNFT passes through the interface unchanged."""
+"""Algorithms: lookup by name, their inputs, and DiffusionNFT through the interface, bit for bit."""
 
 import importlib
 import json
@@ -45,7 +45,7 @@ class Weighted(Algorithm[WeightedSettings, ForwardBatch]):
 
 
 class Pairs(Algorithm[AlgorithmSettings, ForwardBatch]):
-    """The best sample with the worst; remembers its micro-batches."""
+    """Pairs of the best and the worst sample; records its micro-batches."""
 
     trains_on = ForwardProcess()
     fixed = ("reference",)
@@ -65,7 +65,7 @@ class Pairs(Algorithm[AlgorithmSettings, ForwardBatch]):
 
 
 class Forgetful(Algorithm[AlgorithmSettings, ForwardBatch]):
-    """Uses a velocity that it did not ask for."""
+    """Uses a velocity that it does not name in `fixed`."""
 
     trains_on = ForwardProcess()
 
@@ -74,14 +74,14 @@ class Forgetful(Algorithm[AlgorithmSettings, ForwardBatch]):
 
 
 class Idle(Forgetful):
-    """Finds nothing to train."""
+    """Returns no units."""
 
     def units(self, advantages: torch.Tensor, kept: int) -> torch.Tensor:
         return torch.empty(0, 2, dtype=torch.long)
 
 
 class Untyped(Weighted):
-    """Its settings are no settings."""
+    """Has settings of a wrong type."""
 
     Settings = dict
 
@@ -124,12 +124,12 @@ def test_an_algorithm_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeyp
         (":Weighted", "cannot load"),
     ],
 )
-def test_an_unknown_algorithm_is_refused_by_name(name: str, said: str) -> None:
+def test_an_unknown_algorithm_is_refused_and_named(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"setting algorithm.name \(from --set\): .*{said}"):
         tiny_config(f"algorithm.name={name!r}")
 
 
-def test_settings_are_those_of_the_algorithm() -> None:
+def test_settings_belong_to_the_chosen_algorithm() -> None:
     config = configured("Weighted", "algorithm.temperature=0.5", "algorithm.global_std=false")
     assert config.algorithm == WeightedSettings(name=f"{HERE}:Weighted", temperature=0.5, global_std=False)
     again = RunConfig.model_validate_json(config.model_dump_json())
@@ -151,7 +151,7 @@ def test_settings_of_an_earlier_version_are_read() -> None:
     older = {name: value for name, value in saved.items() if name not in ("algorithm", "policy")}
     older["objective"] = saved["algorithm"] | saved["policy"]
     assert read_settings(json.dumps(older)) == config
-    # Before there was a choice of algorithms, the section had no name, and may lack what has a default.
+    # Earlier versions had one algorithm: the section has no name, and may lack settings with a default.
     older["objective"] = {"beta": 0.5, "ema": 0.8}
     found = read_settings(json.dumps(older))
     assert found.algorithm == DiffusionNftSettings(beta=0.5)
@@ -163,7 +163,7 @@ def test_settings_of_an_earlier_version_are_read() -> None:
 def plainly(
     samples: TrainingSamples, policy: Any, backbone: Backbone, optimizer: Any, config: RunConfig, at: int
 ) -> None:
-    """The update of DiffusionNFT alone, written down without an interface."""
+    """The update of DiffusionNFT, written without the interface."""
     generator = torch.Generator().manual_seed(expand_seeds(config.seed, f"update/{at}", 1)[0])
     settings, sigmas = config.algorithm, torch.tensor(backbone.sigmas(config.regenerate.steps))
     assert isinstance(settings, DiffusionNftSettings)
@@ -195,7 +195,7 @@ def plainly(
         optimizer.step()
 
 
-def test_diffusionnft_through_the_seam_is_the_same_bit_for_bit(
+def test_diffusionnft_through_the_interface_is_the_same_bit_for_bit(
     backbone: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two iterations each, in one lane, so that batches are the same."""
@@ -221,18 +221,18 @@ def test_an_algorithm_of_another_kind_trains_and_logs(backbone: Backbone, monkey
     config = configured("Weighted")
     policy, optimizer = make_policy(backbone, config)
     for name in ("old", "reference"):
-        monkeypatch.setattr(type(policy), name, None)  # neither is asked for, so neither may be used
+        monkeypatch.setattr(type(policy), name, None)  # the algorithm names neither, so neither may be used
     samples = make_samples(backbone)
     before = policy.tensors(CURRENT)
     logged = train_on(samples, policy, backbone, optimizer, config, 0)
     assert logged.figures.keys() == {"weight", "one"}
-    # Each sample is trained equally often, so the mean over all is that over the samples.
+    # Each sample is trained equally often, so the mean over all rows equals the mean over samples.
     assert logged.figures["weight"] == pytest.approx(float(samples.advantages.exp().mean()))
     assert logged.figures["one"] == pytest.approx(1)
     assert any(not torch.equal(value, before[key]) for key, value in policy.tensors(CURRENT).items())
 
 
-def test_a_pair_stays_together_at_one_time_under_one_noise(backbone: Backbone) -> None:
+def test_a_pair_shares_its_batch_its_time_and_its_noise(backbone: Backbone) -> None:
     config = configured("Pairs", "optimizer.batch=5", "regenerate.steps=3", "algorithm.timestep_fraction=1")
     policy, optimizer = make_policy(backbone, config)
     samples = make_samples(backbone, [0.1, -2.0, 3.0, -0.5], PROMPTS[:1])
@@ -244,7 +244,7 @@ def test_a_pair_stays_together_at_one_time_under_one_noise(backbone: Backbone) -
         for b, _ in Pairs.seen
         for i in range(0, len(b.t), 2)
     ]
-    # Two pairs at three times each; at most two pairs in a batch of five samples.
+    # Two pairs, each at three times; a batch of five samples fits two pairs.
     assert len(pairs) == 6
     assert max(len(b.t) for b, _ in Pairs.seen) <= 4
     best, second = (3.0, -2.0), (torch.tensor(0.1).item(), -0.5)
@@ -259,7 +259,7 @@ def test_a_pair_stays_together_at_one_time_under_one_noise(backbone: Backbone) -
     assert all(v.current.requires_grad and not v.reference.requires_grad for _, v in Pairs.seen)
 
 
-def test_the_size_of_a_batch_changes_the_rounding_of_pairs_alone(backbone: Backbone) -> None:
+def test_the_batch_size_changes_only_the_rounding_of_pairs(backbone: Backbone) -> None:
     policy, _ = make_policy(backbone, tiny_config())
     start, found = policy.tensors(CURRENT), []
     for size in (2, 12):
@@ -275,7 +275,7 @@ def test_the_size_of_a_batch_changes_the_rounding_of_pairs_alone(backbone: Backb
     ("name", "said"),
     [("Forgetful", "did not ask for the 'old' policy's velocity"), ("Idle", r"units of shape \(0, 2\)")],
 )
-def test_a_mistake_of_an_algorithm_is_explained(backbone: Backbone, name: str, said: str) -> None:
+def test_an_invalid_algorithm_is_refused_with_an_explanation(backbone: Backbone, name: str, said: str) -> None:
     config = configured(name)
     policy, optimizer = make_policy(backbone, config)
     with pytest.raises(ValueError, match=said):

@@ -1,4 +1,4 @@
-"""DiffusionNFT's loss against a reference written from the formulas, and what its gradient does."""
+"""DiffusionNFT's loss against a reference written from the formulas, and the effect of its gradient."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def reference(
     adv_clip: float,
     kl_weight: float,
 ) -> float:
-    """Sample by sample, number by number, in float64."""
+    """The loss of each sample in a scalar loop, in float64."""
     losses = []
     for i in range(len(x0)):
         x_t = (1 - t[i]) * x0[i] + t[i] * noise[i]
@@ -42,7 +42,7 @@ def reference(
 
 
 def batch(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
-    """Velocities near the true one, as a trained model's are, and advantages beyond the clip."""
+    """Velocities near the true one, like a trained model's, and advantages beyond the clip."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal() -> torch.Tensor:
@@ -74,7 +74,7 @@ SETTINGS: list[dict[str, float]] = [
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("shape", [(9, 4, 3, 5), (5, 7, 6), (1, 8)])
-def test_it_is_the_reference(shape: tuple[int, ...], settings: dict[str, float]) -> None:
+def test_the_loss_equals_the_reference(shape: tuple[int, ...], settings: dict[str, float]) -> None:
     values: dict[str, Any] = batch(shape)
     expected = reference(*(values[name].numpy() for name in values), **settings)
     found = nft_loss(**values, **settings)
@@ -89,8 +89,8 @@ def loss(values: dict[str, torch.Tensor], **changes: Any) -> torch.Tensor:
     return nft_loss(**{**values, **DEFAULTS, **changes})  # type: ignore[arg-type]
 
 
-def test_the_gradient_holds_the_weights_fixed() -> None:
-    """By finite differences of the reference with its weights frozen: they carry no gradient."""
+def test_the_loss_weights_have_no_gradient() -> None:
+    """The gradient equals finite differences of the reference with frozen weights."""
     values = batch((3, 4), seed=2)
     v = values["v"].clone().requires_grad_(True)
     loss(values | {"v": v}, kl_weight=0.5).backward()  # type: ignore[no-untyped-call]
@@ -134,7 +134,7 @@ def test_a_good_sample_is_pulled_closer_and_a_bad_one_pushed_away() -> None:
         assert after > before
 
 
-def test_at_the_old_policy_an_advantage_of_nought_pulls_nowhere() -> None:
+def test_at_the_old_policy_an_advantage_of_zero_has_no_gradient() -> None:
     values = batch((4, 3, 8, 8)) | {"advantages": torch.zeros(4, dtype=torch.float64)}
     v = values["v_old"].clone().requires_grad_(True)
     loss(values | {"v": v}, kl_weight=0.0).backward()  # type: ignore[no-untyped-call]
@@ -157,7 +157,7 @@ def test_a_larger_advantage_pulls_harder_up_to_the_clip() -> None:
     assert pull(-5) == pull(-1e6) == pytest.approx(pull(5))
 
 
-def test_advantages_beyond_the_clip_count_as_the_clip() -> None:
+def test_advantages_are_clipped() -> None:
     values = batch((5, 8))
     assert torch.equal(loss(values), loss(values | {"advantages": values["advantages"].clamp(-5, 5)}))
     assert not torch.equal(loss(values), loss(values, adv_clip=6.0))
@@ -167,20 +167,20 @@ def test_the_weight_has_a_floor() -> None:
     values = batch((2, 6))
     exact = values["noise"] - values["x0"]
     values |= {"v": exact + 1e-7, "v_old": exact.clone(), "v_ref": exact + 1e-7}
-    # Both predictions are off by t·1e-7 everywhere; without the floor they would be divided by that.
+    # Both predictions are off by t·1e-7 everywhere; without the floor, the error would be divided by that.
     expected = float(((values["t"] * 1e-7) ** 2 / 1e-5).mean()) * 5
     assert float(loss(values)) == pytest.approx(expected, rel=1e-6)
     values |= {"v": exact.clone(), "v_ref": exact.clone()}
     assert float(loss(values)) == pytest.approx(0, abs=1e-20)
 
 
-def test_the_pull_to_the_reference_is_the_mean_square() -> None:
+def test_the_kl_term_is_the_mean_squared_distance_to_the_reference() -> None:
     values = batch((3, 8))
     difference = loss(values, kl_weight=2.0) - loss(values, kl_weight=0.0)
     assert float(difference) == pytest.approx(2 * float(((values["v"] - values["v_ref"]) ** 2).mean()))
 
 
-def test_samples_count_alike_and_apart() -> None:
+def test_samples_count_equally_and_separately() -> None:
     values = batch((6, 2, 4))
     singly = [float(loss({name: value[i : i + 1] for name, value in values.items()})) for i in range(6)]
     assert float(loss(values)) == pytest.approx(sum(singly) / 6)
@@ -189,7 +189,7 @@ def test_samples_count_alike_and_apart() -> None:
 
 
 @pytest.mark.parametrize("name", ["v", "v_old", "x0", "noise", "t", "advantages"])
-def test_a_nan_is_never_hidden(name: str) -> None:
+def test_a_nan_makes_the_loss_nan(name: str) -> None:
     values = batch((3, 8))
     values[name].view(-1)[0] = float("nan")
     assert not torch.isfinite(loss(values))
@@ -203,7 +203,7 @@ def test_only_the_current_velocity_gets_a_gradient() -> None:
     assert not loss(without).requires_grad
 
 
-def test_advantages_are_centred_by_group_and_scaled_by_all() -> None:
+def test_advantages_are_centred_per_group_and_scaled_over_all() -> None:
     rewards = torch.tensor([[1.0, 3.0], [10.0, 20.0]], dtype=torch.float64)
     every, groups = np.std([1, 3, 10, 20]), [np.std([1, 3]), np.std([10, 20])]
     found = group_advantages(rewards)

@@ -1,4 +1,4 @@
-"""Training on recorded trajectories, by a small algorithm of the tests: a clipped ratio of probabilities."""
+"""Training on recorded trajectories with a small test algorithm: a clipped ratio of probabilities."""
 
 import math
 from pathlib import Path
@@ -58,7 +58,7 @@ def configured(*overrides: str) -> RunConfig:
 
 @pytest.fixture
 def samples(loaded: Backbone) -> TrainingSamples:
-    """Four seeds of one prompt, regenerated as the algorithm needs them."""
+    """Four seeds of one prompt, regenerated with recordings."""
     data = ClippedRatio(ClippedSettings()).trains_on
     sampler = Sampler(Generator(loaded, "bf16"), STEPS, data.solver("euler"), 1.0, data.recorded)
     found = Regenerator(sampler).regenerate(GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4)))
@@ -82,7 +82,7 @@ def test_every_step_of_a_regenerated_sample_is_recorded(samples: TrainingSamples
 
 
 def log_prob(x: torch.Tensor, x_next: torch.Tensor, v: torch.Tensor, now: float, then: float) -> torch.Tensor:
-    """Of one step of one sample, from the formula."""
+    """Log-probability of one step of one sample, from the formula."""
     s = ETA * math.sqrt(now / (1 - (then if now == 1 else now)))
     dt = then - now
     mean = x * (1 + s**2 / (2 * now) * dt) + v * (1 + s**2 * (1 - now) / (2 * now)) * dt
@@ -93,7 +93,7 @@ def log_prob(x: torch.Tensor, x_next: torch.Tensor, v: torch.Tensor, now: float,
 def expected_gradient(
     samples: TrainingSamples, backbone: Backbone, policy: torch.nn.Module, parameters: list[torch.nn.Parameter]
 ) -> tuple[float, tuple[torch.Tensor, ...]]:
-    """Loss and gradient over all steps of all samples, one after the other."""
+    """Loss and gradient over all steps of all samples, one at a time."""
     recording = samples.recording
     assert recording is not None
     assert recording.log_probs is not None
@@ -109,11 +109,11 @@ def expected_gradient(
     return float(loss.detach()), torch.autograd.grad(loss, parameters)
 
 
-def test_an_update_takes_the_gradient_of_the_clipped_ratio(backbone: Backbone, samples: TrainingSamples) -> None:
+def test_an_update_uses_the_gradient_of_the_clipped_ratio(backbone: Backbone, samples: TrainingSamples) -> None:
     config = configured("optimizer.batch=5", "optimizer.max_grad_norm=1e9")
     policy, optimizer = make_policy(backbone, config)
     generator = torch.Generator().manual_seed(0)
-    for parameter in policy.parameters:  # away from the behaviour policy, so that some ratios are clipped
+    for parameter in policy.parameters:  # move away from the behaviour policy, so that some ratios are clipped
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
     loss, gradient = expected_gradient(samples, backbone, policy.transformer, policy.parameters)
     before = policy.tensors(CURRENT)
@@ -136,7 +136,7 @@ def test_under_the_behaviour_policy_the_ratio_is_one(backbone: Backbone, samples
     assert found.loss == pytest.approx(0, abs=1e-4)
 
 
-def test_steps_are_looked_up_by_sample_and_step(samples: TrainingSamples) -> None:
+def test_a_batch_contains_the_recorded_steps_of_its_samples(samples: TrainingSamples) -> None:
     recording = samples.recording
     assert recording is not None
     assert recording.log_probs is not None
@@ -160,7 +160,7 @@ def test_a_sample_without_a_recording_is_refused(samples: TrainingSamples) -> No
         RecordedTrajectory(FlowSde(ETA)).sigmas(plain, [1.0, 0.0])
 
 
-def test_a_run_trains_on_trajectories_of_its_own_candidates(tmp_path: Path) -> None:
+def test_a_run_without_a_service_trains_on_trajectories(tmp_path: Path) -> None:
     small = ("explore.prompts=2", "explore.candidates=6", "explore.keep=4", f"explore.steps={STEPS}", "iterations=1")
     config = configured(*small, "evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", f"output={tmp_path}")
     with RichReporter(1) as reporter:

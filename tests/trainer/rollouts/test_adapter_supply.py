@@ -1,4 +1,4 @@
-"""The versions of a run at a real service: pushed, taken back, and pushed anew."""
+"""The versions of a run at a real service: pushed, rewound, and pushed again."""
 
 from collections.abc import Iterator
 
@@ -23,14 +23,14 @@ def supply_of(client: RolloutClient) -> AdapterSupply:
 
 
 class Restarting(RolloutClient):
-    """Its service has lost the run by the time it is to go back."""
+    """A client whose service loses the run before the rewind."""
 
     def rewind(self, run: str, version: int, head: int) -> None:
         self.delete(run)
         super().rewind(run, version, head)
 
 
-def test_a_run_goes_back_and_is_pushed_anew_only_where_the_service_has_lost_its_versions(
+def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions(
     service: RunningService,
 ) -> None:
     backbone = load_backbone("mini-sana")

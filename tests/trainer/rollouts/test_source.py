@@ -22,7 +22,7 @@ def service() -> Iterator[RunningService]:
         yield running
 
 
-def test_a_service_that_came_back_with_another_model_is_refused(service: RunningService) -> None:
+def test_a_service_that_restarts_with_a_different_model_is_refused(service: RunningService) -> None:
     config = tiny_config("explore.candidates=4", "explore.keep=2", "explore.steps=1", run="changed")
     (model,) = service.client.get("/v1/models").json()["models"]
     ours = fingerprint(model["digests"], ["clipscore"])
