@@ -66,7 +66,7 @@ class RunningService:
         return self.put(f"/v1/runs/{run}/adapters/{version}", body, parent=parent)
 
     def put(self, path: str, body: Any, digest: str | None = None, **query: Any) -> httpx.Response:
-        """PUT with query parameters; those that are None are left out."""
+        """PUT with query parameters, except those that are None."""
         query = {k: v for k, v in ({"model": MODEL} | query).items() if v is not None}
         digest = digest if digest is not None else content_digest(body)
         return self.client.put(
@@ -74,7 +74,7 @@ class RunningService:
         )
 
     def send(self, request: dict[str, Any], part: float = 1.0, accept: str = "*/*") -> "RawRequest":
-        """Start a POST /v1/rollouts on a socket of its own, sending only `part` of its body."""
+        """Start a POST /v1/rollouts on a separate socket; sends only `part` of the body."""
         body = json.dumps(request).encode()
         sent = int(len(body) * part)
         head = (
@@ -88,7 +88,7 @@ class RunningService:
 
 @dataclass(frozen=True)
 class RawRequest:
-    """A request on its own socket, so that it can be left half sent or abandoned."""
+    """A request on a separate socket, which can be left incomplete or abandoned."""
 
     socket: socket.socket
     rest: bytes
@@ -99,7 +99,7 @@ class RawRequest:
         return read_response(self.socket)
 
     def leave(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.socket.close()
 
 
@@ -124,7 +124,7 @@ def running_service(
 ) -> Iterator[RunningService]:
     """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0, or `ends_with`."""
     port = free_port() if port is None else port
-    # Where the faulty rewards are.
+    # The folder of the faulty rewards.
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent / "services"), "COLUMNS": "120"}
     models = [model] if isinstance(model, str) else model
     command = [*program, "serve", "--model", *models, "--port", str(port), *flags]
@@ -190,7 +190,7 @@ def scores(answer: dict[str, Any]) -> list[list[float]]:
 
 
 def pixels(answer: dict[str, Any], group: int = 0) -> np.ndarray:
-    """The images of a group, int [N, H, W, 3]."""
+    """Images of a group, int [N, H, W, 3]."""
     files = (io.BytesIO(base64.b64decode(image)) for image in answer["groups"][group]["images"])
     return np.stack([np.asarray(Image.open(file)).astype(int) for file in files])
 
@@ -214,7 +214,7 @@ def content_digest(body: bytes) -> str:
 
 
 def problem(response: httpx.Response) -> dict[str, Any]:
-    """The problem document of a response that must be one."""
+    """The problem document of a response, which must be one."""
     assert response.headers["content-type"] == "application/problem+json", response.text
     document: dict[str, Any] = json.loads(response.text, parse_constant=pytest.fail)
     assert document["status"] == response.status_code

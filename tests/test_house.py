@@ -1,4 +1,4 @@
-"""The house's rules: imports run one way, help is light, and the public names are what they were said to be."""
+"""Rules of the repository: imports run one way, help imports nothing heavy, and public names are fixed."""
 
 import ast
 import inspect
@@ -48,7 +48,7 @@ def sources(package: str) -> list[Path]:
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level names that a file imports anywhere in it, also within functions and by `import_module`."""
+    """Top-level names that a file imports anywhere, including functions and `import_module`."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -63,7 +63,7 @@ def imported(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def test_the_reader_of_imports_sees_every_kind(tmp_path: Path) -> None:
+def test_every_kind_of_import_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text(
         "import a.b as x\nfrom c.d import e\n"
@@ -80,7 +80,7 @@ def test_imports_run_one_way(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ["solrl_core", "solrl_rollout", "solrl_trainer"])
-def test_the_miniatures_are_reached_by_entry_points_alone(package: str) -> None:
+def test_the_miniatures_are_imported_only_by_entry_points(package: str) -> None:
     for path in sources(package):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -98,13 +98,13 @@ def test_benchmarks_and_scripts_import_nothing_from_tests(folder: str) -> None:
         assert not imported(path) & tests, path
 
 
-def test_the_contract_knows_neither_torch_nor_the_web() -> None:
+def test_the_contract_imports_neither_torch_nor_web_libraries() -> None:
     for path in sources("solrl_proto"):
         outside = imported(path) - set(sys.stdlib_module_names) - {"solrl_proto"}
         assert outside <= {"pydantic"}, path
 
 
-def test_the_core_knows_no_web_either() -> None:
+def test_the_core_imports_no_web_libraries() -> None:
     for path in sources("solrl_core"):
         assert not imported(path) & {"fastapi", "starlette", "uvicorn", "redis", "httpx", "tyro", "rich"}, path
         assert "solrl_proto.problems" not in path.read_text(encoding="utf-8"), f"{path}: HTTP statuses are the edges'"
@@ -116,7 +116,7 @@ def test_every_package_is_in_the_distribution() -> None:
 
 
 def modules_after(code: str) -> tuple[str, set[str]]:
-    """What a fresh interpreter prints, and the top-level modules it holds at its end."""
+    """Output of a new interpreter, and the top-level modules that it has imported."""
     script = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint('\\nMODULES', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -188,7 +188,7 @@ def test_files_stay_short() -> None:
 
 
 def modules(package: str) -> dict[str, Path]:
-    """A package's files by the names they are imported by."""
+    """Files of a package, by module name."""
     found = {}
     for path in sources(package):
         parts = path.relative_to(PACKAGES[package]).with_suffix("").parts
@@ -197,7 +197,7 @@ def modules(package: str) -> dict[str, Path]:
 
 
 def needed(path: Path, among: Collection[str]) -> set[str]:
-    """The modules of `among` that a file imports by name, also within functions and for types alone."""
+    """Modules of `among` that a file imports, including imports within functions and for types."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -210,7 +210,7 @@ def needed(path: Path, among: Collection[str]) -> set[str]:
 
 
 def circles(edges: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """A circle for each edge that closes one, as the names on its way."""
+    """A circle for each import that closes one, as its module names."""
     found: list[list[str]] = []
     done: set[str] = set()
 
@@ -227,13 +227,13 @@ def circles(edges: Mapping[str, Collection[str]]) -> list[list[str]]:
     return found
 
 
-def test_a_circle_is_found() -> None:
+def test_circular_imports_are_found() -> None:
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c", "b"]]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_import_runs_in_a_circle(package: str) -> None:
+def test_no_package_has_circular_imports(package: str) -> None:
     files = modules(package)
     found = circles({name: needed(path, files) for name, path in files.items()})
     assert found == [], [" → ".join(way) for way in found]
@@ -250,7 +250,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("folder", ["proto", "core", "minis", "services", "trainer", "benchmarks", "scripts"])
 def test_a_docstring_says_what_the_thing_is(folder: str) -> None:
-    """It opens with a noun or a verb, not with a question."""
+    """It opens with a noun or a verb, not with a question word."""
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for path in sorted((ROOT / folder).rglob("*.py"))

@@ -1,4 +1,4 @@
-"""A program as it is typed, run in this process, which has long imported what a process of its own would have to."""
+"""Programs run in this process, which saves the imports of a new one."""
 
 import io
 import logging
@@ -11,7 +11,7 @@ import pytest
 
 
 def typed(program: Callable[[], None], *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What a console script leaves that ends by itself; what it does to the root logger is undone."""
+    """Run a console script; returns its exit code and output, and restores the root logger."""
     out, errors, root, code = io.StringIO(), io.StringIO(), logging.getLogger(), 0
     handlers, level = root.handlers[:], root.level
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):

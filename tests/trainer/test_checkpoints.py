@@ -240,7 +240,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "adapter.safetensors", "config.json", "checksums.json"])
-def test_a_flipped_bit_is_found_and_the_previous_checkpoint_is_suggested(trained: Trained, config: RunConfig, name: str) -> None:
+def test_a_flipped_bit_is_found_and_an_older_checkpoint_named(trained: Trained, config: RunConfig, name: str) -> None:
     for version in (1, 2):
         write(trained, config, version)
     flip_a_bit(config.output / "000002" / name)
