@@ -1,10 +1,9 @@
-"""Milliseconds of a training micro-batch, as it was and as it is: `python benchmarks/training_phase.py`, on a GPU.
+"""Milliseconds of a training micro-batch, against a baseline: `python benchmarks/training_phase.py`, on a GPU.
 
-As it was: diffusers' blocks uncompiled, PEFT's layers, flash attention, every block of FLUX.1 and SD3.5-L recomputed.
-Both train the same frozen weights, which are random and of the true shapes, with the settings of the presets, and are
-measured in turns. Beside them are options, each alone; the memory that a plan says and that is taken; and the distance
-of gradients to those in float32, on the miniatures. Each model has processes of its own.
-Writes docs/results/training_phase.{json,md}.
+The baseline has diffusers' uncompiled blocks, PEFT's layers, flash attention, and recomputes every block of FLUX.1 and
+SD3.5-L. Both train the same random weights of the true shapes with the presets' settings, and are measured in turns.
+Also measured: options, one at a time; planned and used memory; and, on the miniatures, the distance of gradients to
+those in float32. Each model is measured in a separate process. Writes docs/results/training_phase.{json,md}.
 """
 
 import argparse
@@ -41,7 +40,7 @@ from true_size import MINIATURES, skeleton
 
 PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana"}
 RECOMPUTED = {"flux": True, "sd3": True, "sana": False}
-"""Whether the preset recomputed its blocks, as it was."""
+"""Whether the baseline recomputes its blocks."""
 NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
 WANTED = {"flux": 1.8, "sd3": 1.6, "sana": 1.5}
 MICRO_BATCHES = 2
@@ -52,7 +51,7 @@ Row = dict[str, Any]
 
 
 class PeftPolicy:
-    """The policy as it was: PEFT's layers in diffusers' blocks, which run one operation after the other."""
+    """The baseline's policy: PEFT's layers in diffusers' blocks, run operation by operation."""
 
     def __init__(self, backbone: Backbone, lora: Lora, checkpointing: bool) -> None:
         from peft import LoraConfig, inject_adapter_in_model
@@ -106,12 +105,12 @@ class PeftPolicy:
         self._activate(CURRENT)
 
     def gradient_norm(self, limit: float) -> float:
-        """Clip the gradient to `limit` and return its norm before."""
+        """Clip the gradient to norm `limit`; return its norm before clipping."""
         return float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
 
 
 class Clock:
-    """Times between marks on the GPU, by the part that ended with the mark."""
+    """Times between marks on the GPU, by the part that ends at the later mark."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[str, Any]] = []
@@ -125,7 +124,7 @@ class Clock:
         self._marks.append((part, event))
 
     def milliseconds(self) -> dict[str, float]:
-        """By part; forgets all marks."""
+        """Milliseconds by part; deletes all marks."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         found: dict[str, float] = {}
@@ -137,7 +136,7 @@ class Clock:
 
 
 class Timed:
-    """An updater, timed by the parts of its work."""
+    """An updater whose work is timed by part."""
 
     def __init__(self, policy: Any, backbone: Backbone, config: RunConfig) -> None:
         self.clock = Clock()
@@ -166,7 +165,7 @@ class Timed:
     def _timed(self, part: str, context: Callable[[], Any]) -> Callable[[], Any]:
         @contextmanager
         def within() -> Iterator[None]:
-            self.clock.mark("current")  # of the micro-batch before
+            self.clock.mark("current")  # of the previous micro-batch
             with context():
                 yield
             self.clock.mark(part)
@@ -174,7 +173,7 @@ class Timed:
         return within
 
     def run(self, samples: TrainingSamples, iteration: int) -> dict[str, float]:
-        """Milliseconds of a micro-batch by part, and in all."""
+        """Milliseconds of a micro-batch, by part and in total."""
         self.clock.mark("")
         self.updater.update(samples, iteration)
         self.clock.mark("optimizer")
@@ -183,13 +182,13 @@ class Timed:
 
 
 def main() -> None:
-    """Measure each model in a process of its own; write and print the tables."""
+    """Measure each model in a separate process; write and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
-    parser.add_argument("--device", default="cuda", help="cpu tries it out on the miniatures")
+    parser.add_argument("--device", default="cuda", help="cpu is a trial on the miniatures")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--parts", nargs="+", default=["gradient", "time"], choices=["gradient", "time"])
-    parser.add_argument("--render", action="store_true", help="measure nothing: the table from the JSON alone")
+    parser.add_argument("--render", action="store_true", help="only write the table from the JSON")
     parser.add_argument("--child", choices=["time", "gradient"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -201,7 +200,7 @@ def main() -> None:
     if not args.render:
         kept = (row for row in result["rows"] if row["model"] not in args.models or part(row) not in args.parts)
         result["rows"] = list(kept)
-        if "gradient" in args.parts:  # side by side, because none is timed
+        if "gradient" in args.parts:  # concurrently, because they are not timed
             processes = [child("gradient", model, args.device) for model in args.models]
             for process in processes:
                 collect(process, result, file)
@@ -213,7 +212,7 @@ def main() -> None:
 
 
 def part(row: Row) -> str:
-    """The part of the benchmark that a row comes from."""
+    """Part of the benchmark that produced a row."""
     return "gradient" if row["kind"] == "gradient" else "time"
 
 
@@ -224,7 +223,7 @@ def child(kind: str, model: str, device: str) -> subprocess.Popen[str]:
 
 
 def collect(process: subprocess.Popen[str], result: dict[str, Any], file: Path) -> None:
-    """Add the rows that a process prints, and write them."""
+    """Collect the rows that a process prints, and write them."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith('{"model"'):
@@ -237,12 +236,12 @@ def collect(process: subprocess.Popen[str], result: dict[str, Any], file: Path) 
 
 def show(model: str, device: str, **values: Any) -> None:
     """Print a row."""
-    name = "CPU, the miniature" if device == "cpu" else torch.cuda.get_device_name()
+    name = "CPU, miniature" if device == "cpu" else torch.cuda.get_device_name()
     print(json.dumps({"model": model, "device": name, "torch": torch.__version__} | values), flush=True)
 
 
 def measure(model: str, device: str) -> None:
-    """Print rows as JSON: both ways, the options, and memory."""
+    """Print rows as JSON: baseline and solrl, options, and memory."""
     config = resolve(f"{PRESETS[model]}/sol_rl/hpsv2", overrides=["optimizer.updates=1"]).config
     backbone, samples = true_model(model, config, device)
     fraction = MICRO_BATCHES / (len(backbone.sigmas(config.regenerate.steps)) - 1)
@@ -256,14 +255,14 @@ def measure(model: str, device: str) -> None:
     fp8 = Generator(backbone, "fp8").transformer if device != "cpu" else None
     held = torch.cuda.memory_allocated() if device != "cpu" else 0
     policy = Policy(backbone, config.lora, config.seed)
-    ways = {"as it was": old, "as it is": Timed(policy, backbone, config)}
+    ways = {"baseline": old, "solrl": Timed(policy, backbone, config)}
     began = time.perf_counter()
-    ways["as it is"].run(samples, 0)
+    ways["solrl"].run(samples, 0)
     compiled = time.perf_counter() - began
     peak = 0
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
-        ways["as it is"].run(samples, 0)
+        ways["solrl"].run(samples, 0)
         peak = torch.cuda.max_memory_allocated() - held
     old.run(samples, 0)
     times: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
@@ -274,14 +273,14 @@ def measure(model: str, device: str) -> None:
         show(model, device, kind="way", way=way, batch=config.optimizer.batch, **medians(each))
     show(model, device, kind="memory", planned=plan.total(0), measured=peak, state=plan.state, compile_s=compiled)
     show(model, device, kind="equal", bits=equal_velocities(policy, backbone, samples))
-    del old, ways["as it was"]
+    del old, ways["baseline"]
     gc.collect()
-    for option, each in options(ways["as it is"], policy, backbone, config, samples, fp8):
+    for option, each in options(ways["solrl"], policy, backbone, config, samples, fp8):
         show(model, device, kind="option", way=option, **medians(each))
 
 
 def equal_velocities(policy: Policy, backbone: Backbone, samples: TrainingSamples) -> bool:
-    """Whether the current and the old policy give the same bits for the same adapter."""
+    """Whether the current and the old policy have the same velocity, bit for bit, for the same adapter."""
     policy.restore(OLD, policy.tensors(CURRENT))
     count = len(samples.latents)
     rows = samples.conditioning_of(torch.arange(count))
@@ -298,7 +297,7 @@ def equal_velocities(policy: Policy, backbone: Backbone, samples: TrainingSample
 def options(
     usual: Timed, policy: Policy, backbone: Backbone, config: RunConfig, samples: TrainingSamples, fp8: nn.Module | None
 ) -> Iterator[tuple[str, list[dict[str, float]]]]:
-    """Each option alone, and its times; the usual way again last."""
+    """Yield each option and its times, one option at a time."""
 
     def measured(timed: Timed) -> list[dict[str, float]]:
         timed.run(samples, 0)
@@ -322,7 +321,7 @@ def options(
 
 
 def true_model(model: str, config: RunConfig, device: str) -> tuple[Backbone, TrainingSamples]:
-    """The transformer of true size with random weights, and a micro-batch of samples of one prompt."""
+    """A transformer of true size with random weights, and a micro-batch of samples of one prompt."""
     with tempfile.TemporaryDirectory() as folder:
         bare = skeleton(model, Path(folder), device)
         if device == "cpu":
@@ -343,7 +342,7 @@ def true_model(model: str, config: RunConfig, device: str) -> tuple[Backbone, Tr
 
 
 def random_row(value: torch.Tensor, tokens: int, device: str) -> torch.Tensor:
-    """Random states with as many tokens as the model takes; all tokens seen."""
+    """Random states with the model's number of tokens, none of them masked."""
     shape = (1, tokens, *value.shape[2:]) if value.ndim == 3 or not value.is_floating_point() else value.shape
     if not value.is_floating_point():
         return torch.ones(shape, dtype=value.dtype, device=device)
@@ -356,7 +355,7 @@ def row_of(samples: TrainingSamples) -> dict[str, torch.Tensor]:
 
 
 def beside(backbone: Backbone) -> Backbone:
-    """The backbone around a copy of its transformer that shares all weights."""
+    """The backbone with a copy of its transformer that shares all weights."""
     own = copy.copy(backbone)
     shared = (*backbone.transformer.parameters(), *backbone.transformer.buffers())
     own.transformer = copy.deepcopy(backbone.transformer, {id(tensor): tensor for tensor in shared})
@@ -364,7 +363,7 @@ def beside(backbone: Backbone) -> Backbone:
 
 
 def with_settings(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """The same settings with some others."""
+    """The settings with some values replaced."""
     raw = config.model_dump()
     for key, value in values.items():
         section, _, name = key.partition(".")
@@ -373,25 +372,25 @@ def with_settings(config: RunConfig, values: dict[str, Any]) -> RunConfig:
 
 
 def medians(times: list[dict[str, float]]) -> dict[str, Any]:
-    """Of each part over the rounds, and all rounds."""
+    """Median of each part over the rounds, and all rounds."""
     return {part: statistics.median(each[part] for each in times) for part in (*PARTS, "all")} | {"rounds": times}
 
 
 def compare_gradients(model: str, device: str) -> None:
-    """Print a row: the relative distance of a micro-batch's gradient to that in float32, on the miniature, both ways.
+    """Print a row: the relative distance of a micro-batch's gradient to that in float32, on the miniature, for both.
 
-    The current policy is a step of the learning rate away from the old one, whose B is not zero.
+    The current policy is one step of the learning rate away from the old one, whose B is not zero.
     """
     torch.backends.cudnn.allow_tf32 = False
     config = resolve(f"{MINIATURES[model]}/sol_rl/clipscore", overrides=["optimizer.updates=1"]).config
     config = with_settings(config, {"optimizer.batch": 24, "algorithm.timestep_fraction": 0.05})
-    found: dict[str, list[torch.Tensor]] = {"as it was": [], "as it is": [], "float32": []}
+    found: dict[str, list[torch.Tensor]] = {"baseline": [], "solrl": [], "float32": []}
     for way, gradients in found.items():
         dtype = torch.float32 if way == "float32" else None
         for seed in range(SEEDS):
             backbone = load_backbone(MINIATURES[model], device=device, dtype=dtype)
             policy: Any
-            if way == "as it was":
+            if way == "baseline":
                 policy = PeftPolicy(backbone, config.lora, False)
                 current, old = policy.weights[CURRENT], policy.weights[OLD]
             else:
@@ -400,7 +399,7 @@ def compare_gradients(model: str, device: str) -> None:
             set_weights(current, old, config, seed)
             gradients.append(gradient(policy, backbone, config, seed))
     rows = {}
-    for way in ("as it was", "as it is"):
+    for way in ("baseline", "solrl"):
         pairs = list(zip(found[way], found["float32"], strict=True))
         rows[way] = {
             "distance": [float((own - true).norm() / true.norm()) for own, true in pairs],
@@ -411,7 +410,7 @@ def compare_gradients(model: str, device: str) -> None:
 
 @torch.no_grad()
 def set_weights(current: list[nn.Parameter], old: list[nn.Parameter], config: RunConfig, seed: int) -> None:
-    """Old: a trained adapter; current: a step further."""
+    """Set the old policy to random weights, as if trained, and the current one a step further."""
     generator = torch.Generator().manual_seed(seed)
     for index, (here, there) in enumerate(zip(current, old, strict=True)):
         deviation = 0.01 if index % 2 else 1 / config.lora.rank
@@ -421,7 +420,7 @@ def set_weights(current: list[nn.Parameter], old: list[nn.Parameter], config: Ru
 
 
 def gradient(policy: Any, backbone: Backbone, config: RunConfig, seed: int) -> torch.Tensor:
-    """Of a micro-batch, all weights in one [P], on the CPU."""
+    """Gradient of a micro-batch for all weights, concatenated [P], on the CPU."""
     kept: list[torch.Tensor] = []
 
     def keep(limit: float) -> float:
@@ -442,33 +441,33 @@ def gradient(policy: Any, backbone: Backbone, config: RunConfig, seed: int) -> t
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown of the results."""
+    """Markdown page of the results."""
     models = [model for model in PRESETS if any(row["model"] == model for row in rows)]
     device = rows[0]["device"] if rows else "?"
     lines = [
-        "# A training micro-batch, as it was and as it is",
+        "# A training micro-batch against diffusers and PEFT",
         "",
         f"By `python benchmarks/training_phase.py` on one {device}, torch {rows[0]['torch'] if rows else '?'}: random",
         "weights of the true shapes, the presets' settings (DiffusionNFT, a BF16 reference at weight 1e-4, rank 32),",
-        f"both ways in turns, medians of {ROUNDS} rounds of {MICRO_BATCHES} micro-batches by the GPU's clock.",
-        "As it was: diffusers' blocks uncompiled, PEFT's layers, flash attention, every block of FLUX.1 and SD3.5-L",
-        "recomputed. Options were measured once each, after a warm-up.",
+        f"both in turns, medians of {ROUNDS} rounds of {MICRO_BATCHES} micro-batches by the GPU's clock. The baseline",
+        "has diffusers' uncompiled blocks, PEFT's layers and flash attention, and recomputes every block of FLUX.1 and",
+        "SD3.5-L. Each option was measured once, after a warm-up.",
         "",
-        "| model, micro-batch | | reference, ms | old | current, forward and backward | optimizer | in all | ratio |",
+        "| model, micro-batch | | reference, ms | old | current, forward and backward | optimizer | total | ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for model in models:
         own = [row for row in rows if row["model"] == model and row["kind"] in ("way", "option")]
-        was = next((row for row in own if row["way"] == "as it was"), None)
+        baseline = next((row for row in own if row["way"] == "baseline"), None)
         for row in own:
-            ratio = f"{was['all'] / row['all']:.2f}" if was else ""
-            if row["way"] == "as it is":
-                ratio = f"**{ratio}** (wanted {WANTED[model]})"
-            title = f"{NAMES[model]}, {was['batch']}" if was and row is was else ""
+            ratio = f"{baseline['all'] / row['all']:.2f}" if baseline else ""
+            if row["way"] == "solrl":
+                ratio = f"**{ratio}** (goal {WANTED[model]})"
+            title = f"{NAMES[model]}, {row['batch']}" if row is baseline else ""
             cells = " | ".join(f"{row[part]:.1f}" for part in (*PARTS, "all"))
             option = f"with {row['way']}" if row["kind"] == "option" else row["way"]
             lines.append(f"| {title} | {option} | {cells} | {ratio} |")
-    lines += ["", "The optimizer's share is of one step for two micro-batches; a run takes fewer.", ""]
+    lines += ["", "The optimizer's time is half of a step: a step has two micro-batches here, and more in a run.", ""]
     if equal := [row for row in rows if row["kind"] == "equal"]:
         same = ", ".join(NAMES[row["model"]] for row in equal if row["bits"]) or "none"
         lines += [f"The current and the old policy give equal velocities, bit for bit, for equal adapters: {same}.", ""]
@@ -477,11 +476,11 @@ def table(rows: list[Row]) -> str:
 
 
 def memory_lines(rows: list[Row], models: list[str]) -> list[str]:
-    """Planned and measured memory of the new way, all activations kept."""
+    """Planned and measured memory, all activations kept."""
     lines = [
-        "Memory of training besides the weights, all activations kept, planned without a GPU and measured:",
+        "Memory of training in addition to the weights, all activations kept, planned without a GPU and measured:",
         "",
-        "| model | planned, GiB | measured | off | first update, with compiling, s |",
+        "| model | planned, GiB | measured | difference | first update, with compiling, s |",
         "|---|---|---|---|---|",
     ]
     for row in (row for model in models for row in rows if row["model"] == model and row["kind"] == "memory"):
@@ -492,16 +491,16 @@ def memory_lines(rows: list[Row], models: list[str]) -> list[str]:
 
 
 def gradient_lines(rows: list[Row], models: list[str]) -> list[str]:
-    """Distances of gradients to float32."""
+    """Distances of gradients to those in float32."""
     lines = [
         "Relative distance of a micro-batch's gradient to that in float32, on the miniature of the family: mean of",
         f"{SEEDS} seeds, smallest to largest; the current policy is one step from the old one:",
         "",
-        "| miniature | as it was | as it is |",
+        "| miniature | baseline | solrl |",
         "|---|---|---|",
     ]
     for row in (row for model in models for row in rows if row["model"] == model and row["kind"] == "gradient"):
-        each = [row["distances"][way]["distance"] for way in ("as it was", "as it is")]
+        each = [row["distances"][way]["distance"] for way in ("baseline", "solrl")]
         cells = [f"{statistics.mean(x):.4f} ({min(x):.4f} to {max(x):.4f})" for x in each]
         lines.append(f"| {MINIATURES[row['model']]} | {' | '.join(cells)} |")
     return lines
