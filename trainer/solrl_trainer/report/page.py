@@ -83,7 +83,7 @@ def _content(folder: Path) -> dict[str, Any]:
         # The other phases come from the metrics, which include the time before a resume.
         totals["evaluate"] = result["seconds"].get("evaluate", 0.0)
     explore, regenerate = (config or {}).get("explore", {}), (config or {}).get("regenerate", {})
-    # Runs of before `regenerate.at` regenerated what a service explored, and nothing else.
+    # Older runs without `regenerate.at` regenerated only candidates that a service explored.
     served = explore.get("source", "service") == "service"
     return {
         "title": facts.get("run", folder.name),

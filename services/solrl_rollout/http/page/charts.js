@@ -1,8 +1,8 @@
 "use strict";
-// Charts as SVG, stretched to their box; labels stand beside it in HTML, so that they are not stretched with it.
+// Charts as SVG, stretched to their box; labels are HTML next to it, so that they are not stretched.
 const WIDE = 1000, HIGH = 400;
 
-/** An element whose texts are texts, whatever they say. */
+/** Create an element. Strings become text nodes, never HTML. */
 function el(name, attributes = {}, ...children) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -25,7 +25,7 @@ const figure = (value) =>
     : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-4) ? value.toExponential(2)
       : value.toFixed(Math.max(0, Math.min(4, 3 - Math.floor(Math.log10(Math.abs(value) || 1)))));
 
-/** Round numbers between two values, `least` or a few more of them, and their digits after the point. */
+/** Return at least `least` round numbers between two values, and their number of decimals. */
 function ticks(low, high, least) {
   const power = 10 ** Math.floor(Math.log10(high - low));
   for (const step of [power, power / 2, power / 5, power / 10, power / 20]) {
@@ -50,7 +50,7 @@ function path(xs, values, placeX, placeY) {
 
 /**
  * Draw into `box`: `lines` ({name, values, style}) over `xs`, and a band between `range` = [low, high] behind them.
- * With `axes` there are ticks, and what is pointed at is told.
+ * With `axes` it has ticks, and shows the values under the pointer.
  */
 function draw(box, { label, xs, lines, range, axes, zero, fewest = 3 }) {
   const values = [...lines.map((line) => line.values), ...(range || [])].flat().filter((value) => value !== null);
@@ -92,7 +92,7 @@ function draw(box, { label, xs, lines, range, axes, zero, fewest = 3 }) {
   if (axes) point(box, xs, [...lines, ...(range ? [{ name: "best", values: range[1] }, { name: "worst", values: range[0] }] : [])], placeX);
 }
 
-/** Tell the figures of the iteration that is pointed at. */
+/** Show the values of the iteration under the pointer. */
 function point(box, xs, lines, placeX) {
   const hair = el("div", { className: "hair", hidden: true }), says = el("div", { className: "says", hidden: true });
   box.append(hair, says);

@@ -65,7 +65,7 @@ function showCards() {
   $("run").hidden = !order.length;
 }
 
-/** Ask for more of the run that is chosen, if anything of it is new. */
+/** Request details of the selected run if any of them changed. */
 async function follow() {
   const run = known.runs.get(known.chosen), mine = known;
   if (!run) return;
@@ -88,7 +88,7 @@ async function refresh() {
   const turn = ++asking;
   let pause = EVERY;
   try {
-    // The curves of all runs come second: they take longest, and there is something to look at meanwhile.
+    // Load the curves of all runs last: they take the longest, and the rest is already visible.
     const first = known.since === null;
     const answer = await ask(`/v1/status?since=${first ? Number.MAX_SAFE_INTEGER : known.since}`);
     if (turn !== asking) return;
@@ -102,7 +102,7 @@ async function refresh() {
     pause = AGAIN;
     const gone = !(error instanceof Refused) || error.status >= 500;
     $("state").className = gone ? "state lost" : "state";
-    $("state").textContent = error instanceof Refused ? error.message : "no answer, trying again";
+    $("state").textContent = error instanceof Refused ? error.message : "no answer, retrying";
   }
   if (turn === asking && !document.hidden) timer = setTimeout(refresh, pause);
 }
@@ -113,7 +113,7 @@ function askToken(fault) {
   forget();
   $("main").hidden = $("leave").hidden = true;
   $("door").hidden = false;
-  $("fault").textContent = tried ? `Access denied: ${fault}.` : "Each tenant sees its own runs, by token.";
+  $("fault").textContent = tried ? `Access denied: ${fault}.` : "A token shows the runs of its tenant.";
   $("state").className = "state";
   $("state").textContent = "locked";
   $("token").value = "";

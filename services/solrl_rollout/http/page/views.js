@@ -15,11 +15,11 @@ function duration(seconds) {
 /** Iterations are numbered from 0 and counted from 1. */
 const counted = (iteration) => iteration + 1;
 const bytes = (size) => (size < 1e9 ? `${(size / 1e6).toFixed(1)} MB` : `${(size / 1e9).toFixed(2)} GB`);
-// Exploring goes on beside the other phases; where a trainer says how long it waited for that, that alone is its time.
+// Exploration runs in parallel with the other phases. If a trainer reports its wait, only the wait counts.
 const apart = ({ explore, ...phases }) => ("wait" in phases || explore === undefined ? phases : { explore, ...phases });
 const spent = (point) => total(Object.values(apart(point.seconds)));
 
-/** What a run is about now, and whether it goes on. */
+/** State of a run, and whether it is active. */
 function standing(run) {
   if (!run.last) return ["waiting for its first iteration", false];
   if (run.last.planned !== null && run.last.iteration + 1 >= run.last.planned) return ["finished", false];
@@ -56,10 +56,10 @@ function showNow({ queue, throughput, runs }) {
   const parts = [
     made,
     tile("Waiting", queue.candidates.toLocaleString("en"), "", queue.candidates ? `the oldest for ${duration(queue.oldest)}` : "nothing in the queue"),
-    tile("Step", step === null ? "–" : step < 1 ? (step * 1000).toFixed(0) : step.toFixed(2), step === null ? "" : step < 1 ? "ms" : "s", "of up to 24 candidates"),
+    tile("Step", step === null ? "–" : step < 1 ? (step * 1000).toFixed(0) : step.toFixed(2), step === null ? "" : step < 1 ? "ms" : "s", "for up to 24 candidates"),
     tile("Switches", String(throughput.switches), "", "adapters merged in the last minute"),
   ];
-  // Runs that go on have a row also while nothing of them waits: a page that jumps cannot be read.
+  // Active runs keep their row even if none of their work waits, so that the page does not jump.
   const waiting = new Map(queue.runs.map((one) => [one.run, one]));
   for (const run of runs) if (standing(run)[1] && !waiting.has(run.run)) waiting.set(run.run, { run: run.run, candidates: 0, age: 0 });
   if (waiting.size) parts.push(queueView([...waiting.values()]));
@@ -126,7 +126,7 @@ function phasesView(point) {
     list.append(el("b", { className: `p${Math.min(i, 3)}` }, name), el("span", {}, duration(phases[name])));
   });
   const note = beside === undefined ? [] : [el("p", { className: "dim small" }, `exploration took ${duration(beside)}, partly in parallel`)];
-  return el("div", {}, el("h3", {}, `Time of an iteration: ${duration(spent(point))}`), bar, list, ...note);
+  return el("div", {}, el("h3", {}, `Time per iteration: ${duration(spent(point))}`), bar, list, ...note);
 }
 
 function samplesView(samples) {
@@ -136,7 +136,7 @@ function samplesView(samples) {
   const image = (data, alt) => el("img", { src: `data:image/webp;base64,${data}`, alt, decoding: "async" });
   return el("div", {},
     el("h3", {}, `Best and worst of iteration ${counted(samples.iteration)}`),
-    el("p", { className: "dim small" }, "each seed twice: as explored, and as regenerated for training"),
+    el("p", { className: "dim small" }, "each seed as explored and as regenerated for training"),
     el("div", { className: "pairs" }, ...rows.map((pair) => el("figure", {},
       el("figcaption", { title: pair.prompt }, el("b", {}, pair.place === "best" ? "Best " : "Worst "), pair.prompt),
       el("div", { className: "couple" },
@@ -158,7 +158,7 @@ function lineageView(held) {
       el("td", { className: "wide" }, `${info.rank}`), el("td", { className: "wide" }, `${info.modules}`), el("td", { className: "right" }, bytes(info.size)));
     return row;
   });
-  const head = el("tr", {}, el("th", {}, "Version"), el("th", {}, "Made from"), el("th", {}, "Digest"),
+  const head = el("tr", {}, el("th", {}, "Version"), el("th", {}, "Parent"), el("th", {}, "Digest"),
     el("th", { className: "wide" }, "Rank"), el("th", { className: "wide" }, "Modules"), el("th", { className: "right" }, "Size"));
   return el("div", { className: "lineage" }, el("h3", {}, "Adapter lineage"),
     el("div", { className: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...body))));
