@@ -87,7 +87,7 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
     assert asked == Plan.model_validate(chosen)
     with pytest.raises(ConfigError, match="steps is 6, but the solver was fitted for 4"):
         resolve(PRESET, overrides=["explore.steps=6"], files={"file": written})
-    with pytest.raises(ConfigError, match=r"explore\.fitted makes cheap candidates"):
+    with pytest.raises(ConfigError, match=r"explore\.fitted generates cheap candidates"):
         resolve(PRESET, overrides=TRAINED_ON_THEMSELVES, files={"file": written})
 
 

@@ -50,7 +50,7 @@ def test_the_command_scores_with_other_rewards(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "holds no run"),
+        (["nowhere"], "contains no run"),
         (["RUN", "--prompts", "0"], "got --prompts 0; expected at least 1"),
         (["RUN", "--checkpoint", "7"], "holds no checkpoint of version 7; expected one of [1]"),
         (["RUN", "--rewards", "beauty"], "got reward 'beauty'; expected one of"),
@@ -95,8 +95,8 @@ def test_rewards_that_do_not_fit_the_prompts_are_omitted_or_refused(finished: Pa
     summary = evaluate_run(folder, notes.append)
     assert set(summary["rewards"]) == {"clipscore"}
     assert [note.partition(":")[0] for note in notes[:2]] == [
-        "held-out images are not judged by verifier",
-        "held-out images are not judged by verifier_graded",
+        "held-out images are not scored with verifier",
+        "held-out images are not scored with verifier_graded",
     ]
     with pytest.raises(ValueError, match=r"reward 'verifier' cannot be used with the test prompts.*'include'"):
         evaluate_run(folder, notes.append, rewards=["verifier"])
@@ -119,4 +119,4 @@ def test_the_weights_of_an_interrupted_run_are_exported(finished: Path, tmp_path
         done = typed(main, command, str(folder))
         assert done.returncode == 2
         assert "000001 is damaged: state.safetensors" in done.stderr
-    assert typed(main, "export", str(tmp_path)).stderr.startswith(f"solrl-train: {tmp_path} holds no run")
+    assert typed(main, "export", str(tmp_path)).stderr.startswith(f"solrl-train: {tmp_path} contains no run")

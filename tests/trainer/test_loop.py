@@ -366,7 +366,7 @@ def test_the_command_refuses_a_folder_with_another_run(taken: subprocess.Popen[s
     _, said = taken.communicate(timeout=120)
     assert taken.returncode == 2
     assert said.startswith("solrl-train: ")
-    assert "already holds a run" in said
+    assert "already contains a run" in said
     assert "--resume" in said
     assert "Traceback" not in said
     files = [path.relative_to(folder / "taken") for path in (folder / "taken").rglob("*") if path.is_file()]

@@ -171,7 +171,7 @@ def test_an_override_with_invalid_yaml_is_refused_and_named() -> None:
 
 
 def test_a_file_without_a_mapping_is_refused() -> None:
-    assert "a.yaml holds a list; expected a mapping" in refusal(files={"a.yaml": ["seed"]})
+    assert "a.yaml contains a list; expected a mapping" in refusal(files={"a.yaml": ["seed"]})
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -250,7 +250,7 @@ def test_a_model_is_requested_by_the_services_name_for_it(model: str, served: st
         (["explore.prune={after: 2}"], "keep"),
         (
             ["explore.prune={after: 2, keep: 48}", "explore.source=local", "regenerate.at=none"],
-            r"setting regenerate .*explore\.prune makes cheap candidates, and with at=none they are trained on",
+            r"setting regenerate .*explore\.prune generates cheap candidates, and with at=none they are trained on",
         ),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_reward_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("text", "fault"),
-    [("seed: [1\n", "is not YAML: line 2, column 1"), ("- seed\n", "holds a list"), ("seed: x\n", "(from FILE)")],
+    [("seed: [1\n", "is not YAML: line 2, column 1"), ("- seed\n", "contains a list"), ("seed: x\n", "(from FILE)")],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, fault: str) -> None:
     file = tmp_path / "settings.yaml"
@@ -218,7 +218,7 @@ def test_judges_that_cannot_judge_the_prompts_are_left_out_with_a_note(own_promp
     assert config.evaluate.rewards == ("verifier", "verifier_graded")
     checked = check_run(config, notes.append, resume=False)
     assert checked == config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"rewards": ()})})
-    assert notes[0].startswith("held-out images are not judged by verifier: of prompt 'a green cross', the verifier")
+    assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', the verifier")
     assert len(notes) == 2
 
 
@@ -318,7 +318,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_continues(runs: Path, 
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (["--resume", "nowhere"], "nowhere holds no run (no config.json)"),
+        (["--resume", "nowhere"], "nowhere contains no run (no config.json)"),
         (["--checkpoint", "1"], "expected --resume FOLDER"),
         (["--resume", "HALF", "--output", "elsewhere"], "in its own folder"),
         (["--resume", "HALF", "--seed", "1"], "seed: then 42, now 1"),

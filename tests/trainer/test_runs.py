@@ -48,7 +48,8 @@ def test_runs_are_listed_and_deleted(service: RunningService, first: str) -> Non
 def test_an_unknown_run_cannot_be_deleted(service: RunningService, first: str) -> None:
     code, _, errors = train(service, "runs", "delete", "frist")
     assert code == 2
-    assert "holds no run 'frist' of yours (did you mean 'first'?)" in errors
+    assert "you have no run 'frist' at the service" in errors
+    assert "(did you mean 'first'?)" in errors
     assert len(train(service, "runs", "list")[1].splitlines()) > 1
 
 
@@ -63,7 +64,7 @@ def test_a_used_name_is_reported_before_loading(service: RunningService, first: 
     extra = ["--dry-run"] if dry else []
     code, _, errors = train(service, "run", "--run", first, "--output", str(tmp_path / "run"), *extra)
     assert code == 2
-    assert "holds another run 'first', whose head is version 1" in errors
+    assert "has another run 'first', whose head is version 1" in errors
     advice = f"solrl-train runs delete first --rollout-url {service.url}"
     assert advice in errors
     assert "loading" not in errors

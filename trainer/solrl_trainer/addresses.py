@@ -17,10 +17,10 @@ def check_rollout_url(url: str) -> str:
         raise ValueError(f"the rollout URL cannot be read; {expected}") from None
     if parts.username is not None or parts.password is not None:
         raise ValueError(
-            f"the rollout URL holds a user or password; {expected}, and the token in SOLRL_TOKEN or SOLRL_TOKEN_PATH"
+            f"the rollout URL contains a user or password; {expected}, and the token in SOLRL_TOKEN or SOLRL_TOKEN_PATH"
         )
     if parts.query or parts.fragment or "@" in url:
-        raise ValueError(f"the rollout URL holds more than an address; {expected}")
+        raise ValueError(f"the rollout URL contains more than an address; {expected}")
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or port == 0:
         raise ValueError(f"got rollout URL {url!r}; {expected}")
     return url.strip().rstrip("/")

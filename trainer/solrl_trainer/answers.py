@@ -1,6 +1,6 @@
-"""Comparison of a rollout service's answers with what was asked.
+"""Comparison of a rollout service's answers with the requests.
 
-The scores of a service decide what is trained on. Everything in an answer that the trainer knows beforehand or can
+A service's scores select the training samples. Everything in an answer that the trainer knows beforehand or can
 compute itself is therefore checked before a group is used.
 """
 
@@ -16,14 +16,14 @@ from solrl_proto.rollouts import GroupLine, Plan, RolloutGroup, RolloutRequest, 
 from solrl_trainer.text import printable_value
 
 _ROUNDING = 1e-5
-"""Relative to the sum of absolute terms; the service adds up at most 16 terms in float32."""
+"""Tolerance relative to the sum of absolute terms; the service sums at most 16 terms in float32."""
 _LINE_BYTES = 2**17
 _CANDIDATE_BYTES = 2**10
 _IMAGE_BYTES = 2**25
 
 
 def longest_line(request: RolloutRequest) -> int:
-    """Bytes that no line of the answer needs: generous for a group's numbers, texts and, if asked for, images."""
+    """Upper bound in bytes for a line of the answer: generous for a group's numbers, texts and requested images."""
     explicit, count = request.candidates.seeds, request.candidates.count
     candidates = max(map(len, explicit)) if explicit is not None else count or 0
     each = _CANDIDATE_BYTES + (_IMAGE_BYTES if request.images == "png" else 0)
@@ -34,12 +34,12 @@ class AnswerCheck:
     """Checks the groups of one answer against its request and against each other."""
 
     def __init__(self, request: RolloutRequest, url: str, fingerprint: str | None = None) -> None:
-        """Describe what is expected.
+        """Set up the checks of one answer.
 
         Args:
             request: the whole request.
-            url: of the service, for messages.
-            fingerprint: of model and rewards; None accepts any.
+            url: URL of the service, for messages.
+            fingerprint: fingerprint of model and rewards; None accepts any.
         """
         self._request = request
         self._url = url
@@ -48,7 +48,7 @@ class AnswerCheck:
         self._served: Served | None = None
 
     def check(self, line: GroupLine) -> None:
-        """Check one group of the prompts asked for.
+        """Check one group against the request.
 
         Raises:
             ProblemError: 409 `served-differently`, naming the field; 422 `digest-mismatch`, for another fingerprint.
@@ -61,11 +61,11 @@ class AnswerCheck:
         elif line.served != self._served:
             raise ProblemError(
                 ProblemKind.SERVED_DIFFERENTLY,
-                f"the service at {self._url} made one part of an answer in another way than the rest",
+                f"the service at {self._url} generated one group of an answer differently than the others",
                 where="served",
                 got=line.served.model_dump(mode="json"),
                 expected=self._served.model_dump(mode="json"),
-                action="it was restarted with other settings, or replicas differ: make them equal, then resume",
+                action="it was restarted with other settings, or replicas differ: use equal settings, then resume",
             )
 
     def _check_served(self, served: Served) -> None:
@@ -87,7 +87,7 @@ class AnswerCheck:
             )
 
     def _check_shape(self, group: RolloutGroup) -> None:
-        """Seeds, and the length and gaps of every list."""
+        """Check the seeds, and length and nulls of every list."""
         seeds, prune = self._seeds[group.prompt_id], self._request.plan.prune
         name = f"group {group.prompt_id!r}: "
         if len(group.seeds) != len(seeds):
@@ -119,7 +119,7 @@ class AnswerCheck:
                     self._require(f"{name}{field}[{place}]", "null" if value is None else "a value", expected)
 
     def _check_scores(self, group: RolloutGroup) -> None:
-        """Each score is the weighted sum of its own rewards."""
+        """Check that each score is the weighted sum of its rewards."""
         weights = {spec.name: spec.weight for spec in self._request.rewards}
         for place, score in enumerate(group.scores):
             if score is None:
@@ -139,7 +139,7 @@ class AnswerCheck:
 
 
 def check_pushed(url: str, stored: AdapterInfo, *, run: str, version: int, model: str, body: bytes) -> None:
-    """Compare what a service says it stored with what it was sent; a version stored before may have another parent.
+    """Compare a service's record of a push with the pushed file; a version stored before may have another parent.
 
     Raises:
         ProblemError: 409 `served-differently`, naming the field.
@@ -159,11 +159,11 @@ def check_pushed(url: str, stored: AdapterInfo, *, run: str, version: int, model
 def _differs(url: str, where: str, got: Any, expected: Any) -> ProblemError:
     return ProblemError(
         ProblemKind.SERVED_DIFFERENTLY,
-        f"the service at {url} answered otherwise than it was asked",
+        f"the service at {url} gave an answer that does not match the request",
         where=where,
         got=printable_value(got),
         expected=printable_value(expected),
-        action="a service answers exactly what it is asked: look at what stands between, and at its version",
+        action="check the service's version, and any proxy or cache between",
     )
 
 

@@ -57,7 +57,7 @@ from solrl_trainer.transport import (
 _RETRIED = {408, 429, 502, 503, 504}
 _LONGEST_PAUSE = 10.0
 _RESTORES = 3
-"""Immediate repetitions after `Restore`, without progress; replicas that share no store would need them for ever."""
+"""Immediate retries after `Restore` without progress; with replicas that share no store, retries would never end."""
 _LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
 
 Value = TypeVar("Value")
@@ -100,7 +100,7 @@ class RolloutClient:
         timeout: seconds to wait for the next bytes of an answer; exploring a large group takes a while.
         patience: seconds to retry.
         pause: seconds before the first retry.
-        awaited: kinds of refusal that end by themselves and are retried too.
+        awaited: additional problem kinds that are temporary and are retried.
 
     Raises:
         ValueError: the URL cannot be used.
@@ -132,7 +132,7 @@ class RolloutClient:
         self.close()
 
     def with_patience(self, seconds: float) -> "RolloutClient":
-        """A client with another patience. It shares the connections of this one and closes with it."""
+        """A client with a different patience. It shares this client's connections and closes with it."""
         client = copy.copy(self)
         client._patience = seconds
         return client
@@ -189,7 +189,7 @@ class RolloutClient:
 
         Args:
             request: prompts, candidates and plan.
-            fingerprint: of model and rewards, which every group must carry; None to accept any.
+            fingerprint: fingerprint of model and rewards that every group must have; None to accept any.
             on_group: called once with each group, as soon as it has arrived and been checked.
             restore: see `Restore`.
 
@@ -197,27 +197,27 @@ class RolloutClient:
             The answer. If only its end was lost, `seconds.generate` is the time until then, and the others are 0.
 
         Raises:
-            ProblemError: refused, unreachable, 409 `served-differently`: the answer is not to this request, or its
-                parts differ; or 422 `digest-mismatch`: the service serves another model.
+            ProblemError: refused, unreachable, 409 `served-differently`: the answer does not match the request, or its
+                parts differ; or 422 `digest-mismatch`: the service serves a different model.
         """
-        made: dict[str, GroupLine] = {}
+        received: dict[str, GroupLine] = {}
         check = AnswerCheck(request, self.url, fingerprint)
         began = time.monotonic()
 
         def attempt() -> RolloutTimings:
-            if len(made) == len(request.prompts):
+            if len(received) == len(request.prompts):
                 return RolloutTimings(queued=0, switch=0, generate=time.monotonic() - began, reward=0)
-            return self._stream(_remaining(request, made.keys()), made, check, on_group)
+            return self._stream(_remaining(request, received.keys()), received, check, on_group)
 
-        seconds = self._patiently(attempt, restore=restore, progress=lambda: len(made))
-        lines = [made[prompt.id] for prompt in request.prompts]
+        seconds = self._patiently(attempt, restore=restore, progress=lambda: len(received))
+        lines = [received[prompt.id] for prompt in request.prompts]
         return RolloutAnswer(**dict(lines[0].served), groups=tuple(line.group for line in lines), seconds=seconds)
 
     def push(self, run: str, version: int, parent: int | None, model: str, body: bytes) -> AdapterInfo:
         """Store an adapter file as `version` on top of `parent`. Storing the same bytes again succeeds.
 
         Raises:
-            ProblemError: refused, unreachable, or 409 `served-differently`: the service stored something else.
+            ProblemError: refused, unreachable, or 409 `served-differently`: the service stored something different.
         """
         digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
         stored = self._document(
@@ -253,18 +253,18 @@ class RolloutClient:
         try:
             self._ask("DELETE", f"/v1/runs/{run}", read_body)
         except ProblemError as error:
-            # Not found: a retry, after the answer to the first request was lost.
+            # Not found: this is a retry, and the answer to the first request was lost.
             if error.problem.kind != ProblemKind.RUN_NOT_FOUND:
                 raise
 
     def _stream(
         self,
         request: RolloutRequest,
-        made: dict[str, GroupLine],
+        received: dict[str, GroupLine],
         check: AnswerCheck,
         on_group: Callable[[RolloutGroup], None],
     ) -> RolloutTimings:
-        """Add the groups of one request to `made`."""
+        """Add the groups of one request to `received`."""
         body = request.model_dump_json(exclude_none=True).encode()
         headers = {"Content-Type": "application/json", "Accept": STREAM_MEDIA_TYPE}
         asked = {prompt.id for prompt in request.prompts}
@@ -281,10 +281,10 @@ class RolloutClient:
                         raise unexpected(answer, f"an end after {line.groups} groups, without {sorted(asked)}")
                     return line.seconds
                 if line.group.prompt_id not in asked:
-                    raise unexpected(answer, f"a group {line.group.prompt_id!r} that was not asked for")
+                    raise unexpected(answer, f"a group {line.group.prompt_id!r} that was not requested")
                 check.check(line)
                 asked.remove(line.group.prompt_id)
-                made[line.group.prompt_id] = line
+                received[line.group.prompt_id] = line
                 on_group(line.group)
         raise httpx.RemoteProtocolError("the stream ended without its end line")
 
@@ -305,7 +305,7 @@ class RolloutClient:
         restore: Restore | None = None,
         progress: Callable[[], int] = lambda: 0,
     ) -> Value:
-        """The result of `attempt`, repeated after failures that may pass; progress renews the patience."""
+        """Return the result of `attempt`, retried after temporary failures; progress renews the patience."""
         began, tries, restores, reached = time.monotonic(), 1, 0, progress()
         while True:
             failure: ProblemError
@@ -344,11 +344,11 @@ class RolloutClient:
         )
 
 
-def _remaining(request: RolloutRequest, made: Collection[str]) -> RolloutRequest:
+def _remaining(request: RolloutRequest, received: Collection[str]) -> RolloutRequest:
     """The request without the prompts whose groups have arrived."""
-    if not made:
+    if not received:
         return request
-    places = [i for i, prompt in enumerate(request.prompts) if prompt.id not in made]
+    places = [i for i, prompt in enumerate(request.prompts) if prompt.id not in received]
     candidates = request.candidates
     if candidates.seeds is not None:
         candidates = Candidates(seeds=tuple(candidates.seeds[i] for i in places))

@@ -1,4 +1,4 @@
-"""Settings of a run, validated when read. Defaults are those that Sol-RL released; presets adapt them to a model."""
+"""Settings of a run, validated when read. Defaults are Sol-RL's released settings; presets adapt them to a model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,7 +60,7 @@ class Explore(Section):
             raise ValueError("lag is for exploration at a service; candidates generated here are always current")
         if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
             raise ValueError(
-                f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; set both alike"
+                f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; use that number"
             )
         if self.prune is not None:
             if self.selection != "best_worst":
@@ -136,14 +136,14 @@ class Evaluate(Section):
     @field_validator("rewards", mode="before")
     @classmethod
     def _list_one(cls, value: Any) -> Any:
-        """A name alone stands for a list of it."""
+        """Convert a single name to a list."""
         return (value,) if isinstance(value, str) else value
 
 
 class RunConfig(Section):
     """All settings of a run."""
 
-    # A rollout URL may be refused for the password in it.
+    # The error of a rollout URL must not show a password in it.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     preset: str
@@ -152,9 +152,9 @@ class RunConfig(Section):
     revision: str | None = None
     """Hub commit or tag of the model."""
     served_as: ModelName | None = None
-    """The model's name at the service, if that was started with --model name=…."""
+    """The model's name at the service, if it was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
-    """Reward → weight in the score. A reward of weight 0 is logged and not trained."""
+    """Reward → weight in the score. A reward of weight 0 is logged but not trained."""
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device."""
     rollout_url: Annotated[str, AfterValidator(check_rollout_url)] = "http://127.0.0.1:8100"
@@ -212,7 +212,7 @@ class RunConfig(Section):
             for name in ("prune", "fitted"):
                 if getattr(explore, name) is not None:
                     raise ValueError(
-                        f"explore.{name} makes cheap candidates, and with at=none they are trained on; "
+                        f"explore.{name} generates cheap candidates, and with at=none they are trained on; "
                         f"expected at=trainer, or explore.{name}=null"
                     )
         return value

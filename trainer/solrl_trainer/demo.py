@@ -43,7 +43,7 @@ def rollout_service(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    # setpriv is part of util-linux. A child that outlives its parent would keep the memory and the port.
+    # setpriv is part of util-linux. A child that outlives its parent would keep its memory and port.
     bound = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     command = [*bound, sys.executable, "-m", "solrl_rollout", "serve", "--model", model, "--port", str(port)]
     command += ["--rewards", *rewards, *flags]
@@ -69,7 +69,7 @@ def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path, sec
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if service.poll() is not None:
-            raise RuntimeError(f"the rollout service ended at its start; the end of {log}:\n{_tail(log)}")
+            raise RuntimeError(f"the rollout service exited during its start; the end of {log}:\n{_tail(log)}")
         try:
             if httpx.get(f"{url}/health/ready", timeout=5).is_success:
                 return
@@ -109,7 +109,7 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Delete what an earlier demo left in a folder, if there was one; the caller holds its lock."""
+    """Delete the files of an earlier demo in a folder; the caller holds the folder's lock."""
     if (folder / "metrics.jsonl").is_file():
         for path in folder.iterdir():
             if path.is_dir():
@@ -119,7 +119,7 @@ def _clear(folder: Path) -> None:
 
 
 DEMO_SETTINGS = ("iterations=6", "explore.prompts=8", "explore.precision=nvfp4", "optimizer.learning_rate=1.5e-3")
-"""Changes to the preset: the demo ends in minutes, and explores in (emulated) NVFP4 like the paper."""
+"""Changes to the preset, so that the demo takes minutes, and explores in (emulated) NVFP4 like the paper."""
 
 
 def last_line(summary: dict[str, Any], output: Path) -> dict[str, Any]:

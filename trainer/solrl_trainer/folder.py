@@ -1,4 +1,4 @@
-"""A run's output folder: one process at a time writes to it, and its config.json says what was run."""
+"""A run's output folder: only one process at a time writes to it, and config.json has the run's settings."""
 
 import errno
 import fcntl
@@ -23,13 +23,13 @@ class FolderInUseError(RuntimeError):
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make the folder if need be, and hold it: no other process may write to it meanwhile.
+    """Create the folder if necessary, and lock it within the block: no other process may write to it.
 
-    The lock ends with the process, however that ends. On a file system without locks nothing is held.
+    The lock ends with the process, even if it is killed. On a file system without locks there is no lock.
 
     Raises:
-        FolderInUseError: another process holds it.
-        OSError: the folder cannot be made or written to.
+        FolderInUseError: another process has locked it.
+        OSError: the folder cannot be created or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -40,7 +40,7 @@ def locked(folder: Path) -> Iterator[None]:
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             named = f" (process {holder})" if holder.isdigit() else ""
             raise FolderInUseError(
-                f"{folder} is in use by another process{named}; wait for its end, or choose another --run or --output"
+                f"{folder} is in use by another process{named}; wait until it ends, or choose another --run or --output"
             ) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
@@ -53,7 +53,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether another process holds the folder; nothing is written."""
+    """Whether another process has locked the folder; writes nothing."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -70,28 +70,28 @@ def is_locked(folder: Path) -> bool:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse a folder that holds a run already.
+    """Refuse a folder that already contains a run.
 
     Raises:
-        FileExistsError: it does.
+        FileExistsError: it contains a run.
     """
     if (folder / "checkpoints").exists():
         raise FileExistsError(
-            f"{folder} already holds a run; continue it with `solrl-train run --resume {folder}`, "
+            f"{folder} already contains a run; continue it with `solrl-train run --resume {folder}`, "
             "or choose another --run or --output"
         )
 
 
 def saved_settings(folder: Path) -> RunConfig:
-    """The settings of the run in a folder, with that folder as its output, wherever it was then.
+    """Settings of the run in a folder, with this folder as its output, even if it was moved.
 
     Raises:
-        FileNotFoundError: the folder holds no run.
+        FileNotFoundError: the folder contains no run.
         ConfigError: its settings cannot be read.
     """
     path = folder / SETTINGS
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no run (no {SETTINGS}); name the --output of a `solrl-train run`")
+        raise FileNotFoundError(f"{folder} contains no run (no {SETTINGS}); expected an --output of `solrl-train run`")
     try:
         settings = read_settings(path.read_text(encoding="utf-8"))
     except ValidationError as error:

@@ -24,7 +24,7 @@ class Metrics:
         if self._path.is_file():
             lines = read_metrics(self._path)
             kept = [line for line in lines if line.get("version", 0) <= version and line["event"] != "result"]
-            # Written under another name first, so that a run that dies here loses no earlier line.
+            # Write to a temporary name first, so that a run killed here loses no earlier line.
             partial = self._path.with_name(f"{self._path.name}.partial")
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
             partial.replace(self._path)
@@ -47,7 +47,7 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a metrics file, without a last line that a crash cut short."""
+    """Read a metrics file, except an incomplete last line after a crash."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -58,5 +58,5 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def own_time(seconds: dict[str, float]) -> dict[str, float]:
-    """Seconds by phase that add up to the trainer's own time: of concurrent exploration, only "wait" counts."""
+    """Seconds by phase that add up to the trainer's time: concurrent exploration counts only as "wait"."""
     return {phase: value for phase, value in seconds.items() if phase != "explore" or "wait" not in seconds}

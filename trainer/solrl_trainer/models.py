@@ -35,7 +35,7 @@ class Models:
 
     @classmethod
     def build(cls, backbone: Backbone, config: RunConfig, note: Callable[[str], None]) -> "Models":
-        """Build everything on a clean backbone, in the only order that works.
+        """Build generators and policies on a clean backbone, in the only order that works.
 
         A generator copies the clean transformer and keeps references to the weights under each adapter. The policy
         then replaces those layers in place, so every generator comes before the policy.
@@ -43,7 +43,7 @@ class Models:
         Args:
             backbone: the loaded model; its transformer gets the policy's adapters.
             config: the run's settings.
-            note: shows a line of text to a person.
+            note: shows a line of text to the user.
         """
         generator, precision = Generator(backbone, "bf16"), explored_precision(config, backbone.device)
         explorer = generator if precision == generator.precision else Generator(backbone, precision)
@@ -58,7 +58,7 @@ class Models:
 
     @contextmanager
     def serving(self, adapter: Adapter | None) -> Iterator[Generator]:
-        """Within: the BF16 generator has `adapter` merged (None: the base); afterwards the behaviour policy again."""
+        """Merge `adapter` (None: the base) into the BF16 generator within the block, then the behaviour policy."""
         self.generator.set_adapter(adapter)
         try:
             yield self.generator
@@ -80,7 +80,7 @@ def explored_precision(config: RunConfig, device: torch.device) -> Tier:
 
 
 def build_policy(backbone: Backbone, config: RunConfig, note: Callable[[str], None]) -> Policy:
-    """Put the run's adapters into the backbone's transformer, and plan which activations are kept for the gradient."""
+    """Inject the run's adapters into the backbone's transformer, and plan which activations to keep."""
     reference = None
     if config.optimizer.reference == "fp8" and backbone.device.type == "cuda":
         reference = Generator(backbone, "fp8").transformer

@@ -1,4 +1,4 @@
-"""Settings of runs that an earlier version wrote."""
+"""Settings of runs from earlier versions of the program."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from solrl_trainer.config import PolicySettings, RunConfig
 
 
 def read_settings(text: str) -> RunConfig:
-    """Settings of a run from its config.json, whichever version wrote it.
+    """Settings of a run from its config.json, written by this or an earlier version.
 
     Until version 0.1 one section, `objective`, held what is now `algorithm` and `policy`, and local candidates were
     always trained on themselves. A setting that the file lacks has its default.

@@ -21,7 +21,7 @@ _WITHOUT_GRADIENT = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""Kernels that torch may choose from where nothing is differentiated."""
+"""Kernels that torch may choose from in passes without gradient."""
 
 
 class Policy:
@@ -32,13 +32,13 @@ class Policy:
 
     Attributes:
         transformer: the trained transformer.
-        base: what computes the reference's velocities; the trained transformer itself unless another is given.
-        blocks: its blocks, in the order in which they run.
+        base: transformer that computes the reference's velocities; by default the trained one.
+        blocks: blocks of the trained transformer, in execution order.
         parameters: the current policy's LoRA weights, float32, in the order of their names.
     """
 
     def __init__(self, backbone: Backbone, lora: Lora, seed: int, *, reference: torch.nn.Module | None = None) -> None:
-        """`reference`: a transformer that computes the reference's velocities instead, in lower precision say."""
+        """`reference`: a different transformer for the reference's velocities, e.g. in lower precision."""
         self._lora = lora
         self.transformer = backbone.transformer
         self.base = reference or self.transformer
@@ -58,7 +58,7 @@ class Policy:
         self.blocks = wrap_blocks(self.transformer, backbone)
 
     def recompute(self, blocks: int) -> None:
-        """Let the backward pass compute the activations of this many blocks anew, rather than keep them."""
+        """Recompute the activations of this many blocks in the backward pass instead of keeping them."""
         recompute_first(self.blocks, blocks)
 
     def _activate(self, name: Literal["current", "old"] | None) -> None:
@@ -69,7 +69,7 @@ class Policy:
 
     @contextmanager
     def old(self) -> Iterator[None]:
-        """Within: the transformer is the behaviour policy, without gradient."""
+        """Make the transformer the behaviour policy within the block, without gradient."""
         self._activate("old")
         try:
             with torch.no_grad():
@@ -79,7 +79,7 @@ class Policy:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Within: `base` is the base model, without gradient."""
+        """Make `base` the base model within the block, without gradient."""
         self._activate(None)
         try:
             with torch.no_grad(), sdpa_kernel(_WITHOUT_GRADIENT) if self._on_gpu else nullcontext():
@@ -128,7 +128,7 @@ class Policy:
         return Adapter(rank=self._lora.rank, alpha=self._lora.alpha, tensors=tensors)
 
     def gradient_norm(self, limit: float) -> float:
-        """Clip the gradient to norm `limit`; its norm before clipping."""
+        """Clip the gradient to norm `limit`; return its norm before clipping."""
         return float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
 
 
@@ -141,6 +141,6 @@ def require_finite(value: float, what: str, where: str) -> None:
     if not math.isfinite(value):
         raise FloatingPointError(
             f"{what} is {value} at {where}; the run stops before it changes any weight. Lower "
-            "optimizer.learning_rate, or look at the rewards of this iteration in metrics.jsonl; "
+            "optimizer.learning_rate, or check the rewards of this iteration in metrics.jsonl; "
             "`--resume` continues from the last checkpoint"
         )

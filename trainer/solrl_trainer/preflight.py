@@ -1,6 +1,6 @@
-"""Checks of a run before anything is loaded: its folder, prompts, service, rewards and model.
+"""Checks of a run before loading: folder, prompts, service, rewards and model.
 
-The quickest come first. What they find would otherwise be found when models are loaded, or at the end of the run.
+The fastest checks come first. Without them, errors would appear after loading the models or at the end of the run.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,16 +26,16 @@ def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
 
     Args:
         config: its settings.
-        note: shows a line of text to a person.
-        resume: whether it continues what its folder holds.
+        note: shows a line of text to the user.
+        resume: whether it continues the run in its folder.
 
     Returns:
-        The settings, without the judges of held-out images that cannot judge by these prompts.
+        The settings, without evaluation rewards that cannot score images of these prompts.
 
     Raises:
-        ValueError, OSError: folder, prompts, rewards or model cannot be used; says what would do.
-        ProblemError: the service is not there, does not host the model or a reward, or holds another run of this name.
-        MismatchError: the service draws other noise.
+        ValueError, OSError: folder, prompts, rewards or model cannot be used; says what to do.
+        ProblemError: the service cannot be reached, lacks the model or a reward, or has another run with this name.
+        MismatchError: the service has a different noise contract.
     """
     _check_here(config, resume=resume)
     if config.uses_service:
@@ -66,19 +66,19 @@ def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
 
 
 def usable_judges(names: Iterable[str], prompts: Sequence[PromptItem], note: Note) -> list[str]:
-    """The rewards that can judge images of all these prompts; the others are noted."""
+    """Rewards that can score images of all these prompts; the others are noted."""
     usable = []
     for name in names:
         fault = _first_fault(name, prompts)
         if fault is None:
             usable.append(name)
         else:
-            note(f"held-out images are not judged by {name}: {fault}")
+            note(f"held-out images are not scored with {name}: {fault}")
     return usable
 
 
 def require_judges(names: Iterable[str], prompts: Sequence[PromptItem], split: str) -> None:
-    """Refuse rewards that cannot judge images of all these prompts.
+    """Refuse rewards that cannot score images of all these prompts.
 
     Raises:
         ValueError: naming the first such reward and prompt, or a reward that does not exist.
@@ -87,8 +87,8 @@ def require_judges(names: Iterable[str], prompts: Sequence[PromptItem], split: s
         fault = _first_fault(name, prompts)
         if fault is not None:
             raise ValueError(
-                f"reward {name!r} cannot be used with the {split} prompts: {fault}; leave it out, or give prompts with "
-                f"the metadata that it reads, as {split}_metadata.jsonl"
+                f"reward {name!r} cannot be used with the {split} prompts: {fault}; omit it, or use prompts with "
+                f"the metadata that it needs, in {split}_metadata.jsonl"
             )
 
 
@@ -104,7 +104,7 @@ def _first_fault(name: str, prompts: Sequence[PromptItem]) -> str | None:
 
 
 def _check_here(config: RunConfig, *, resume: bool) -> None:
-    """Folder, prompts, and the names of the rewards."""
+    """Check folder, prompts, and names of the rewards."""
     if not resume:
         check_new(config.output)
     folder = find_prompts(config.prompts)
@@ -119,7 +119,7 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     unknown = sorted(config.reward_options.keys() - named)
     if unknown:
         raise ValueError(f"got reward_options of {', '.join(unknown)}; expected some of the run's: {sorted(named)}")
-    from solrl_core.rewards.base import REWARDS  # imports torch, so after what is quick
+    from solrl_core.rewards.base import REWARDS  # imports torch, so it follows the fast checks
 
     for name in sorted(named):
         REWARDS.check(name)
@@ -131,13 +131,13 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
     hosted = client.model(config.model_name)
     check_noise_contract(client.models().noise)
     require_rewards(client.url, hosted, config.trained)
-    # Version 0 alone may be this run's, from an attempt that ended before its first checkpoint.
+    # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:
         raise run_taken(client.url, config.run, held.head)
 
 
 def _check_models(config: RunConfig, note: Note) -> RunConfig:
-    """Rewards and what they can judge, and where the model is."""
+    """Check that the rewards can score the prompts, and that the model exists."""
     from solrl_core.families.load import locate
 
     folder = find_prompts(config.prompts)

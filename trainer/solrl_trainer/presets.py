@@ -178,7 +178,7 @@ def _given(
     layers: list[Layer] = []
     for name, content in (files or {}).items():
         if not isinstance(content, Mapping):
-            raise ConfigError(f"{name} holds a {type(content).__name__}; expected a mapping of settings")
+            raise ConfigError(f"{name} contains a {type(content).__name__}; expected a mapping of settings")
         layers.append((name, _flatten(content, known)))
     layers.append(("--set", dict(parse_override(override) for override in overrides)))
     layers.append(("command line", {k: v for k, v in (arguments or {}).items() if v is not None}))

@@ -26,10 +26,10 @@ def require_rewards(url: str, hosted: ModelInfo, rewards: Sequence[RewardSpec]) 
 
 
 def run_taken(url: str, run: str, head: int) -> ProblemError:
-    """The problem of a run name that the service holds for another run."""
+    """The problem of a name that another run at the service has."""
     return ProblemError(
         ProblemKind.RUN_TAKEN,
-        f"the service at {url} holds another run {run!r}, whose head is version {head}",
+        f"the service at {url} has another run {run!r}, whose head is version {head}",
         where="run",
         got=run,
         action=f"choose another name with --run, or delete that run: solrl-train runs delete {run} --rollout-url {url}",

@@ -55,7 +55,7 @@ def read_prompts(folder: Path, split: str) -> list[PromptItem]:
                         f"{text}:{number}: expected a prompt of at most 4096 characters, got {line[:80]!r}…"
                     ) from error
     else:
-        raise ValueError(f"{folder} holds neither {lines.name} nor {text.name}; one of them is needed")
+        raise ValueError(f"{folder} has neither {lines.name} nor {text.name}; expected one of them")
     if not items:
         raise ValueError(f"{folder}: the {split} prompts are empty")
     return list(items.values())

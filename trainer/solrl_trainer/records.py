@@ -43,7 +43,7 @@ class IterationRecord:
         digest: digest of the new behaviour policy's adapter file.
         update: figures of the optimiser steps.
         explored_seconds: time of the exploration.
-        waited_seconds: time that the trainer waited for it; None if the trainer explored by itself.
+        waited_seconds: time that the trainer waited for it; None for local exploration.
         regenerated_seconds: time of regenerating and scoring; None for local candidates.
         trained_seconds: time of the update.
         pushed_seconds: time of the push; None before it.

@@ -1,4 +1,4 @@
-"""`solrl-train runs`: the runs that a rollout service holds for the caller."""
+"""`solrl-train runs`: the caller's runs at a rollout service."""
 
 import sys
 
@@ -13,7 +13,7 @@ from solrl_trainer.client import RolloutClient, rollout_token
 
 
 def list_runs(url: str) -> None:
-    """Print a table of the caller's runs: newest version, versions held, model and size.
+    """Print a table of the caller's runs: newest version, number of versions, model and size.
 
     Raises:
         ProblemError: refused or unreachable.
@@ -46,7 +46,7 @@ def delete_run(url: str, name: str) -> None:
             names = [run.run for run in client.runs().runs]
             raise ProblemError(
                 ProblemKind.RUN_NOT_FOUND,
-                f"the service at {client.url} holds no run {name!r} of yours{did_you_mean(name, names)}",
+                f"you have no run {name!r} at the service {client.url}{did_you_mean(name, names)}",
                 action="`solrl-train runs list` shows yours",
             )
         client.delete(name)

@@ -1,4 +1,4 @@
-"""Evaluations on disk, with what they were made of."""
+"""Evaluations on disk, with the settings that they depend on."""
 
 import json
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ _SCORES = "scores/"
 
 
 def save_evaluation(path: Path, evaluation: Evaluation, settings: Mapping[str, Any]) -> None:
-    """Write an evaluation; its images as bytes, as a gallery keeps them.
+    """Write an evaluation, with its images as bytes, like a gallery.
 
     Args:
         path: the file.
-        evaluation: what to write.
-        settings: all that it depends on, as JSON can say it.
+        evaluation: the evaluation to write.
+        settings: all settings that it depends on, as JSON values.
     """
     tensors = {f"{_SCORES}{name}": values.contiguous() for name, values in evaluation.scores.items()}
     partial = path.with_suffix(".partial")
@@ -31,7 +31,7 @@ def save_evaluation(path: Path, evaluation: Evaluation, settings: Mapping[str, A
 
 
 def load_evaluation(path: Path, settings: Mapping[str, Any]) -> Evaluation | None:
-    """Read an evaluation back, with images float32 in [0, 1]; None if there is none of exactly these settings."""
+    """Read an evaluation, with images float32 in [0, 1]; None if there is none with exactly these settings."""
     try:
         with safe_open(path, "pt") as file:
             if (file.metadata() or {}).get(_SETTINGS) != _text(settings):

@@ -68,7 +68,7 @@ class StatusReporter:
         """Start the thread.
 
         Args:
-            source: the run's candidates, through a client of its own that does not retry; it is closed at the end.
+            source: source of candidates with a separate client that does not retry; closed at the end.
             planned: iterations of the whole run.
             note: called once, when a report is lost.
         """

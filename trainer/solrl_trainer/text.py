@@ -1,4 +1,4 @@
-"""Text from elsewhere, made safe to print."""
+"""Escaping of text from other programs, so that it is safe to print."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ _SHORTENED = " … (shortened)"
 def printable(text: str, limit: int = LONGEST_TEXT) -> str:
     r"""The text on one line: control and format characters are escaped (`\x1b`), and its end is cut off at `limit`.
 
-    A terminal would obey the escape sequences of a text that a service sent.
+    A terminal would execute escape sequences in a service's text.
     """
     shown = text if len(text) <= limit else text[:limit] + _SHORTENED
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
 
 
 def printable_value(value: Any, limit: int = LONGEST_TEXT) -> Any:
-    """A JSON value whose texts are `printable`; one that is longer than `limit` as a whole becomes a shortened text."""
+    """A JSON value whose texts are `printable`; a value longer than `limit` becomes a shortened text."""
     if isinstance(value, str):
         return printable(value, limit)
-    text = repr(value)  # repr escapes what is not printable
+    text = repr(value)  # repr escapes non-printable characters
     return value if len(text) <= limit else printable(text, limit)

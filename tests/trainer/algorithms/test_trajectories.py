@@ -156,7 +156,7 @@ def test_a_batch_contains_the_recorded_steps_of_its_samples(samples: TrainingSam
 
 def test_a_sample_without_a_recording_is_refused(samples: TrainingSamples) -> None:
     plain = TrainingSamples(samples.latents, samples.advantages, samples.conditioning, samples.prompts)
-    with pytest.raises(ValueError, match="made without a recording"):
+    with pytest.raises(ValueError, match="the samples have no recording"):
         RecordedTrajectory(FlowSde(ETA)).sigmas(plain, [1.0, 0.0])
 
 

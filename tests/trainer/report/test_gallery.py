@@ -61,5 +61,5 @@ def test_a_wrong_number_of_images_is_refused(tmp_path, name):
 
 
 def test_a_folder_without_gallery_says_so(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no gallery"):
+    with pytest.raises(FileNotFoundError, match="contains no gallery"):
         load_gallery(tmp_path)

@@ -105,7 +105,7 @@ def test_a_resumed_run_shows_each_version_once(tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no run"):
+    with pytest.raises(FileNotFoundError, match="contains no run"):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())
 

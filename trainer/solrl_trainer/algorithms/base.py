@@ -1,7 +1,7 @@
 """The interface of a training algorithm.
 
-This module and those of the shipped algorithms import torch for its types alone: a run's settings are read, checked
-and shown without it.
+This module and those of the shipped algorithms import torch only for types, so that settings can be read, checked
+and printed without it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FixedPolicy = Literal["old", "reference"]
 
 
 class AlgorithmSettings(Section):
-    """Settings of every algorithm, the run's `algorithm.…`; each algorithm adds its own."""
+    """Settings `algorithm.…` of every algorithm; each algorithm adds more."""
 
     name: str = "diffusionnft"
     """Registered name, or package.module:attribute."""
     global_std: bool = True
-    """Divide advantages by the standard deviation of all rewards of the iteration; false: of each prompt's own."""
+    """Divide advantages by the standard deviation of all rewards of the iteration; false: of each prompt's rewards."""
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
     """Share of the sampler's timesteps at which each sample is trained."""
 
@@ -43,8 +43,8 @@ class Velocities:
     """Velocities at the points of a micro-batch, each [B, ...].
 
     Attributes:
-        current: of the policy that is trained; the only one with a gradient.
-        fixed: of the policies that the algorithm names in `Algorithm.fixed`.
+        current: velocity of the trained policy, the only one with a gradient.
+        fixed: velocities of the policies in `Algorithm.fixed`.
     """
 
     current: torch.Tensor
@@ -52,25 +52,25 @@ class Velocities:
 
     @property
     def old(self) -> torch.Tensor:
-        """Velocity of the behaviour policy; ValueError unless the algorithm asks for "old"."""
+        """Velocity of the behaviour policy; ValueError unless `fixed` contains "old"."""
         return self._fixed("old")
 
     @property
     def reference(self) -> torch.Tensor:
-        """Velocity of the base model; ValueError unless the algorithm asks for "reference"."""
+        """Velocity of the base model; ValueError unless `fixed` contains "reference"."""
         return self._fixed("reference")
 
     def _fixed(self, name: FixedPolicy) -> torch.Tensor:
         if name not in self.fixed:
-            raise ValueError(f"the algorithm did not ask for the {name!r} policy's velocity; name it in `fixed`")
+            raise ValueError(f"the algorithm did not request the {name!r} policy's velocity; add it to `fixed`")
         return self.fixed[name]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A scalar with gradient, the mean over a micro-batch's units, and figures to log, means likewise.
+    """A scalar with gradient and figures to log, all of them means over a micro-batch's units.
 
-    A figure on a GPU is best left a tensor: to read it here would wait for the GPU at every micro-batch.
+    Keep a figure on a GPU as a tensor: reading it would wait for the GPU at every micro-batch.
     """
 
     value: torch.Tensor
@@ -78,11 +78,11 @@ class Loss:
 
 
 class Algorithm(ABC, Generic[SettingsT, BatchT]):
-    """A training algorithm under its settings. It keeps no state between calls.
+    """A training algorithm with its settings. It has no state between calls.
 
     Attributes:
         Settings: class of its settings; the fields are the run's `algorithm.…`.
-        fixed: policies whose velocities the loss needs; each costs a forward pass of every micro-batch.
+        fixed: policies whose velocities the loss needs; each costs a forward pass per micro-batch.
         settings: the run's values.
     """
 
@@ -95,14 +95,14 @@ class Algorithm(ABC, Generic[SettingsT, BatchT]):
     @property
     @abstractmethod
     def trains_on(self) -> TrainingData[BatchT]:
-        """Kind of training data, which decides how samples are made and what a micro-batch holds."""
+        """Kind of training data, which determines generation of samples and contents of micro-batches."""
 
     def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
-        """Advantages of an iteration's samples [groups, kept], from their rewards [groups, kept]."""
+        """Advantages [groups, kept] of an iteration's samples, from their rewards [groups, kept]."""
         return group_advantages(rewards, global_std=self.settings.global_std)
 
     def units(self, advantages: torch.Tensor, kept: int) -> torch.Tensor:
-        """Samples that are trained together, at one timestep and under one noise; by default each alone.
+        """Units: samples that are trained together, with one timestep and noise; by default single samples.
 
         Args:
             advantages: [N], prompt after prompt.
@@ -125,7 +125,7 @@ def group_advantages(rewards: torch.Tensor, *, global_std: bool = True) -> torch
 
     Args:
         rewards: [groups, kept] rewards of the regenerated samples.
-        global_std: divide by the deviation over all rewards of the iteration, else by each group's own.
+        global_std: divide by the deviation over all rewards of the iteration, otherwise over each group's.
 
     Returns:
         [groups, kept], (r − group mean) / (std + 1e-4).

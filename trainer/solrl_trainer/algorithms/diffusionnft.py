@@ -27,7 +27,7 @@ class DiffusionNftSettings(AlgorithmSettings):
 
 
 class DiffusionNft(Algorithm[DiffusionNftSettings, ForwardBatch]):
-    """`nft_loss` on each sample alone."""
+    """DiffusionNFT, with `nft_loss` on single samples."""
 
     Settings = DiffusionNftSettings
     trains_on = ForwardProcess()
@@ -66,12 +66,12 @@ def nft_loss(
     adv_clip: float,
     kl_weight: float,
 ) -> torch.Tensor:
-    """Positive- and negative-policy regression weighted by optimality, plus a pull to the reference.
+    """Positive- and negative-policy regression weighted by optimality, plus a penalty on the distance to the reference.
 
     Args:
         v: [B, ...] velocity of the current policy at x_t = (1 − t)·x0 + t·noise, with gradient.
         v_old: [B, ...] velocity of the behaviour policy there.
-        v_ref: [B, ...] velocity of the base model there; None without a pull to it.
+        v_ref: [B, ...] velocity of the base model there; None without the penalty.
         x0: [B, ...] clean latents of the regenerated samples.
         noise: [B, ...] the noise mixed in.
         t: [B] in (0, 1].

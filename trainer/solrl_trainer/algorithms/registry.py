@@ -1,4 +1,4 @@
-"""Algorithms by name: built in, of an entry point, or `package.module:attribute`."""
+"""Algorithms by name: built-in, by entry point, or `package.module:attribute`."""
 
 from typing import Any
 

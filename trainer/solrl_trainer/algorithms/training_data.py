@@ -1,6 +1,6 @@
-"""Kinds of training data: what an algorithm's loss sees of the regenerated samples.
+"""Kinds of training data: the inputs of an algorithm's loss, from regenerated samples.
 
-A kind decides how samples are regenerated, at which timesteps they can be trained, and what a micro-batch holds.
+A kind determines how samples are regenerated, the timesteps at which they can be trained, and the micro-batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TrainingSamples:
         advantages: [N].
         conditioning: encoded prompts, a row for each prompt.
         prompts: row of `conditioning` for each sample [N].
-        recording: every step of the samples, where the algorithm trains on trajectories.
+        recording: every step of the samples, if the algorithm trains on trajectories.
     """
 
     latents: torch.Tensor
@@ -41,13 +41,13 @@ class TrainingSamples:
         return len(self.latents) // len(next(iter(self.conditioning.values())))
 
     def conditioning_of(self, rows: torch.Tensor) -> Conditioning:
-        """Conditioning of the samples with these indices, a row for each."""
+        """Conditioning of the samples with these indices, one row each."""
         prompts = self.prompts[rows]
         return {name: value[upload(prompts, value.device)] for name, value in self.conditioning.items()}
 
 
 def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The values on `device`. From a CPU to a GPU they go through pinned memory, so that nobody waits for the copy."""
+    """The values on `device`. Copies from a CPU to a GPU use pinned memory, so that nothing waits for them."""
     if device.type == "cuda" and values.device.type == "cpu":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
@@ -60,10 +60,10 @@ def take(values: torch.Tensor, rows: torch.Tensor, device: torch.device) -> torc
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Points at which velocities are taken in one pass; the samples of a unit are neighbours.
+    """Points at which velocities are computed in one pass; the samples of a unit are adjacent.
 
     Attributes:
-        x: latents at which velocities are taken, float32 [B, ...].
+        x: latents at which velocities are computed, float32 [B, ...].
         t: their noise levels [B], in (0, 1].
         advantages: [B].
     """
@@ -101,7 +101,7 @@ class TrajectoryBatch(MicroBatch):
         x_next: recorded latents after the step, float32 [B, ...].
         sigma, sigma_next: noise levels before and after the step, float64 [B].
         log_prob: log-probability of the step when it was recorded, under the behaviour policy [B].
-        solver: took the steps.
+        solver: solver that took the steps.
     """
 
     x_next: torch.Tensor
@@ -128,11 +128,11 @@ class TrainingData(ABC, Generic[BatchT]):
     recorded: ClassVar[bool] = False
 
     def solver(self, default: SolverSpec) -> SolverSpec:
-        """The solver that samples are made with, given the run's."""
+        """The solver that generates the samples, given the run's."""
         return default
 
     def sigmas(self, samples: TrainingSamples, schedule: Sequence[float]) -> Sequence[float]:
-        """Noise levels of the steps at which samples can be trained, steps + 1 values, given the sampler's schedule."""
+        """Noise levels of the trainable steps, steps + 1 values, given the sampler's schedule."""
         return schedule
 
     def draw(self, units: int, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor | None:
@@ -156,11 +156,11 @@ class TrainingData(ABC, Generic[BatchT]):
 
         Args:
             samples: all samples of the iteration.
-            rows: indices of the samples [B], unit after unit.
-            steps: the step at which each is trained [B].
+            rows: indices of the samples [B], in the order of the units.
+            steps: the step of each sample [B].
             sigmas: noise levels of the steps, float64 [steps + 1].
-            noise: from `draw`, a row for each unit.
-            device: where to put it.
+            noise: noise from `draw`, one row per unit.
+            device: device of the micro-batch.
         """
 
 
@@ -192,16 +192,16 @@ class ForwardProcess(TrainingData[ForwardBatch]):
 
 
 class RecordedTrajectory(TrainingData[TrajectoryBatch]):
-    """Steps of a stochastic solver, with the log-probabilities that they had under the behaviour policy."""
+    """Steps of a stochastic solver, with their log-probabilities under the behaviour policy."""
 
     recorded = True
 
     def __init__(self, solver: StochasticSolver) -> None:
-        """`solver`: makes the samples; it has taken no step yet."""
+        """`solver`: solver that generates the samples, before its first step."""
         self._solver = solver
 
     def solver(self, default: SolverSpec) -> SolverSpec:
-        """The stochastic solver, whatever the run's."""
+        """The stochastic solver, regardless of the run's."""
         return self._solver
 
     def sigmas(self, samples: TrainingSamples, schedule: Sequence[float]) -> Sequence[float]:
@@ -217,7 +217,7 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
         noise: torch.Tensor | None,
         device: torch.device,
     ) -> TrajectoryBatch:
-        """Look up the steps; there is no fresh noise."""
+        """Look up the recorded steps; there is no fresh noise."""
         recording = _recording(samples)
         assert recording.log_probs is not None
         states, log_probs = recording.states, recording.log_probs
@@ -236,5 +236,5 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
 
 def _recording(samples: TrainingSamples) -> Recording:
     if samples.recording is None:
-        raise ValueError("the samples were made without a recording; expected one, as `TrainingData.recorded` asks")
+        raise ValueError("the samples have no recording; expected one, since `TrainingData.recorded` is true")
     return samples.recording

@@ -104,7 +104,7 @@ def load_gallery(folder: Path) -> Gallery:
         FileNotFoundError: the folder has none.
     """
     if not (folder / TEXTS).is_file() or not (folder / IMAGES).is_file():
-        raise FileNotFoundError(f"{folder} holds no gallery ({IMAGES}, {TEXTS}); a run writes it when it ends")
+        raise FileNotFoundError(f"{folder} contains no gallery ({IMAGES}, {TEXTS}); a run writes it when it ends")
     texts = json.loads((folder / TEXTS).read_text(encoding="utf-8"))
     images = load_file(folder / IMAGES)
     marks = texts["marks"]

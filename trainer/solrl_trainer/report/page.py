@@ -38,7 +38,7 @@ def write_report(folder: Path) -> Path:
         FileNotFoundError: the folder contains no run.
     """
     if not any((folder / name).is_file() for name in ("metrics.jsonl", "result.json", "config.json")):
-        raise FileNotFoundError(f"{folder} holds no run (no metrics.jsonl, result.json or config.json)")
+        raise FileNotFoundError(f"{folder} contains no run (no metrics.jsonl, result.json or config.json)")
     environment = Environment(
         loader=PackageLoader("solrl_trainer.report"),
         autoescape=True,

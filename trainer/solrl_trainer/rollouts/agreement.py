@@ -13,7 +13,7 @@ from solrl_trainer.problems import require_rewards
 
 
 def check_service(client: RolloutClient, model: str, rewards: Sequence[RewardSpec], digests: Mapping[str, str]) -> None:
-    """Compare noise contract, rewards and digests with a service's, before any work.
+    """Compare noise contract, rewards and digests with a service's, before the run starts.
 
     Args:
         client: client of the service.
@@ -35,7 +35,7 @@ def check_service(client: RolloutClient, model: str, rewards: Sequence[RewardSpe
 
 
 def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) -> None:
-    """Refuse a plan or a solver that was calibrated or fitted for another model.
+    """Refuse a plan or a solver that was calibrated or fitted for a different model.
 
     Raises:
         MismatchError: the model differs; names both digests.

@@ -38,4 +38,4 @@ class BatchLimit:
             self._note(f"memory ran out with {self.size} candidates in a batch; the limit is now {self.size // 2}")
             self.size //= 2
             gc.collect()
-            torch.cuda.empty_cache()  # does nothing where CUDA was never used
+            torch.cuda.empty_cache()  # does nothing if CUDA was never used

@@ -16,7 +16,7 @@ class GroupSamples:
     Attributes:
         latents: clean latents x0, float32 [n, ...].
         images: float32 [n, 3, H, W] in [0, 1].
-        recording: every step, where the algorithm trains on trajectories.
+        recording: every step, if the algorithm trains on trajectories.
     """
 
     latents: torch.Tensor
@@ -37,7 +37,7 @@ class ScoredSamples(GroupSamples):
     rewards: dict[str, torch.Tensor]
 
     def rows(self, index: Sequence[int]) -> Self:
-        """Some of the samples."""
+        """The samples with these indices."""
         recording = self.recording
         return type(self)(
             self.latents[index],
@@ -91,7 +91,7 @@ class ScoredGroup:
 
 
 def recording_rows(recording: Recording, index: Sequence[int]) -> Recording:
-    """The recording of some of its candidates."""
+    """The recording of the candidates with these indices."""
     log_probs = recording.log_probs
     return replace(
         recording,

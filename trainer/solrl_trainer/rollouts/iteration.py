@@ -1,4 +1,4 @@
-"""The samples of an iteration, of all ranks."""
+"""The samples of an iteration on all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class IterationSamples:
         latents: clean latents x0 of all ranks' samples, float32 [groups, kept, ...].
         scores: [groups, kept] scores of all ranks' samples.
         rewards: reward → [groups, kept] values of all ranks' samples.
-        recording: every step of theirs, group after group, where the algorithm trains on trajectories.
+        recording: every step of these samples, in the order of the groups, if the algorithm trains on trajectories.
     """
 
     prompts: Sequence[PromptItem]

@@ -20,7 +20,7 @@ class LocalExplorer:
         """Set up an explorer.
 
         Args:
-            maker: generates and scores the candidates of a prompt.
+            maker: generator and scorer of a prompt's candidates.
             prompts_of: prompts of an iteration.
             candidates: number of candidates per prompt.
             seed: seed of the run.
@@ -54,7 +54,7 @@ class LocalExplorer:
 
 
 class LocalExploration:
-    """Groups made as they are asked for; see `Exploration`."""
+    """Groups that are generated on demand; see `Exploration`."""
 
     def __init__(self, groups: Iterator[CandidateGroup], version: int, generator: Generator) -> None:
         self._groups = groups
@@ -65,7 +65,7 @@ class LocalExploration:
         self._seconds = 0.0
 
     def __iter__(self) -> Iterator[CandidateGroup]:
-        """Make and yield each group."""
+        """Generate and yield each group."""
         while True:
             started = time.perf_counter()
             group = next(self._groups, None)
@@ -73,7 +73,7 @@ class LocalExploration:
             if group is None:
                 return
             scores = [score for score in group.scores if score is not None]
-            # Scores alone are summed in float64, as a service's are; samples in float32.
+            # Scores without samples are summed in float64, like a service's; samples in float32.
             self._score_sum += sum(scores) if group.samples is None else float(group.samples.scores.sum())
             self._score_count += len(scores)
             yield group

@@ -17,14 +17,14 @@ Request = Callable[[Callable[[RolloutGroup], None]], RolloutAnswer]
 
 
 class ServiceExplorer:
-    """Explores each iteration in a thread, as soon as the version to explore under is pushed.
+    """Explores each iteration in a thread, as soon as the required version is pushed.
 
     Iteration i is explored under version max(0, i − lag), while the iterations before i are trained. Its samples are
-    regenerated under version i, whatever the lag.
+    regenerated under version i, regardless of the lag.
     """
 
     def __init__(self, source: RolloutSource, prompts_of: PromptsOf, *, seed: int, lag: int, iterations: int) -> None:
-        """Describe an explorer.
+        """Set up an explorer.
 
         Args:
             source: source of the candidates.

@@ -134,7 +134,7 @@ def rollout_source(
 
 
 def exploration_plan(config: RunConfig) -> Plan:
-    """The plan by which a run's candidates are explored."""
+    """The run's exploration plan."""
     explore = config.explore
     return Plan(
         steps=explore.steps,
