@@ -235,7 +235,7 @@ def test_the_doctor_checks_access(
     create_token(tmp_path / "tokens.json", "a", ("push",), None)
     create_token(tmp_path / "open.json", "a", ("push",), None)
     (tmp_path / "open.json").chmod(0o666)
-    found = typed(main, "doctor", "--port", "0", *flags, COLUMNS="400")
+    found = typed(main, "doctor", "--port", "0", *flags, COLUMNS="600")
     row = next(line for line in found.stdout.splitlines() if said in line)
     assert state in row
     assert found.returncode == (1 if state == "missing" else 0)
