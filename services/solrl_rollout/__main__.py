@@ -1,4 +1,4 @@
-"""Entry point of `solrl-rollout` and `python -m solrl_rollout`, which answers Ctrl-C before it imports the rest."""
+"""Entry point of `solrl-rollout` and `python -m solrl_rollout`; handles Ctrl-C from before the other imports."""
 
 from solrl_core.interrupts import end_at_once
 

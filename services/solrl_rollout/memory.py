@@ -1,4 +1,4 @@
-"""`solrl-rollout memory`: what a model takes on a GPU, planned from its configurations alone."""
+"""`solrl-rollout memory`: a model's memory on a GPU, planned from its configurations alone."""
 
 import json
 import sys

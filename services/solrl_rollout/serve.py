@@ -132,7 +132,7 @@ class DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _stop(self) -> None:
-        """Refuse new work; on a second signal, stop at once."""
+        """Refuse new work; on a second signal, stop immediately."""
         self.force_exit = self._service.draining
         self._deadline = asyncio.get_running_loop().time() + (0 if self.force_exit else self._grace)
         self._service.draining = True

@@ -55,7 +55,7 @@ class Service:
         return self.hosted[name]
 
     def require_accepting(self) -> None:
-        """Raise 503 `draining` if the service was told to stop."""
+        """Raise 503 `draining` if the service is stopping."""
         if self.draining:
             raise draining("the service is stopping: it finishes accepted work and refuses new work")
 

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class BatchLimit:
-    """The most candidates that one kind of work on a model computes at once.
+    """Largest batch for one kind of work on a model.
 
     Attributes:
         size: the limit, halved whenever memory runs out while nothing else runs.
@@ -26,7 +26,7 @@ class BatchLimit:
     """
 
     def __init__(self, model: str, part: str, metrics: Metrics) -> None:
-        """`part`: the kind of work, as metrics name it: a precision, or "rewards"."""
+        """`part`: the kind of work in metrics: a precision, or "rewards"."""
         self._model = model
         self._part = part
         self._metrics = metrics
@@ -76,7 +76,7 @@ class BatchLimit:
         try:
             return [work(slice(start, min(start + size, count))) for start in range(0, count, size)]
         except torch.OutOfMemoryError as error:
-            # Not the error itself: its traceback holds the tensors that did not fit.
+            # Not the error itself: its traceback references the tensors that did not fit.
             return str(error)
 
     def _halve(self, job: Job, count: int, message: str) -> None:
@@ -88,7 +88,7 @@ class BatchLimit:
     def _report(self, job: Job, batch: int, message: str, consequence: str) -> None:
         self._metrics.out_of_memory(self._model, self._part)
         fields = {"model": self._model, "part": self._part, "run": job.run, "tenant": job.tenant, "limit": self.size}
-        text = "memory ran out with %d candidates at once; %s: %s"
+        text = "memory ran out with %d candidates in a batch; %s: %s"
         logger.warning(text, batch, consequence, message, extra={"fields": fields})
 
 

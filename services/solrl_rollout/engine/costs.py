@@ -7,7 +7,7 @@ _NEWEST_WEIGHT = 0.1
 
 
 class StepCosts:
-    """Seconds per step and candidate of each kind, relative to the kind measured first. Its owner holds a lock."""
+    """Seconds per step and candidate of each kind, relative to the kind measured first. Not thread-safe."""
 
     def __init__(self) -> None:
         self._started: set[Hashable] = set()
@@ -19,7 +19,7 @@ class StepCosts:
         return self._seconds.get(kind, first) / first
 
     def cost_of(self, seconds: float) -> float:
-        """Candidate-steps of the kind measured first that take as long; 0 until one is measured."""
+        """The number of candidate-steps, of the kind measured first, that take `seconds`; 0 until it is measured."""
         first = next(iter(self._seconds.values()), 0.0)
         return seconds / first if first else 0.0
 

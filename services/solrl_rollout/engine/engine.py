@@ -1,4 +1,4 @@
-"""The engine thread: takes chunks from the fair queue, has them generated and scored, and resolves their results.
+"""The engine thread, which takes chunks from the fair queue, generates and scores them, and resolves their results.
 
 All calls to the backends come from this one thread. If a backend leaves the CPU free, a second thread scores one chunk
 while the next is generated. A request that fails by its own fault gets an error; a fault of a thread or a device ends
@@ -33,7 +33,7 @@ from solrl_rollout.status.throughput import FinishedChunk, RecentThroughput
 logger = logging.getLogger(__name__)
 
 _TURN = 4
-"""Chunks in a row of one run: a group of 96 candidates."""
+"""Consecutive chunks of one run: a group of 96 candidates."""
 
 
 class Cancelled(Exception):  # noqa: N818
@@ -85,7 +85,7 @@ class Engine:
     def start(self) -> Future[list[HostedModel]]:
         """Start the thread. The future resolves with the models once they are warm, or with the error of loading."""
         ready: Future[list[HostedModel]] = Future()
-        ready.set_running_or_notify_cancel()  # whoever waits may leave; the thread then still loads to its end
+        ready.set_running_or_notify_cancel()  # the caller may stop waiting, but loading continues
         self._thread = threading.Thread(target=self._run, args=(ready,), name="solrl-engine")
         self._thread.start()
         return ready
@@ -239,7 +239,7 @@ class Engine:
             chunk.result.set_result(scored)
 
     def _wait_for_scoring(self) -> bool:
-        """Wait for the chunk being scored, answering pings meanwhile; returns whether there was one."""
+        """Wait for the chunk being scored, and answer pings; returns whether there was one."""
         if self._scoring is None:
             return False
         busy = not self._scoring.idle

@@ -26,7 +26,7 @@ class ScoredGroup:
 
     Attributes:
         request: the request it belongs to.
-        chunks: the chunks that hold all its candidates, in order.
+        chunks: the chunks of all its candidates, in order.
         finished: scored chunks; those of `chunks`, or after pruning those of the survivors.
         places: after pruning, the survivors' places among all candidates.
     """

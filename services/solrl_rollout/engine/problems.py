@@ -38,7 +38,7 @@ def queue_full(
 
 
 def draining(detail: str) -> RetryLaterError:
-    """The 503 of a service that was told to stop."""
+    """The 503 of a service that is stopping."""
     return RetryLaterError(
         ProblemKind.DRAINING,
         detail,
@@ -78,7 +78,7 @@ def out_of_memory(model: str, precision: str, batch: int | None) -> ProblemError
     if batch is None:
         detail = f"{model} at {precision} does not fit into the device's memory with everything else that is loaded"
         return ProblemError(ProblemKind.OUT_OF_MEMORY, detail, where=where, got=precision, action=plan)
-    detail = f"the device's memory does not hold {batch} candidate{'s' * (batch > 1)} of {model} at {precision}"
+    detail = f"the device's memory cannot fit {batch} candidate{'s' * (batch > 1)} of {model} at {precision}"
     if batch == 1:
         return ProblemError(ProblemKind.OUT_OF_MEMORY, detail, where=where, got=precision, action=plan)
     return RetryLaterError(

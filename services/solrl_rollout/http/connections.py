@@ -1,7 +1,7 @@
 """Time limits for connections, on top of uvicorn's protocol.
 
 uvicorn waits forever for the rest of a head or a body. Here a client is cut off whose head takes too long, or whose
-body comes more slowly than `RATE` at any time, however much came before. An answer may take longer, because a trainer
+body arrives more slowly than `RATE` at any time, regardless of earlier data. An answer may take longer: a trainer
 reads a streamed group only after it has processed the previous one; but a client that reads nothing at all is cut off,
 too.
 """
@@ -32,7 +32,7 @@ class ConnectionLimits:
     """Limits of connections.
 
     Attributes:
-        slow: seconds for a head, and the window of time over which a body must keep to `RATE`.
+        slow: seconds for a head, and the window over which a body must average `RATE`.
         connections: number of open connections.
     """
 
@@ -145,7 +145,7 @@ class GuardedProtocol(H11Protocol):
             self._begin_window()
 
     def _begin_window(self) -> None:
-        """Count bytes and time anew."""
+        """Reset the counts of bytes and time."""
         self._received, self._started, self._unread = 0, self.loop.time(), self._flow.paused_s
         self._call_overdue(self.limits.slow)
 
@@ -167,7 +167,7 @@ class GuardedProtocol(H11Protocol):
         return None  # processing, or between two requests, which uvicorn limits
 
     def _overdue(self, due: float) -> None:
-        """The window is over: begin the next if enough of the body came, else cut the client off."""
+        """End the window: begin the next if enough of the body arrived, otherwise disconnect the client."""
         self._clock = None
         assert self._phase is not None
         name, now = self._phase[0], self.loop.time()

@@ -1,4 +1,4 @@
-"""Answers to requests that the drain timeout cuts off."""
+"""Answers to requests that are cancelled at the drain timeout."""
 
 import asyncio
 

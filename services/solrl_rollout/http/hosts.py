@@ -1,4 +1,4 @@
-"""Origin and host checks: a browser must not lend a page from elsewhere its access to the service."""
+"""Origin and host checks: other sites' pages must not use a browser's access to the service."""
 
 import ipaddress
 import re
@@ -21,15 +21,15 @@ def is_loopback(host: str) -> bool:
 
 
 class SiteGuard:
-    """Middleware that refuses requests which a page of another site makes a browser send.
+    """Middleware that refuses requests that other sites' pages send through a browser.
 
-    Browsers name the page's site in `Origin` whenever it sends data, or reads answers across sites. Where no token is
-    asked, `Host` must be loopback or allowed as well: a site can resolve one of its own names to this machine (DNS
+    Browsers name the page's site in `Origin` when it sends data or reads answers across sites. On a service without
+    tokens, `Host` must also be loopback or allowed: a site can resolve one of its names to this machine (DNS
     rebinding), and then its pages have the service's origin.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
-        """`hosts`: the names and addresses allowed besides loopback; None where callers need tokens."""
+        """`hosts`: names and addresses allowed in addition to loopback; None if callers need tokens."""
         self._app = app
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
 
@@ -45,7 +45,7 @@ class SiteGuard:
     def _check(self, scope: Scope) -> Problem | None:
         sent = [(name, value.decode("latin-1")) for name, value in scope["headers"] if name in (b"host", b"origin")]
         hosts = [value for name, value in sent if name == b"host"]
-        # HTTP/1.0 may leave Host out; no browser does.
+        # HTTP/1.0 clients may omit Host; browsers do not.
         if self._hosts is not None and not all(self._allows(host) for host in hosts):
             return _foreign_host(hosts[0])
         origins = [value for name, value in sent if name == b"origin"]
@@ -67,11 +67,11 @@ def _is_own(origin: str, host: str) -> bool:
 
 def _foreign_host(host: str) -> Problem:
     return ProblemKind.HOST_NOT_LOCAL.problem(
-        "this service runs without tokens and answers only to names that it knows as its own",
+        "this service has no tokens, and answers only requests to its known host names",
         where="header.Host",
         got=host[:200],
         expected="a loopback name or address, or an allowed host",
-        action="name it in --allowed-hosts (SOLRL_ALLOWED_HOSTS), or start the service with --token-file",
+        action="add it to --allowed-hosts (SOLRL_ALLOWED_HOSTS), or start the service with --token-file",
     )
 
 
@@ -81,5 +81,5 @@ def _foreign_origin(origin: str) -> Problem:
         where="header.Origin",
         got=origin[:200],
         expected="the service's own origin, or no Origin header",
-        action="send the request from a program instead; a proxy in front of the service must pass Host on unchanged",
+        action="send the request from a program instead; a proxy in front of the service must forward Host unchanged",
     )

@@ -18,7 +18,7 @@ async def read_body(request: Request, limit: int, refuse: Callable[[str], Except
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise refuse(f"{length} bytes")
-    body = io.BytesIO()  # getvalue makes no copy; joining parts would take twice the memory
+    body = io.BytesIO()  # getvalue does not copy; joining parts would take twice the memory
     async for part in request.stream():
         if body.tell() + len(part) > limit:
             raise refuse(f"{body.tell() + len(part)} bytes and more")
@@ -38,7 +38,7 @@ def head_too_large(got: str) -> Problem:
 
 
 def two_lengths() -> Problem:
-    """Problem for a body whose end a proxy may see elsewhere than the service does (400): request smuggling."""
+    """Problem for a body with two lengths (400): a proxy may see its end elsewhere, which allows request smuggling."""
     return ProblemKind.BAD_REQUEST.problem(
         "the request has both Content-Length and Transfer-Encoding",
         where="header.Content-Length",

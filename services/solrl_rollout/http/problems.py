@@ -33,7 +33,7 @@ def internal_error() -> Problem:
 
 
 def body_too_large(got: int | str, limit: int, setting: str) -> HTTPException:
-    """The 413, as the one type of exception that FastAPI does not replace while it reads a body."""
+    """The 413, as an HTTPException: FastAPI replaces any other exception that is raised while it reads a body."""
     problem = ProblemKind.BODY_TOO_LARGE.problem(
         "the body is larger than the service accepts",
         where="body",

@@ -86,7 +86,7 @@ def create_token(path: Path, tenant: str, scopes: tuple[Scope, ...], lifetime: t
     """Create a token and add it to the file, which is created if necessary.
 
     Returns:
-        The token itself, which is stored nowhere, and its record.
+        The token itself, which is not stored, and its record.
 
     Raises:
         TokenFileError: the file exists but is invalid.
@@ -193,7 +193,7 @@ def _digest(secret: str) -> str:
 
 
 def _read_regular(path: Path) -> bytes:
-    """The content of a regular file; opening another kind, such as a FIFO, could wait for ever."""
+    """The content of a regular file; opening any other kind, such as a FIFO, could block forever."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):

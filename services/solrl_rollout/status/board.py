@@ -44,7 +44,7 @@ async def _run(
         try:
             curve = await service.curves.overview(tenant, adapters.run, progress.revision)
         except ProblemError as error:
-            # Deleted meanwhile, or damaged: it hides no other run.
+            # Deleted since, or damaged: omit only this run.
             if error.problem.kind not in (ProblemKind.RUN_NOT_FOUND, ProblemKind.ADAPTER_CORRUPT):
                 raise
     return RunStatus(

@@ -62,7 +62,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> Sequence[Point]
     The first and the last point are always among them. Each series is scaled to its own range, and the areas are
     summed over the series. Source: Steinarsson, Downsampling time series for visual representation, 2013.
     """
-    if len(points) <= most:  # also where `most` is 1 or 2
+    if len(points) <= most:  # also if `most` is 1 or 2
         return points
     x = np.array([point.iteration for point in points], float)
     y = np.array([[p.score.best, p.score.mean, p.score.worst, p.proxy_mean] for p in points], float).T

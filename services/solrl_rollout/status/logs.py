@@ -32,7 +32,7 @@ def add_fields(**fields: Any) -> None:
 
 
 def install(kind: LogFormat) -> None:
-    """Send all logging to stderr in one format; `auto` is text on a terminal, else JSON."""
+    """Send all logging to stderr in one format; `auto` is text on a terminal, otherwise JSON."""
     text = kind == "text" or (kind == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler()
     handler.setFormatter(TextFormatter() if text else JsonFormatter())

@@ -14,7 +14,7 @@ def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None 
     Does not connect yet; `ping` checks whether the store can be reached.
 
     Raises:
-        ProblemError: 500 `store-url` for any other URL. The URL is not repeated: it may hold a password.
+        ProblemError: 500 `store-url` for any other URL. The URL is not repeated: it may contain a password.
     """
     if url is None or url == "memory://":
         return MemoryRunStore(retain, quota)

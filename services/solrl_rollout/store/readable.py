@@ -1,4 +1,4 @@
-"""Records of a store that are read one by one: a damaged one is named in the log and left out, so it hides no other."""
+"""Reading of stored records: a damaged one is logged and omitted, so that it does not hide others."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ from solrl_rollout.store.base import corrupt, corrupt_run
 logger = logging.getLogger(__name__)
 
 DAMAGED = object()
-"""In place of a value that is not of the type it was written with."""
+"""Placeholder for a value of a wrong type."""
 
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,15}")
 _NAME = re.compile(NAME_PATTERN.encode())
@@ -38,23 +38,23 @@ class Record(Message):
 
 
 class Damage:
-    """Names damaged records in the log, each once; the oldest of many are forgotten, and named again."""
+    """Logs each damaged record once; of very many, the oldest are forgotten and logged again."""
 
     def __init__(self) -> None:
         self._named: OrderedDict[str, str] = OrderedDict()
 
     def name(self, place: str, fault: object) -> None:
-        """Log what is wrong with the record at `place`."""
+        """Log the fault of the record at `place`."""
         shown = repr(str(fault)[:_SHOWN])
         if self._named.get(place) == shown:
             return
         self._named[place] = shown
         while len(self._named) > _REMEMBERED:
             self._named.popitem(last=False)
-        logger.warning("%s is damaged in the store, and left out: %s", place, shown)
+        logger.warning("%s is damaged in the store, and omitted: %s", place, shown)
 
     def message(self, place: str, model: type[Model], text: Any) -> Model | None:
-        """The message that a record holds as JSON; None if it is damaged."""
+        """The message of a JSON record; None if it is damaged."""
         try:
             return model.model_validate_json(text)
         except ValidationError as error:
@@ -70,7 +70,7 @@ class Damage:
             return tuple(point for point in found if point is not None)
 
     def names(self, names: Sequence[Any]) -> list[str]:
-        """Names of runs in order, without what cannot be one."""
+        """Valid names of runs, in order."""
         for wrong in (name for name in names if not _NAME.fullmatch(name)):
             self.name(f"the name {wrong!r} in a list of runs", f"expected {NAME_PATTERN}")
         return sorted(name.decode() for name in names if _NAME.fullmatch(name))
@@ -85,7 +85,7 @@ class Damage:
 
 
 def number(text: Any) -> int | None:
-    """The whole number, 0 to 16 digits, that a field holds; None for anything else."""
+    """The whole number in a field, of up to 16 digits; None for anything else."""
     return int(text) if isinstance(text, bytes) and _NUMBER.fullmatch(text) else None
 
 
@@ -98,7 +98,7 @@ def head_of(run: str, text: Any) -> int | None:
     """A run's head; None if there is none.
 
     Raises:
-        ProblemError: 500 `adapter-corrupt`: it is no version.
+        ProblemError: 500 `adapter-corrupt`: it is not a version.
     """
     head = number(text)
     if head is None and text is not None:
@@ -123,5 +123,5 @@ def version_record(run: str, version: int, text: bytes | str) -> Record:
 
 
 def of_another_type(error: Exception) -> bool:
-    """Whether Redis refused a command because its key holds another type of value."""
+    """Whether Redis refused a command because its key has a value of another type."""
     return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)

@@ -214,7 +214,7 @@ class RedisRunStore(RunStore):
         keys = self._keys(tenant, run)
         record = await self._record(keys, run, version)
         while (body := await self._download(keys, record)) is None:
-            # Meanwhile deleted by newer versions (then 404), pushed again, or lost.
+            # Since then deleted by newer versions (404), pushed again, or lost.
             before, record = record, await self._record(keys, run, version)
             if record == before:
                 raise corrupt(run, version, got="a part of it is missing", expected=f"{record.chunks} chunks")
@@ -251,7 +251,7 @@ class RedisRunStore(RunStore):
             except ProblemError as error:
                 if error.problem.kind == ProblemKind.ADAPTER_CORRUPT:
                     self._damage.name(f"run {name!r}", error.problem.got)
-                elif error.problem.status != 404:  # the run was deleted meanwhile
+                elif error.problem.status != 404:  # the run has been deleted since
                     raise
         size = 0 if held is None else number(held)
         if size is None:
@@ -377,10 +377,10 @@ class RedisRunStore(RunStore):
         return b"".join(parts)
 
     async def _run_script(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, bool]:
-        """A script's answer, and whether its writes are on the server's disk; True where the server cannot tell."""
+        """A script's answer, and whether its writes are on the server's disk; True if the server cannot tell."""
         durable = await self._keeps_a_file()
         # One pipeline, sent again as a whole if its connection breaks: WAITAOF waits for its own connection's writes.
-        # The script itself and not its digest, because a restarted Redis has forgotten it.
+        # The script itself rather than its digest, which a restarted Redis does not know.
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.eval(script, len(keys), *keys, *arguments)
             if durable:
@@ -392,13 +392,13 @@ class RedisRunStore(RunStore):
         """Return once a stored version is on the server's disk: the push that stored it may have failed to wait."""
         with self._reported():
             if await self._keeps_a_file():
-                # WAITAOF returns at once on a connection that wrote nothing.
+                # WAITAOF returns immediately on a connection that wrote nothing.
                 _, written = await self._run_script(AGAIN, [keys.versions], [version, record])
                 self._require(written)
 
     def _require(self, written: bool) -> None:
         if not written:
-            raise self._unavailable(f"it did not write the version to its disk within {WAITAOF_MS} ms")
+            raise self._unavailable(f"it did not write the version to disk within {WAITAOF_MS} ms")
 
     async def _keeps_a_file(self) -> bool:
         """Whether the server has an append-only file and can tell when it is written."""
@@ -410,7 +410,7 @@ class RedisRunStore(RunStore):
         return self._durable
 
     async def _replies(self, commands: Sequence[tuple[str, ...]]) -> Sequence[Any]:
-        """Replies of commands that are executed at one moment; `DAMAGED` where a key holds another type of value."""
+        """Replies of commands that run in one transaction; `DAMAGED` for a key with a value of another type."""
         with self._reported():
             async with self._redis.pipeline(transaction=True) as asked:
                 for command in commands:
@@ -448,7 +448,7 @@ class RedisRunStore(RunStore):
 
     @contextmanager
     def _reported(self, run: str | None = None) -> Iterator[None]:
-        """Turn errors of Redis into the 503 problem; into the 500 one, if a key of `run` has another type of value."""
+        """Convert errors of Redis to the 503 problem, or to the 500 if a key of `run` has a value of another type."""
         try:
             yield
         except (RedisError, OSError) as error:

@@ -8,7 +8,7 @@ local function whole(text)
   return type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
 end
 """
-"""A whole number that Redis holds, or nothing: what is damaged counts as absent."""
+"""Parses a whole number; a damaged value counts as absent."""
 
 _FORGET = (
     _WHOLE
@@ -126,7 +126,7 @@ DELETE = (
     + """
 -- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes, the run's iterations, its progress.
 -- ARGV: run, prefix of chunks. Answers whether there was the run.
--- A damaged run can be deleted, too, whatever its keys hold.
+-- A damaged run can be deleted, too, regardless of its keys' contents.
 local deleted, size = redis.call('EXISTS', KEYS[1]), 0
 redis.call('DEL', KEYS[2])
 for _, field in ipairs(redis.pcall('HKEYS', KEYS[1])) do

@@ -62,7 +62,7 @@ def test_the_warm_up_finds_the_batch_limits_and_reports_them(small: RunningServi
     assert at_once(small, 0) == at_once(small, 1) == {"nvfp4": CHUNK_SIZE // 2, "rewards": CHUNK_SIZE // 4}
     assert times(small, "mini-sana", "rewards") == 2
     log = small.log.read_text()
-    assert "memory ran out with 24 candidates at once; the batch limit is now 12" in log
+    assert "memory ran out with 24 candidates in a batch; the batch limit is now 12" in log
     assert "there is room for 12" in log
     assert '"part": "nvfp4"' in log
 
@@ -195,7 +195,7 @@ def test_a_service_that_cannot_fit_one_candidate_does_not_start(
 def test_a_service_closes_a_backend_that_cannot_fit_one_candidate_and_does_not_start() -> None:
     backend = FakeBackend()
     backend.room = 0
-    said = "mini-sana does not fit on auto: .*does not hold 1 candidate of .*solrl-rollout memory"
+    said = "mini-sana does not fit on auto: .*cannot fit 1 candidate of .*solrl-rollout memory"
     with pytest.raises(RuntimeError, match=said):
         started_engine(backend)
     assert backend.closed

@@ -62,5 +62,5 @@ def test_garbage_of_one_run_hides_no_other(service: RunningService, server: Redi
     refused = service.client.get("/v1/runs/run-a/adapters")
     assert (refused.status_code, problem(refused)["kind"]) == (500, "adapter-corrupt")
     # Each record once, however often it is read: progress, samples, iteration, and the run itself.
-    assert service.log.read_text().count("run 'run-a' is damaged in the store, and left out") == 4
+    assert service.log.read_text().count("run 'run-a' is damaged in the store, and omitted") == 4
     assert service.client.delete("/v1/runs/run-a").status_code == 204

@@ -221,7 +221,7 @@ def test_serve_does_not_start_with_an_unusable_token_file(
     ("flags", "state", "said"),
     [
         ([], "ok", "this machine alone"),
-        (["--host", "0.0.0.0"], "missing", "--allow-anonymous"),
+        (["--host", "0.0.0.0"], "missing", "there is no token file"),
         (["--host", "0.0.0.0", "--allow-anonymous"], "warn", "can do anything"),
         (["--token-file", "tokens.json"], "ok", "1 valid tokens of 1 tenants"),
         (["--token-file", "open.json"], "warn", "others may write"),
@@ -235,7 +235,7 @@ def test_the_doctor_checks_access(
     create_token(tmp_path / "tokens.json", "a", ("push",), None)
     create_token(tmp_path / "open.json", "a", ("push",), None)
     (tmp_path / "open.json").chmod(0o666)
-    found = typed(main, "doctor", "--port", "0", *flags, COLUMNS="600")
+    found = typed(main, "doctor", "--port", "0", *flags, COLUMNS="400")
     row = next(line for line in found.stdout.splitlines() if said in line)
     assert state in row
     assert found.returncode == (1 if state == "missing" else 0)

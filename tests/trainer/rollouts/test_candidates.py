@@ -49,7 +49,7 @@ def test_the_images_are_those_that_were_scored(generator: Generator, scorer: Sco
 
 
 class Small:
-    """A generator on a device that holds only so many candidates at once."""
+    """A generator on a device with memory for only so many candidates."""
 
     def __init__(self, generator: Generator, most: int) -> None:
         self.generator = generator

@@ -86,7 +86,7 @@ class GenerationRequest:
         plan: solver, number of steps and guidance. The engine handles pruning.
         start: latents to continue from, one row per seed; None for the seeds' noise.
         until: number of steps that the candidates have completed at the end; None for all.
-        batch_limit: the most candidates to compute at once.
+        batch_limit: largest batch.
     """
 
     prompt: str
@@ -123,7 +123,7 @@ class Backend(Protocol):
         """Features it supports."""
 
     def batch_sizes(self, limit: int) -> Sequence[int]:
-        """Batch sizes that it uses if `limit` candidates fit at once; each is warmed up at the start."""
+        """Batch sizes that it uses if at most `limit` candidates fit; each is warmed up at the start."""
 
     def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
         """Switch a precision to an adapter; None is the base model.
@@ -142,7 +142,7 @@ class Backend(Protocol):
             between: called before each step, in this thread; if it raises, stop and raise the same.
 
         Raises:
-            torch.OutOfMemoryError: the memory does not hold the batch; a smaller one may fit.
+            torch.OutOfMemoryError: the batch does not fit into memory; a smaller one may.
         """
 
     def record_event(self) -> DeviceEvent:
@@ -152,7 +152,7 @@ class Backend(Protocol):
         """Raise if it no longer works, e.g. after a device error."""
 
     def close(self) -> None:
-        """End its processes and connections."""
+        """Close its processes and connections."""
 
 
 BackendLoader = Callable[[ModelSpec, Settings], Backend]

@@ -1,1 +1,1 @@
-"""The HTTP routes, a module a subject."""
+"""The HTTP routes, one module per subject."""
