@@ -59,7 +59,7 @@ def main() -> None:
 def measure(name: str) -> list[dict[str, Any]]:
     """Time all kernels at one shape, interleaved; a row per kernel."""
     batch, heads, queries, keys, size = SHAPES[name]
-    # As the models have them: heads beside one another in memory.
+    # Like in the models: heads are adjacent in memory.
     query = torch.randn(batch, queries, heads, size, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
     key, value = (
         torch.randn(batch, keys, heads, size, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)

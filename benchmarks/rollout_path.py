@@ -19,7 +19,7 @@ from solrl_rollout.engine.scoring_thread import ScoringThread
 
 
 class ServedWay:
-    """Makes candidates a chunk at a time and scores each chunk while the next is made, as the service does."""
+    """Generates candidates in chunks, and scores each chunk while the next is generated, like the service."""
 
     def __init__(self, generator: Generator, rewards: RewardSet) -> None:
         self.generator = generator

@@ -159,7 +159,7 @@ def step(backbone: Any, transformer: Any, text: dict[str, Any], batch: int, mode
         return torch.randn(shape, dtype=row.dtype, device=backbone.device)
 
     def name_has_tokens(row: Any) -> bool:
-        return row.ndim == 3 or not row.is_floating_point()  # states and mask, but not what is pooled
+        return row.ndim == 3 or not row.is_floating_point()  # states and mask, but not pooled embeddings
 
     conditioning = {name: like(row) for name, row in text.items()}
     latents = torch.randn(batch, *backbone.latent_shape, device=backbone.device)

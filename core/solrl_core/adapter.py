@@ -135,7 +135,7 @@ def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapte
             raise _bad_dtype(key, view["dtype"])
         if view["shape"] != shapes[key]:
             detail = "a tensor does not fit its module"
-            action = "check that the adapter was made for this model, and that metadata r is its rank"
+            action = "check that the adapter is for this model, and that metadata r is its rank"
             raise AdapterError("shape", detail, where=key, got=view["shape"], expected=shapes[key], action=action)
         tensor = torch.frombuffer(view["data"], dtype=torch.float32).reshape(shapes[key])
         if bad := int((~torch.isfinite(tensor)).sum()):
@@ -193,7 +193,7 @@ def _check_keys(present: Set[str], shapes: Mapping[str, list[int]], modules: int
 
 
 def _malformed(got: str, expected: str) -> AdapterError:
-    action = "send the file again; if it repeats, write it anew with encode_adapter"
+    action = "send the file again; if the error repeats, write the file again with encode_adapter"
     return AdapterError("malformed", "the body is not a safetensors file", got=got, expected=expected, action=action)
 
 

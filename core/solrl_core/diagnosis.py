@@ -1,4 +1,4 @@
-"""Findings about a machine, with a remedy for everything that is missing: what both programs' `doctor` checks alike."""
+"""Findings about a machine that both programs' `doctor` share, with a remedy for everything that is missing."""
 
 import json
 import os
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 State = Literal["ok", "n/a", "warn", "missing"]
-"""n/a: this machine has no such thing, and works without it. missing: what was asked for will fail."""
+"""n/a: not available on this machine, and not needed. missing: the requested work will fail."""
 
 _COLOURS = {"ok": 32, "n/a": 2, "warn": 33, "missing": 31}
-"""State → number of its style in a terminal: green, dim, yellow, red."""
+"""State → terminal style: green, dim, yellow, red."""
 _STATE, _GAP = max(map(len, _COLOURS)), "  "
 _PACKAGES = ("torch", "diffusers", "transformers", "peft", "safetensors", "huggingface_hub")
 _WEIGHTS = (".safetensors", ".bin")
@@ -25,7 +25,7 @@ _HUB_SECONDS = 10.0
 
 
 class Finding(NamedTuple):
-    """One row of the table: the subject, its state, what was found, and what to do about it."""
+    """A row of the table: subject, state, finding, and remedy."""
 
     subject: str
     state: State
@@ -38,10 +38,10 @@ def show(title: str, findings: Iterable[Finding]) -> int:
 
     Args:
         title: heading of the table.
-        findings: made while they are read; a package that turns out to be missing is the last one.
+        findings: computed while they are read; a missing package ends them.
 
     Returns:
-        The exit code: 1 if something is missing, else 0.
+        The exit code: 1 if something is missing, otherwise 0.
     """
     rows = list(_as_far_as_installed(findings))
     fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -62,7 +62,7 @@ def show(title: str, findings: Iterable[Finding]) -> int:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """Lines of a text, broken between words, and within those that are longer than a line."""
+    """Lines of a text, broken between words, and within words that are longer than a line."""
     return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
@@ -76,7 +76,7 @@ def _as_far_as_installed(findings: Iterable[Finding]) -> Iterator[Finding]:
     try:
         yield from findings
     except ImportError as error:
-        action = "install solrl again, with all that it requires"
+        action = "install solrl again, with its dependencies"
         yield Finding(error.name or "a package", "missing", f"not installed: {error}", action)
 
 
@@ -84,8 +84,8 @@ def machine(device: str = "auto", precision: str = "auto") -> Iterator[Finding]:
     """Findings about software, devices and precisions.
 
     Args:
-        device: auto, cpu, cuda, cuda:1, …; what the program was told to run on.
-        precision: auto or a precision that the program was told to use.
+        device: the program's device: auto, cpu, cuda, cuda:1, …
+        precision: the program's precision, or auto.
     """
     yield Finding("python", "ok", platform.python_version())
     yield Finding("packages", "ok", ", ".join(f"{name} {version(name)}" for name in _PACKAGES))
@@ -131,13 +131,13 @@ def _precisions(device: str, precision: str) -> Iterator[Finding]:
         yield Finding("precision auto", "ok", fastest_tier(used))
     elif precision not in supported_tiers(used):
         action = f"use one of {', '.join(supported_tiers(used))}"
-        yield Finding("precision", "missing", f"{precision} is not on this device", action)
+        yield Finding("precision", "missing", f"this device does not support {precision}", action)
     else:
         yield Finding("precision", "ok", precision)
 
 
 def model(name: str, *, revision: str | None = None, token: str | None = None) -> Finding:
-    """Whether a model can be loaded: it is whole on this machine, or the hub would give it.
+    """Findings about a model: complete on this machine, or available from the hub.
 
     Args:
         name: registered name, local folder in diffusers format, or hub id.
@@ -153,7 +153,7 @@ def model(name: str, *, revision: str | None = None, token: str | None = None) -
     if Path(where).is_dir():
         fault = _fault_of_folder(Path(where))
         if fault:
-            return Finding("model", "missing", f"{name} in {where}: {fault}", "give a whole folder in diffusers format")
+            return Finding("model", "missing", f"{name} in {where}: {fault}", "give a complete diffusers folder")
         return Finding("model", "ok", f"{name} in {where}")
     return _on_hub(where, revision, token)
 
@@ -177,11 +177,11 @@ def _on_hub(where: str, revision: str | None, token: str | None) -> Finding:
         url = hf_hub_url(where, "model_index.json", revision=revision)
         get_hf_file_metadata(url, token=token, timeout=_HUB_SECONDS)
     except errors.EntryNotFoundError:
-        action = "the hub has no model_index.json there: give the id of a model in diffusers format"
+        action = "the hub has no model_index.json there: use the id of a model in diffusers format"
         return Finding("model", "missing", f"{where}: {fault}", action)
     except errors.HfHubHTTPError as error:
         return Finding("model", "missing", f"{where}: {fault}", advice(error, where))
-    except Exception as error:  # of the HTTP library, which is another in other versions of huggingface_hub
+    except Exception as error:  # of the HTTP library, which depends on the version of huggingface_hub
         unreachable = errors.LocalEntryNotFoundError(str(error))
         return Finding("model", "missing", f"{where}: {fault}", advice(unreachable, where))
     action = f"the start downloads it; `hf download {where}` does so now"
@@ -189,7 +189,7 @@ def _on_hub(where: str, revision: str | None, token: str | None) -> Finding:
 
 
 def _fault_of_folder(folder: Path) -> str:
-    """The fault by which a folder is no whole model in diffusers format; empty if it is one."""
+    """The fault of a folder that is not a complete model in diffusers format; empty if it is."""
     from solrl_core.families.load import family_of
 
     try:
@@ -199,7 +199,7 @@ def _fault_of_folder(folder: Path) -> str:
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
     lacking = [part for part in parts if not _is_whole(folder / part)]
-    return f"there is no {', '.join(lacking)}, or it is not whole" if lacking else ""
+    return f"missing or incomplete: {', '.join(lacking)}" if lacking else ""
 
 
 def _is_part(value: Any) -> bool:
@@ -217,7 +217,7 @@ def _is_whole(part: Path) -> bool:
 
 
 def rewards(names: Sequence[str]) -> Iterator[Finding]:
-    """Whether rewards can be imported. Their weights are not looked for."""
+    """Findings about rewards: whether they can be imported. Weights are not checked."""
     from solrl_core.rewards.base import REWARDS
 
     for name in names:

@@ -104,19 +104,19 @@ def _part_digest(part: Any) -> str:
 
 
 def model_digest(digests: Mapping[str, str]) -> str:
-    """One digest of all parts that make an image, without rewards."""
+    """Digest of all parts that generate images, without rewards."""
     return fingerprint(digests, ())
 
 
 def fingerprint(digests: Mapping[str, str], rewards: Iterable[str]) -> str:
-    """One digest of all parts that make an image and of the named rewards that score it."""
+    """Digest of all parts that generate images, and of the named rewards."""
     wanted = {f"reward:{name}" for name in rewards}
     parts = (f"{part} {digest}" for part, digest in digests.items() if part in wanted or not part.startswith("reward:"))
     return combined_digest(*sorted(parts))
 
 
 def check_digests(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Refuse a service that would make or score other images.
+    """Refuse a service that would generate different images, or score them differently.
 
     Raises:
         MismatchError: naming the first part of ours that differs there or is missing.

@@ -25,9 +25,9 @@ from solrl_core.solvers import SolverSpec, make_solver
 CHUNK_SIZE = 24
 """Largest number of candidates in a batch, in service and trainer."""
 _DECODED_PIXELS = 4 * 1024 * 1024
-"""Pixels decoded at once: an autoencoder's activations are many times larger than its images."""
+"""Pixels decoded per batch: an autoencoder's activations are many times larger than its images."""
 _DECODED_ON_GPU = (12, 6, 3, 2, 1)
-"""Images decoded at once on a GPU: divisors of a batch of 24, which then needs no padding."""
+"""Images decoded per batch on a GPU: divisors of 24, so that a chunk needs no padding."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Ctrl-C, answered at any moment of a program by one line and exit status 130.
+"""Handling of Ctrl-C: at any moment, one line and exit status 130.
 
-`KeyboardInterrupt` does not do that: a module that is being imported may swallow it, and it waits for threads that load
-a model. What these programs write survives a kill, so nothing has to be unwound.
+`KeyboardInterrupt` is not enough: a module that is being imported may swallow it, and it waits for threads that load
+a model. All files that these programs write survive a kill, so nothing has to be unwound.
 """
 
 import os
@@ -13,13 +13,13 @@ from types import FrameType
 
 STATUS = 128 + signal.SIGINT
 _CLEAN_LINE = b"\r\x1b[K\x1b[?25h"
-"""Removes a progress line from a terminal, and shows the cursor that it hid."""
+"""Removes a progress line from a terminal, and shows the cursor again."""
 
 _last_words: list[str] = []
 
 
 def end_at_once(words: str) -> None:
-    """From now on, end the process at SIGINT with a line on stderr. A SIGINT that is ignored stays ignored."""
+    """End the process at SIGINT with a line on stderr, from now on. An ignored SIGINT stays ignored."""
     _last_words.append(words)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
@@ -27,7 +27,7 @@ def end_at_once(words: str) -> None:
 
 @contextmanager
 def last_words(words: str) -> Iterator[None]:
-    """Another line to end with, where `end_at_once` was called before."""
+    """Change the line of a previous `end_at_once`."""
     _last_words.append(words)
     try:
         yield
@@ -37,7 +37,7 @@ def last_words(words: str) -> Iterator[None]:
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """KeyboardInterrupt in the usual way, where something must be cleaned up, such as a child process."""
+    """Restore KeyboardInterrupt within the block, for work that must be cleaned up, such as a child process."""
     before = signal.getsignal(signal.SIGINT)
     if before is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -77,7 +77,7 @@ class Merger:
         good = torch.stack(map_in_lanes(finite, names, self._device)).tolist()
         broken = [name for name, is_finite in zip(names, good, strict=True) if not is_finite]
         if broken:
-            raise ValueError(f"merging the adapter makes {broken[0]} non-finite; nothing was changed")
+            raise ValueError(f"merging the adapter would make {broken[0]} non-finite; nothing was changed")
 
     def _merged(self, name: str, adapter: Adapter | None) -> torch.Tensor:
         weight = self._clean[name].float()

@@ -92,7 +92,7 @@ def _phases(generator: Generator, batch: int) -> dict[str, int]:
 
 
 def _fuse_norms(decoder: nn.Module) -> None:
-    """Replace norms by an allocation of their output: compiled for a GPU, they hold no float32 copy of their input."""
+    """Replace norms by an allocation of their output: compiled for a GPU, they keep no float32 copy of their input."""
     from diffusers.models.normalization import RMSNorm
 
     for module in (part for block in listed_blocks(decoder) for part in block.modules()):
@@ -130,7 +130,7 @@ class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Fused attention, as on a GPU: it never holds the scores, which are quadratic in the tokens."""
+    """Fused attention, as on a GPU: it never stores the scores, which are quadratic in the tokens."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:

@@ -25,7 +25,7 @@ class PromptCache:
             if key in self._entries:
                 self._entries.move_to_end(key)
                 return self._entries[key]
-            # Not inference tensors, whatever the caller's mode: training uses the embeddings, too.
+            # Never inference tensors, regardless of the caller's mode: training uses the embeddings, too.
             with torch.inference_mode(False), torch.no_grad():
                 entry = self._entries[key] = encode()
             self._size += _bytes(entry)

@@ -55,11 +55,11 @@ class Solver(ABC):
         return self.history[-1] if self.history else None
 
     def schedule(self, steps: int, of_model: Callable[[int], list[float]]) -> list[float]:
-        """The `steps + 1` noise levels from 1 to 0: those of the model, unless the solver has its own."""
+        """The `steps + 1` noise levels from 1 to 0: the model's, unless the solver defines others."""
         return of_model(steps)
 
     def copy(self) -> Self:
-        """A solver that goes on from the same point, independently."""
+        """An independent solver that continues from the same point."""
         return copy.copy(self)
 
     def rows(self, which: slice | Sequence[int]) -> Self:

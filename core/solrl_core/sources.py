@@ -1,4 +1,4 @@
-"""Source code of an object: its definition, and what that uses of its own module."""
+"""Source code of an object: its definition, and the statements of its module that the definition uses."""
 
 import ast
 import inspect
@@ -10,20 +10,20 @@ def own_source(thing: Any) -> str:
     """Definition of a function, class or instance, with the module's top-level statements that it uses by name.
 
     A statement is used if it defines or changes a name that a used statement mentions. Comments and docstrings within
-    those statements count; everything else in the module does not. Code of other modules does not count, base
-    classes included, nor do names that are put together at run time (`globals()[…]`, `getattr`). An object that no
-    statement of its module names has the source of the whole module.
+    those statements are included; everything else in the module is not. Code of other modules is not included, base
+    classes neither, nor names that are composed at run time (`globals()[…]`, `getattr`). For an object that no
+    statement of its module names, the source is the whole module.
 
     Raises:
         OSError: the source is not on this machine.
-        TypeError: the object is built in.
+        TypeError: the object is built-in.
     """
     defined = thing if hasattr(thing, "__qualname__") else getattr(thing, "func", type(thing))
     module = inspect.getmodule(defined)
     if module is None:
         return inspect.getsource(defined)
     source = inspect.getsource(module)
-    # The names under which the module holds the object itself, as in `bright = partial(brightness, least=0.5)`.
+    # Names of the object in its module, as in `bright = partial(brightness, least=0.5)`.
     names = {name for name, value in vars(module).items() if value is thing}
     statements = ast.parse(source).body
     used = _used(statements, names | {defined.__qualname__.partition(".")[0]})
@@ -32,7 +32,7 @@ def own_source(thing: Any) -> str:
 
 
 def _used(statements: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:
-    """Statements that define or change one of these names, or a name that such a statement mentions; in their order."""
+    """Statements, in order, that define or change one of these names, or a name that such a statement mentions."""
     known, used = set(names), set()
     changes = [set(_changed_names(statement)) for statement in statements]
     while found := [i for i, changed in enumerate(changes) if i not in used and changed & known]:

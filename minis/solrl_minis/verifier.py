@@ -107,7 +107,7 @@ class Verdict:
 
     @property
     def strict(self) -> float:
-        """1.0 if the image shows exactly the requested objects, else 0.0."""
+        """1.0 if the image shows exactly the requested objects, otherwise 0.0."""
         return float(self.graded == 1.0)
 
     @property
@@ -208,7 +208,7 @@ def verify_batch(images: torch.Tensor, metadata: Sequence[Mapping[str, Any]]) ->
 def verifier_reward(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> torch.Tensor:
-    """Reward "verifier": 1 if the image shows exactly the objects in its metadata, else 0."""
+    """Reward "verifier": 1 if the image shows exactly the objects in its metadata, otherwise 0."""
     return torch.tensor([verdict.strict for verdict in verify_batch(images, metadata)])
 
 

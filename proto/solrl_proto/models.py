@@ -1,4 +1,4 @@
-"""Messages about hosted models: digests of everything that makes an image and its score, and actual numerics."""
+"""Messages about hosted models: digests of all parts that generate or score images, and actual numerics."""
 
 from typing import Literal
 

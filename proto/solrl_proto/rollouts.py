@@ -197,7 +197,7 @@ class RolloutRequest(Message):
             raise ValueError("a reward is named twice")
         seeds = self.candidates.seeds
         if seeds is not None and len(seeds) != len(self.prompts):
-            raise ValueError(f"seeds holds {len(seeds)} lists for {len(self.prompts)} prompts; give one for each")
+            raise ValueError(f"seeds has {len(seeds)} lists for {len(self.prompts)} prompts; expected one per prompt")
         return self
 
     def groups(self) -> list[tuple[PromptItem, list[int]]]:

@@ -157,7 +157,7 @@ def _run(stack: Stack, profile: list[Service], timing: Timing) -> None:
 
 
 def _check_redis(stack: Stack) -> None:
-    """Check Redis' settings, and that it holds adapters: a service without its URL would silently keep them itself."""
+    """Check Redis' settings, and that it has adapters: a service without its URL would silently keep them in memory."""
     redis = next(one for one in stack.running if one.service.image.startswith("redis"))
     output = stack.inside(redis, ["sh", "-c", _ASK])
     refused, keys, policy, durable = output.split()[:4]

@@ -108,15 +108,15 @@ def test_a_model_in_the_hubs_cache_is_ok_when_it_is_whole(cache: Path) -> None:
         weights.unlink()
     finding = diagnosis.model("some/model")
     assert finding.state == "missing"
-    assert "there is no text_encoder, transformer, vae, or it is not whole" in finding.found
+    assert "missing or incomplete: text_encoder, transformer, vae" in finding.found
 
 
 @pytest.mark.parametrize(
     ("lost", "fault"),
     [
         ("model_index.json", "No such file"),
-        ("tokenizer", "there is no tokenizer"),
-        ("vae/diffusion_pytorch_model.safetensors", "there is no vae"),
+        ("tokenizer", "missing or incomplete: tokenizer"),
+        ("vae/diffusion_pytorch_model.safetensors", "missing or incomplete: vae"),
     ],
 )
 def test_a_folder_that_is_not_whole_is_not_ok(tmp_path: Path, lost: str, fault: str) -> None:
@@ -125,7 +125,7 @@ def test_a_folder_that_is_not_whole_is_not_ok(tmp_path: Path, lost: str, fault: 
     path = folder / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     finding = diagnosis.model(str(folder))
-    assert (finding.state, finding.action) == ("missing", "give a whole folder in diffusers format")
+    assert (finding.state, finding.action) == ("missing", "give a complete diffusers folder")
     assert fault in finding.found
 
 
@@ -136,7 +136,7 @@ def test_a_missing_shard_is_found(tmp_path: Path) -> None:
     whole.rename(part / "diffusion_pytorch_model-00001-of-00002.safetensors")
     shards = {str(i): f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)}
     (part / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    assert "there is no transformer" in diagnosis.model(str(folder)).found
+    assert "missing or incomplete: transformer" in diagnosis.model(str(folder)).found
     (part / shards["2"]).write_bytes(b"")
     assert diagnosis.model(str(folder)).state == "ok"
 

@@ -155,7 +155,7 @@ def test_groups_are_expanded_by_prompt_id_or_taken_as_given() -> None:
     [
         ({"prompts": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]}, "two prompts share an id"),
         ({"rewards": [{"name": "r"}, {"name": "r", "weight": 2}]}, "a reward is named twice"),
-        ({"candidates": {"seeds": [[1]]}}, "seeds holds 1 lists for 2 prompts"),
+        ({"candidates": {"seeds": [[1]]}}, "seeds has 1 lists for 2 prompts"),
         ({"rewards": []}, "at least 1 item"),
         ({"prompts": [{"id": "a", "text": "   "}]}, "at least 1 character"),
         ({"images": "jpeg"}, "'none' or 'png'"),

@@ -172,7 +172,7 @@ def test_a_reward_may_be_named_alone(text: str) -> None:
     ("settings", "fault"),
     [
         (["rewards=clipscor"], "got reward 'clipscor' (did you mean 'clipscore'?)"),
-        (["rewards=no_such_module:reward"], "No module named 'no_such_module'"),
+        (["rewards=no_such_module:reward"], "there is no module 'no_such_module'"),
         (["evaluate.rewards=[beauty]"], "got reward 'beauty'"),
         (["prompts=nowhere"], "'nowhere'"),
         (["model=mini-sanna"], "got model 'mini-sanna' (did you mean 'mini-sana'?)"),

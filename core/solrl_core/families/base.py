@@ -106,7 +106,7 @@ class Backbone(ABC):
         """Encode prompts; for guidance above 1, include the embeddings that it needs."""
 
     def conditioning(self, prompt: str, guidance: float = 1.0) -> Conditioning:
-        """One prompt as `encode` gives it, from the cache that everything made of this backbone shares.
+        """Conditioning of one prompt, from the cache that all users of this backbone share.
 
         The encoding depends on neither precision nor adapter. Threads may share the backbone.
         """

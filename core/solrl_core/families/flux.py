@@ -45,7 +45,7 @@ class Flux(PipelineBackbone):
         return PATCH
 
     def sigmas(self, steps: int) -> list[float]:
-        """Schedule of the pipeline: shifted by the number of image tokens if configured (dev), else unshifted."""
+        """Schedule of the pipeline: shifted by the number of image tokens if configured (dev), otherwise unshifted."""
         unshifted = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).tolist()
         return self._flow_match_sigmas(steps, unshifted)
 

@@ -21,7 +21,7 @@ _UNUSED = ("image_encoder", "feature_extractor")
 
 
 class PipelineBackbone(Backbone):
-    """A backbone made of the parts of a diffusers pipeline.
+    """A backbone with the parts of a diffusers pipeline.
 
     Attributes:
         quantize, keep, keep_max_dim: the family's layer policy at nvfp4; the model's options override it.
@@ -122,7 +122,7 @@ class PipelineBackbone(Backbone):
         from diffusers import FlowMatchEulerDiscreteScheduler
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
-        # Setting the steps modifies a scheduler, and threads may share this backbone: make a new one.
+        # Setting the steps modifies a scheduler, and threads may share this backbone: create a new one.
         scheduler = FlowMatchEulerDiscreteScheduler.from_config(self._pipeline.scheduler.config)
         config = scheduler.config
         _, height, width = self.latent_shape

@@ -123,7 +123,7 @@ def _other_files(folder: Path) -> list[Path]:
     )
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise ValueError(f"{folder} holds {names}; expected {_WEIGHTS}, or one file of SANA's own tensors")
+        raise ValueError(f"{folder} contains {names}; expected {_WEIGHTS}, or one file of SANA's own tensors")
     return found
 
 

@@ -82,7 +82,7 @@ def from_native(
 
         details = "; ".join(f"{problem}: {listed(set(names))}" for problem, names in problems.items() if names)
         raise ValueError(
-            f"{where} holds {len(weights)} tensors, {details}; expected SANA's transformer with its authors' names, "
+            f"{where} contains {len(weights)} tensors, {details}; expected SANA's transformer with its authors' names, "
             "of the sizes in the config.json next to it"
         )
     return found

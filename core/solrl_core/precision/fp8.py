@@ -66,7 +66,7 @@ def require_fp8(device: torch.device) -> Scaling:
         what = torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type.upper()}"
         raise ValueError(
             f"precision fp8: {what} has no FP8 matrix units (Ada, Hopper and Blackwell GPUs do); "
-            "use bf16, or nvfp4, which is emulated where it is not native"
+            "use bf16, or nvfp4, which is emulated if it is not native"
         )
     return scaling
 

@@ -64,7 +64,7 @@ class _QuantLayer(nn.Module):
     def _require_float32(self) -> None:
         if self.weight.dtype != torch.float32:
             raise TypeError(
-                f"{type(self).__name__} holds its quantised weight in float32: got {self.weight.dtype}; "
+                f"{type(self).__name__} has its quantised weight in float32: got {self.weight.dtype}; "
                 "cast the model before quantising it, not after"
             )
 

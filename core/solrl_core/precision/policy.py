@@ -103,7 +103,7 @@ def linear_flops(model: nn.Module, run: Callable[[], object]) -> dict[str, int]:
 
     def count(name: str) -> Callable[[nn.Module, tuple[object, ...], Tensor], None]:
         def hook(module: nn.Module, _: tuple[object, ...], output: Tensor) -> None:
-            # rows · out is the output's size, whatever the layout.
+            # rows · out is the output's size in any layout.
             flops[name] += 2 * output.numel() * _linear_dims(module)[0]
 
         return hook

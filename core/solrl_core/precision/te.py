@@ -158,7 +158,7 @@ class _Engine:
         for quantizer in (self._activation, self._weight):
             quantizer.set_usage(rowwise=True, columnwise=False)  # only training needs the columns
             quantizer.internal = True  # bare storage instead of a tensor subclass: less CPU overhead
-        # The same choice as te.Linear makes.
+        # The same choice as te.Linear's.
         self._split = getattr(getattr(recipe, "fp8_gemm_fprop", None), "use_split_accumulator", False)
         self._storage = self._quantize(self._weight, torch.zeros(MULTIPLE, MULTIPLE, device=device))
         self._keys = [key for key, value in self._storage.get_metadata().items() if isinstance(value, Tensor)]

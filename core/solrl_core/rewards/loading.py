@@ -60,7 +60,7 @@ def tokenizer_at(where: str) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = _processing(AutoTokenizer, where, "a tokenizer")
-    # Every call sets these. A saved tokenizer keeps those of its last call, which must not be part of the digest.
+    # Every call sets these. A saved tokenizer keeps the ones of its last call, which must not be part of the digest.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
@@ -106,7 +106,7 @@ def hub_file(repository: str, name: str, option: str) -> str:
 def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
     """Read tensors by name from a .safetensors or torch file, without running pickled code.
 
-    A torch file holds them at the top level, or under "state_dict" or "model".
+    A torch file has them at the top level, or under "state_dict" or "model".
 
     Raises:
         OSError: no such file.
@@ -131,7 +131,7 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
             found = found[key]
     if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise ValueError(
-            f"{path!r} holds {type(found).__name__}; expected tensors by name, at the top level or under "
+            f"{path!r} contains {type(found).__name__}; expected tensors by name, at the top level or under "
             "'state_dict' or 'model'"
         )
     return dict(found)

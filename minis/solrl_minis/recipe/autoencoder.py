@@ -95,7 +95,7 @@ def train(model: Any, budget: Budget, device: str, seed: int = 0) -> list[float]
 
 
 def _noisy_latents(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy latents, which make the decoder robust to a sampler's small errors, and the loss of their prior."""
+    """Noisy latents, for a decoder that is robust to a sampler's small errors, and the loss of their prior."""
     encoded = model.encode(images)
     if hasattr(encoded, "latent_dist"):
         posterior = encoded.latent_dist

@@ -62,7 +62,7 @@ class Meaning:
     size: torch.Tensor
 
     def true_of(self, scenes: "Meaning") -> torch.Tensor:
-        """[scenes, texts] bool: whether text j is true of scene i. `self` holds the texts."""
+        """[scenes, texts] bool: whether text j is true of scene i. The texts are `self`'s."""
         same = scenes.objects[:, None] == self.objects[None]
         relation = (self.relation[None] < 0) | (scenes.relation[:, None] == self.relation[None])
         size = (self.size[None] < 0) | (scenes.size[:, None] == self.size[None])

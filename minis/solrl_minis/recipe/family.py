@@ -1,4 +1,4 @@
-"""Description of a miniature backbone family. Each family fills it in, in a module of its own."""
+"""Description of a miniature backbone family. Each family defines one, in a separate module."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

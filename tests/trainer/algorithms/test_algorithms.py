@@ -273,7 +273,7 @@ def test_the_batch_size_changes_only_the_rounding_of_pairs(backbone: Backbone) -
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("Forgetful", "did not ask for the 'old' policy's velocity"), ("Idle", r"units of shape \(0, 2\)")],
+    [("Forgetful", "did not request the 'old' policy's velocity"), ("Idle", r"units of shape \(0, 2\)")],
 )
 def test_an_invalid_algorithm_is_refused_with_an_explanation(backbone: Backbone, name: str, said: str) -> None:
     config = configured(name)
