@@ -1,23 +1,30 @@
 """Command line of the service: `solrl-rollout serve | doctor | memory | token`."""
 
 import os
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import tyro
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from solrl_core.suggestions import check_command
 from solrl_proto.identifiers import NAME_PATTERN, Tier
 from solrl_proto.problems import ProblemError
 
 from solrl_rollout.http.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_rollout.settings import Settings
 
+TokenFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: SOLRL_TOKEN_FILE)")]
+
 
 @dataclass(frozen=True)
 class Serve:
-    """Load a model and serve rollouts over HTTP."""
+    """Load models and serve rollouts over HTTP. The environment may set every option: SOLRL_PORT is --port."""
 
     settings: Annotated[Settings, tyro.conf.arg(name="")]
 
@@ -39,9 +46,9 @@ class Memory:
     """Precision; nvfp4 is planned as emulated."""
     batch: int = 24
     """Candidates in one batch."""
-    revision: str | None = None
+    revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
     """Hub commit or tag."""
-    out: Path | None = None
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """Also write the plan as JSON to this file."""
 
 
@@ -55,26 +62,26 @@ class TokenCreate:
     """Permissions: rollout (explore), push (store adapters), admin (metrics)."""
     expires: str = "90d"
     """Lifetime: 12h, 30d, 8w; or never."""
-    file: Path | None = None
-    """Token file, created if necessary; SOLRL_TOKEN_FILE by default."""
+    file: TokenFile = None
+    """Token file, created if necessary."""
 
 
 @dataclass(frozen=True)
 class TokenList:
     """List tokens with their tenants, scopes and lifetimes."""
 
-    file: Path | None = None
-    """Token file; SOLRL_TOKEN_FILE by default."""
+    file: TokenFile = None
+    """Token file."""
 
 
 @dataclass(frozen=True)
 class TokenRevoke:
     """Remove a token from the file; a running service refuses it from the next request on."""
 
-    id: tyro.conf.Positional[str]
+    id: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
     """Id of the token, from `token list`."""
-    file: Path | None = None
-    """Token file; SOLRL_TOKEN_FILE by default."""
+    file: TokenFile = None
+    """Token file."""
 
 
 @dataclass(frozen=True)
@@ -89,33 +96,88 @@ class Tokens:
     ]
 
 
+Command = Serve | Doctor | Memory | Tokens
+COMMANDS: dict[str, type[Command]] = {"serve": Serve, "doctor": Doctor, "memory": Memory, "token": Tokens}
+TOKEN_COMMANDS = ("create", "list", "revoke")
+PROGRAM = "solrl-rollout"
+
+
 def main() -> None:
     """Entry point of `solrl-rollout`. Exits with 2 if it cannot start, with the reason on stderr."""
     # Set before torch is imported. Otherwise OpenMP's threads spin after each operation, and on a small machine
     # service and trainer compete for cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    words = sys.argv[1:]
+    if words == ["--version"]:
+        print(f"{PROGRAM} {version('solrl')}")
+        return
     try:
         defaults = Settings()
     except ValidationError as error:
-        faults = "; ".join(f"SOLRL_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
-        _fail(f"the environment has invalid settings: {faults}")
-    command: Serve | Doctor | Memory | Tokens = tyro.cli(
-        Annotated[Serve, tyro.conf.subcommand("serve", default=Serve(defaults))]
-        | Annotated[Doctor, tyro.conf.subcommand("doctor", default=Doctor(defaults))]
+        _fail(f"in the environment, {_faults(error, 'SOLRL_{}={}', str.upper)}")
+    except SettingsError as error:
+        _fail(f"in the environment, {error}: {error.__cause__}")
+    try:
+        command = _parse(words, defaults)
+    except ValidationError as error:
+        flag = _faults(error, "--{} {}", lambda name: name.replace("_", "-"))
+        _fail(f"{flag}; `{PROGRAM} {words[0]} --help` describes every setting")
+    try:
+        sys.exit(_run(command, defaults))
+    except (ProblemError, ValueError, OSError, RuntimeError) as error:
+        _fail(str(error))
+
+
+def _parse(words: list[str], defaults: Settings) -> Command:
+    """The command that the words give; exits with 2 where they are not understood."""
+    preset: dict[type[Command], Any] = {Serve: Serve(defaults), Doctor: Doctor(defaults)}
+    check_command(PROGRAM, words, list(COMMANDS))
+    if words and (kind := COMMANDS.get(words[0])):
+        if kind is Tokens:
+            check_command(f"{PROGRAM} token", words[1:], TOKEN_COMMANDS)
+        # By the parser of this command alone, which suggests no options of others.
+        found = tyro.cli(kind, default=preset.get(kind), prog=f"{PROGRAM} {words[0]}", args=words[1:])
+        return cast(Command, found)
+    return tyro.cli(
+        Annotated[Serve, tyro.conf.subcommand("serve")]
+        | Annotated[Doctor, tyro.conf.subcommand("doctor")]
         | Annotated[Memory, tyro.conf.subcommand("memory")]
         | Annotated[Tokens, tyro.conf.subcommand("token")],
-        prog="solrl-rollout",
-        description="The rollout service of solrl.",
+        prog=PROGRAM,
+        description="The rollout service of solrl. `--version` prints the version.",
+        args=words,
     )
-    try:
-        if isinstance(command, Doctor):
+
+
+def _faults(error: ValidationError, given: str, spelled: Callable[[str], str]) -> str:
+    """The faults of settings in one line: each value as it was given, and what was expected.
+
+    Args:
+        error: of `Settings`.
+        given: form of a setting, with places for its name and value.
+        spelled: name of a setting → its name there.
+    """
+    faults = []
+    for fault in error.errors(include_url=False):
+        said = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
+        said = re.sub("^expected (?=greater|less)", "expected a number ", said)
+        got = f"got {given.format(spelled(str(fault['loc'][0])), fault['input'])}; " if fault["loc"] else ""
+        faults.append(said if said.startswith("got ") else got + said)
+    return "; ".join(faults)
+
+
+def _run(command: Command, defaults: Settings) -> int:
+    """Run a command; returns the exit code."""
+    match command:
+        case Serve():
+            from solrl_rollout.serve import serve
+
+            serve(command.settings)
+        case Doctor():
             from solrl_rollout.doctor import doctor
 
-            sys.exit(doctor(command.settings))
-        if isinstance(command, Tokens):
-            _manage_tokens(command.action, defaults.token_file)
-            return
-        if isinstance(command, Memory):
+            return doctor(command.settings)
+        case Memory():
             from solrl_rollout.memory import plan
 
             token = defaults.hf_token.get_secret_value() if defaults.hf_token else None
@@ -127,12 +189,9 @@ def main() -> None:
                 token=token,
                 out=command.out,
             )
-            return
-        from solrl_rollout.serve import serve
-
-        serve(command.settings)
-    except (ProblemError, ValueError, OSError, RuntimeError) as error:
-        _fail(str(error))
+        case Tokens():
+            _manage_tokens(command.action, defaults.token_file)
+    return 0
 
 
 def _manage_tokens(action: TokenCreate | TokenList | TokenRevoke, default: Path | None) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import errno
 import logging
 import math
 import signal
@@ -30,6 +31,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PORT_FAULTS: dict[int | None, dict[str, str]] = {
+    errno.EADDRINUSE: {
+        "expected": "a free port",
+        "action": "stop the process that uses it, or choose another with --port (0 picks a free one)",
+    },
+    errno.EACCES: {
+        "expected": "a port that this user may open",
+        "action": "choose one of 1024 or above with --port (0 picks a free one)",
+    },
+}
+_HOST_FAULT = {
+    "expected": "a name or address of this machine",
+    "action": "give --host 127.0.0.1 for this machine alone, 0.0.0.0 or :: for all of its addresses",
+}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -47,9 +62,8 @@ def serve(settings: Settings, load_backend: "BackendLoader | None" = None) -> No
     logs.install(settings.log_format)
     _warn_of_password(settings, sys.argv)
     fix_malloc()
-    check_exposure(settings)
-    listener = bind(settings.host, settings.port)
-    with contextlib.closing(listener):
+    with contextlib.closing(bind(settings.host, settings.port)) as listener:
+        check_exposure(settings)
         asyncio.run(_serve(settings, listener, load_backend))
 
 
@@ -187,25 +201,34 @@ def _config(app: "ASGIApp", settings: Settings) -> uvicorn.Config:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the port before the model is loaded; connections are accepted once the server listens."""
+    """Bind the port before the model is loaded; connections are accepted once the server listens.
+
+    Raises:
+        ProblemError: it cannot be bound; says whether host or port is at fault.
+    """
     # With an explicit protocol, because asyncio disables Nagle's algorithm only then; it would add 40 ms per answer.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, ValueError, TypeError) as error:  # the latter two, of a name that cannot be encoded
         listener.close()
+        fault = _PORT_FAULTS.get(getattr(error, "errno", None))
         raise ProblemError(
             ProblemKind.ADDRESS_UNAVAILABLE,
-            f"{host}:{port}: {error.strerror or error}",
-            action="stop the process that uses the port, or choose another with --port (0 picks a free one)",
+            f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
+            where="--port" if fault else "--host",
+            got=port if fault else host,
+            **(fault or _HOST_FAULT),
         ) from error
     return listener
 
 
 def _print_start(settings: Settings, service: "Service", address: str) -> None:
     table = Table(title="solrl rollout service", show_header=False, title_justify="left")
+    for _ in ("name", "value"):
+        table.add_column(overflow="fold")
     for hosted in service.hosted.values():
         model = hosted.info
         table.add_row("model", f"{model.name} ({model.family}, {model.width}×{model.height}) on {hosted.device}")

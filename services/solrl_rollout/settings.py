@@ -51,8 +51,9 @@ class Settings(BaseSettings):
     )
 
     model: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("mini-sana",)
-    """Models to host side by side, each [name=]location[@revision]. The location is a registered name, local folder in
-    diffusers format or hub id; name: its name in requests; revision: hub commit or tag."""
+    """Models to host side by side, each [name=]location[@revision].
+    location: a registered name, local folder in diffusers format, or hub id.
+    name: its name in requests; revision: hub commit or tag."""
 
     hf_token: Annotated[SecretStr | None, tyro.conf.Suppress] = None
     """For gated models; only from the environment (SOLRL_HF_TOKEN), since others can read a command line."""
@@ -61,24 +62,25 @@ class Settings(BaseSettings):
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""
 
     precision: Precision = "auto"
-    """Precision of requests with precision auto; auto is the fastest one that is native on the device. Every answer
-    states the precision used."""
+    """Precision of requests with precision auto; auto is the fastest one that is native on the device.
+    Every answer states the precision used."""
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
-    """Rewards to load, by name or package.module:attribute (in the environment: separated by commas)."""
+    """Rewards to load, by name or package.module:attribute. In the environment they are separated by commas."""
 
     reward_options: Annotated[
         dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
     ] = Field(default_factory=dict)
-    """Options of built-in rewards, e.g. '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype":
-    "bfloat16", "batch_size": 16, "device": "cuda:1"}}'."""
+    """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for those that are built in.
+    For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
 
-    redis_url: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: in this process)")] = None
+    redis_url: Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="(default: in this process)")] = (
+        None
+    )
     """URL of the Redis that stores adapters for all replicas."""
 
-    redis_url_file: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
-    """File with the Redis URL. Use it for a URL with a password, since others can read a command line. Overrides
-    redis_url."""
+    redis_url_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """File with the Redis URL, for a URL with a password, since others can read a command line. Overrides redis_url."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -86,15 +88,15 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8100
     """Port to listen on; 0 picks a free one."""
 
-    token_file: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
+    token_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """Token file, from `solrl-rollout token create`; without one, the service serves only this machine."""
 
     allow_anonymous: bool = False
     """Serve anyone who can reach the address, without tokens. They can use, read and replace everything."""
 
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Names and addresses that are allowed as Host, in addition to loopback, on a service without tokens (in the
-    environment: separated by commas)."""
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
+    """Names and addresses that are allowed as Host, in addition to loopback, on a service without tokens.
+    In the environment they are separated by commas."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
     """Seconds within which a request's head must arrive, and over which its body must average 16 KiB per second."""
@@ -118,8 +120,8 @@ class Settings(BaseSettings):
     """Largest JSON body, in bytes."""
 
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
-    """Maximum bytes of all request bodies in memory; further requests are answered 503. With a token file, one tenant
-    may use half of it, or one body of the largest size."""
+    """Maximum bytes of all request bodies in memory; further requests are answered 503.
+    With a token file, one tenant may use half of it, or one body of the largest size."""
 
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
     """Number of adapter versions kept per run."""
@@ -130,11 +132,15 @@ class Settings(BaseSettings):
     drain_timeout: Annotated[int, Field(ge=0)] = 50
     """Seconds after a SIGTERM to finish accepted work; groups streamed by then are not lost."""
 
-    tenant_queue_limit: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of waiting candidates of one tenant; by default only queue_limit applies."""
+    tenant_queue_limit: Annotated[
+        Annotated[int, Field(ge=1)] | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: queue_limit)")
+    ] = None
+    """Maximum number of waiting candidates of one tenant."""
 
-    tenant_adapter_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Maximum bytes of one tenant's adapters in the store; no limit by default."""
+    tenant_adapter_bytes: Annotated[
+        Annotated[int, Field(ge=1)] | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: no limit)")
+    ] = None
+    """Maximum bytes of one tenant's adapters in the store."""
 
     @cached_property
     def store_url(self) -> str | None:

@@ -112,13 +112,61 @@ def test_serve_refuses_a_port_in_use() -> None:
         port = taken.getsockname()[1]
         message = refusal("--port", str(port))
     assert f"127.0.0.1:{port}" in message
-    assert "--port" in message
+    assert f"at --port; got {port}; expected 'a free port'; stop the process that uses it, or choose another" in message
 
 
-@pytest.mark.parametrize("flags", [["--model", "maxi-sana"], ["--rewards", "clipscore", "beauty"]])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--port", "80000"], "got --port 80000; expected a number less than or equal to 65535"),
+        (["--port", "8100", "--retain", "0"], "got --retain 0; expected a number greater than or equal to 1"),
+        (["--model", ""], "got model ''; expected [name=]location[@revision]"),
+        (["--max-body-bytes", "99999999999"], "raise max_inflight_bytes, or lower max_body_bytes"),
+    ],
+)
+def test_a_setting_out_of_range_is_one_line(flags: list[str], said: str) -> None:
+    for command in ("serve", "doctor"):
+        message = refused(here(command, *flags))
+        assert said in message
+        assert f"`solrl-rollout {command} --help`" in message
+        assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", ["nosuchhost.invalid", "192.0.2.1", "zz::1", "\u00e9..x"])
+def test_a_host_that_is_not_of_this_machine_is_named(host: str) -> None:
+    message = refusal("--host", host)
+    assert f"at --host; got {host!r}; expected 'a name or address of this machine'" in message
+    assert "0.0.0.0" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serv"], "solrl-rollout: got command 'serv' (did you mean 'serve'?); expected one of serve, doctor, memory"),
+        (["runn"], "solrl-rollout: got command 'runn'; expected one of serve, doctor, memory, token"),
+        (["token", "creat"], "solrl-rollout token: got command 'creat' (did you mean 'create'?)"),
+    ],
+)
+def test_a_command_at_fault_gets_the_near_ones(words: list[str], said: str) -> None:
+    done = here(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(said)
+
+
+def test_a_flag_at_fault_gets_the_near_ones_of_its_command_alone() -> None:
+    done = here("serve", "--modle", "mini-sana")
+    assert done.returncode == 2
+    assert done.stderr.count("--model") == 1
+    assert "solrl-rollout serve --help" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags", [["--model", "maxi-sana"], ["--model", "mini-sanna"], ["--rewards", "clipscore", "beauty"]]
+)
 def test_serve_refuses_an_unknown_name_and_lists_the_known_ones(flags: list[str]) -> None:
     message = refusal("--port", "0", *flags)
     assert flags[-1] in message
+    assert flags != ["--model", "mini-sanna"] or "(did you mean 'mini-sana'?)" in message
     assert ("mini-sana" if flags[0] == "--model" else "clipscore") in message
 
 
@@ -137,7 +185,12 @@ def test_serve_refuses_sizes_that_the_model_cannot_generate(tmp_path: Path) -> N
 
 
 def test_serve_refuses_a_bad_environment() -> None:
-    assert "SOLRL_PORT" in refused(run("serve", SOLRL_PORT="70000"))
+    message = refused(run("serve", SOLRL_PORT="70000"))
+    assert "in the environment, got SOLRL_PORT=70000; expected a number less than or equal to 65535" in message
+    for setting in ({"SOLRL_REWARD_OPTIONS": "{bad"}, {"SOLRL_MAX_BODY_BYTES": "99999999999"}):
+        message = refused(typed(main, "serve", **setting))
+        assert "in the environment, " in message
+        assert next(iter(setting)).removeprefix("SOLRL_").lower() in message
 
 
 def test_an_invalid_flag_is_named() -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import tyro
 from solrl_core.interrupts import STATUS, last_words, raised
@@ -26,35 +26,40 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 _PRESET = "mini-sana/sol_rl/clipscore"
 _URL = "http://127.0.0.1:8100"
 
-Overrides = Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
-Files = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction]
-Folder = Annotated[Path, tyro.conf.Positional]
+Overrides = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE")]
+Files = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE")]
+Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+
+
+def _shown(value: str, default: str) -> Any:
+    """The form of an option's value in the help, and its default."""
+    return tyro.conf.arg(metavar=value, help_behavior_hint=f"(default: {default})")
 
 
 @dataclass
 class Run:
     """Train with a rollout service."""
 
-    preset: Annotated[str | None, tyro.conf.arg(help_behavior_hint=f"(default: {_PRESET})")] = None
+    preset: Annotated[str | None, _shown("NAME", _PRESET)] = None
     """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
-    rollout_url: Annotated[str | None, tyro.conf.arg(help_behavior_hint=f"(default: {_URL})")] = None
+    rollout_url: Annotated[str | None, _shown("URL", _URL)] = None
     """Base URL of the rollout service."""
     config: Files = ()
     """YAML file with settings, nested or dotted. May be given more than once; later files win."""
     set: Overrides = ()
     """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
-    output: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: runs/<run>)")] = None
+    output: Annotated[Path | None, _shown("FOLDER", "runs/<run>")] = None
     """Folder for metrics, checkpoints, report and LoRA weights for diffusers."""
-    run: Annotated[str | None, tyro.conf.arg(help_behavior_hint="(default: the preset's name)")] = None
+    run: Annotated[str | None, _shown("NAME", "the preset's name")] = None
     """Name of the run at the service."""
-    iterations: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the preset's)")] = None
+    iterations: Annotated[int | None, _shown("N", "the preset's")] = None
     """Number of iterations."""
-    seed: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: 42)")] = None
+    seed: Annotated[int | None, _shown("N", "42")] = None
     """Seed of the run."""
-    resume: Path | None = None
+    resume: Annotated[Path | None, _shown("FOLDER", "a new run")] = None
     """Folder of a run to continue from its newest checkpoint, with that run's settings; other options change them.
     With --preset: continue the run with these settings in FOLDER, or start it there."""
-    checkpoint: int | None = None
+    checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
     """With --resume: version of the checkpoint to continue from instead of the newest. Later ones are deleted."""
     dry_run: bool = False
     """Print all settings and their sources, check what can be checked without loading a model, and stop."""
@@ -78,17 +83,17 @@ class Evaluate:
 
     folder: Folder
     """A run's folder."""
-    rewards: tuple[str, ...] = ()
-    """Rewards, by name or package.module:attribute; by default the run's."""
+    rewards: Annotated[tuple[str, ...], _shown("NAME …", "the run's")] = ()
+    """Rewards, by name or package.module:attribute."""
     set: Overrides = ()
     """reward_options=… or device=…, for this evaluation only. May be given more than once."""
-    prompts: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the run's)")] = None
+    prompts: Annotated[int | None, _shown("N", "the run's")] = None
     """Number of held-out prompts."""
-    seeds: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the run's)")] = None
+    seeds: Annotated[int | None, _shown("N", "the run's")] = None
     """Images per prompt."""
-    steps: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the run's)")] = None
+    steps: Annotated[int | None, _shown("N", "the run's")] = None
     """Solver steps per image."""
-    checkpoint: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the newest)")] = None
+    checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
     """Version of the checkpoint to evaluate."""
 
 
@@ -98,7 +103,7 @@ class Export:
 
     folder: Folder
     """A run's folder."""
-    checkpoint: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: the newest)")] = None
+    checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
     """Version of the checkpoint to export."""
 
 
@@ -145,7 +150,7 @@ class RunsList:
 class RunsDelete:
     """Delete all adapter versions and curves of a run at a rollout service. The run's folder is not deleted."""
 
-    name: Annotated[str, tyro.conf.Positional]
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """Name of the run."""
     rollout_url: str = _URL
     """Base URL of the rollout service."""
@@ -167,18 +172,20 @@ class Doctor:
 
     model: str = "mini-sana"
     """Registered name, local folder in diffusers format, or hub id."""
-    rollout_url: str | None = None
-    """Base URL of a rollout service to check."""
+    rollout_url: Annotated[str | None, _shown("URL", "none")] = None
+    """Base URL of a rollout service to check, too."""
     prompts: str = "shapes"
     """A registered set, or a folder with train and test prompts."""
 
 
 Command = Run | Demo | Evaluate | Export | Calibrate | Presets | Report | Runs | Doctor
+COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
 
 
 def main() -> None:
     """Entry point of `solrl-train`."""
-    if sys.argv[1:] == ["--version"]:
+    words = sys.argv[1:]
+    if words == ["--version"]:
         print(f"solrl-train {version('solrl')}")
         return
     from solrl_trainer.text import printable
@@ -187,7 +194,7 @@ def main() -> None:
         place = read_place()
         # Ranks end together, which an interrupt handled elsewhere would prevent.
         with raised() if place.size > 1 else nullcontext():
-            sys.exit(_dispatch(_parse(place), place))
+            sys.exit(_dispatch(_parse(words, place), place))
     except KeyboardInterrupt:
         print("solrl-train: stopped", file=sys.stderr)
         sys.exit(STATUS)
@@ -198,26 +205,38 @@ def main() -> None:
         sys.exit(2)
 
 
-def _parse(place: Place) -> Command:
-    """The command line. Of several ranks the first alone complains of it; the others end without an error."""
+def _parse(words: list[str], place: Place) -> Command:
+    """The command that the words give; exits with 2 if they are invalid.
+
+    With several ranks, only the first prints the error; the others end without one.
+    """
     with ExitStack() as stack:
         if not place.first:
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
         try:
-            check_command("solrl-train", sys.argv[1:], [one.__name__.lower() for one in get_args(Command)])
-            command = tyro.cli(
-                Command,
-                prog="solrl-train",
-                description="Post-train diffusion models with a rollout service. `--version` prints the version.",
-                config=(tyro.conf.OmitSubcommandPrefixes,),
-            )
+            return _command(words)
         except SystemExit:
             if place.first:
                 raise
             sys.exit(0)
-    return command
+
+
+def _command(words: list[str]) -> Command:
+    check_command("solrl-train", words, list(COMMANDS))
+    if words and (kind := COMMANDS.get(words[0])):
+        if kind is Runs:
+            check_command("solrl-train runs", words[1:], ("list", "delete"))
+        # Each command has its own parser, which suggests no options of other commands.
+        return tyro.cli(kind, prog=f"solrl-train {words[0]}", args=words[1:])
+    return tyro.cli(
+        Command,
+        prog="solrl-train",
+        description="Post-train diffusion models with a rollout service. `--version` prints the version.",
+        args=words,
+        config=(tyro.conf.OmitSubcommandPrefixes,),
+    )
 
 
 def _dispatch(command: Command, place: Place) -> int:

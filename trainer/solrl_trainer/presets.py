@@ -243,7 +243,7 @@ def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
     source = ", ".join(dict.fromkeys(given)) or "defaults"
     # A rollout URL may be refused for the password in it.
     got = "" if key == "rollout_url" else f"got {first['input']!r}; "
-    return ConfigError(f"setting {key} (from {source}): {got}{first['msg']}")
+    return ConfigError(f"setting {key} (from {source}): {got}{first['msg'].removeprefix('Value error, ')}")
 
 
 def parse_override(override: str) -> tuple[str, Any]:

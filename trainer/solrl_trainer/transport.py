@@ -18,6 +18,8 @@ HEADERS = {"Accept-Encoding": "identity"}
 MAX_DOCUMENT = 16 * 2**20
 """Bytes of the largest JSON document."""
 _MAX_PROBLEM = 2**18
+_TOKEN_PROBLEMS = (ProblemKind.UNAUTHENTICATED, ProblemKind.FORBIDDEN)
+_TOKEN_ADVICE = "the trainer sends the token in SOLRL_TOKEN, or in the file that SOLRL_TOKEN_PATH names"
 
 Document = TypeVar("Document", bound=BaseModel)
 
@@ -93,7 +95,8 @@ def unexpected(answer: httpx.Response, got: str) -> RefusedError:
         ProblemKind.UNEXPECTED_ANSWER.problem(
             f"{answer.request.method} {answer.request.url} answered {answer.status_code}: {printable(got, 400)}",
             status=answer.status_code,
-            action="check that the URL is a solrl rollout service",
+            action="check that the URL is a solrl rollout service"
+            + (f"; {_TOKEN_ADVICE}" if answer.status_code in (401, 403) else ""),
         )
     )
 
@@ -105,6 +108,9 @@ def invalid_line(answer: httpx.Response, error: ValidationError) -> RefusedError
 
 def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
     """A service's problem, safe to print."""
+    action = printable(problem.action) if problem.action else None
+    if problem.kind in _TOKEN_PROBLEMS:
+        action = f"{action}; {_TOKEN_ADVICE}" if action else _TOKEN_ADVICE
     cleaned = problem.model_copy(
         update={
             "title": printable(problem.title, 200),
@@ -112,7 +118,7 @@ def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
             "where": printable(problem.where, 200) if problem.where else None,
             "got": printable_value(problem.got),
             "expected": printable_value(problem.expected),
-            "action": printable(problem.action) if problem.action else None,
+            "action": action,
         }
     )
     return RefusedError(cleaned, retry_after)

@@ -1,0 +1,101 @@
+"""Help of both programs: every option of every command is described, in whole sentences."""
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import solrl_rollout.cli
+import solrl_trainer.cli
+from typed import typed
+
+PROGRAMS: dict[str, Callable[[], None]] = {
+    "solrl-train": solrl_trainer.cli.main,
+    "solrl-rollout": solrl_rollout.cli.main,
+}
+HINT = re.compile(r"\((default: .*|required|repeatable)\)$")
+
+
+def helped(program: str, *words: str) -> list[str]:
+    """Lines of a command's help."""
+    done = typed(PROGRAMS[program], *words, "--help", COLUMNS="300")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def commands(program: str, *words: str) -> Iterator[tuple[str, ...]]:
+    """All commands of a program, and those within them."""
+    yield (program, *words)
+    for line in helped(program, *words):
+        if found := re.match(r" +• (\S+)", line):
+            yield from commands(program, *words, found[1])
+
+
+def options(lines: list[str]) -> dict[str, str]:
+    """Option or positional argument → its description, a line break within it kept."""
+    found: dict[str, str] = {}
+    within = name = ""
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if indent == 1 and not line.startswith(" -"):
+            within = line.strip()
+        elif within in ("options", "positional arguments") and indent == 2:
+            name, _, text = line.strip().partition("  ")
+            found[name] = text.strip()
+        elif within in ("options", "positional arguments") and indent > 2:
+            found[name] = f"{found[name]}\n{line.strip()}".strip()
+    return found
+
+
+ALL = [one for program in PROGRAMS for one in commands(program)]
+
+
+def test_the_walk_reaches_every_command() -> None:
+    names = {" ".join(one) for one in ALL}
+    assert {"solrl-train run", "solrl-train runs delete", "solrl-rollout serve", "solrl-rollout token revoke"} <= names
+    assert "--preset NAME" in options(helped("solrl-train", "run"))
+    assert "FOLDER" in options(helped("solrl-train", "report"))
+
+
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_every_option_is_described(words: tuple[str, ...]) -> None:
+    for name, text in options(helped(*words)).items():
+        described = HINT.sub("", text).strip()
+        assert described, name
+        assert "None" not in name + text, name
+        if name != "-h, --help":
+            # A line ends where a sentence does.
+            assert all(line.endswith(".") for line in described.splitlines()), (name, text)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_program_says_its_version_and_how_to_ask(program: str) -> None:
+    done = typed(PROGRAMS[program], "--version")
+    assert done.returncode == 0
+    assert re.fullmatch(rf"{program} \d+\.\d+\.\S+\n", done.stdout)
+    assert any("--version" in line for line in helped(program))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["runn"], "got command 'runn' (did you mean 'run'?); expected one of run, demo"),
+        (["runs", "lst"], "solrl-train runs: got command 'lst' (did you mean 'list'?); expected one of list, delete"),
+        (["run", "--dry-run", "--set", "optimizer.lr=1"], "(did you mean 'optimizer.learning_rate'?)"),
+        (["run", "--dry-run", "--set", "rewards=clipscor"], "got reward 'clipscor' (did you mean 'clipscore'?)"),
+        (["run", "--dry-run", "--preset", "mini-sanna/sol_rl/clipscore"], "(did you mean 'mini-sana'?)"),
+    ],
+)
+def test_the_trainer_names_what_is_near(words: list[str], said: str) -> None:
+    done = typed(PROGRAMS["solrl-train"], *words)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert len(line) < 400
+
+
+def test_a_flag_at_fault_gets_the_near_ones_of_its_command_alone() -> None:
+    done = typed(PROGRAMS["solrl-train"], "calibrate", "--promts", "3")
+    assert done.returncode == 2
+    assert "--prompts" in done.stderr
+    assert "evaluate" not in done.stderr
+    assert "solrl-train calibrate --help" in done.stderr

@@ -1,0 +1,59 @@
+"""Refusals for want of a token: the trainer says where it takes its own from."""
+
+from collections.abc import Iterator
+
+import pytest
+from hostile_service import Answer, hostile_service
+from security_helpers import Guarded, guarded_service
+from solrl_trainer.cli import main
+from typed import typed
+
+PLACES = "the trainer sends the token in SOLRL_TOKEN, or in the file that SOLRL_TOKEN_PATH names"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with guarded_service(tmp_path_factory.mktemp("tokens")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOLRL_TOKEN", raising=False)
+    monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("token", "said"), [(None, "no bearer token was sent"), ("expired", "has expired"), ("guessed", "is unknown")]
+)
+def test_who_is_not_known_is_told_the_variable(guarded: Guarded, token: str | None, said: str) -> None:
+    given = {} if token is None else {"SOLRL_TOKEN": guarded.tokens.get(token, "solrl_guessed")}
+    url = f"http://127.0.0.1:{guarded.service.port}"
+    for words in (["runs", "list"], ["run", "--iterations", "1", "--dry-run"]):
+        done = typed(main, *words, "--rollout-url", url, **given)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert done.stderr.rstrip().endswith(PLACES)
+    done = typed(main, "doctor", "--rollout-url", url, COLUMNS="1000", **given)
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert PLACES in done.stdout
+
+
+def test_who_lacks_a_scope_is_told_the_variable(guarded: Guarded) -> None:
+    url = f"http://127.0.0.1:{guarded.service.port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("solrl_trainer.runs.RolloutClient.adapters", lambda client, name: True)
+        done = typed(main, "runs", "delete", "mine", "--rollout-url", url, SOLRL_TOKEN=guarded.tokens["rollout"])
+    assert done.returncode == 2
+    assert "lacks the scope 'push'" in done.stderr
+    assert PLACES in done.stderr
+
+
+@pytest.mark.parametrize(("status", "told"), [(401, True), (403, True), (404, False)])
+def test_a_proxys_refusal_names_it_too(status: int, told: bool) -> None:
+    with hostile_service() as service:
+        service.answers = [Answer(status=status, parts=(b"<html>no</html>",))]
+        done = typed(main, "runs", "list", "--rollout-url", service.url)
+    assert done.returncode == 2
+    assert (PLACES in done.stderr) == told
