@@ -37,22 +37,22 @@ def plan(
     console = Console()
     console.print(_table(planned, f"{model}, {precision}, {backbone.width}×{backbone.height}, batch {batch}"))
     console.print(_limits(planned))
-    console.print(f"Counts tensors only. Batch limits reserve {_gib(RESERVED)} GiB for CUDA; reward models need more.")
+    console.print(f"Counts tensors only. Batch limits reserve {_size(RESERVED)} for CUDA; reward models need more.")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(vars(planned) | {"total": planned.total}, indent=1) + "\n")
 
 
 def _table(planned: MemoryPlan, title: str) -> Table:
-    table = Table("use", "GiB", title=title, title_justify="left")
+    table = Table("use", "memory", title=title, title_justify="left")
     table.columns[1].justify = "right"
     for name, size in planned.weights.items():
-        table.add_row(f"weights: {name}", _gib(size))
-    table.add_row("encoded prompts, at most", _gib(planned.prompts))
+        table.add_row(f"weights: {name}", _size(size))
+    table.add_row("encoded prompts, at most", _size(planned.prompts))
     for name, size in planned.activations.items():
-        table.add_row(f"activations: {name}", _gib(size))
+        table.add_row(f"activations: {name}", _size(size))
     table.add_section()
-    table.add_row("total (weights, prompts and the largest phase)", _gib(planned.total))
+    table.add_row("total (weights, prompts and the largest phase)", _size(planned.total))
     return table
 
 
@@ -65,5 +65,9 @@ def _limits(planned: MemoryPlan) -> Table:
     return table
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f}"
+def _size(size: int) -> str:
+    """Bytes in the largest unit of which there is at least one."""
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if size >= 2**power:
+            return f"{size / 2**power:.2f} {unit}"
+    return f"{size / 2**10:.2f} KiB"

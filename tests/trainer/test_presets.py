@@ -1,5 +1,6 @@
 """Presets: every name resolves, later layers win, and errors name their source."""
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -211,10 +212,12 @@ def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_presets_are_listed() -> None:
-    said = command("presets").stdout
+    said = typed(main, "presets", COLUMNS="80").stdout
     assert PRESET in said
     for part in (MODELS, RECIPES, REWARDS):
-        assert all(name in said for name in part)
+        assert all(re.search(rf"^(<\w+>)? +{name} ", said, re.MULTILINE) for name in part)
+    assert all(settings["model"] in said for settings in MODELS.values())
+    assert "--set 'rewards={clipscore: 1, hpsv2: 0.5}'" in said
     assert len(said.splitlines()) < 40
 
 

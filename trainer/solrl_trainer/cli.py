@@ -258,13 +258,9 @@ def _dispatch(command: Command, place: Place) -> int:
         case Calibrate():
             _calibrate(command, place)
         case Presets():
-            from rich.console import Console
+            from solrl_trainer.presets import print_presets
 
-            from solrl_trainer.presets import tables
-
-            console = Console()
-            for table in tables():
-                console.print(table)
+            print_presets()
         case Report():
             _report(command.folder)
         case Runs():

@@ -7,7 +7,7 @@ Later layers override earlier ones: field defaults, model, recipe, reward, YAML 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -16,9 +16,6 @@ from solrl_core.suggestions import did_you_mean
 from solrl_trainer.algorithms.base import AlgorithmSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.config import RunConfig
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 DEFAULT_PRESET = "mini-sana/sol_rl/clipscore"
 
@@ -97,28 +94,23 @@ def names() -> list[str]:
     return [f"{m}/{r}/{w}" for m in MODELS for r in RECIPES for w in REWARDS]
 
 
-def tables() -> "list[Table]":
-    """The parts of a preset's name, as tables for a terminal."""
+def print_presets() -> None:
+    """Print a table of the parts of a preset's name."""
     from rich import box
+    from rich.console import Console
     from rich.table import Table
 
-    parts = {
-        "model": {name: str(settings["model"]) for name, settings in MODELS.items()},
-        "recipe": RECIPE_WORDS,
-        "reward": REWARD_WORDS,
-    }
-    found = []
-    for part, rows in parts.items():
-        table = Table(title=f"<{part}>", title_justify="left", box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, words in rows.items():
-            table.add_row(name, words)
-        found.append(table)
-    found[-1].caption = "Other rewards, and sums: --set 'rewards={clipscore: 1, hpsv2: 0.5}'"
-    found[-1].caption_justify = "left"
-    found[0].title = f"A preset is <model>/<recipe>/<reward>, as in {DEFAULT_PRESET}\n\n<model>"
-    return found
+    models = {name: str(settings["model"]) for name, settings in MODELS.items()}
+    words = {name: "miniature, runs on a CPU" if model == name else model for name, model in models.items()}
+    table = Table("part", "name", "stands for", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.columns[2].overflow = "fold"
+    for part, rows in (("<model>", words), ("<recipe>", RECIPE_WORDS), ("<reward>", REWARD_WORDS)):
+        for row, (name, meaning) in enumerate(rows.items()):
+            table.add_row("" if row else part, name, meaning)
+        table.add_section()
+    print(f"A preset is <model>/<recipe>/<reward>, as in {DEFAULT_PRESET}")
+    Console().print(table)
+    print("Other rewards, and sums: --set 'rewards={clipscore: 1, hpsv2: 0.5}'")
 
 
 def _pick(table: Mapping[str, dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
