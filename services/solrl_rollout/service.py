@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from solrl_core.fingerprint import fingerprint
 from solrl_core.noise import noise_contract
+from solrl_proto.identifiers import Tier
 from solrl_proto.models import NoiseContract
 from solrl_proto.rollouts import RolloutRequest, Served
 
@@ -15,9 +16,10 @@ from solrl_rollout.engine.adapters import Adapters
 from solrl_rollout.engine.admission import check_model, check_request
 from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.held_adapters import HeldAdapters
 from solrl_rollout.engine.problems import draining
 from solrl_rollout.engine.rollout import Rollout
-from solrl_rollout.engine.work import HostedModel, Job
+from solrl_rollout.engine.work import HostedModel, Job, VersionedAdapter, release
 from solrl_rollout.settings import Settings
 from solrl_rollout.status import logs
 from solrl_rollout.status.curves import OverviewCurves
@@ -44,7 +46,9 @@ class Service:
         self.engine = engine
         self.hosted = {model.info.name: model for model in hosted}
         self.noise: NoiseContract = noise_contract()
-        self.adapters = Adapters(store)
+        self.adapters = Adapters(
+            store, HeldAdapters(settings.max_queued_adapter_bytes, settings.tenant_queued_adapter_bytes)
+        )
         self.curves = OverviewCurves(store)
         self.started_at = time.monotonic()
         self.draining = False
@@ -78,11 +82,30 @@ class Service:
         hosted = self.find_model(request.model)
         precision = check_request(request, hosted, self.settings.queue_limit)
         ref = request.adapter
+        adapter = await self.adapters.fetch(tenant, ref, hosted) if ref else None
+        try:
+            head = await self.store.head(tenant, ref.run) if ref else None
+            rollout = self._rollout(request, tenant, hosted, precision, adapter)
+        except BaseException:
+            release(adapter)
+            raise
+        if ref is not None:
+            self.metrics.adapter_served(tenant, ref.run, ref.version, head)
+        return rollout
+
+    def _rollout(
+        self,
+        request: RolloutRequest,
+        tenant: str,
+        hosted: HostedModel,
+        precision: Tier,
+        adapter: VersionedAdapter | None,
+    ) -> Rollout:
         job = Job(
             tenant=tenant,
-            run=ref.run if ref else None,
+            run=request.adapter.run if request.adapter else None,
             model=request.model,
-            adapter=await self.adapters.fetch(tenant, ref, hosted) if ref else None,
+            adapter=adapter,
             precision=precision,
             plan=request.plan,
             rewards=tuple(reward.name for reward in request.rewards),
@@ -90,18 +113,14 @@ class Service:
         )
         served = Served(
             model=request.model,
-            adapter=ref,
+            adapter=request.adapter,
             precision=precision,
             numerics=next(tier.numerics for tier in hosted.info.precisions if tier.precision == precision),
             fingerprint=fingerprint(hosted.info.digests, job.rewards),
             plan=request.plan,
         )
         logs.add_fields(run=job.run, model=job.model)
-        head = await self.store.head(tenant, ref.run) if ref else None
-        rollout = Rollout(request, job, served, self.engine)
-        if ref is not None:
-            self.metrics.adapter_served(tenant, ref.run, ref.version, head)
-        return rollout
+        return Rollout(request, job, served, self.engine)
 
 
 @asynccontextmanager

@@ -123,6 +123,10 @@ class Settings(BaseSettings):
     """Maximum bytes of all request bodies in memory; further requests are answered 503.
     With a token file, one tenant may use half of it, or one body of the largest size."""
 
+    max_queued_adapter_bytes: Annotated[int, Field(ge=1)] = 4096 * MIB
+    """Bytes of the adapters that accepted requests hold in memory until they are served, each adapter once; further
+    requests are answered 503. With a token file one tenant may hold half of it, or one adapter of the largest size."""
+
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
     """Number of adapter versions kept per run."""
 
@@ -164,17 +168,28 @@ class Settings(BaseSettings):
         return max(self.max_inflight_bytes // 2, self.max_adapter_bytes, self.max_body_bytes)
 
     @property
+    def tenant_queued_adapter_bytes(self) -> int:
+        """Bytes of the adapters that one tenant's requests hold in memory."""
+        if self.token_file is None:
+            return self.max_queued_adapter_bytes
+        return max(self.max_queued_adapter_bytes // 2, self.max_adapter_bytes)
+
+    @property
     def models(self) -> list["ModelSpec"]:
         """The models to host."""
         return [parse_model(text) for text in self.model]
 
     @model_validator(mode="after")
     def _largest_bodies_fit(self) -> Self:
-        for name in ("max_adapter_bytes", "max_body_bytes"):
-            if (largest := getattr(self, name)) > self.max_inflight_bytes:
+        for name, bound in (
+            ("max_adapter_bytes", "max_inflight_bytes"),
+            ("max_body_bytes", "max_inflight_bytes"),
+            ("max_adapter_bytes", "max_queued_adapter_bytes"),
+        ):
+            if (largest := getattr(self, name)) > (most := getattr(self, bound)):
                 raise ValueError(
-                    f"{name} is {largest} and max_inflight_bytes {self.max_inflight_bytes}: a body of the largest size "
-                    f"would always be refused; raise max_inflight_bytes, or lower {name}"
+                    f"{name} is {largest} and {bound} {most}: one of the largest size would always be refused; "
+                    f"raise {bound}, or lower {name}"
                 )
         return self
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
+from weakref import WeakValueDictionary
 
 from solrl_core.adapter import Adapter, adapter_digest, decode_adapter
 from solrl_core.errors import AdapterError
@@ -9,23 +10,27 @@ from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
 
+from solrl_rollout.engine.held_adapters import Content, HeldAdapters
 from solrl_rollout.engine.work import HostedModel, VersionedAdapter
 from solrl_rollout.store import RunStore
 
 _CACHED_BYTES = 2**30
 """Bytes of decoded adapters in memory, or only the newest one if it is larger; a rank-32 FLUX.1 adapter has 150 MB."""
 
-_Key = tuple[str, str]
-"""A model's name and an adapter's digest."""
-
 
 class Adapters:
-    """The stored adapters of the hosted models, with a cache of decoded ones."""
+    """The stored adapters of the hosted models.
 
-    def __init__(self, store: RunStore) -> None:
+    A content is decoded once for all that hold it. The newest are cached, too.
+    """
+
+    def __init__(self, store: RunStore, held: HeldAdapters) -> None:
+        """`held`: the budget of the adapters that fetchers hold."""
         self._store = store
-        self._decoded: OrderedDict[_Key, Adapter] = OrderedDict()
-        self._loading: dict[_Key, asyncio.Task[VersionedAdapter]] = {}
+        self.held = held
+        self._decoded: WeakValueDictionary[Content, Adapter] = WeakValueDictionary()
+        self._cached: OrderedDict[Content, Adapter] = OrderedDict()
+        self._loading: dict[Content, asyncio.Task[Adapter]] = {}
 
     async def push(
         self, tenant: str, run: str, version: int, parent: int | None, digest: str, body: bytes, hosted: HostedModel
@@ -60,10 +65,10 @@ class Adapters:
         return await self._store.put(tenant, info, body)
 
     async def fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> VersionedAdapter:
-        """A stored version, decoded.
+        """A stored version, decoded; its bytes count until the result's hold is released.
 
         Raises:
-            ProblemError: 404 for an unknown run or version, 422 `adapter-model`.
+            ProblemError: 404 for an unknown run or version, 422 `adapter-model`, 503 `too-many-bytes`.
         """
         info = await self._store.info(tenant, ref.run, ref.version)
         if info.model != hosted.info.name:
@@ -75,47 +80,59 @@ class Adapters:
                 expected=hosted.info.name,
                 action="use a version that was pushed for this model",
             )
-        key = (hosted.info.name, info.digest)
-        while (adapter := self._decoded.get(key)) is None:
-            loading = self._loading.get(key)
+        content = (hosted.info.name, info.digest)
+        hold = self.held.take(tenant, content, info.size)
+        try:
+            adapter = await self._find(tenant, ref, hosted, content)
+        except BaseException:
+            hold.release()  # now: its error refers to it
+            raise
+        return VersionedAdapter(info.digest, adapter, hold)
+
+    async def _find(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter:
+        while (adapter := self._known(content)) is None:
+            loading = self._loading.get(content)
             if loading is None:
-                return await self._load(tenant, ref, hosted, key)
+                return await self._load(tenant, ref, hosted, content)
             # An error is reported to the request that began the loading, which may be of another run or tenant.
             await asyncio.wait({loading})
-        self._decoded.move_to_end(key)
-        return VersionedAdapter(info.digest, adapter)
+        return adapter
 
-    async def _load(self, tenant: str, ref: AdapterRef, hosted: HostedModel, key: "_Key") -> VersionedAdapter:
+    async def _load(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter:
         """Fetch and decode a version; concurrent requests for the same one wait for this."""
 
-        async def load() -> VersionedAdapter:
+        async def load() -> Adapter:
             # Read again: the run may have been rewound meanwhile, and the version pushed with different content.
             info, body = await self._store.get(tenant, ref.run, ref.version)
-            return VersionedAdapter(info.digest, await self._decode(info.digest, body, hosted))
+            return await self._decode(info.digest, body, hosted)
 
-        def loaded(task: asyncio.Task[VersionedAdapter]) -> None:
-            del self._loading[key]
+        def loaded(task: asyncio.Task[Adapter]) -> None:
+            del self._loading[content]
             task.cancelled() or task.exception()  # retrieved, in case nobody waits for it any more
 
-        task = self._loading[key] = asyncio.create_task(load())
+        task = self._loading[content] = asyncio.create_task(load())
         task.add_done_callback(loaded)
         # A client that disconnects does not cancel it: others may wait.
         return await asyncio.shield(task)
 
     async def _decode(self, digest: str, body: bytes, hosted: HostedModel) -> Adapter:
-        """Decode a body whose digest was verified; returns the cached adapter if there is one."""
-        key = (hosted.info.name, digest)
-        if (known := self._decoded.get(key)) is not None:
-            self._decoded.move_to_end(key)
+        """Decode a body whose digest was verified, or return what was decoded before."""
+        content = (hosted.info.name, digest)
+        if (known := self._known(content)) is not None:
             return known
         try:
             adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
         except AdapterError as error:
             raise ProblemError(ProblemKind[f"ADAPTER_{error.fault.upper()}"], error.detail, **error.fields) from error
-        self._decoded[key] = adapter
-        while len(self._decoded) > 1 and sum(map(_bytes_of, self._decoded.values())) > _CACHED_BYTES:
-            self._decoded.popitem(last=False)
+        self._cached[content] = self._decoded[content] = adapter
+        while len(self._cached) > 1 and sum(map(_bytes_of, self._cached.values())) > _CACHED_BYTES:
+            self._cached.popitem(last=False)
         return adapter
+
+    def _known(self, content: Content) -> Adapter | None:
+        if content in self._cached:
+            self._cached.move_to_end(content)
+        return self._decoded.get(content)
 
 
 def _bytes_of(adapter: Adapter) -> int:

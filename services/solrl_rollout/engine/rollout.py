@@ -8,7 +8,7 @@ from solrl_proto.rollouts import EndLine, RolloutAnswer, RolloutGroup, RolloutRe
 
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.groups import ScoredGroup
-from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks
+from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks, release
 
 
 class Rollout:
@@ -57,6 +57,7 @@ class Rollout:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        release(self._job.adapter)
 
     async def _finish_group(self, chunks: list[Chunk]) -> RolloutGroup:
         """Wait for a prompt's chunks, prune and continue if the plan says so, and build its part of the answer."""

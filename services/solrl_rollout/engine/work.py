@@ -15,6 +15,8 @@ from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import Plan, PromptItem, RolloutRequest
 
+from solrl_rollout.engine.held_adapters import Hold
+
 
 @dataclass(frozen=True)
 class HostedModel:
@@ -39,10 +41,17 @@ class HostedModel:
 
 @dataclass(frozen=True, eq=False)
 class VersionedAdapter:
-    """A decoded adapter and the digest that names its content."""
+    """A decoded adapter, the digest that names its content, and a request's hold on it."""
 
     digest: str
     adapter: Adapter
+    hold: Hold | None = None
+
+
+def release(adapter: VersionedAdapter | None) -> None:
+    """End a request's hold on its adapter, if it has one. Harmless a second time."""
+    if adapter is not None and adapter.hold is not None:
+        adapter.hold.release()
 
 
 @dataclass(eq=False)

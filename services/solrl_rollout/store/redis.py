@@ -18,7 +18,6 @@ has WAITAOF (7.2), every acknowledgement of a version, the first and any later o
 """
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -60,8 +59,6 @@ from solrl_rollout.store.readable import (
     version_record,
 )
 from solrl_rollout.store.scripts import AGAIN, COMMIT, DELETE, PIN, REWIND, TELL
-
-logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 4 * 2**20
 UPLOAD_EXPIRY_S = 600

@@ -11,6 +11,8 @@ from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import AdapterRef
 from solrl_rollout.engine.adapters import Adapters
+from solrl_rollout.engine.held_adapters import HeldAdapters
+from solrl_rollout.engine.problems import RetryLaterError
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.store import MemoryRunStore
 
@@ -25,6 +27,10 @@ def adapter() -> Adapter:
     return Adapter(rank=2, alpha=2.0, tensors=tensors)
 
 
+def adapters_of(store: MemoryRunStore, limit: int = 2**20, tenant_limit: int = 2**20) -> Adapters:
+    return Adapters(store, HeldAdapters(limit, tenant_limit))
+
+
 async def push(adapters: Adapters, version: int, body: bytes, digest: str) -> str | None:
     """The kind of problem, if it was refused."""
     parent = version - 1 if version else None
@@ -36,7 +42,7 @@ async def push(adapters: Adapters, version: int, body: bytes, digest: str) -> st
 
 
 async def test_a_damaged_body_is_refused_and_not_cached() -> None:
-    adapters = Adapters(MemoryRunStore())
+    adapters = adapters_of(MemoryRunStore())
     body = encode_adapter(adapter())
     digest = adapter_digest(body)
     assert await push(adapters, 0, body, digest) is None
@@ -51,7 +57,7 @@ async def test_non_finite_weights_are_refused_and_not_stored(value: float) -> No
     bad = adapter()
     bad.tensors[lora_b_key("block.linear")][1, 1] = value
     body = encode_adapter(bad)
-    assert await push(Adapters(store), 0, body, adapter_digest(body)) == "adapter-nonfinite"
+    assert await push(adapters_of(store), 0, body, adapter_digest(body)) == "adapter-nonfinite"
     assert (await store.runs("tenant")).runs == ()
 
 
@@ -77,7 +83,7 @@ async def pushed(store: MemoryRunStore, scale: float = 1.0, version: int = 0) ->
     one = adapter()
     one.tensors[lora_b_key("block.linear")] *= scale
     body = encode_adapter(one)
-    assert await push(Adapters(store), version, body, adapter_digest(body)) is None
+    assert await push(adapters_of(store), version, body, adapter_digest(body)) is None
     return adapter_digest(body)
 
 
@@ -94,7 +100,7 @@ def requests(adapters: Adapters, count: int) -> list["asyncio.Task[VersionedAdap
 async def test_concurrent_requests_for_one_adapter_read_it_once() -> None:
     store = Counting()
     await pushed(store)
-    wanted = requests(Adapters(store), 16)
+    wanted = requests(adapters_of(store), 16)
     await settle()
     store.opened.set()
     served = await asyncio.gather(*wanted)
@@ -105,7 +111,7 @@ async def test_concurrent_requests_for_one_adapter_read_it_once() -> None:
 async def test_a_read_continues_for_other_requests_when_the_first_is_cancelled() -> None:
     store = Counting()
     await pushed(store)
-    first, *others = requests(Adapters(store), 3)
+    first, *others = requests(adapters_of(store), 3)
     await settle()
     first.cancel()
     await settle()
@@ -117,7 +123,7 @@ async def test_a_read_continues_for_other_requests_when_the_first_is_cancelled()
 async def test_an_error_reaches_only_the_request_that_began_the_read() -> None:
     store = Counting(fails=True)
     await pushed(store)
-    first, *others = requests(Adapters(store), 3)
+    first, *others = requests(adapters_of(store), 3)
     await settle()
     store.opened.set()
     with pytest.raises(OSError, match="first read"):
@@ -133,7 +139,68 @@ async def test_the_cache_of_decoded_adapters_is_bounded_in_bytes(monkeypatch: py
         await pushed(store, 1.0 + version, version)
     size = 4 * (2 * 3 + 4 * 2)
     monkeypatch.setattr("solrl_rollout.engine.adapters._CACHED_BYTES", 2 * size)
-    adapters = Adapters(store)
+    adapters = adapters_of(store)
     for version in (0, 1, 0, 2, 0, 1):
         await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
     assert store.reads == 4  # 0, 1, 2, and 1 again
+
+
+async def test_an_adapter_that_is_held_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Counting()
+    store.opened.set()
+    for version in range(3):
+        await pushed(store, 1.0 + version, version)
+    monkeypatch.setattr("solrl_rollout.engine.adapters._CACHED_BYTES", 1)
+    adapters = adapters_of(store)
+    held = [await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED) for version in (0, 1, 2)]
+    again = [await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED) for version in (0, 1, 2)]
+    assert store.reads == 3
+    assert all(one.adapter is other.adapter for one, other in zip(held, again, strict=True))
+
+
+async def test_adapters_that_requests_hold_are_bounded() -> None:
+    store = MemoryRunStore()
+    for version in range(3):
+        await pushed(store, 1.0 + version, version)
+    size = (await store.info("tenant", "run", 0)).size
+    adapters = adapters_of(store, 2 * size)
+
+    async def fetch(version: int) -> VersionedAdapter:
+        return await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
+
+    held = [await fetch(version) for version in (0, 0, 0, 1)]
+    with pytest.raises(RetryLaterError) as refused:
+        await fetch(2)
+    assert (refused.value.problem.kind, refused.value.problem.expected) == ("too-many-bytes", "at most 0 bytes now")
+    held.pop()  # as a job that ends
+    third = await fetch(2)
+    assert third.hold is not None
+    third.hold.release()
+    third.hold.release()
+    held = held[:1]
+    assert await fetch(1)
+    held.append(await fetch(0))
+
+
+async def test_a_tenant_holds_no_more_than_its_part() -> None:
+    held = HeldAdapters(limit=100, tenant_limit=60)
+    first = held.take("a", ("mini", "x"), 50)
+    with pytest.raises(RetryLaterError, match="the tenant's requests hold 50 bytes"):
+        held.take("a", ("mini", "y"), 20)
+    others = held.take("b", ("mini", "x"), 50)
+    with pytest.raises(RetryLaterError, match="all requests hold 100 bytes"):
+        held.take("c", ("mini", "x"), 1)
+    first.release()
+    assert held.bytes == 50
+    del others
+    assert held.bytes == 0
+
+
+async def test_a_fetch_that_fails_holds_nothing() -> None:
+    store = Counting(fails=True)
+    await pushed(store)
+    held = HeldAdapters(2**20, 2**20)
+    store.opened.set()
+    with pytest.raises(OSError, match="first read"):
+        await Adapters(store, held).fetch("tenant", AdapterRef(run="run", version=0), HOSTED)
+    assert held.bytes == 0

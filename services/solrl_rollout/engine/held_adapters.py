@@ -1,0 +1,85 @@
+"""A budget for the decoded adapters that accepted requests hold until they are served."""
+
+from collections import Counter, deque
+
+from solrl_proto.problems import ProblemKind
+
+from solrl_rollout.engine.problems import RetryLaterError
+
+RETRY_AFTER_S = 5
+
+Content = tuple[str, str]
+"""A model's name and an adapter's digest."""
+
+
+_Held = tuple[str, Content]
+
+
+class Hold:
+    """A request's hold on an adapter. It ends with `release`, or when nothing refers to it any more; in any thread."""
+
+    def __init__(self, held: _Held, ended: deque[_Held]) -> None:
+        self._held: _Held | None = held
+        self._ended = ended
+
+    def release(self) -> None:
+        """Count the request no longer; harmless a second time."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._ended.append(held)
+
+    __del__ = release
+
+
+class HeldAdapters:
+    """Bytes of adapters that requests hold; all of a tenant's requests for one content share it, and it counts once."""
+
+    def __init__(self, limit: int, tenant_limit: int) -> None:
+        self.limit = limit
+        self.tenant_limit = tenant_limit
+        self._requests: Counter[_Held] = Counter()
+        self._sizes: dict[_Held, int] = {}
+        # A hold may end in the middle of `take`.
+        self._ended: deque[_Held] = deque()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tenants."""
+        self._settle()
+        return sum(self._sizes.values())
+
+    def take(self, tenant: str, content: Content, size: int) -> Hold:
+        """Hold `content` for one more request of a tenant.
+
+        Raises:
+            RetryLaterError: 503 `too-many-bytes`.
+        """
+        held = tenant, content
+        self._settle()
+        if held not in self._sizes:
+            of_tenant = sum(size for (owner, _), size in self._sizes.items() if owner == tenant)
+            _require("all requests", self.bytes, size, self.limit)
+            _require("the tenant's requests", of_tenant, size, self.tenant_limit)
+            self._sizes[held] = size
+        self._requests[held] += 1
+        return Hold(held, self._ended)
+
+    def _settle(self) -> None:
+        while self._ended:
+            ended = self._ended.popleft()
+            self._requests[ended] -= 1
+            if not self._requests[ended]:
+                del self._requests[ended], self._sizes[ended]
+
+
+def _require(whose: str, held: int, size: int, limit: int) -> None:
+    if held + size > limit:
+        raise RetryLaterError(
+            ProblemKind.TOO_MANY_BYTES,
+            f"the adapters of {whose} hold {held} bytes until they are served, and {size} more are too many",
+            retry_after=RETRY_AFTER_S,
+            where="body.adapter",
+            got=size,
+            expected=f"at most {max(0, limit - held)} bytes now",
+            action="send the same request again later, or raise max_queued_adapter_bytes of the service",
+        )
