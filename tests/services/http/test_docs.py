@@ -1,6 +1,8 @@
 """The API's documentation in a real browser."""
 
+import gzip
 from collections.abc import Iterator
+from importlib.resources import files
 
 import pytest
 from service_helpers import RunningService
@@ -37,6 +39,22 @@ def test_the_documentation_runs_no_other_scripts(browser: Browser, service: Runn
         page.see("fetch('https://example.org/').catch(() => {})")
         assert page.see("typeof window.hacked") == "undefined"
         assert len([fault for fault in page.faults() if "Content Security Policy" in fault]) >= 2
+
+
+@pytest.mark.parametrize("name", ["swagger-ui-bundle.js", "swagger-ui.css"])
+@pytest.mark.parametrize(
+    ("accepted", "packed"), [("br, gzip", True), ("GZIP;q=0.5", True), ("gzip;q=0", False), ("identity", False)]
+)
+def test_its_files_are_compressed_for_those_who_accept_it(
+    service: RunningService, name: str, accepted: str, packed: bool
+) -> None:
+    url, content = f"/docs/static/{name}", (files("fastapi_offline") / "static" / name).read_bytes()
+    with service.client.stream("GET", url, headers={"Accept-Encoding": accepted}) as answer:
+        raw = b"".join(answer.iter_raw())
+    assert (answer.headers.get("content-encoding") == "gzip", answer.headers["vary"]) == (packed, "Accept-Encoding")
+    assert (gzip.decompress(raw) if packed else raw) == content
+    assert int(answer.headers["content-length"]) == len(raw)
+    assert not packed or len(raw) < len(content) / 2
 
 
 def test_other_files_are_not_served(service: RunningService) -> None:

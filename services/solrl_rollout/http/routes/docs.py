@@ -1,13 +1,16 @@
 """The API's documentation: Swagger UI, served from the service itself."""
 
 import base64
+import gzip
 import hashlib
+from functools import cache
 from importlib.resources import files
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.http.access import access
+from solrl_rollout.http.compression import accepts_gzip
 
 router = APIRouter(prefix="/docs", include_in_schema=False)
 
@@ -59,9 +62,18 @@ def page() -> Response:
 
 @router.get("/static/{name}")
 @access("open")
-def static(name: str) -> Response:
-    """A file of Swagger UI, as `fastapi-offline` packages it."""
+def static(request: Request, name: str) -> Response:
+    """A file of Swagger UI, as `fastapi-offline` packages it; a text is compressed for a client that accepts it."""
     if name not in _MEDIA_TYPES:
         raise ProblemError(ProblemKind.NOT_FOUND, f"got file {name[:100]!r}", expected=", ".join(_MEDIA_TYPES))
+    headers = _HEADERS | {"Cache-Control": "max-age=86400", "Vary": "Accept-Encoding"}
+    packed = _MEDIA_TYPES[name].startswith("text/") and accepts_gzip(request)
+    if packed:
+        headers["Content-Encoding"] = "gzip"
+    return Response(_content(name, packed), media_type=_MEDIA_TYPES[name], headers=headers)
+
+
+@cache
+def _content(name: str, packed: bool) -> bytes:
     content = (files("fastapi_offline") / "static" / name).read_bytes()
-    return Response(content, media_type=_MEDIA_TYPES[name], headers=_HEADERS | {"Cache-Control": "max-age=86400"})
+    return gzip.compress(content, mtime=0) if packed else content

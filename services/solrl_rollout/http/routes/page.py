@@ -9,6 +9,7 @@ from importlib.resources import files
 from fastapi import APIRouter, Request, Response
 
 from solrl_rollout.http.access import access
+from solrl_rollout.http.compression import accepts_gzip
 
 router = APIRouter(include_in_schema=False)
 
@@ -20,7 +21,7 @@ def page(request: Request) -> Response:
     body, headers = _page()
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if accepts_gzip(request):
         return Response(gzip.compress(body), media_type="text/html", headers=headers | {"Content-Encoding": "gzip"})
     return Response(body, media_type="text/html", headers=headers)
 

@@ -10,6 +10,7 @@ from solrl_proto.identifiers import Message, RunName
 from solrl_proto.status import IterationReport, RunDetail, StatusAnswer
 
 from solrl_rollout.http.access import access
+from solrl_rollout.http.compression import accepts_gzip
 from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
 from solrl_rollout.http.thumbnails import check_thumbnails
 from solrl_rollout.status import board
@@ -76,6 +77,6 @@ def compressed(request: Request, answer: Message) -> Response:
     body = answer.model_dump_json().encode()
     # Never cached: another token may not be allowed to see it.
     headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
-    if len(body) >= _COMPRESS_FROM and "gzip" in request.headers.get("accept-encoding", ""):
+    if len(body) >= _COMPRESS_FROM and accepts_gzip(request):
         body, headers["Content-Encoding"] = gzip.compress(body, 5), "gzip"
     return Response(body, media_type="application/json", headers=headers)
