@@ -225,6 +225,9 @@ class RolloutGroup(Message):
     """True for each pruned candidate; null if the plan does not prune."""
     images: tuple[str | None, ...] | None = None
     """Base64 PNGs, if requested."""
+    unread_tokens: Annotated[int, Field(gt=0)] | None = None
+    """Tokens at the prompt's end that the model's text encoders do not read; null if they read all. Prompts that differ
+    only there give the same images."""
 
 
 class RolloutTimings(Message):

@@ -23,6 +23,7 @@ from solrl_proto.rollouts import FittedSolver, ModelBinding, Plan, Precision, Pr
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import mean_interval
+from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.preflight import require_judges
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.ranks.joined import ALONE, Ranks
@@ -126,6 +127,7 @@ def calibrate(
     device = pick_device(config.device, world)
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=device, revision=config.revision)
+    note_long_prompts(backbone, {"training": measured_on}, note)
     options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
     rewards = RewardSet.load(list(config.rewards), backbone, options)
     if prompts < FEW_PROMPTS:

@@ -15,6 +15,7 @@ from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation, compare, evaluate_together, verdicts
 from solrl_trainer.folder import saved_settings
+from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.preflight import require_judges, usable_judges
 from solrl_trainer.presets import ConfigError, parse_override, refused
 from solrl_trainer.prompts import find_prompts, read_prompts
@@ -76,6 +77,7 @@ def evaluate_run(
     world = ranks.world(config.device, config.patience)
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=pick_device(config.device, world), revision=config.revision)
+    note_long_prompts(backbone, {"held-out": held_out}, note)
     # Drop the run's options for other rewards; options given here must belong to a requested reward.
     options = {name: value for name, value in saved.reward_options.items() if name in names}
     options |= given.get("reward_options", {})

@@ -19,6 +19,7 @@ from solrl_trainer.algorithms.base import Algorithm
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
+from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.models import Models
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
@@ -142,6 +143,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         if service is None and config.explore.precision == "fp8":
             require_fp8(torch.device(device))
         backbone = load_backbone(config.model, device=device, revision=config.revision)
+        note_long_prompts(backbone, {"training": train, "held-out": test[: config.evaluate.prompts]}, note)
         rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone, config.reward_options)
         source = supply = None
         if service is None:

@@ -113,6 +113,10 @@ class Backbone(ABC):
         key = (prompt, max(guidance, 1.0))
         return self._prompts.get(key, lambda: self.encode([prompt], guidance))
 
+    def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """For each prompt, the tokens at its end that no text encoder reads: prompts that differ only there are one."""
+        return [0] * len(prompts)
+
     @cached_property
     def _prompts(self) -> PromptCache:
         return PromptCache()

@@ -1,6 +1,6 @@
 """Base class of the families: a backbone around a loaded diffusers pipeline."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,6 +64,16 @@ class PipelineBackbone(Backbone):
     def again(self) -> Self:
         """Rebuild this backbone from its pipeline, after the pipeline's parts have moved to another device."""
         return type(self)(self._pipeline, self.name, self.options)
+
+    def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """Tokens beyond the limit of each text encoder, for the one that reads most."""
+        beyond = []
+        for name, tokenizer in self.parts.items():
+            if name.startswith("tokenizer"):
+                encoder = type(self.parts[name.replace("tokenizer", "text_encoder")]).__name__
+                limit = tokenizer.model_max_length if encoder.startswith("CLIP") else self.max_sequence_length
+                beyond.append([max(0, count - limit) for count in token_counts(tokenizer, prompts)])
+        return [min(counts) for counts in zip(*beyond, strict=True)]
 
     @classmethod
     def components(cls, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
@@ -134,6 +144,11 @@ class PipelineBackbone(Backbone):
         scheduler.set_timesteps(steps, sigmas=unshifted, mu=mu)
         sigmas: list[float] = scheduler.sigmas.tolist()
         return sigmas
+
+
+def token_counts(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Tokens of each text, special ones included."""
+    return list(map(len, tokenizer(list(texts), truncation=False, padding=False, verbose=False)["input_ids"]))
 
 
 def listed_blocks(module: nn.Module) -> Iterator[nn.Module]:

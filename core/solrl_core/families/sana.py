@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import nn
 
 from solrl_core.families.base import Conditioning
-from solrl_core.families.pipeline import PipelineBackbone, classifier_free
+from solrl_core.families.pipeline import PipelineBackbone, classifier_free, token_counts
 from solrl_core.families.sana_fused import FusedCrossAttention, FusedFeedForward, FusedLinearAttention
 from solrl_core.families.sana_native import from_native, is_native
 from solrl_core.precision import LayerPolicy
@@ -77,6 +77,15 @@ class Sana(PipelineBackbone):
         if guidance > 1:
             conditioning |= {"negative_states": negative_states, "negative_mask": negative_mask}
         return conditioning
+
+    def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """Tokens beyond the limit, which does not count those of the instruction before the prompt."""
+        tokenizer, instruction = self._pipeline.tokenizer, "\n".join(self.options.complex_human_instruction or [])
+        limit = self.max_sequence_length
+        if instruction:
+            limit += token_counts(tokenizer, [instruction])[0] - 2  # as the pipeline counts
+        texts = [instruction + prompt.lower().strip() for prompt in prompts]
+        return [max(0, count - limit) for count in token_counts(tokenizer, texts)]
 
     def velocity(
         self,

@@ -79,6 +79,7 @@ class ScoredGroup:
             rewards={name: self._in_place(values) for name, values in rewards.items()},
             pruned=None if survived is None else tuple(i not in survived for i in range(len(self.seeds))),
             images=None if images is None else self._in_place(images),
+            unread_tokens=self.finished[0].unread_tokens or None,
         )
 
     def _rewards(self) -> dict[str, torch.Tensor]:

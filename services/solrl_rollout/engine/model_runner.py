@@ -129,6 +129,7 @@ class ModelRunner:
             chunk=chunk,
             images=images,
             trajectory=Trajectory.join(trajectories) if trajectories else None,
+            unread_tokens=parts[0].unread_tokens,
             started_at=started_at,
             switched=switched,
             began=began,

@@ -1,6 +1,7 @@
 """An accepted request, which yields its groups as they finish, or the whole answer."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -9,6 +10,10 @@ from solrl_proto.rollouts import EndLine, RolloutAnswer, RolloutGroup, RolloutRe
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.groups import ScoredGroup
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks, release
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_PROMPTS = 5
 
 
 class Rollout:
@@ -29,6 +34,7 @@ class Rollout:
         self._seconds = dict.fromkeys(("switch", "generate", "reward"), 0.0)
         self._chunks = cut_into_chunks(request, job)
         self._tasks: list[asyncio.Task[RolloutGroup]] = []
+        self._unread: list[str] = []
         engine.submit([chunk for chunks in self._chunks for chunk in chunks])
 
     async def groups(self) -> AsyncIterator[RolloutGroup]:
@@ -58,6 +64,15 @@ class Rollout:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         release(self._job.adapter)
+        if self._unread:
+            logger.warning(
+                "%d of %d prompts are longer than the text encoder of %s reads: %s",
+                len(self._unread),
+                len(self._request.prompts),
+                self._job.model,
+                ", ".join(map(repr, self._unread[:_SHOWN_PROMPTS])),
+            )
+            self._unread.clear()
 
     async def _finish_group(self, chunks: list[Chunk]) -> RolloutGroup:
         """Wait for a prompt's chunks, prune and continue if the plan says so, and build its part of the answer."""
@@ -69,7 +84,10 @@ class Rollout:
             self._engine.submit(survivors, reserved=True)
             group = group.after_pruning(places, await self._scored(survivors))
         # In a thread, since it compresses images.
-        return await asyncio.to_thread(group.answer)
+        answer = await asyncio.to_thread(group.answer)
+        if answer.unread_tokens:
+            self._unread.append(answer.prompt_id)
+        return answer
 
     async def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredChunk]:
         scored = await asyncio.gather(*(asyncio.wrap_future(chunk.result) for chunk in chunks))

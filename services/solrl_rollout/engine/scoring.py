@@ -102,6 +102,7 @@ class Scorer:
             rewards={name: torch.cat([scores[name] for scores, _ in parts]) for name in job.rewards},
             images=torch.cat(images) if images else None,
             trajectory=trajectory,
+            unread_tokens=generated.unread_tokens,
             started_at=generated.started_at,
             switched=generated.switched,
             switch=generated.merged.since(generated.began),

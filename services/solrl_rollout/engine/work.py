@@ -129,6 +129,7 @@ class GeneratedChunk:
     Attributes:
         images: float32 [N, 3, H, W] in [0, 1] or uint8 [N, H, W, 3]; complete once `finished` is reached.
         trajectory: latents to continue from, if the candidates may continue.
+        unread_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when the engine took it from the queue, by `time.monotonic`.
         switched: whether another adapter was served before.
         began, merged, finished: device events before the merge of the adapter, after it, and at the end.
@@ -137,6 +138,7 @@ class GeneratedChunk:
     chunk: Chunk
     images: torch.Tensor
     trajectory: Trajectory | None
+    unread_tokens: int
     started_at: float
     switched: bool
     began: DeviceEvent
@@ -152,6 +154,7 @@ class ScoredChunk:
         rewards: name → float32 [N].
         images: uint8 [N, H, W, 3] if the request asks for images.
         trajectory: latents to continue from, if the candidates may continue.
+        unread_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when the engine took it from the queue, by `time.monotonic`.
         switched: whether another adapter was served before.
         switch, generate, reward: seconds spent on each.
@@ -160,6 +163,7 @@ class ScoredChunk:
     rewards: dict[str, torch.Tensor]
     images: torch.Tensor | None
     trajectory: Trajectory | None
+    unread_tokens: int
     started_at: float
     switched: bool
     switch: float

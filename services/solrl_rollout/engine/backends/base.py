@@ -105,10 +105,12 @@ class Generation:
     Attributes:
         images: float32 [N, 3, H, W] in [0, 1], or uint8 [N, H, W, 3]; before the last step, of the predicted latents.
         trajectory: latents from which the candidates can continue; None after the last step.
+        unread_tokens: tokens at the prompt's end that no text encoder read.
     """
 
     images: torch.Tensor
     trajectory: Trajectory | None
+    unread_tokens: int = 0
 
 
 class Backend(Protocol):

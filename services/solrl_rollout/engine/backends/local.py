@@ -108,7 +108,8 @@ class LocalBackend:
             between=step,
             batch_limit=request.batch_limit,
         )
-        return Generation(generated.images, generated.trajectory if request.until is not None else None)
+        (unread,) = self._backbone.unread_tokens([request.prompt])
+        return Generation(generated.images, generated.trajectory if request.until is not None else None, unread)
 
     def record_event(self) -> DeviceEvent:
         """Record an event that the device reaches when it has finished all work of this thread so far."""

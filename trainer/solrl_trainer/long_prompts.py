@@ -1,0 +1,29 @@
+"""Notes about prompts that are longer than a model reads."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from solrl_core.families import Backbone
+from solrl_proto.rollouts import PromptItem
+
+_SHOWN = 3
+_SHOWN_CHARACTERS = 60
+
+
+def note_long_prompts(
+    backbone: Backbone, prompts_by_kind: Mapping[str, Sequence[PromptItem]], note: Callable[[str], None]
+) -> None:
+    """Name the prompts of each kind whose end the model does not read."""
+    for kind, prompts in prompts_by_kind.items():
+        unread = backbone.unread_tokens([prompt.text for prompt in prompts])
+        cut = [(count, prompt.text) for count, prompt in zip(unread, prompts, strict=True) if count]
+        if cut:
+            shown = "; ".join(f"{_shortened(text)!r} ({count} tokens)" for count, text in cut[:_SHOWN])
+            more = f"; and {len(cut) - _SHOWN} more" if len(cut) > _SHOWN else ""
+            note(
+                f"{len(cut)} of {len(prompts)} {kind} prompts are longer than {backbone.name} reads, and those that "
+                f"differ only in their end are one to it: {shown}{more}"
+            )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
