@@ -4,6 +4,9 @@ from typing import Literal
 
 from solrl_proto.identifiers import Digest, Message, ModelName, Tier
 
+Numerics = Literal["native", "emulated"]
+"""Whether the hardware computes in a precision, or its rounding is reproduced in a wider one."""
+
 
 class NoiseContract(Message):
     """The service's side of the noise contract: its version and the probe row it draws."""
@@ -16,7 +19,7 @@ class PrecisionInfo(Message):
     """One precision tier as the service runs it."""
 
     precision: Tier
-    numerics: Literal["native", "emulated"]
+    numerics: Numerics
     how: str
     """The implementation, tested with a small product at the start; if not native, the reason."""
     quantized_share: float
@@ -36,6 +39,9 @@ class ModelInfo(Message):
     rewards: tuple[str, ...]
     precisions: tuple[PrecisionInfo, ...]
     lora_targets: tuple[str, ...]
+    arithmetic: dict[str, str] | None = None
+    """What changes the rounding of equal computations, by name: device, threads on a CPU, libraries. Digests leave it
+    out."""
 
 
 class ModelList(Message):

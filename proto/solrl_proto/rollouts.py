@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, Tier, Version
+from solrl_proto.models import Numerics
 from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import Problem
 
@@ -247,7 +248,7 @@ class Served(Message):
     model: ModelName
     adapter: AdapterRef | None
     precision: Tier
-    numerics: Literal["native", "emulated"]
+    numerics: Numerics
     fingerprint: Digest
     """Digest over the digests of all parts of the model and of the requested rewards, as in `GET /v1/models`."""
     plan: Plan

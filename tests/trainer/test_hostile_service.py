@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from hostile_service import DIGEST, Answer, HostileService, hostile_service
+from solrl_proto.identifiers import Tier
+from solrl_proto.models import Numerics
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
 from solrl_trainer.addresses import check_rollout_url
@@ -73,7 +75,9 @@ def refused(service: HostileService, request: RolloutRequest, **more: Any) -> Pr
 def test_a_correct_answer_is_accepted(service: HostileService, more: dict[str, Any]) -> None:
     used: list[RolloutGroup] = []
     with RolloutClient(service.url) as client:
-        answer = client.rollouts(request_of(**more), fingerprint=DIGEST, on_group=used.append)
+        answer = client.rollouts(
+            request_of(**more), fingerprint=DIGEST, numerics={"bf16": "native"}, on_group=used.append
+        )
     assert tuple(used) == answer.groups
     assert [group.prompt_id for group in answer.groups] == ["p0", "p1"]
 
@@ -187,6 +191,17 @@ def test_a_different_fingerprint_is_refused_before_the_group_is_used(service: Ho
     wanted = "sha256:" + "1" * 64
     problem = refused(service, request_of(), fingerprint=wanted).problem
     assert (problem.kind, problem.got, problem.expected) == ("digest-mismatch", DIGEST, wanted)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [({"bf16": "emulated"}, "emulated"), ({"nvfp4": "native"}, "not supported")]
+)
+def test_other_numerics_than_the_service_announced_are_refused(
+    service: HostileService, said: dict[Tier, Numerics], expected: str
+) -> None:
+    problem = refused(service, request_of(), numerics=said).problem
+    assert (problem.kind, problem.where) == ("served-differently", "served.numerics")
+    assert (problem.got, problem.expected) == ("native", expected)
 
 
 def test_all_groups_of_an_answer_must_be_generated_in_the_same_way(service: HostileService) -> None:

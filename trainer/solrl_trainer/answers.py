@@ -10,6 +10,8 @@ from typing import Any
 
 from solrl_core.adapter import adapter_digest
 from solrl_proto.adapters import AdapterInfo
+from solrl_proto.identifiers import Tier
+from solrl_proto.models import Numerics
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import GroupLine, Plan, RolloutGroup, RolloutRequest, Served
 
@@ -33,17 +35,25 @@ def longest_line(request: RolloutRequest) -> int:
 class AnswerCheck:
     """Checks the groups of one answer against its request and against each other."""
 
-    def __init__(self, request: RolloutRequest, url: str, fingerprint: str | None = None) -> None:
+    def __init__(
+        self,
+        request: RolloutRequest,
+        url: str,
+        fingerprint: str | None = None,
+        numerics: Mapping[Tier, Numerics] | None = None,
+    ) -> None:
         """Set up the checks of one answer.
 
         Args:
             request: the whole request.
             url: URL of the service, for messages.
             fingerprint: fingerprint of model and rewards; None accepts any.
+            numerics: numerics of each precision, as the service announced them; None accepts any.
         """
         self._request = request
         self._url = url
         self._fingerprint = fingerprint
+        self._numerics = numerics
         self._seeds = {prompt.id: tuple(seeds) for prompt, seeds in request.groups()}
         self._served: Served | None = None
 
@@ -76,6 +86,8 @@ class AnswerCheck:
             self._require(f"served.plan.{field}", *(_plain(getattr(plan, field)) for plan in (served.plan, asked.plan)))
         if asked.plan.precision != "auto":
             self._require("served.precision", served.precision, asked.plan.precision)
+        if self._numerics is not None:
+            self._require("served.numerics", served.numerics, self._numerics.get(served.precision, "not supported"))
         if self._fingerprint is not None and served.fingerprint != self._fingerprint:
             raise ProblemError(
                 ProblemKind.DIGEST_MISMATCH,

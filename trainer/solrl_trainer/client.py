@@ -5,7 +5,7 @@ import copy
 import hashlib
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -23,7 +23,8 @@ from solrl_proto.adapters import (
     AdapterList,
     RunList,
 )
-from solrl_proto.models import ModelInfo, ModelList
+from solrl_proto.identifiers import Tier
+from solrl_proto.models import ModelInfo, ModelList, Numerics
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
 from solrl_proto.rollouts import (
     STREAM_MEDIA_TYPE,
@@ -180,6 +181,7 @@ class RolloutClient:
         request: RolloutRequest,
         *,
         fingerprint: str | None = None,
+        numerics: Mapping[Tier, Numerics] | None = None,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
         restore: Restore | None = None,
     ) -> RolloutAnswer:
@@ -190,6 +192,7 @@ class RolloutClient:
         Args:
             request: prompts, candidates and plan.
             fingerprint: fingerprint of model and rewards that every group must have; None to accept any.
+            numerics: numerics of each precision, as `model` announced them; None to accept any.
             on_group: called once with each group, as soon as it has arrived and been checked.
             restore: see `Restore`.
 
@@ -201,7 +204,7 @@ class RolloutClient:
                 parts differ; or 422 `digest-mismatch`: the service serves a different model.
         """
         received: dict[str, GroupLine] = {}
-        check = AnswerCheck(request, self.url, fingerprint)
+        check = AnswerCheck(request, self.url, fingerprint, numerics)
         began = time.monotonic()
 
         def attempt() -> RolloutTimings:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from solrl_core.arithmetic import arithmetic
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.fingerprint import fingerprint, model_digest, part_digests
 from solrl_core.generator import Generator
@@ -23,7 +24,7 @@ from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.models import Models
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
-from solrl_trainer.rollouts.agreement import check_bindings, check_service, note_emulation
+from solrl_trainer.rollouts.agreement import check_bindings, check_service, note_arithmetic, note_emulation
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.candidates import CandidateMaker, PlannedCandidates, TrainedCandidates
 from solrl_trainer.rollouts.exploration import Explorer
@@ -154,14 +155,22 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             check_bindings(config.bindings, model_digest(parts), config.model)
             digests = parts | rewards.digests()
             check_service(first, config.model_name, config.trained, digests)
-            tiers = first.model(config.model_name).precisions
-            note_emulation([t.precision for t in tiers if t.numerics == "emulated"], config.explore.precision, note)
+            served = first.model(config.model_name)
+            emulated = [tier.precision for tier in served.precisions if tier.numerics == "emulated"]
+            note_emulation(emulated, config.explore.precision, note)
+            note_arithmetic(served, arithmetic(backbone.device), note)
             own = fingerprint(digests, [spec.name for spec in config.trained])
             if world.rank == 0:
                 supply = AdapterSupply(
                     service, run=config.run, model=config.model_name, lag=config.explore.lag, note=note
                 )
-            source = rollout_source(config, service, fingerprint=own, restore=supply.restore if supply else None)
+            source = rollout_source(
+                config,
+                service,
+                fingerprint=own,
+                numerics={tier.precision: tier.numerics for tier in served.precisions},
+                restore=supply.restore if supply else None,
+            )
         models = Models.build(backbone, config, note)
         yield connect(config, world, note, models, rewards, source, supply, train, test)
 

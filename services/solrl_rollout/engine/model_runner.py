@@ -175,6 +175,7 @@ class ModelRunner:
             rewards=self.scorer.rewards.names,
             precisions=capabilities.precisions,
             lora_targets=tuple(identity.adapter_layout),
+            arithmetic=None if identity.arithmetic is None else dict(identity.arithmetic),
         )
         return HostedModel(
             info=info,

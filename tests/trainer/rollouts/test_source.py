@@ -30,7 +30,8 @@ def test_a_service_that_restarts_with_a_different_model_is_refused(service: Runn
         backbone = load_backbone("mini-sana")
         layout = adapter_layout(backbone.transformer, backbone.lora_targets)
         client.push("changed", 0, None, config.model_name, adapter_file(layout, 0))
-        same = rollout_source(config, client, fingerprint=ours)
+        numerics = {tier.precision: tier.numerics for tier in client.model(config.model_name).precisions}
+        same = rollout_source(config, client, fingerprint=ours, numerics=numerics)
         assert same.candidates_of(PROMPTS, 0, 7).fingerprint == ours
         with pytest.raises(ProblemError) as raised:
             rollout_source(config, client, fingerprint="sha256:" + "0" * 64).candidates_of(PROMPTS, 0, 7)

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from solrl_core.arithmetic import differences
 from solrl_core.errors import MismatchError
 from solrl_core.fingerprint import check_digests
 from solrl_core.noise import check_noise_contract
 from solrl_proto.identifiers import Tier
+from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import ModelBinding, Precision, RewardSpec
 
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.problems import require_rewards
+from solrl_trainer.text import printable
 
 
 def check_service(client: RolloutClient, model: str, rewards: Sequence[RewardSpec], digests: Mapping[str, str]) -> None:
@@ -59,3 +62,11 @@ def note_emulation(emulated: Collection[Tier], precision: Precision, note: Calla
             "explore.precision=nvfp4: the exploring device has no NVFP4 units and emulates them. That is slower than "
             "BF16 and needs a second copy of the adapted weights; explore.precision=auto uses the fastest native one"
         )
+
+
+def note_arithmetic(model: ModelInfo, ours: Mapping[str, str], note: Callable[[str], None]) -> None:
+    """Say in what the service's arithmetic differs from this process's: equal seeds then differ by rounding."""
+    if model.arithmetic is None:
+        note("the service does not say what changes its rounding: equal seeds may differ by it")
+    elif differing := differences(model.arithmetic, ours):
+        note(printable(f"the service's images differ from this process's by rounding: {', '.join(differing)}", 400))

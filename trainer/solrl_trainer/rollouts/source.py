@@ -1,9 +1,11 @@
 """Requests to a rollout service for the candidates of one run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from solrl_proto.identifiers import Tier
+from solrl_proto.models import Numerics
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import (
     AdapterRef,
@@ -33,6 +35,7 @@ class RolloutSource:
         plan: settings of generation.
         rewards: rewards in the score.
         fingerprint: digest of model and rewards that every answer must have; None to accept any.
+        numerics: of each precision, as the service said at the start; None to accept any.
         restore: removes the cause of a refusal, if it can; the request is then repeated.
     """
 
@@ -43,6 +46,7 @@ class RolloutSource:
     plan: Plan
     rewards: tuple[RewardSpec, ...]
     fingerprint: str | None = None
+    numerics: Mapping[Tier, Numerics] | None = None
     restore: Callable[[Problem], bool] | None = None
 
     def candidates_of(
@@ -110,7 +114,13 @@ class RolloutSource:
             rewards=self.rewards,
             images="png" if images else "none",
         )
-        return self.client.rollouts(request, fingerprint=self.fingerprint, on_group=on_group, restore=self.restore)
+        return self.client.rollouts(
+            request,
+            fingerprint=self.fingerprint,
+            numerics=self.numerics,
+            on_group=on_group,
+            restore=self.restore,
+        )
 
 
 def rollout_source(
@@ -118,6 +128,7 @@ def rollout_source(
     client: RolloutClient,
     *,
     fingerprint: str | None = None,
+    numerics: Mapping[Tier, Numerics] | None = None,
     restore: Callable[[Problem], bool] | None = None,
 ) -> RolloutSource:
     """Build the source of a run's candidates from its settings."""
@@ -129,6 +140,7 @@ def rollout_source(
         plan=exploration_plan(config),
         rewards=config.trained,
         fingerprint=fingerprint,
+        numerics=numerics,
         restore=restore,
     )
 

@@ -40,6 +40,7 @@ class Identity:
         adapter_layout: module → (out_features, in_features) of every LoRA target.
         reward_options: reward → options for built-in rewards from the model's files.
         device: description of the hardware.
+        arithmetic: what changes the rounding of equal computations, by name; None if the backend cannot say.
     """
 
     family: str
@@ -50,6 +51,7 @@ class Identity:
     adapter_layout: Mapping[str, tuple[int, int]]
     reward_options: Mapping[str, Mapping[str, Any]]
     device: str
+    arithmetic: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

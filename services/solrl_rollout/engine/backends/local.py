@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from solrl_core.arithmetic import arithmetic
 from solrl_core.batches import gpu_batch_sizes
 from solrl_core.device_events import DeviceEvent, RunAheadLimit, record_event
 from solrl_core.families import load_backbone
@@ -54,6 +55,7 @@ class LocalBackend:
             adapter_layout=adapter_layout(backbone.transformer, backbone.lora_targets),
             reward_options=backbone.options.rewards,
             device=str(backbone.device),
+            arithmetic=arithmetic(backbone.device),
         )
         self.capabilities = Capabilities(
             precisions=tuple(

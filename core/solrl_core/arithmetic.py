@@ -1,0 +1,30 @@
+"""The circumstances under which equal computations round differently. Digests leave them out."""
+
+from collections.abc import Mapping
+
+import torch
+
+from solrl_core.lanes import lane_count
+
+
+def arithmetic(device: torch.device) -> dict[str, str]:
+    """Device, libraries and kernels by name. On a CPU equal ones give equal bits; on a GPU, rounding of one kind."""
+    if device.type == "cpu":
+        return {
+            "device": f"CPU with {torch.backends.cpu.get_cpu_capability()}",
+            "threads": str(lane_count()),
+            "torch": torch.__version__,
+        }
+    return {
+        "device": torch.cuda.get_device_name(device),
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "float32 products": torch.get_float32_matmul_precision(),
+        "torch": torch.__version__,
+    }
+
+
+def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+    """Each difference, in words."""
+    names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    return [f"{name} {theirs.get(name, 'not said')} (here {ours.get(name, 'none')})" for name in names]

@@ -1,0 +1,54 @@
+"""What changes rounding is told by the service, and noted where it is not the trainer's."""
+
+import pytest
+import torch
+from service_helpers import running_service
+from solrl_core.arithmetic import arithmetic
+from solrl_proto.models import ModelInfo
+from solrl_trainer.rollouts.agreement import note_arithmetic
+from solrl_trainer.session import open_session
+from solrl_trainer.world import SoloWorld
+from training_helpers import tiny_config
+
+OURS = {"device": "CPU with AVX512", "threads": "2", "torch": "2.11.0"}
+
+
+def notes_of(theirs: dict[str, str] | None, ours: dict[str, str] = OURS) -> list[str]:
+    notes: list[str] = []
+    note_arithmetic(ModelInfo.model_construct(arithmetic=theirs), ours, notes.append)
+    return notes
+
+
+def test_equal_arithmetic_needs_no_note() -> None:
+    assert notes_of(dict(OURS)) == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        (OURS | {"threads": "16"}, "threads 16 (here 2)"),
+        ({"device": "NVIDIA H200", "cuda": "13.0"}, "device NVIDIA H200 (here CPU with AVX512), cuda 13.0 (here none)"),
+        (OURS | {"device": "\x1b[2J" + "x" * 1000}, r"device \x1b[2Jxxx"),
+        (None, "does not say"),
+    ],
+)
+def test_a_difference_is_noted(theirs: dict[str, str] | None, said: str) -> None:
+    (text,) = notes_of(theirs)
+    assert said in text
+    assert text.isprintable()
+    assert len(text) < 500
+
+
+def test_a_run_notes_the_threads_of_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = arithmetic(torch.device("cpu"))
+    threads = "2" if ours["threads"] == "1" else "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    notes: list[str] = []
+    with running_service() as service:
+        config = tiny_config("evaluate.rewards=clipscore", f"rollout_url={service.url}", run="threads")
+        with open_session(config, notes.append, SoloWorld()) as session:
+            assert session.source is not None
+            assert session.source.numerics == {"bf16": "emulated", "nvfp4": "emulated"}
+            told = session.source.client.model("mini-sana").arithmetic
+    assert told == ours | {"threads": threads}
+    assert [note for note in notes if note.endswith(f"threads {threads} (here {ours['threads']})")]
