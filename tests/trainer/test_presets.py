@@ -24,6 +24,22 @@ def test_every_preset_resolves(name: str) -> None:
     assert RunConfig.model_validate_json(resolved.config.model_dump_json()) == resolved.config
 
 
+@pytest.mark.parametrize(
+    ("overrides", "run"),
+    [
+        ([], "mini-sana-sol_rl-clipscore"),
+        (["rewards=hpsv2"], "mini-sana-sol_rl-hpsv2"),
+        (["rewards={clipscore: 1, 'my.Rewards:red': 0.2, hpsv2: 0}"], "mini-sana-sol_rl-clipscore-my.rewards-red"),
+        (["rewards={'a:" + "b" * 100 + "': 1}"], "mini-sana-sol_rl-a-" + "b" * 45),
+        (["rewards=hpsv2", "run=mine"], "mine"),
+    ],
+)
+def test_a_run_is_named_after_what_it_trains(overrides: list[str], run: str) -> None:
+    config = resolve(PRESET, overrides=overrides).config
+    assert (config.run, config.output) == (run, Path("runs", run))
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
 def test_the_miniatures_preset_exists() -> None:
     assert PRESET in names()
     assert len(set(names())) == len(names())

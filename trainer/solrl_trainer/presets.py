@@ -4,6 +4,7 @@ Later layers override earlier ones: field defaults, model, recipe, reward, YAML 
 `--set key=value`. The source of every value is recorded for a dry run.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,7 +193,18 @@ def _compose(layers: Sequence[Layer]) -> Resolved:
         config = RunConfig.model_validate(_nest(values))
     except ValidationError as error:
         raise refused(error, sources) from error
+    if sources["run"] == "preset":
+        run = _default_run(config)
+        output = Path("runs", run) if sources["output"] == "run" else config.output
+        config = config.model_copy(update={"run": run, "output": output})
     return Resolved(config, {key: sources.get(key, "default") for key in sorted(known)})
+
+
+def _default_run(config: RunConfig) -> str:
+    """Name of a run after its preset's model and recipe and the rewards that it trains."""
+    model, recipe, _ = config.preset.split("/")
+    name = "-".join((model, recipe, *config.weights)).lower()
+    return re.sub(r"[^a-z0-9._-]", "-", name)[:64].rstrip("._-")
 
 
 def _unknown(key: str, known: Collection[str], source: str) -> ConfigError:
