@@ -149,7 +149,13 @@ def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str]
             f"| {r['model']} | {r['reward']} | {r['before']:.4f} | {r['after']:.4f} | {gain} | {strict} "
             f"| {r['spearman']:.3f} | [grid](pairs/{name}.png) |"
         )
-        write_grid(load_gallery(runs / name), out / "pairs" / f"{name}.png", rows=GRID_ROWS)
+        write_grid(
+            load_gallery(runs / name),
+            out / "pairs" / f"{name}.png",
+            name,
+            f"{r['model']}, sol_rl, trained on {r['reward']}",
+            rows=GRID_ROWS,
+        )
     met = sum(r["gain_sd"] >= NEEDED and r["low_sd"] > 0 and r["strict_after"] >= r["strict_before"] for r in rows)
     lines += ["", f"{met} of {len(rows)} pairs gain at least {NEEDED} sd without losing accuracy."]
     if missing:

@@ -20,7 +20,9 @@ RESULT: dict[str, Any] = {
     "model": "mini-sana",
     "preset": "mini-sana/sol_rl/clipscore",
     "run": "made-up",
+    "trained": {"clipscore": 1.0},
     "iterations": 30,
+    "prompts": 128,
     "images": 512,
     "rewards": {
         "clipscore": {"before": 0.2412, "after": 0.2731, "gain": 0.0319, "low": 0.0281, "high": 0.0357},
@@ -37,6 +39,17 @@ RESULT: dict[str, Any] = {
         "total": 385.0,
     },
 }
+
+
+LONG_REWARD = "my_company.a_very_long_package_of_rewards:redness_of_the_whole_picture"
+SUM: dict[str, float] = {"clipscore": 1.0, LONG_REWARD: -0.2}
+
+
+def result_of_sum(prompts: int) -> dict[str, Any]:
+    """The result of a run on a sum of two rewards, though its preset names one."""
+    row = RESULT["rewards"]["clipscore"]
+    rows = {"weighted sum": row, **dict.fromkeys(SUM, row), "verifier": RESULT["rewards"]["verifier"]}
+    return RESULT | {"trained": SUM, "prompts": prompts, "images": 4 * prompts, "rewards": rows}
 
 
 def iteration_record(iteration: int) -> IterationRecord:

@@ -126,7 +126,7 @@ def test_it_measures_on_training_prompts_that_are_not_used_for_fitting(
     notes: list[str] = []
     calibrate(config, tmp_path, notes.append, prompts=1, wanted=0.0)
     assert set(scored) == {"a green triangle"}
-    assert any("1 prompts are few" in note for note in notes)
+    assert "the intervals are over 1 prompt and may be too narrow; use at least 8" in notes
     with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4"):
         calibrate(config, tmp_path, notes.append, prompts=2, wanted=0.0)
 

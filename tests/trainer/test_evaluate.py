@@ -18,6 +18,7 @@ SMALL = (
     *TINY,
     *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
     *("evaluate.prompts=3", "evaluate.seeds=2", "evaluate.steps=2", "iterations=1"),
+    "rewards={clipscore: 1, verifier_graded: 0.5}",
 )
 
 
@@ -37,12 +38,25 @@ def test_it_reproduces_the_runs_figures(finished: Path) -> None:
     assert json.loads((finished / "evaluation" / "evaluation.json").read_text()) == summary
 
 
+def test_the_trained_sum_has_its_row(finished: Path) -> None:
+    result = json.loads((finished / "result.json").read_text())
+    assert result["trained"] == {"clipscore": 1.0, "verifier_graded": 0.5}
+    assert (result["prompts"], result["images"]) == (3, 6)
+    assert list(result["rewards"]) == ["weighted sum", "clipscore", "verifier_graded", "verifier"]
+    whole, first, second = (result["rewards"][name] for name in ("weighted sum", "clipscore", "verifier_graded"))
+    for figure in ("before", "after", "gain"):
+        assert whole[figure] == pytest.approx(first[figure] + 0.5 * second[figure], abs=1e-6)
+    assert whole["low"] <= whole["gain"] <= whole["high"]
+
+
 def test_the_command_scores_with_other_rewards(finished: Path) -> None:
     asked = ("--rewards", "verifier_graded", "--prompts", "2", "--seeds", "1")
     done = typed(main, "evaluate", str(finished), *asked)
     assert done.returncode == 0, done.stderr
-    assert "verifier_graded" in done.stdout
-    assert "clipscore" not in done.stdout
+    assert "mini-sana, naive_scaling, trained on clipscore + 0.5 × verifier_graded" in " ".join(done.stdout.split())
+    assert "the intervals are over 2 prompts" in " ".join(done.stdout.split())
+    rows = [line.split()[0] for line in done.stdout.partition("interval")[2].splitlines() if "[" in line]
+    assert rows == ["verifier_graded"]
     with Image.open(finished / "evaluation" / "grid.png") as grid:
         assert grid.width > 400
 
@@ -95,8 +109,8 @@ def test_rewards_that_do_not_fit_the_prompts_are_omitted_or_refused(finished: Pa
     summary = evaluate_run(folder, notes.append)
     assert set(summary["rewards"]) == {"clipscore"}
     assert [note.partition(":")[0] for note in notes[:2]] == [
-        "held-out images are not scored with verifier",
         "held-out images are not scored with verifier_graded",
+        "held-out images are not scored with verifier",
     ]
     with pytest.raises(ValueError, match=r"reward 'verifier' cannot be used with the test prompts.*'include'"):
         evaluate_run(folder, notes.append, rewards=["verifier"])

@@ -4,9 +4,10 @@ import pty
 import re
 import select
 
+import pytest
 from rich.console import Console
-from run_folders import RESULT, iteration_record
-from solrl_trainer.progress import RichReporter, result_table
+from run_folders import LONG_REWARD, RESULT, iteration_record, result_of_sum
+from solrl_trainer.progress import RichReporter, evaluation_table, result_table
 
 
 def drive(reporter, iterations, start=0):
@@ -77,7 +78,10 @@ def test_the_table_shows_the_result():
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(result_table(RESULT))
     text = " ".join(re.sub(r"[│╭╮╰╯─├┤╴╶━]", " ", console.export_text()).split())
-    assert "clipscore 0.2412 0.2731 +0.0319 [+0.0281, +0.0357]" in text
+    assert "made-up: mini-sana, sol_rl, trained on clipscore, 30 iterations" in text
+    assert "clipscore 0.2412 0.2731 +0.0319 [+0.0281, +0.0357] trained" in text
+    assert text.count("trained") == 2
+    assert "narrow" not in text
     assert "strict accuracy (verifier) 48.2 % 67.3 % +19.1 points [+14.5, +23.6]" in text
     assert "126.0 105.0 42.0 150.0 3.0 61.0 385.0" in text
     assert "0.873" in text
@@ -87,3 +91,28 @@ def test_a_missing_correlation_is_shown_as_not_measured():
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(result_table(RESULT | {"spearman": None}))
     assert "not measured" in console.export_text()
+
+
+@pytest.mark.parametrize(("prompts", "over"), [(7, "7 prompts"), (1, "1 prompt"), (8, None)])
+def test_the_table_names_what_was_trained_and_warns_of_few_prompts(prompts, over):
+    result = result_of_sum(prompts)
+    evaluated = result | {"version": 12, "seeds": 4}
+    for table, what in ((result_table(result), "30 iterations"), (evaluation_table(evaluated), "version 12")):
+        console = Console(width=160, file=io.StringIO(), record=True)
+        console.print(table)
+        text = " ".join(re.sub(r"[│╭╮╰╯─├┤╴╶━]", " ", console.export_text()).split())
+        assert f"mini-sana, sol_rl, trained on clipscore − 0.2 × {LONG_REWARD}, {what}" in text
+        assert "mini-sana/sol_rl/clipscore" not in text
+        row = "0.2412 0.2731 +0.0319 [+0.0281, +0.0357] trained"
+        assert f"weighted sum {row}" in text
+        assert f"{LONG_REWARD} {row}, weight −0.2" in text
+        assert ("may be too narrow" in text) == (over is not None)
+        if over is not None:
+            assert f"the intervals are over {over} and may be too narrow" in text
+
+
+def test_a_long_reward_is_not_cut_in_a_narrow_terminal():
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(result_table(result_of_sum(8)))
+    first = [line.strip("│ ").split("  ")[0] for line in console.export_text().splitlines()]
+    assert LONG_REWARD in "".join(first)

@@ -27,14 +27,13 @@ from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.preflight import require_judges
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.ranks.joined import ALONE, Ranks
+from solrl_trainer.report.figures import few_prompts_text
 from solrl_trainer.report.frontier import write_frontier
 from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.world import gather_rows, gather_values, pick_device, share
 
 STEPS = (2, 3, 4, 6, 8)
-FEW_PROMPTS = 8
-"""With fewer prompts, a bootstrap interval over prompts is too narrow."""
 FITTED_PROMPTS, FITTED_SEEDS = 24, 4
 """Training prompts, and candidates per prompt, whose trajectories the fitted solvers match."""
 
@@ -130,8 +129,8 @@ def calibrate(
     note_long_prompts(backbone, {"training": measured_on}, note)
     options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
     rewards = RewardSet.load(list(config.rewards), backbone, options)
-    if prompts < FEW_PROMPTS:
-        note(f"{prompts} prompts are few: the intervals may be too narrow (--prompts {FEW_PROMPTS} or more)")
+    if few := few_prompts_text(prompts):
+        note(few)
     scorer = Scorer(rewards, [spec.name for spec in config.trained], config.trained)
     explore = config.explore
     seeds = {

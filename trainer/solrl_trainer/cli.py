@@ -50,7 +50,7 @@ class Run:
     """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
     output: Annotated[Path | None, _shown("FOLDER", "runs/<run>")] = None
     """Folder for metrics, checkpoints, report and LoRA weights for diffusers."""
-    run: Annotated[str | None, _shown("NAME", "the preset's name")] = None
+    run: Annotated[str | None, _shown("NAME", "<model>-<recipe>-<rewards>")] = None
     """Name of the run at the service."""
     iterations: Annotated[int | None, _shown("N", "the preset's")] = None
     """Number of iterations."""
@@ -445,7 +445,7 @@ def _evaluate(command: Evaluate, place: Place) -> None:
                 raise ValueError(f"got --{name} {value}; expected at least 1")
 
         from solrl_trainer.evaluate import evaluate_run
-        from solrl_trainer.progress import rewards_table
+        from solrl_trainer.progress import evaluation_table
 
         summary = evaluate_run(
             command.folder,
@@ -458,7 +458,7 @@ def _evaluate(command: Evaluate, place: Place) -> None:
         )
     if place.first:
         console = Console()
-        console.print(rewards_table(summary["rewards"]))
+        console.print(evaluation_table(summary))
         console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}", soft_wrap=True)
 
 

@@ -195,9 +195,14 @@ class RunConfig(Section):
         return self.explore.source == "service"
 
     @property
+    def weights(self) -> dict[str, float]:
+        """Trained reward → its weight in the score."""
+        return {name: weight for name, weight in self.rewards.items() if weight}
+
+    @property
     def trained(self) -> tuple[RewardSpec, ...]:
         """Rewards with a weight in the score."""
-        return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight)
+        return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.weights.items())
 
     @field_validator("regenerate")
     @classmethod

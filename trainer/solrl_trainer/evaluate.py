@@ -20,6 +20,7 @@ from solrl_trainer.preflight import require_judges, usable_judges
 from solrl_trainer.presets import ConfigError, parse_override, refused
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.ranks.joined import ALONE, Ranks
+from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.world import pick_device
@@ -103,20 +104,30 @@ def evaluate_run(
     after = look(f"version {found.version}")
     summary = {
         "model": config.model,
+        "preset": config.preset,
         "run": config.run,
+        "trained": config.weights,
         "version": found.version,
         "prompts": len(held_out),
         "seeds": seeds or settings.seeds,
         "steps": steps or settings.steps,
-        "rewards": compare(before, after),
+        "rewards": compare(before, after, config.weights),
     }
     if ranks.first:
-        _write(folder / "evaluation", summary, held_out, before, after)
+        about = trained_text(config.model, config.preset, config.weights)
+        title = f"{config.run}, version {found.version}"
+        _write(folder / "evaluation", summary, held_out, before, after, title, about)
     return summary
 
 
 def _write(
-    output: Path, summary: Mapping[str, Any], held_out: Sequence[PromptItem], before: Evaluation, after: Evaluation
+    output: Path,
+    summary: Mapping[str, Any],
+    held_out: Sequence[PromptItem],
+    before: Evaluation,
+    after: Evaluation,
+    title: str,
+    about: str,
 ) -> None:
     output.mkdir(exist_ok=True)
     (output / "evaluation.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
@@ -130,7 +141,7 @@ def _write(
         explored=None,
         regenerated=None,
     )
-    write_grid(load_gallery(output), output / "grid.png")
+    write_grid(load_gallery(output), output / "grid.png", title, about)
 
 
 def _changed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:

@@ -1,6 +1,6 @@
 """Evaluation on held-out prompts with fixed seeds, and paired comparison of two evaluations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,9 +8,11 @@ import numpy.typing as npt
 import torch
 from solrl_core.generator import CHUNK_SIZE, Generator
 from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import weighted_sum
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.report.figures import TRAINED_SUM
 from solrl_trainer.world import World, gather_rows, share
 
 SEED_ROOT = 0
@@ -112,14 +114,23 @@ def within_prompt_std(scores: torch.Tensor) -> float:
     return float(scores.double().var(1).mean().sqrt()) if scores.shape[1] > 1 else 0.0
 
 
-def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, float]]:
-    """Reward → means before and after, gain, the gain's 95 % interval, and the base's spread within a prompt."""
+def compare(before: Evaluation, after: Evaluation, weights: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Reward → means before and after, gain, the gain's 95 % interval, and the base's spread within a prompt.
+
+    Args:
+        before, after: of the same prompts and seeds, by the same rewards.
+        weights: of the trained rewards. A sum of several has the first row, `TRAINED_SUM`, if all were evaluated.
+    """
+    first, second = dict(before.scores), dict(after.scores)
+    if len(weights) > 1 and weights.keys() <= first.keys():
+        first = {TRAINED_SUM: weighted_sum(first, weights), **first}
+        second[TRAINED_SUM] = weighted_sum(second, weights)
     rows = {}
-    for name, scores in before.scores.items():
-        gain, low, high = paired_gain(scores, after.scores[name])
+    for name, scores in first.items():
+        gain, low, high = paired_gain(scores, second[name])
         rows[name] = {
-            "before": before.mean(name),
-            "after": after.mean(name),
+            "before": float(scores.mean()),
+            "after": float(second[name].mean()),
             "gain": gain,
             "low": low,
             "high": high,

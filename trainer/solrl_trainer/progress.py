@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -20,7 +21,17 @@ from rich.table import Table
 from rich.text import Text
 
 from solrl_trainer.records import IterationRecord
-from solrl_trainer.report.figures import duration_text, gain_text, interval_text, reward_label, reward_text
+from solrl_trainer.report.figures import (
+    EVALUATION_ONLY,
+    duration_text,
+    few_prompts_text,
+    gain_text,
+    interval_text,
+    reward_label,
+    reward_text,
+    role_text,
+    trained_text,
+)
 
 _TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
 """Column → width. Exploration at a service is concurrent; "wait" is the part that the trainer waited for."""
@@ -117,22 +128,33 @@ class RichReporter:
         self._console.print(text, style=style, markup=False, soft_wrap=True)
 
 
-def rewards_table(rows: dict[str, dict[str, float]]) -> Table:
-    """Held-out rewards before and after, with the gain and its interval."""
-    rewards = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    rewards.add_column("held-out reward")
+def rewards_table(result: Mapping[str, Any]) -> Table:
+    """Held-out rewards before and after, with the gain and its interval, from result.json or evaluation.json."""
+    weights = result["trained"]
+    rewards = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
+    if few := few_prompts_text(result["prompts"]):
+        rewards.caption = Text(few, style="yellow")
+    rewards.add_column("held-out reward", overflow="fold")
     for heading in ("before", "after", "gain", "95 % interval"):
         rewards.add_column(heading, justify="right", no_wrap=True)
-    for name, row in rows.items():
+    for name, row in result["rewards"].items():
+        role = role_text(name, weights)
         style = "green" if row["low"] > 0 else "red" if row["high"] < 0 else ""
         rewards.add_row(
-            reward_label(name),
+            Text.assemble(reward_label(name), (f"\n{role}" if role != EVALUATION_ONLY else "", "dim")),
             reward_text(name, row["before"]),
             reward_text(name, row["after"]),
             Text(gain_text(name, row["gain"]), style=style),
             interval_text(name, row["low"], row["high"]),
         )
     return rewards
+
+
+def evaluation_table(evaluated: Mapping[str, Any]) -> Table:
+    """The figures of a checkpoint, from evaluation.json."""
+    table = rewards_table(evaluated)
+    table.title = _title(evaluated, f"version {evaluated['version']}")
+    return table
 
 
 def result_table(result: dict[str, Any]) -> Table:
@@ -146,13 +168,19 @@ def result_table(result: dict[str, Any]) -> Table:
 
     spearman = result["spearman"]
     measured = "not measured" if spearman is None else f"{spearman:.3f}"
-    table = Table(title=f"{result['preset']}, {result['iterations']} iterations", box=box.ROUNDED, show_header=False)
+    iterations = "1 iteration" if result["iterations"] == 1 else f"{result['iterations']} iterations"
+    table = Table(title=_title(result, iterations), box=box.ROUNDED, show_header=False)
     table.add_column()
     for part in (
-        rewards_table(result["rewards"]),
+        rewards_table(result),
         times,
         f"Spearman of proxy against BF16 rewards within a prompt: {measured}",
     ):
         table.add_row(part)
         table.add_section()
     return table
+
+
+def _title(result: Mapping[str, Any], what: str) -> Text:
+    trained = trained_text(result["model"], result["preset"], result["trained"])
+    return Text(f"{result['run']}: {trained}, {what}", style="table.title")

@@ -9,9 +9,10 @@ from solrl_core.adapter import encode_for_diffusers
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import compare, verdicts
-from solrl_trainer.folder import SETTINGS, check_new
+from solrl_trainer.folder import SETTINGS, check_new, saved_settings
 from solrl_trainer.loop import Result, train
 from solrl_trainer.progress import RichReporter
+from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
@@ -65,17 +66,25 @@ def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
         "model": config.model,
         "preset": config.preset,
         "run": config.run,
+        "trained": config.weights,
         "iterations": config.iterations,
+        "prompts": len(result.prompts),
         "images": next(iter(result.before.scores.values())).numel(),
-        "rewards": compare(result.before, result.after),
+        "rewards": compare(result.before, result.after, config.weights),
         "spearman": result.spearman,
         "seconds": result.seconds,
     }
 
 
 def gallery_grid(folder: Path) -> Path:
-    """Write grid.png from a run's gallery."""
-    return write_grid(load_gallery(folder), folder / "grid.png")
+    """Write grid.png from a run's gallery.
+
+    Raises:
+        FileNotFoundError: the folder has no gallery, or no settings of the run.
+    """
+    config = saved_settings(folder)
+    about = trained_text(config.model, config.preset, config.weights)
+    return write_grid(load_gallery(folder), folder / "grid.png", config.run, about)
 
 
 def export(config: RunConfig, version: int | None = None) -> Path:

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from run_folders import PROMPTS, write_gallery
 from solrl_trainer.report.gallery import load_gallery
-from solrl_trainer.report.grid import COLUMNS, GAP, STRIP, corner, shown_side, write_grid
+from solrl_trainer.report.grid import COLUMNS, GAP, HEADING, MARGIN, STRIP, corner, shown_side, write_grid
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def enlarged(image, side):
 
 
 def test_every_image_stands_where_it_should(tmp_path, gallery):
-    page = pixels(write_grid(gallery, tmp_path / "grid.png"))
+    page = pixels(write_grid(gallery, tmp_path / "grid.png", "run", "about"))
     shown = shown_side(64)
     assert shown == 192
     for index in range(16):
@@ -37,17 +37,17 @@ def test_every_image_stands_where_it_should(tmp_path, gallery):
 
 def test_prompts_are_the_first_ones_in_order_and_no_more(tmp_path, gallery):
     assert len(PROMPTS) > 16
-    sixteen = pixels(write_grid(gallery, tmp_path / "grid.png"))
+    sixteen = pixels(write_grid(gallery, tmp_path / "grid.png", "run", "about"))
     last_row = corner(16 - 1, 64)[1]
     assert sixteen.shape[0] < last_row + shown_side(64) + STRIP + corner(COLUMNS, 64)[1]
     shuffled = replace(gallery, before=gallery.before.flip(0), prompts=gallery.prompts[::-1])
     left, top = corner(0, 64)
-    page = pixels(write_grid(shuffled, tmp_path / "other.png"))
+    page = pixels(write_grid(shuffled, tmp_path / "other.png", "run", "about"))
     assert np.abs(page[top : top + 192, left : left + 192] - enlarged(gallery.before[-1], 192)).max() <= 1
 
 
 def test_marks_are_green_for_right_and_red_for_wrong(tmp_path, gallery):
-    page = pixels(write_grid(gallery, tmp_path / "grid.png"))
+    page = pixels(write_grid(gallery, tmp_path / "grid.png", "run", "about"))
     shown = shown_side(64)
     for index, marks in enumerate(gallery.marks[:16]):
         left, top = corner(index, 64)
@@ -59,7 +59,7 @@ def test_marks_are_green_for_right_and_red_for_wrong(tmp_path, gallery):
 
 
 def test_without_marks_the_strip_is_empty(tmp_path, gallery):
-    page = pixels(write_grid(replace(gallery, marks=None), tmp_path / "grid.png"))
+    page = pixels(write_grid(replace(gallery, marks=None), tmp_path / "grid.png", "run", "about"))
     left, top = corner(0, 64)
     assert page[top + 194 : top + 192 + STRIP, left : left + 192].min() == 255
 
@@ -78,14 +78,37 @@ def test_few_prompts_make_a_small_page(tmp_path, gallery, count):
         after=gallery.after[:count],
         marks=gallery.marks[:count],
     )
-    page = Image.open(write_grid(few, tmp_path / "grid.png"))
+    page = Image.open(write_grid(few, tmp_path / "grid.png", "run", "about"))
     assert page.width >= 2 * shown_side(64)
     assert page.height <= corner(COLUMNS, 64)[1] + 300
 
 
 def test_images_that_are_not_square_keep_their_shape(tmp_path, gallery):
     wide = torch.zeros(20, 3, 32, 64, dtype=torch.uint8)
-    page = pixels(write_grid(replace(gallery, before=wide, after=wide), tmp_path / "grid.png"))
+    page = pixels(write_grid(replace(gallery, before=wide, after=wide), tmp_path / "grid.png", "run", "about"))
     left, top = corner(0, 64)
     assert page[top + 96, left + 96].max() == 0
     assert page[top + 20, left + 96].min() == 255
+
+
+def test_the_heading_names_the_run_and_what_it_trained(tmp_path, gallery):
+    def heading(name, about):
+        return pixels(write_grid(gallery, tmp_path / "grid.png", name, about))[:HEADING]
+
+    plain, other_name, other_reward = heading("one", "on a"), heading("two", "on a"), heading("one", "on b")
+    named, told = (np.where((plain != other).any((1, 2)))[0] for other in (other_name, other_reward))
+    assert 20 <= named.min() <= named.max() < 52
+    assert 52 <= told.min() <= told.max() < 76
+    # A name that is too long ends in an ellipsis within the margin.
+    long = heading("n" * 500, "m" * 500)
+    assert long[:, -MARGIN:].min() == 255
+    assert long[20:76, -4 * MARGIN : -MARGIN].min() < 120
+
+
+@pytest.mark.parametrize("count", [0, 1, 16])
+def test_the_heading_of_few_prompts_is_not_cut(tmp_path, gallery, count):
+    few = replace(gallery, prompts=gallery.prompts[:count])
+    page = pixels(write_grid(few, tmp_path / "grid.png", "one", "mini-sana, sol_rl, trained on clipscore"))
+    last = page[76:HEADING, :-MARGIN]
+    ink = np.where((last < 200).any((0, 2)))[0]
+    assert MARGIN <= ink.min() < ink.max() < page.shape[1] - MARGIN

@@ -2,7 +2,17 @@ import json
 import re
 
 import pytest
-from run_folders import HOSTILE, PROMPTS, finished_run, write_gallery, write_metrics
+from run_folders import (
+    HOSTILE,
+    LONG_REWARD,
+    PROMPTS,
+    RESULT,
+    SUM,
+    finished_run,
+    result_of_sum,
+    write_gallery,
+    write_metrics,
+)
 from solrl_trainer.report.fidelity import describe_fidelity
 from solrl_trainer.report.page import write_report
 
@@ -20,14 +30,15 @@ def words(page):
 def test_a_finished_run_shows_its_figures(tmp_path):
     text = words(page_of(finished_run(tmp_path)))
     for figure in (
-        "made-up finished",
-        "30 of 30 iterations",
+        "made-up finished mini-sana, sol_rl, trained on clipscore · 30 of 30 iterations",
+        "clipscore trained 0.2412",
+        "strict accuracy (verifier) evaluation only 48.2 %",
         "explored in NVFP4 (emulated), 6 steps",
         "0.2412 → 0.2731",
         "+0.0319 95 % [+0.0281, +0.0357]",
         "48.2 % → 67.3 %",
         "+19.1 points 95 % [+14.5, +23.6]",
-        "over 512 images",
+        "over 512 images of 128 held-out prompts",
         "Spearman 0.873",
         "Kendall 0.712",
         "12 of either order 69 % 73 %",
@@ -37,7 +48,7 @@ def test_a_finished_run_shows_its_figures(tmp_path):
         "evaluate 1 min 01 s",
         "proxy 0.3126",
         "true 0.3068",
-        "30 29 sha256:00000000000",
+        "30 29 000000000000",
         "learning_rate 0.001",
     ):
         assert figure in text
@@ -145,3 +156,44 @@ def test_the_page_says_whether_samples_were_regenerated(tmp_path, explore, regen
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"explore": explore, "regenerate": regenerate}))
     assert ("regenerated in BF16, and of all candidates as explored" in words(page_of(folder))) == regenerated
+
+
+@pytest.mark.parametrize("prompts", [7, 8])
+def test_a_sum_of_rewards_has_its_card_and_its_chart(tmp_path, prompts):
+    finished_run(tmp_path)
+    (tmp_path / "result.json").write_text(json.dumps(result_of_sum(prompts)))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "evaluation":
+            line["rewards"][LONG_REWARD] = 0.5
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = page_of(tmp_path)
+    text = words(page)
+    formula = f"clipscore − 0.2 × {LONG_REWARD}"
+    assert f"mini-sana, sol_rl, trained on {formula} · 30 of 30" in text
+    assert f"{formula} of the selected candidates" in text
+    assert "weighted sum trained 0.2412 → 0.2731" in text
+    assert f"{LONG_REWARD} trained, weight −0.2 0.2412" in text
+    assert "<title>0: weighted sum 0.1412</title>" in page
+    assert "<title>30: weighted sum 0.1731</title>" in page
+    assert ("the intervals are over 7 prompts and may be too narrow" in text) == (prompts == 7)
+
+
+def test_results_of_older_runs_have_weights_and_prompts_from_their_settings(tmp_path):
+    finished_run(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rewards"] = SUM
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    older = {key: value for key, value in RESULT.items() if key not in ("trained", "prompts")} | {"images": 20}
+    (tmp_path / "result.json").write_text(json.dumps(older))
+    text = words(page_of(tmp_path))
+    assert f"trained on clipscore − 0.2 × {LONG_REWARD}" in text
+    assert "the intervals are over 5 prompts" in text
+
+
+def test_explored_images_are_named_by_their_precision(tmp_path):
+    finished_run(tmp_path)
+    metrics = (tmp_path / "metrics.jsonl").read_text()
+    assert "NVFP4 proxy 0.3126" in words(page_of(tmp_path))
+    (tmp_path / "metrics.jsonl").write_text(metrics.replace('"nvfp4"', '"bf16"').replace("emulated", "native"))
+    assert "BF16 proxy 0.3126" in words(page_of(tmp_path))

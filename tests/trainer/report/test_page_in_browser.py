@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 from PIL import Image
-from run_folders import PROMPTS, finished_run
+from run_folders import LONG_REWARD, PROMPTS, SUM, finished_run, result_of_sum
 from solrl_trainer.report.page import write_report
 from support.browser import FLAGS
 
@@ -41,6 +41,25 @@ def report(tmp_path):
     return write_report(finished_run(folder))
 
 
+@pytest.fixture
+def long_report(tmp_path):
+    """A report in which everything that users name is as long as it may be."""
+    folder = tmp_path / "long"
+    folder.mkdir()
+    finished_run(folder)
+    (folder / "result.json").write_text(json.dumps(result_of_sum(3) | {"run": "a" * 64}))
+    metrics = (folder / "metrics.jsonl").read_text().replace('"verifier"', json.dumps(LONG_REWARD))
+    (folder / "metrics.jsonl").write_text(metrics)
+    config = json.loads((folder / "config.json").read_text()) | {"rewards": SUM, "prompts": "/data/" + "p" * 100}
+    (folder / "config.json").write_text(json.dumps(config))
+    gallery = json.loads((folder / "gallery.json").read_text())
+    gallery["prompts"] = ["x" * 300, *gallery["prompts"][1:]]
+    for pair in gallery["pairs"]:
+        pair["prompt"] = "y" * 300
+    (folder / "gallery.json").write_text(json.dumps(gallery))
+    return write_report(folder)
+
+
 # Measures the page inside a frame, since not every build of the browser has windows as narrow as a phone.
 PROBE = """<!doctype html><iframe width="{width}" height="900" srcdoc="{page}"></iframe><pre id="out"></pre>
 <script>
@@ -52,6 +71,7 @@ document.querySelector("iframe").onload = event => {{
     images: seen.length,
     broken: seen.filter(image => !image.naturalWidth).length,
     scripts: page.scripts.length,
+    cut: [...page.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth).length,
     charts: [...page.querySelectorAll(".chart svg")].map(chart => chart.getBoundingClientRect().width),
     smallest: Math.min(...[...page.querySelectorAll(".x span, .y span")].map(
       label => parseFloat(page.defaultView.getComputedStyle(label).fontSize))),
@@ -69,6 +89,7 @@ def test_the_page_fits_and_shows_everything(browse, report, tmp_path, width):
     seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dom, re.S).group(1)))
     assert seen["width"] == width
     assert seen["reach"] <= width, "the page scrolls sideways"
+    assert seen["cut"] == 0, "a table is cut"
     assert seen["images"] == 2 * len(PROMPTS) + 4
     assert seen["broken"] == 0
     assert seen["scripts"] == 0
@@ -77,6 +98,17 @@ def test_the_page_fits_and_shows_everything(browse, report, tmp_path, width):
     assert seen["smallest"] >= 11
     for part in ("48.2 %", "67.3 %", "Before and after", "<script>alert", "Adapter lineage", "learning_rate"):
         assert part in seen["text"]
+
+
+@pytest.mark.parametrize("width", [1100, 390, 360])
+def test_long_names_stay_in_the_page(browse, long_report, tmp_path, width):
+    probe = tmp_path / "probe.html"
+    probe.write_text(PROBE.format(width=width, page=html.escape(long_report.read_text())))
+    dom = browse(probe, "--dump-dom", "--virtual-time-budget=5000", "--window-size=1400,1000")
+    seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dom, re.S).group(1)))
+    assert seen["reach"] <= width, "the page scrolls sideways"
+    assert seen["cut"] == 0, "a table is cut"
+    assert LONG_REWARD in seen["text"]
 
 
 @pytest.mark.parametrize(("width", "scheme", "paper"), [(1280, LIGHT, (230, 255)), (390, DARK, (0, 30))])

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 1000.0, 400.0
+MOST_WHOLE = 8
+"""Up to this span of whole numbers, each has a tick."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ def x_ticks(xs: Sequence[int], place: Callable[[float], float]) -> list[Tick]:
     """Ticks at whole numbers, always including the first and the last of `xs`."""
     if len(xs) == 1:
         return [Tick(place(xs[0]) / WIDTH * 100, str(xs[0]))]
-    wanted = [tick for tick in nice_ticks(xs[0], xs[-1]) if tick == round(tick) and xs[0] <= tick <= xs[-1]]
+    if xs[-1] - xs[0] <= MOST_WHOLE:
+        return [Tick(place(x) / WIDTH * 100, str(x)) for x in range(xs[0], xs[-1] + 1)]
+    wanted = [tick for tick in nice_ticks(xs[0], xs[-1]) if xs[0] <= tick <= xs[-1]]
     # The ends show the extent of the run; drop round numbers whose labels would overlap with theirs.
     near = (xs[-1] - xs[0]) * 0.08
     inner = [round(tick) for tick in wanted if xs[0] + near < tick < xs[-1] - near]

@@ -1,7 +1,45 @@
-"""Formatting of a run's figures, shared by the terminal and the report."""
+"""Formatting of a run's figures, shared by the terminal, the report and the grid."""
+
+from collections.abc import Mapping
+
+TRAINED_SUM = "weighted sum"
+"""Key of the row of the trained score where it is a sum of several rewards."""
+EVALUATION_ONLY = "evaluation only"
+FEW_PROMPTS = 8
+"""With fewer prompts, a bootstrap interval over prompts is too narrow."""
 
 _SHARES = {"verifier": "strict accuracy"}
 """Rewards that are a share of images → their label. They are shown in per cent."""
+
+
+def trained_text(model: str, preset: str, weights: Mapping[str, float]) -> str:
+    """What a run trained: model, recipe and rewards. The preset names another reward if the settings changed it."""
+    _, recipe, _ = preset.split("/")
+    return f"{model}, {recipe}, trained on {sum_text(weights)}"
+
+
+def sum_text(weights: Mapping[str, float]) -> str:
+    """The trained score as a formula, such as "clipscore + 0.2 × hpsv2"; a single reward is its name."""
+    terms = [
+        ("−" if weight < 0 else "+", name if abs(weight) == 1 else f"{abs(weight):g} × {name}")
+        for name, weight in weights.items()
+    ]
+    return " ".join(f"{sign} {term}" for sign, term in terms).removeprefix("+ ")
+
+
+def role_text(name: str, weights: Mapping[str, float]) -> str:
+    """Whether a row's reward was trained on, and with which weight if there are several."""
+    if name == TRAINED_SUM or list(weights) == [name]:
+        return "trained"
+    return f"trained, weight {weights[name]:g}".replace("-", "−") if name in weights else EVALUATION_ONLY
+
+
+def few_prompts_text(prompts: int) -> str:
+    """Warning about intervals over few prompts; empty if there are enough."""
+    if prompts >= FEW_PROMPTS:
+        return ""
+    over = "1 prompt" if prompts == 1 else f"{prompts} prompts"
+    return f"the intervals are over {over} and may be too narrow; use at least {FEW_PROMPTS}"
 
 
 def reward_label(name: str) -> str:

@@ -14,8 +14,8 @@ from solrl_trainer.report.gallery import Gallery
 
 COLUMNS = 4
 MARGIN = 40
-HEADING = 96
-"""Height of title and legend, above the first row."""
+HEADING = 122
+"""Height of the three lines above the first row."""
 GAP = 6
 """Space between the two images of a prompt."""
 GUTTER = 40
@@ -24,6 +24,8 @@ STRIP = 30
 """Height of a mark, below its image."""
 CAPTION = 46
 """Height of a prompt in two lines, above its images."""
+SMALLEST_WIDTH = 860
+"""A page of few prompts is this wide, for its heading."""
 SMALLEST_SIDE = 160
 LARGEST_SIDE = 256
 ROW_GAP = 18
@@ -47,20 +49,27 @@ def corner(index: int, side: int) -> tuple[int, int]:
     return MARGIN + column * (width + GUTTER), HEADING + LABELS + row * height + CAPTION
 
 
-def write_grid(gallery: Gallery, path: Path, rows: int = 16) -> Path:
+def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 16) -> Path:
     """Draw the first `rows` prompts, before and after, with captions and the verifier's marks.
 
     The prompts are the first held-out ones in their original order, never a selection.
+
+    Args:
+        gallery: the run's images.
+        path: the file to write.
+        name: of the run; the heading's first line.
+        about: what the run trained; the second line.
+        rows: largest number of prompts.
     """
     count = min(rows, len(gallery.prompts))
     side = gallery.before.shape[-1]
     shown = shown_side(side)
     columns = min(COLUMNS, max(count, 1))
-    width = 2 * MARGIN + columns * (2 * shown + GAP) + (columns - 1) * GUTTER
+    width = max(2 * MARGIN + columns * (2 * shown + GAP) + (columns - 1) * GUTTER, SMALLEST_WIDTH)
     bottom = corner(max(count - 1, 0), side)[1] + shown + STRIP + MARGIN // 2
     page = Image.new("RGB", (width, bottom), _PAPER)
     draw = ImageDraw.Draw(page)
-    _headline(draw, gallery, count)
+    _headline(draw, name, about, gallery, count)
     for column in range(columns):
         left = corner(column, side)[0]
         for x, text in ((left, "before"), (left + shown + GAP, "after")):
@@ -80,14 +89,16 @@ def write_grid(gallery: Gallery, path: Path, rows: int = 16) -> Path:
     return path
 
 
-def _headline(draw: Any, gallery: Gallery, count: int) -> None:
-    draw.text((MARGIN, 26), f"The first {count} held-out prompts", _INK, _font(22, bold=True))
-    text = "in their original order, not selected; same seed before and after"
+def _headline(draw: Any, name: str, about: str, gallery: Gallery, count: int) -> None:
+    first = "The first held-out prompt" if count == 1 else f"The first {count} held-out prompts, in order, not selected"
+    text = f"{first}; same seed before and after"
     if gallery.marks is not None:
         was, now = (sum(mark[i] for mark in gallery.marks[:count]) for i in (0, 1))
-        text += f"; the verifier accepts {was} of these before, {now} after"
+        text += f"; the verifier accepts {was} before, {now} after"
     width = draw.im.size[0] - 2 * MARGIN
-    draw.text((MARGIN, 60), _fit(text, width, size=14, most=1), _DIM, _font(14))
+    for top, line, colour, size, bold in ((24, name, _INK, 22, True), (56, about, _INK, 15, False)):
+        draw.text((MARGIN, top), _fit(line, width, size, most=1, bold=bold), colour, _font(size, bold=bold))
+    draw.text((MARGIN, 80), _fit(text, width, size=14, most=1), _DIM, _font(14))
 
 
 def _picture(image: torch.Tensor, side: int) -> Image.Image:
@@ -109,12 +120,14 @@ def _mark(page: Image.Image, x: float, y: float, good: bool) -> None:
     page.paste(_GOOD if good else _BAD, (round(x) - 10, round(y) - 10), stamp)
 
 
-def _fit(text: str, width: int, size: int = 15, most: int = 2) -> str:
+def _fit(text: str, width: int, size: int = 15, most: int = 2, *, bold: bool = False) -> str:
     """Break `text` into at most `most` lines of `width` pixels, ending in an ellipsis if it does not fit."""
     text = " ".join(text.split())
-    font = _font(size)
+    font = _font(size, bold=bold)
     for letters in range(len(text) + 1, 8, -1):
-        lines = textwrap.wrap(text, letters, max_lines=most, placeholder="…") or [""]
+        lines = textwrap.wrap(text, letters) or [""]
+        if len(lines) > most:
+            lines = [*lines[: most - 1], lines[most - 1][: letters - 1] + "…"]
         if all(font.getlength(line) <= width for line in lines):
             return "\n".join(lines)
     return text[:8]

@@ -50,7 +50,7 @@ def write_report(folder: Path) -> Path:
         "duration": figures.duration_text,
         "image": data_uri,
         "label": figures.reward_label,
-        "seconds": lambda value: f"{value:.1f}",
+        "setting": _setting_text,
     }
     page = environment.get_template("report.html.j2").render(_content(folder))
     path, unfinished = folder / "report.html", folder / "report.html.part"
@@ -78,6 +78,9 @@ def _content(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         gallery = None
     facts = result or config or {}
+    weights = _weights(config, result)
+    prompts = _prompts(config, result) if result else 0
+    explored_in = iterations[-1]["precision"].upper() if iterations else "explored"
     totals = {phase: sum(own_time(line["seconds"]).get(phase, 0.0) for line in iterations) for phase in PHASES}
     if result:
         # The other phases come from the metrics, which include the time before a resume.
@@ -87,24 +90,26 @@ def _content(folder: Path) -> dict[str, Any]:
     served = explore.get("source", "service") == "service"
     return {
         "title": facts.get("run", folder.name),
-        "preset": facts.get("preset"),
-        "model": facts.get("model"),
-        "trained": [name for name, weight in (config or {}).get("rewards", {}).items() if weight],
+        "about": figures.trained_text(facts["model"], facts["preset"], weights) if facts else None,
+        "trained": figures.sum_text(weights) if weights else "The trained reward",
         "regenerated": regenerate.get("at", "trainer" if served else "none") != "none",
         "images": (result or {}).get("images"),
+        "prompts": prompts,
+        "few": figures.few_prompts_text(prompts),
         "finished": result is not None,
         "done": iterations[-1]["version"] if iterations else 0,
         "planned": facts.get("iterations"),
         "served": _served(iterations),
-        "rewards": [_reward(name, row) for name, row in (result or {}).get("rewards", {}).items()],
+        "rewards": [_reward(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
         "reward_chart": reward_chart(iterations),
-        "evaluation_charts": evaluation_charts(evaluations),
+        "evaluation_charts": evaluation_charts(evaluations, weights),
         "latest": evaluations[-1] if evaluations else None,
         "totals": {phase: seconds for phase, seconds in totals.items() if seconds},
         "explored": sum(line["seconds"].get("explore", 0.0) for line in iterations) if totals["wait"] else None,
         "time_chart": time_chart(iterations),
         "optimisation_charts": optimisation_charts(iterations),
         "fidelity": describe_fidelity(measured[-1], config) if measured else None,
+        "explored_in": explored_in,
         "explore_steps": explore.get("steps"),
         "regenerate_steps": regenerate.get("steps"),
         "candidates": _candidates(gallery),
@@ -141,13 +146,26 @@ def _served(iterations: Sequence[dict[str, Any]]) -> str:
     return " and ".join(sorted(f"{precision.upper()} ({numerics})" for precision, numerics in kinds))
 
 
-def _reward(name: str, row: dict[str, float]) -> dict[str, Any]:
+def _weights(config: dict[str, Any] | None, result: dict[str, Any] | None) -> dict[str, float]:
+    """Weights of the trained rewards; results of older runs lack them."""
+    found = (result or {}).get("trained") or (config or {}).get("rewards", {})
+    return {name: weight for name, weight in found.items() if weight}
+
+
+def _prompts(config: dict[str, Any] | None, result: dict[str, Any]) -> int:
+    """Number of held-out prompts; results of older runs lack it."""
+    images: int = result["images"]
+    return int(result.get("prompts", images // (config["evaluate"]["seeds"] if config else 1)))
+
+
+def _reward(name: str, row: dict[str, float], weights: dict[str, float]) -> dict[str, Any]:
     low, high, gain = row["low"], row["high"], row["gain"]
     verdict = "up" if low > 0 else "down" if high < 0 else "unclear"
     # Each whisker has its own scale, with zero gain in the middle.
     reach = max(abs(low), abs(high)) * 1.1 or 1.0
     return {
-        "name": name,
+        "label": figures.reward_label(name),
+        "role": figures.role_text(name, weights) if weights else "",
         "before": figures.reward_text(name, row["before"]),
         "after": figures.reward_text(name, row["after"]),
         "gain": figures.gain_text(name, gain),
@@ -168,4 +186,11 @@ def _candidates(gallery: Gallery | None) -> dict[str, dict[str, list[int]]]:
 def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Settings by section; settings outside a section come first, as "run"."""
     sections: dict[str, dict[str, Any]] = {"run": {k: v for k, v in config.items() if not isinstance(v, dict)}}
-    return sections | {name: values for name, values in config.items() if isinstance(values, dict)}
+    return sections | {name: values for name, values in config.items() if isinstance(values, dict) and values}
+
+
+def _setting_text(value: Any) -> str:
+    """A setting as YAML has it, without quotes; lists are separated by commas."""
+    if isinstance(value, list):
+        return ", ".join(map(_setting_text, value))
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,11 +1,12 @@
 """The report's charts, drawn from lines of the metrics: one line per version, in order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from solrl_trainer.metrics import own_time
 from solrl_trainer.report import figures
 from solrl_trainer.report.charts import Chart, Series, line_chart, stacked_chart
+from solrl_trainer.report.figures import TRAINED_SUM
 
 PHASES = ("explore", "wait", "regenerate", "train", "push")
 
@@ -22,14 +23,21 @@ def reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
     return line_chart("Mean reward per iteration", _numbers(iterations), series, band=True)
 
 
-def evaluation_charts(evaluations: Sequence[dict[str, Any]]) -> list[Chart]:
-    """One chart per held-out reward; none with fewer than two evaluations."""
+def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[str, float]) -> list[Chart]:
+    """One chart per held-out reward, and a first one of their sum if several are trained.
+
+    None with fewer than two evaluations.
+    """
     if len(evaluations) < 2:
         return []
     versions = [line["version"] for line in evaluations]
+    means: list[dict[str, float]] = [line["rewards"] for line in evaluations]
+    if len(weights) > 1 and all(weights.keys() <= row.keys() for row in means):
+        sums = [{TRAINED_SUM: sum(weights[name] * row[name] for name in weights)} for row in means]
+        means = [one | row for one, row in zip(sums, means, strict=True)]
     charts = []
-    for name in evaluations[-1]["rewards"]:
-        values = [line["rewards"][name] for line in evaluations if name in line["rewards"]]
+    for name in means[-1]:
+        values = [row[name] for row in means if name in row]
         if len(values) == len(versions):
             label, scale = figures.reward_axis(name)
             shown = [Series(label, "best", [value * scale for value in values])]
