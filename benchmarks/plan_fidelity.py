@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from caveats import PREPARED_FOR_NVFP4
-from plan_fidelity_plot import write_plot
+from plan_fidelity_plot import ALLOWED, write_plot
 from rich.console import Console
 from rich.progress import track
 from safetensors.torch import load_file, save_file
@@ -50,8 +50,6 @@ KEEP = {STEPS: (24, 32, 48, 64, 80), FITTED: (24, 32, 40, 48, 64)}
 """By number of steps: the steps after which candidates are pruned, and the numbers of candidates kept."""
 CHOSEN_ON, CHOSEN_FOR = 16, 48
 """Training prompts for choosing the schedule of the fitted steps, and candidates kept before the last step there."""
-ALLOWED = 1.0
-"""Largest allowed increase of the mean true rank of the best and of the worst 12 over six steps without pruning."""
 CHECKED = 2
 """Prompts whose groups are also really pruned."""
 SAVED_EVERY = 16
@@ -85,7 +83,7 @@ def main() -> None:
     sigmas = {model: solver["sigmas"] for model, solver in solvers.items()}
     text = table(rows, off, sigmas, args.prompts, args.candidates)
     (args.out / "plan_fidelity.md").write_text(text)
-    write_plot(rows, ALLOWED, args.out / "plan_fidelity.png")
+    write_plot(rows, args.out / "plan_fidelity.png")
     print(text)
 
 

@@ -1,47 +1,73 @@
-"""Plot of `plan_fidelity.py`."""
+"""Plot of `plan_fidelity.py`; by itself, `python benchmarks/plan_fidelity_plot.py` draws it again from the JSON."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 
-def write_plot(rows: Sequence[dict[str, Any]], allowed: float, path: Path) -> None:
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from solrl_trainer.report.labels import Label, place_labels
+
+RESULTS = Path("docs/results")
+ALLOWED = 1.0
+"""Largest allowed increase of the mean true rank of the best and of the worst 12 over six steps without pruning."""
+
+Row = dict[str, Any]
+Plan = tuple[float, int]
+"""(share of the steps spent, candidates kept)."""
+
+
+def write_plot(rows: Sequence[Row], path: Path) -> None:
     """Plot the loss of selection quality over the steps spent, one panel per model.
 
-    Dots are single rewards; lines are their means.
+    Pale dots are single rewards; lines are their means, labelled with the candidates kept.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     most = max(row["steps"] for row in rows)
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = plt.subplots(
-        1, len(models), figsize=(4.4 * len(models), 4.2), sharey=True, squeeze=False, layout="constrained"
+        1, len(models), figsize=(5.2 * len(models), 5.4), sharey=True, squeeze=False, layout="constrained"
     )
+    labels = []
     for model, axes in zip(models, panels[0], strict=True):
-        pruning = [row for row in rows if row["model"] == model and row["cost"] < 1]
-        for at, (steps, after) in enumerate(dict.fromkeys((row["steps"], row["after"]) for row in pruning)):
-            plans: dict[tuple[float, int], list[float]] = {}
-            for row in pruning:
-                if (row["steps"], row["after"]) == (steps, after):
-                    worse = max(mean for mean, _, _ in row["worse"].values())
-                    plans.setdefault((row["cost"], row["keep"]), []).append(worse)
-            for (cost, keep), each in plans.items():
-                mean = sum(each) / len(each)
-                axes.plot([cost] * len(each), each, ".", color=f"C{at}", alpha=0.4)
-                axes.annotate(str(keep), (cost, mean), xytext=(4, 4), textcoords="offset points", fontsize=8)
-            means = [sum(each) / len(each) for each in plans.values()]
-            kind = f"{steps} steps" if steps == most else f"{steps} fitted steps"
-            label = f"{kind}, after {after} keep …" if after < steps else f"{kind}, all kept"
-            axes.plot([cost for cost, _ in plans], means, "o-", color=f"C{at}", label=label)
-        axes.axhline(allowed, color="0.6", linestyle="--", zorder=0)
+        labels.append(_draw(axes, [row for row in rows if row["model"] == model and row["cost"] < 1], most))
+        axes.axhline(ALLOWED, color="0.6", linestyle="--", zorder=0, label="allowed")
         axes.axhline(0, color="0.85", zorder=0)
-        axes.set(title=model, xlabel=f"steps spent, of {most} unpruned")
+        axes.set(title=model, xlabel=f"candidate steps spent, of {most} steps unpruned")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0][0].set_ylabel("increase in true rank of the best or worst 12")
-    panels[0][-1].legend(frameon=False)
+        axes.margins(y=0.06)
+    panels[0][0].set_ylabel("increase in mean true rank of the best or worst 12")
+    handles, names = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=len(names))
+    for axes, its_labels in zip(panels[0], labels, strict=True):
+        place_labels(axes, its_labels)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _draw(axes: Any, rows: Sequence[Row], most: int) -> list[Label]:
+    """Draw the plans of one model, a line for each way to prune; returns the labels of their means."""
+    labels = []
+    for at, (steps, after) in enumerate(dict.fromkeys((row["steps"], row["after"]) for row in rows)):
+        colour = f"C{at}"
+        plans: dict[Plan, list[float]] = {}
+        for row in rows:
+            if (row["steps"], row["after"]) == (steps, after):
+                worse = max(mean for mean, _, _ in row["worse"].values())
+                plans.setdefault((row["cost"], row["keep"]), []).append(worse)
+        means = {plan: sum(each) / len(each) for plan, each in plans.items()}
+        for (cost, _), each in plans.items():
+            axes.plot([cost] * len(each), each, ".", color=colour, alpha=0.4)
+        kind = f"{steps} steps" if steps == most else f"{steps} fitted steps"
+        name = f"{kind}, after {after} keep …" if after < steps else f"{kind}, all kept"
+        axes.plot([cost for cost, _ in means], list(means.values()), "o-", color=colour, label=name, markersize=4)
+        style = {"fontsize": 8, "color": colour}
+        labels += [Label(cost, mean, str(keep), style) for (cost, keep), mean in means.items()]
+    return labels
+
+
+if __name__ == "__main__":
+    write_plot(json.loads((RESULTS / "plan_fidelity.json").read_text())["rows"], RESULTS / "plan_fidelity.png")

@@ -27,7 +27,7 @@ from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.preflight import require_judges
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.ranks.joined import ALONE, Ranks
-from solrl_trainer.report.figures import few_prompts_text
+from solrl_trainer.report.figures import few_prompts_text, sum_text
 from solrl_trainer.report.frontier import write_frontier
 from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.scoring import Scorer
@@ -173,7 +173,9 @@ def calibrate(
     )
     summary = _summary(config, measured_on, measured, chosen, wanted)
     if ranks.first:
-        _write(folder, summary, chosen, binding)
+        weights = sum_text(config.weights)
+        about = f"{config.model}, {weights}, {prompts} prompts × {explore.candidates} candidates"
+        _write(folder, summary, chosen, binding, about)
     return summary
 
 
@@ -232,11 +234,13 @@ def _summary(
     }
 
 
-def _write(folder: Path, summary: Mapping[str, Any], chosen: Measured | None, binding: ModelBinding) -> None:
+def _write(
+    folder: Path, summary: Mapping[str, Any], chosen: Measured | None, binding: ModelBinding, about: str
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "calibration.json").write_text(json.dumps(summary, indent=1) + "\n")
     points = [(plan["name"], plan["seconds"], plan["separation"]) for plan in summary["plans"]]
-    write_frontier(points, summary["wanted"], summary["chosen"], folder)
+    write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
     if chosen is not None:
         plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune", "fitted"})
         plan["calibrated_for"] = binding.model_dump(mode="json")

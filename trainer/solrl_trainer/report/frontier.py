@@ -2,49 +2,89 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from solrl_trainer.report.labels import Label, place_labels
+
+WIDTH = 9.0
+"""In inches."""
+_ROW = 0.19
+"""Height in inches of a line of the key."""
+
+Point = tuple[str, float, float]
+"""Name of a plan, seconds per group, separation."""
 
 
-def write_frontier(points: Sequence[tuple[str, float, float]], wanted: float, chosen: str | None, folder: Path) -> Path:
-    """Plot (name, seconds, separation) of each plan; the Pareto-optimal plans are labelled and joined by a line."""
+def write_frontier(points: Sequence[Point], wanted: float, chosen: str | None, about: str, folder: Path) -> Path:
+    """Plot the plans, the Pareto-optimal ones joined by a line. They and the chosen one are named in a numbered key.
+
+    Args:
+        points: the plans.
+        wanted: required separation.
+        chosen: name of the chosen plan, if there is one.
+        about: what was measured; the second line of the title.
+        folder: where frontier.png is written.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
-    colours = {tier: f"C{i}" for i, tier in enumerate(dict.fromkeys(name.split()[0] for name, _, _ in points))}
-    for name, seconds, separation in points:
-        marker = "v" if "pruned" in name else "o"
-        axes.plot(seconds, separation, marker, color=colours[name.split()[0]], alpha=0.8)
     best = frontier(points)
-    axes.plot([s for _, s, _ in best], [q for _, _, q in best], "-", color="0.6", zorder=0)
-    for name, seconds, separation in best:
-        weight = "bold" if name == chosen else "normal"
-        axes.annotate(
-            name, (seconds, separation), xytext=(6, -10), textcoords="offset points", fontsize=8, fontweight=weight
-        )
-    axes.axhline(wanted, color="0.8", linestyle="--", zorder=0)
-    for tier, colour in colours.items():
-        axes.plot([], [], "o", color=colour, label=tier)
-    axes.plot([], [], "v", color="0.4", label="pruned")
-    axes.set(
-        xlabel="seconds per group",
-        ylabel="separation of best and worst (1 perfect, 0 chance)",
-        title="Exploration plans: cost and fidelity",
+    named = sorted({*best, *(point for point in points if point[0] == chosen)}, key=lambda point: point[1])
+    figure, (axes, key) = plt.subplots(
+        2,
+        figsize=(WIDTH, 5 + _ROW * (len(named) + 2)),
+        height_ratios=(5, _ROW * (len(named) + 2)),
+        layout="constrained",
     )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.15)
-    axes.legend(frameon=False, loc="lower right")
+    _draw_key(key, named, chosen)
+    _draw_plans(axes, points, best, wanted)
+    axes.set_title(about, fontsize=9, color="0.35", loc="left")
+    figure.suptitle("Exploration plans: cost and fidelity", x=0.01, ha="left")
+    numbers = enumerate(named, 1)
+    place_labels(axes, [Label(s, q, str(n), _style(name == chosen)) for n, (name, s, q) in numbers])
     path = folder / "frontier.png"
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path
 
 
-def frontier(points: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+def frontier(points: Sequence[Point]) -> list[Point]:
     """Pareto-optimal plans, from the cheapest to the most expensive."""
-    found: list[tuple[str, float, float]] = []
+    found: list[Point] = []
     for point in sorted(points, key=lambda p: (p[1], -p[2])):
         if not found or point[2] > found[-1][2]:
             found.append(point)
     return found
+
+
+def _draw_plans(axes: Any, points: Sequence[Point], best: Sequence[Point], wanted: float) -> None:
+    colours = {tier: f"C{i}" for i, tier in enumerate(dict.fromkeys(name.split()[0] for name, _, _ in points))}
+    axes.plot([s for _, s, _ in best], [q for _, _, q in best], "-", color="0.6", zorder=0)
+    for name, seconds, separation in points:
+        marker = "v" if "pruned" in name else "o"
+        axes.plot(seconds, separation, marker, color=colours[name.split()[0]], alpha=0.8)
+    axes.axhline(wanted, color="0.7", linestyle="--", zorder=0, label=f"wanted: {wanted:g}")
+    for tier, colour in colours.items():
+        axes.plot([], [], "o", color=colour, label=tier)
+    axes.plot([], [], "v", color="0.4", label="pruned")
+    axes.set(xlabel="seconds per group, rewards included", ylabel="separation of best and worst\n1 perfect, 0 chance")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.08, y=0.1)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _draw_key(axes: Any, named: Sequence[Point], chosen: str | None) -> None:
+    axes.set_axis_off()
+    axes.set(xlim=(0, 1), ylim=(len(named) + 0.5, -1))
+    axes.text(0, -0.2, "on the line, no other plan is as cheap and separates as well:", color="0.35", fontsize=8)
+    for number, (name, seconds, separation) in enumerate(named, 1):
+        style, mark = _style(name == chosen), "; chosen" if name == chosen else ""
+        axes.text(0.02, number, str(number), va="center", ha="right", **style)
+        text = f"{name}: {seconds:.2f} s, separation {separation:.3f}{mark}"
+        axes.text(0.035, number, text, va="center", **style)
+
+
+def _style(chosen: bool) -> dict[str, Any]:
+    return {"fontsize": 8, "fontweight": "bold" if chosen else "normal"}

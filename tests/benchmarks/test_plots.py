@@ -1,0 +1,28 @@
+"""Plots of the stored results."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_labels_of_plan_fidelity_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.pyplot as plt
+    from plan_fidelity_plot import write_plot
+
+    figures: list[Any] = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    write_plot(json.loads((ROOT / "docs/results/plan_fidelity.json").read_text())["rows"], tmp_path / "plot.png")
+    (figure,) = figures
+    monkeypatch.undo()
+    figure.canvas.draw()
+    for axes in figure.axes:
+        boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
+        assert len(boxes) == 21
+        for one, other in combinations(boxes, 2):
+            assert not (one.x0 < other.x1 and other.x0 < one.x1 and one.y0 < other.y1 and other.y0 < one.y1)
+    plt.close(figure)
