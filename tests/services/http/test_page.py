@@ -12,8 +12,16 @@ from solrl_rollout.http.tokens import create_token
 from support.browser import Browser, Page, running_browser
 
 LONG = "a" * 31 + "-" + "b" * 32
+WAITING = "w" * 64
 HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>"'`${hacked}\u202e""" + "x" * 300
 TOLD = "!document.getElementById('main').hidden && document.querySelectorAll('#run tbody tr').length > 0"
+
+# Visible texts that do not fit into their box, or reach beyond the window.
+CUT = """[...document.querySelectorAll('header *, .card *, .tile, .tile *, #queue *, pre, .scroll, .times *')]
+  .filter((one) => one.checkVisibility() && !one.closest('svg, .chart') && one.textContent.trim())
+  .filter((one) => one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).display !== 'inline'
+    || one.getBoundingClientRect().right > innerWidth)
+  .map((one) => [one.tagName, one.className, one.textContent, one.clientWidth, one.scrollWidth])"""
 
 # The lowest contrast of any text with its background, by WCAG 2.
 CONTRAST = """(() => {
@@ -43,7 +51,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def guarded(tokens: dict[str, Any], layout: Layout) -> Iterator[RunningService]:
-    """Ann has a run `shapes` with two versions, and a run with a long name and hostile texts; Bob has one run."""
+    """Ann has a run `shapes` with two versions, one with a long name and hostile texts, one that waits; Bob has one."""
     with running_service("--token-file", str(tokens["file"])) as running:
         for who, run in (("bob", "bobs-run"), ("ann", LONG), ("ann", "shapes")):
             running.client.headers["Authorization"] = f"Bearer {tokens[who]}"
@@ -54,6 +62,7 @@ def guarded(tokens: dict[str, Any], layout: Layout) -> Iterator[RunningService]:
             for i in range(3):
                 told = report(i, 0.5 + i / 50, samples=samples(i, HOSTILE if hostile else "a red circle"), **more)
                 assert tell(running, run, told.model_dump(mode="json")) == 204
+        assert running.push(WAITING, 0, adapter_file(layout, 1)).status_code == 201
         assert running.push("shapes", 1, adapter_file(layout, 2), parent=0).status_code == 201
         assert running.client.put("/v1/runs/shapes/adapters/0/pin").status_code == 204
         yield running
@@ -116,8 +125,8 @@ def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., 
         assert "Best and worst of iteration 3" in said
         assert page.wait("[...document.images].length === 4 && [...document.images].every((one) => one.naturalWidth)")
         assert page.see("document.querySelectorAll('#run .chart path').length") >= 5
-        assert page.see("document.querySelectorAll('.card').length") == 2
-        page.see("document.querySelector('.card:not([aria-current=true])').click()")
+        assert page.see("document.querySelectorAll('.card').length") == 3
+        page.see(f"document.querySelector('.card[href$={LONG}]').click()")
         page.wait(f"document.querySelector('#run h2').textContent === '{LONG}'")
         assert page.faults() == []
 
@@ -187,6 +196,26 @@ def test_it_never_scrolls_sideways(browser: Browser, enter: Callable[..., None],
             "Math.min(...[...document.querySelectorAll('body *')].map((e) => parseFloat(getComputedStyle(e).fontSize)))"
         )
         assert small >= 12
+
+
+@pytest.mark.parametrize("width", [320, 360, 390, 1280])
+@pytest.mark.parametrize("run", ["shapes", LONG, WAITING])
+def test_nothing_is_cut(browser: Browser, enter: Callable[..., None], run: str, width: int) -> None:
+    with browser.page(width, 6000) as page:
+        enter(page, at=f"run={run}")
+        page.wait(f"document.querySelector('#run h2').textContent === '{run}'")
+        assert "waiting for its first iteration" in page.text()
+        assert page.see(CUT) == []
+        page.see("document.getElementById('state').textContent = 'an answer that explains at length '.repeat(9)")
+        assert page.see(CUT) == []
+
+
+def test_the_first_command_is_not_cut_on_a_phone(browser: Browser) -> None:
+    with running_service() as service, browser.page(360) as page:
+        page.open(service.url)
+        page.wait("!document.getElementById('none').hidden")
+        assert "--rollout-url" in page.text()
+        assert page.see(CUT) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

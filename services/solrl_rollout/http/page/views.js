@@ -153,12 +153,12 @@ function lineageView(held) {
     const name = el("td", {}, `v${info.version}`);
     if (info.version === held.head) name.append(el("span", { className: "tag" }, "head"));
     if (pinned.has(info.version)) name.append(el("span", { className: "tag" }, "pinned"));
-    row.append(name, el("td", {}, info.parent !== null ? `v${info.parent}` : info.version ? "–" : "base"),
+    row.append(name, el("td", { className: "wide" }, info.parent !== null ? `v${info.parent}` : info.version ? "–" : "base"),
       el("td", { title: info.digest }, el("code", {}, info.digest.slice(7, 19))),
       el("td", { className: "wide" }, `${info.rank}`), el("td", { className: "wide" }, `${info.modules}`), el("td", { className: "right" }, bytes(info.size)));
     return row;
   });
-  const head = el("tr", {}, el("th", {}, "Version"), el("th", {}, "Parent"), el("th", {}, "Digest"),
+  const head = el("tr", {}, el("th", {}, "Version"), el("th", { className: "wide" }, "Parent"), el("th", {}, "Digest"),
     el("th", { className: "wide" }, "Rank"), el("th", { className: "wide" }, "Modules"), el("th", { className: "right" }, "Size"));
   return el("div", { className: "lineage" }, el("h3", {}, "Adapter lineage"),
     el("div", { className: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...body))));
