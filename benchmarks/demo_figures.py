@@ -1,0 +1,146 @@
+"""Figures of finished demos: `python benchmarks/demo_figures.py RUN_FOLDER… [--note TEXT]`, where they were run.
+
+The folders are those of `solrl-train demo --seed N --output FOLDER`, one for each seed. Reads what the runs left there,
+measures nothing, and writes docs/results/demo.{json,md}.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from caveats import PREPARED_FOR_NVFP4, VERIFIER
+from solrl_trainer.config import RunConfig
+from solrl_trainer.demo import DEMO_SETTINGS, PRESET
+from solrl_trainer.folder import saved_settings
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.presets import resolve
+from solrl_trainer.report.figures import duration_text, gain_text, interval_text, reward_label, reward_text
+
+OWN = ("seed", "run", "output", "rollout_url")
+"""Settings in which demos differ."""
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Read the runs and write the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished demos, with different seeds")
+    parser.add_argument("--note", default="", help="a sentence about the machine at that time, such as its other work")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    args = parser.parse_args()
+    try:
+        rows = sorted(map(row, args.runs), key=lambda one: one["seed"])
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    if len({one["seed"] for one in rows}) < len(rows):
+        sys.exit(f"got runs of the seeds {[one['seed'] for one in rows]}; expected different ones")
+    result = {"processor": processor(), "note": args.note, "runs": rows}
+    text = table(result)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "demo.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "demo.md").write_text(text)
+    print(text)
+
+
+def row(folder: Path) -> Row:
+    """Figures of one run.
+
+    Raises:
+        FileNotFoundError: the folder holds no finished run.
+        ValueError: it is no demo of this version.
+    """
+    config = saved_settings(folder)
+    expected = comparable(resolve(PRESET, overrides=DEMO_SETTINGS).config)
+    if differing := sorted(key for key, value in comparable(config).items() if value != expected[key]):
+        raise ValueError(f"{folder} is not of `solrl-train demo`: its settings differ in {', '.join(differing)}")
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    last = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"][-1]
+    return {
+        "seed": config.seed,
+        "iterations": result["iterations"],
+        "images": result["images"],
+        "explored_in": f"{last['precision'].upper()} ({last['numerics']})",
+        "rewards": result["rewards"],
+        "spearman": result["spearman"],
+        "seconds": result["seconds"],
+    }
+
+
+def comparable(config: RunConfig) -> dict[str, Any]:
+    """Settings that must be those of the demo."""
+    return config.model_dump(mode="json", exclude=set(OWN))
+
+
+def processor() -> str:
+    """Kind and cores of this machine's processor, and the instructions that torch uses."""
+    found = {"model name": platform.machine(), "cpu family": "?", "model": "?"}
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.is_file() else ():
+        name, _, value = line.partition(":")
+        if name.strip() in found:
+            found[name.strip()] = value.strip()
+    kind, family, model = found.values()
+    cores = len(os.sched_getaffinity(0))
+    used = torch.backends.cpu.get_cpu_capability()  # type: ignore[no-untyped-call]
+    return f"{kind} (family {family}, model {model}), {cores} cores, {used}, torch {torch.__version__}"
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Markdown page."""
+    rows: Sequence[Row] = result["runs"]
+    names = list(rows[0]["rewards"])
+    where = {one["explored_in"] for one in rows}
+    lines = [
+        "# The demo",
+        "",
+        f"`solrl-train demo` with the seeds {', '.join(str(one['seed']) for one in rows)}, one run each, gathered by",
+        f"`python benchmarks/demo_figures.py`. {rows[0]['iterations']} iterations of `{PRESET}` with",
+        f"{', '.join(f'`{setting}`' for setting in DEMO_SETTINGS[1:])}; explored in {' and '.join(sorted(where))}.",
+        f"Means over {rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights;",
+        "gains with their 95 % interval over prompts.",
+        "",
+        f"{result['processor']}.",
+        "Gains differ between kinds of processor, by the rounding of BF16.",
+        *([result["note"]] if result["note"] else []),
+        "",
+        *VERIFIER,
+        "",
+        *PREPARED_FOR_NVFP4,
+        "",
+        "| reward | seed | before | after | gain |",
+        "|---|---|---|---|---|",
+    ]
+    for name in names:
+        for one in rows:
+            figures = one["rewards"][name]
+            before, after = (reward_text(name, figures[when]) for when in ("before", "after"))
+            gain = f"{gain_text(name, figures['gain'])} {interval_text(name, figures['low'], figures['high'])}"
+            lines.append(f"| {reward_label(name)} | {one['seed']} | {before} | {after} | {gain} |")
+        if len(rows) > 1:
+            mean = statistics.mean(one["rewards"][name]["gain"] for one in rows)
+            lines.append(f"| {reward_label(name)} | mean | | | {gain_text(name, mean)} |")
+    phases = ("explore", "wait", "regenerate", "train", "push", "evaluate", "total")
+    lines += [
+        "",
+        "Time in the trainer, without the start of the service. Exploration is partly in parallel with other phases;",
+        "wait is the part that the trainer waited for it.",
+        "",
+        f"| seed | {' | '.join(phases)} | Spearman of proxy against BF16 |",
+        f"|---|{'---|' * len(phases)}---|",
+    ]
+    for one in rows:
+        seconds = " | ".join(duration_text(one["seconds"][phase]) for phase in phases)
+        lines.append(f"| {one['seed']} | {seconds} | {one['spearman']:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

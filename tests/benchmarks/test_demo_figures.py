@@ -1,0 +1,72 @@
+"""Figures of the demo: read from finished runs, and as README quotes them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from demo_figures import row, table
+from solrl_trainer.demo import DEMO_SETTINGS, PRESET
+from solrl_trainer.presets import resolve
+
+ROOT = Path(__file__).parents[2]
+RECORDED = json.loads((ROOT / "docs/results/demo.json").read_text())
+
+
+def finished(folder: Path, *overrides: str) -> Path:
+    """A demo's folder, with the figures of a recorded run."""
+    folder.mkdir()
+    arguments = {"output": folder, "run": "demo", "seed": 7, "rollout_url": "http://127.0.0.1:1234"}
+    config = resolve(PRESET, overrides=[*DEMO_SETTINGS, *overrides], arguments=arguments).config
+    (folder / "config.json").write_text(config.model_dump_json())
+    (folder / "result.json").write_text(json.dumps(RECORDED["runs"][0]))
+    lines = [
+        {"event": "iteration", "precision": "bf16", "numerics": "native"},
+        {"event": "iteration", "precision": "nvfp4", "numerics": "emulated"},
+        {"event": "evaluation", "version": 6, "rewards": {}},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_run_is_read_without_its_paths(tmp_path: Path) -> None:
+    found = row(finished(tmp_path / "run"))
+    assert found == RECORDED["runs"][0] | {"seed": 7}
+    assert found["explored_in"] == "NVFP4 (emulated)"
+    assert str(tmp_path) not in json.dumps(found)
+
+
+def test_other_runs_are_refused(tmp_path: Path) -> None:
+    other = finished(tmp_path / "other", "iterations=5", "explore.steps=4")
+    with pytest.raises(ValueError, match="its settings differ in explore, iterations"):
+        row(other)
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        row(tmp_path)
+
+
+def test_the_stored_page_is_that_of_the_stored_figures() -> None:
+    assert (ROOT / "docs/results/demo.md").read_text() == table(RECORDED)
+    assert [one["seed"] for one in RECORDED["runs"]] == [1, 2, 42]
+
+
+def test_readme_quotes_the_stored_figures() -> None:
+    def span(values: list[float], digits: int) -> tuple[str, str]:
+        return f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+
+    def rewards(name: str, figure: str) -> list[float]:
+        return [one["rewards"][name][figure] for one in RECORDED["runs"]]
+
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    results = (ROOT / "docs/results/README.md").read_text()
+    points = [100 * gain for gain in rewards("verifier", "gain")]
+    (before,) = {f"{100 * share:.0f}" for share in rewards("verifier", "before")}
+    low, high = span(points, 0)
+    assert f"rises from {before} % by [{low} to {high} points](docs/results/demo.md)" in readme
+    low, high = span(points, 1)
+    assert f"strict accuracy +{low} to +{high} points" in results
+    low, high = span(rewards("clipscore", "gain"), 3)
+    assert f"clipscore +{low} to +{high}" in results
+    minutes: list[Any] = re.findall(r"takes (\d) to (\d) minutes", readme)
+    seconds = [one["seconds"]["total"] for one in RECORDED["runs"]]
+    assert minutes == [(f"{min(seconds) / 60:.0f}", f"{max(seconds) / 60:.0f}")]
