@@ -3,31 +3,39 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from solrl_core.device_events import DeviceEvent, RunAheadLimit, record_event
-from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
+from solrl_core.generator import CHUNK_SIZE, Generator
 from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import weighted_sum
 from solrl_core.sampler import Trajectory
 from solrl_core.selection import best_worst
-from solrl_proto.rollouts import FittedSolver, Plan
+from solrl_proto.rollouts import FittedSolver, Plan, PromptItem
+from solrl_rollout.engine.batch_limit import BatchLimit
+from solrl_rollout.engine.scoring import PART, Scorer
 from solrl_rollout.engine.scoring_thread import ScoringThread
+from solrl_rollout.engine.work import Chunk, GeneratedChunk, Job, ScoredChunk
+from solrl_rollout.status.metrics import Metrics
 
 
 class ServedWay:
-    """Generates candidates in chunks, and scores each chunk while the next is generated, like the service."""
+    """Generates candidates in chunks, and scores each chunk while the next is generated, like the service.
+
+    Scoring is the service's own. Generation is `LocalBackend`'s, without the digests that it computes when it loads.
+    """
 
     def __init__(self, generator: Generator, rewards: RewardSet) -> None:
         self.generator = generator
         self.rewards = rewards
         self._device = generator.backbone.device
         self._run_ahead = RunAheadLimit(lambda: record_event(self._device))
-        on_gpu = self._device.type == "cuda"
-        self._stream = torch.cuda.Stream(self._device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
+        name = generator.backbone.name
+        self._scorer = Scorer(rewards, self._device, BatchLimit(name, PART, Metrics()))
+        self._job = Job("", None, name, None, generator.precision, Plan(steps=1), rewards.names, images=False)
 
     def settle(self) -> None:
         """Wait for the device."""
@@ -43,22 +51,14 @@ class ServedWay:
         begin: Trajectory | None = None,
         until: int | None = None,
         overlap: bool = True,
-    ) -> tuple[torch.Tensor, Trajectory]:
-        """Generate and score candidates of a prompt; scores [N] and trajectories, on the CPU if they stop early."""
-        scored: list[tuple[torch.Tensor, Trajectory]] = []
-
-        def finish(generated: GeneratorOutput, made: DeviceEvent) -> None:
-            made.wait()
-            images, stay = generated.images, until is not None
-            with torch.cuda.stream(self._stream) if overlap else nullcontext():
-                scores = self.rewards.score(self.rewards.names, images, [text] * len(images), [{}] * len(images))
-                to = torch.device("cpu") if stay else self._device
-                scored.append((sum(scores.values(), torch.zeros(len(images))), generated.trajectory.to(to)))
-
+    ) -> tuple[torch.Tensor, Trajectory | None]:
+        """Generate and score candidates of a prompt; scores [N], and trajectories on the CPU if they stop early."""
+        scored: list[ScoredChunk] = []
         scoring = ScoringThread(lambda: None)
-        for start in range(0, len(seeds), CHUNK_SIZE):
-            rows = slice(start, start + CHUNK_SIZE)
-            generated = self.generator.generate(
+        for first in range(0, len(seeds), CHUNK_SIZE):
+            rows = slice(first, first + CHUNK_SIZE)
+            began, started_at = record_event(self._device), time.monotonic()
+            output = self.generator.generate(
                 text,
                 seeds[rows],
                 steps=steps,
@@ -67,24 +67,36 @@ class ServedWay:
                 until=until,
                 between=self._run_ahead.step,
             )
-            work = partial(finish, generated, record_event(self._device))
+            generated = GeneratedChunk(
+                chunk=Chunk(self._job, PromptItem(id="benchmark", text=text), seeds[rows], until=until),
+                images=output.images,
+                trajectory=None if until is None else output.trajectory,
+                started_at=started_at,
+                switched=False,
+                began=began,
+                merged=began,
+                finished=record_event(self._device),
+            )
             if overlap:
-                scoring.run(work)
+                scoring.run(lambda generated=generated: scored.append(self._scorer.score(generated)))  # type: ignore[misc]
             else:
-                work()
+                scored.append(self._scorer.score(generated))
         scoring.wait()
         scoring.close()
-        return torch.cat([scores for scores, _ in scored]), Trajectory.join([stands for _, stands in scored])
+        scores = torch.cat([weighted_sum(chunk.rewards, dict.fromkeys(chunk.rewards, 1.0)) for chunk in scored])
+        halfway = [chunk.trajectory for chunk in scored if chunk.trajectory is not None]
+        return scores, Trajectory.join(halfway) if halfway else None
 
     def pruned(self, text: str, seeds: Sequence[int], plan: Plan) -> torch.Tensor:
         """Scores [N] with pruning: only the most extreme candidates continue, as in the plan; NaN for the others."""
         assert plan.prune is not None
         by = plan.fitted or plan.solver
-        halfway, stands = self.score(text, seeds, plan.steps, solver=by, until=plan.prune.after)
-        places = sorted(best_worst(halfway, plan.prune.keep))
+        predicted, halfway = self.score(text, seeds, plan.steps, solver=by, until=plan.prune.after)
+        assert halfway is not None
+        places = sorted(best_worst(predicted, plan.prune.keep))
         scores = torch.full((len(seeds),), torch.nan)
         survivors = [seeds[place] for place in places]
-        scores[places], _ = self.score(text, survivors, plan.steps, solver=by, begin=stands.rows(places))
+        scores[places], _ = self.score(text, survivors, plan.steps, solver=by, begin=halfway.rows(places))
         return scores
 
 
