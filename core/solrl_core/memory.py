@@ -1,6 +1,6 @@
 """Memory plans of a model without its weights, by running the serving code on the meta device."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,16 @@ from solrl_core.families.skeleton import Meta
 from solrl_core.generator import Generator
 from solrl_core.prompt_cache import PROMPT_CACHE_BYTES
 
+GPUS = {
+    "24 GB (L4, RTX 4090)": 24,
+    "48 GB (L40S)": 48,
+    "80 GB (A100, H100)": 80,
+    "141 GB (H200)": 141,
+    "192 GB (B200)": 192,
+}
+"""Common GPU sizes, in vendors' gigabytes (10⁹ bytes)."""
+RESERVED = 2 * 2**30
+"""Bytes reserved for CUDA's context, its libraries' workspaces and fragmentation."""
 _GRANULE = 512
 """CUDA's allocator rounds up to this many bytes."""
 
@@ -64,28 +74,40 @@ def plan_memory(backbone: PipelineBackbone, precision: str, batch: int) -> Memor
     It counts tensors. CUDA's own context (about 0.5 GiB) and the workspaces of its libraries come on top.
     """
     generator = Generator(backbone, precision)
-    seen: set[int] = set()
-    modules = {name: part for name, part in backbone.parts.items() if isinstance(part, nn.Module)}
-    _fuse_norms(modules["vae"].get_submodule("decoder"))
-    weights = {name: _new_bytes(_tensors(part), seen) for name, part in modules.items()}
-    weights["served"] = _new_bytes(_tensors(generator.transformer), seen)
-    phases = {size: _phases(generator, size) for size in (batch, 2 * batch)}
+    weights = weight_bytes({**modules_of(backbone), "served": generator.transformer})
+    phases = {size: generation_peaks(generator, size) for size in (batch, 2 * batch)}
     growth = {phase: (peak - phases[batch][phase]) // batch for phase, peak in phases[2 * batch].items()}
     return MemoryPlan(weights, PROMPT_CACHE_BYTES, phases[batch], batch, growth)
 
 
-def _phases(generator: Generator, batch: int) -> dict[str, int]:
+def modules_of(backbone: PipelineBackbone) -> dict[str, nn.Module]:
+    """The parts of a model that have weights, by name."""
+    return {name: part for name, part in backbone.parts.items() if isinstance(part, nn.Module)}
+
+
+def weight_bytes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
+    """Bytes of each module's weights; shared weights count for the first module that has them."""
+    seen: set[int] = set()
+    return {name: _new_bytes(_tensors(module), seen) for name, module in modules.items()}
+
+
+def generation_peaks(generator: Generator, batch: int, guidance: float = 1.0) -> dict[str, int]:
+    """Peak bytes of each phase of generating `batch` candidates, in addition to the weights, on the meta device.
+
+    The decoder's norms are replaced for counting, so the model cannot generate afterwards.
+    """
     backbone = generator.backbone
+    _fuse_norms(backbone.parts["vae"].get_submodule("decoder"))
     with Meta(), _FusedAttention(), torch.inference_mode():
-        row = backbone.encode(["a"])
+        row = backbone.encode(["a"], guidance)
         with PeakBytes() as encode:
-            backbone.encode(["a"])
+            backbone.encode(["a"], guidance)
         latents = torch.empty(batch, *backbone.latent_shape, device="meta")
         conditioning = {name: tensor.expand(batch, *tensor.shape[1:]).clone() for name, tensor in row.items()}
         held = _new_bytes([latents, *conditioning.values()], set())
         with PeakBytes() as denoise:
             sigma = torch.ones(batch, device="meta")
-            backbone.velocity(generator.transformer, latents, sigma, conditioning)
+            backbone.velocity(generator.transformer, latents, sigma, conditioning, guidance)
         with PeakBytes() as decode:
             generator.decode(latents, batch)
     return {"encode": encode.peak, "denoise": held + denoise.peak, "decode": held + decode.peak}

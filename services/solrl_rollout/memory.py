@@ -7,18 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.memory import MemoryPlan, plan_memory
-
-GPUS = {
-    "24 GB (L4, RTX 4090)": 24,
-    "48 GB (L40S)": 48,
-    "80 GB (A100, H100)": 80,
-    "141 GB (H200)": 141,
-    "192 GB (B200)": 192,
-}
-"""Common GPU sizes, in vendors' gigabytes (10⁹ bytes)."""
-RESERVED = 2 * 2**30
-"""Bytes reserved for CUDA's context, its libraries' workspaces and fragmentation."""
+from solrl_core.memory import GPUS, RESERVED, MemoryPlan, plan_memory
 
 
 def plan(

@@ -4,7 +4,6 @@ import pytest
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
-from solrl_trainer import models as models_module
 from solrl_trainer.models import Models, explored_precision
 from training_helpers import tiny_config
 
@@ -85,11 +84,8 @@ def test_unadapted_weights_are_held_once(backbone: Backbone) -> None:
         (("explore.source=local", "regenerate.at=none", "explore.precision=auto"), "bf16"),
     ],
 )
-def test_cheap_candidates_are_made_at_the_fastest_native_precision(
-    settings: tuple[str, ...], precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(models_module, "fastest_tier", lambda device: "fp8")
-    assert explored_precision(tiny_config(*settings), torch.device("cuda")) == precision
+def test_cheap_candidates_are_made_at_the_fastest_native_precision(settings: tuple[str, ...], precision: str) -> None:
+    assert explored_precision(tiny_config(*settings), "fp8") == precision
 
 
 def test_generators_bind_the_base_and_not_the_policy(models: Models) -> None:

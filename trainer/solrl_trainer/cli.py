@@ -108,8 +108,8 @@ class Export:
 
 
 @dataclass
-class Calibrate:
-    """Measure cost and fidelity of exploration plans on this machine; write the cheapest plan that selects well."""
+class _Settings:
+    """Settings of a run that a command does not start."""
 
     preset: str = _PRESET
     """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
@@ -117,12 +117,28 @@ class Calibrate:
     """YAML file with settings, nested or dotted. May be given more than once; later files win."""
     set: Overrides = ()
     """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
+
+
+@dataclass
+class Calibrate(_Settings):
+    """Measure cost and fidelity of exploration plans on this machine; write the cheapest plan that selects well."""
+
     output: Path = Path("runs/calibration")
     """Folder for calibration.json, frontier.png and plan.yaml; use the latter with `solrl-train run --config`."""
     prompts: int = 16
     """Number of training prompts to measure on."""
     wanted: float = 0.8
     """Minimum separation of the selected best and worst: 1 is perfect, 0 is chance."""
+
+
+@dataclass
+class Memory(_Settings):
+    """Plan a run's memory on a GPU from its settings and the model's configurations; no weights are needed."""
+
+    gpu: Annotated[float | None, _shown("GB", "this machine's GPU, else 80")] = None
+    """Memory of the GPU, 10⁹ bytes each as vendors count."""
+    out: Annotated[Path | None, _shown("FILE", "none")] = None
+    """Also write the plan as JSON to this file."""
 
 
 @dataclass
@@ -178,7 +194,7 @@ class Doctor:
     """A registered set, or a folder with train and test prompts."""
 
 
-Command = Run | Demo | Evaluate | Export | Calibrate | Presets | Report | Runs | Doctor
+Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Presets | Report | Runs | Doctor
 COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
 
 
@@ -257,6 +273,11 @@ def _dispatch(command: Command, place: Place) -> int:
             _export(command)
         case Calibrate():
             _calibrate(command, place)
+        case Memory():
+            config = _settings(command)
+            from solrl_trainer.memory import plan
+
+            plan(config, gpu=command.gpu, out=command.out)
         case Presets():
             from solrl_trainer.presets import print_presets
 
@@ -389,7 +410,7 @@ def _report(folder: Path) -> None:
 
 def _calibrate(command: Calibrate, place: Place) -> None:
     from solrl_trainer.folder import locked
-    from solrl_trainer.presets import read_settings_file, resolve
+    from solrl_trainer.presets import read_settings_file
     from solrl_trainer.ranks.joined import joined
 
     with ExitStack() as held, joined(place) as ranks:
@@ -397,8 +418,7 @@ def _calibrate(command: Calibrate, place: Place) -> None:
             raise ValueError(
                 f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
             )
-        files = {str(path): read_settings_file(path) for path in command.config}
-        config = resolve(command.preset, overrides=command.set, files=files).config
+        config = _settings(command)
         if ranks.first:
             held.enter_context(locked(command.output))
         from solrl_trainer.calibrate import calibrate
@@ -414,6 +434,13 @@ def _calibrate(command: Calibrate, place: Place) -> None:
         print(f"cheapest plan with a separation of at least {command.wanted}: {summary['chosen']}")
         planned = read_settings_file(command.output / "plan.yaml")["explore"]
         print(f"use it: {shlex.join(run_command(command, planned))}")
+
+
+def _settings(command: _Settings) -> "RunConfig":
+    from solrl_trainer.presets import read_settings_file, resolve
+
+    files = {str(path): read_settings_file(path) for path in command.config}
+    return resolve(command.preset, overrides=command.set, files=files).config
 
 
 def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:

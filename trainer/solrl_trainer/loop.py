@@ -96,6 +96,7 @@ def train(
             measure_fidelity(session, log, version)
         samples = pairs = None
         for iteration in range(version, config.iterations):
+            samples = None  # frees the previous iteration's
             samples = roll_out(session, log, iteration)
             if iteration + 1 == config.iterations:
                 pairs = _pairs(session, log, samples)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
 from solrl_core.adapter import Adapter, decode_adapter
 from solrl_core.families import Backbone
 from solrl_core.generator import Generator
@@ -45,7 +44,8 @@ class Models:
             config: the run's settings.
             note: shows a line of text to the user.
         """
-        generator, precision = Generator(backbone, "bf16"), explored_precision(config, backbone.device)
+        generator = Generator(backbone, "bf16")
+        precision = explored_precision(config, fastest_tier(backbone.device))
         explorer = generator if precision == generator.precision else Generator(backbone, precision)
         return cls(backbone, generator, explorer, build_policy(backbone, config, note))
 
@@ -67,16 +67,16 @@ class Models:
                 self.generator.set_adapter(self._behaviour)
 
 
-def explored_precision(config: RunConfig, device: torch.device) -> Tier:
+def explored_precision(config: RunConfig, fastest: Tier) -> Tier:
     """Precision of the local explorer's generator; BF16 if a service explores.
 
-    `auto` is the fastest native precision, and BF16 if training uses the candidates themselves.
+    `auto` is the device's `fastest` native precision, and BF16 if training uses the candidates themselves.
     """
     if config.uses_service:
         return "bf16"
     if config.explore.precision != "auto":
         return config.explore.precision
-    return fastest_tier(device) if config.two_stage else "bf16"
+    return fastest if config.two_stage else "bf16"
 
 
 def build_policy(backbone: Backbone, config: RunConfig, note: Callable[[str], None]) -> Policy:

@@ -5,6 +5,7 @@ forward and backward pass. The activations that this partition saves are counted
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,27 +14,28 @@ from typing import Any
 import torch
 from solrl_core.families import Backbone, Conditioning
 from solrl_core.families.skeleton import Meta
+from solrl_core.memory import RESERVED
+from solrl_core.prompt_cache import PROMPT_CACHE_BYTES
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.config import Lora, RunConfig
 from solrl_trainer.lora import inject
 from solrl_trainer.trained_blocks import wrap_blocks
 
-RESERVED = 3 * 2**30
-"""Bytes left for CUDA libraries, fragmentation and an iteration's other tensors."""
-_STATE = 16
-"""Bytes per LoRA weight: two moments, the accumulated gradient, and the gradient of a micro-batch."""
+_STATE = 24
+"""Bytes per LoRA weight: two policies, two moments, the accumulated gradient, and the gradient of a micro-batch."""
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Bytes that training needs in addition to the weights.
+    """Bytes that training needs in addition to the frozen weights.
 
     Attributes:
         kept: per block, in execution order: bytes that it keeps for the backward pass.
         inputs: per block: bytes that it keeps if its activations are recomputed.
-        state: gradients and the optimiser's moments.
+        state: LoRA weights of both policies, gradients, and the optimiser's moments.
     """
 
     kept: tuple[int, ...]
@@ -42,9 +44,15 @@ class TrainingPlan:
 
     def total(self, recomputed: int) -> int:
         """Peak bytes if the first `recomputed` blocks recompute their activations."""
-        held = sum(self.inputs[:recomputed]) + sum(self.kept[recomputed:])
-        working = max(self.kept) * (2 if recomputed else 1)
-        return self.state + held + working
+        return self.state + sum(self.activations(recomputed).values())
+
+    def activations(self, recomputed: int) -> dict[str, int]:
+        """Bytes by use at that peak: of the blocks that keep their activations, of the others, and of one at work."""
+        return {
+            "kept": sum(self.kept[recomputed:]),
+            "inputs": sum(self.inputs[:recomputed]),
+            "working": max(self.kept) * (2 if recomputed else 1),
+        }
 
     def recomputed(self, limit: int) -> int:
         """The fewest blocks that must recompute to stay within `limit` bytes; all blocks if no count fits."""
@@ -103,14 +111,14 @@ def blocks_to_recompute(config: RunConfig, backbone: Backbone, note: Callable[[s
         note: receives a line about the plan.
     """
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
-    wanted = config.optimizer.checkpointing
-    if wanted != "auto":
-        return min(int(wanted), blocks) if type(wanted) is int else blocks * bool(wanted)
+    wanted = wanted_blocks(config, blocks)
+    if wanted is not None:
+        return wanted
     if backbone.device.type != "cuda":
         return 0
-    batch = config.optimizer.batch
-    plan = plan_training(backbone, config.lora, batch, backbone.encode(["a"], config.guidance), config.guidance)
-    limit = free_bytes(backbone.device)
+    batch, row = config.optimizer.batch, backbone.encode(["a"], config.guidance)
+    plan = plan_training(backbone, config.lora, batch, row, config.guidance)
+    limit = free_bytes(backbone.device) - sum(iteration_bytes(config, backbone, row).values())
     recomputed = plan.recomputed(limit)
     note(
         f"training in micro-batches of {batch} needs about {gib(plan.total(recomputed))} of {gib(limit)} GiB: "
@@ -118,6 +126,29 @@ def blocks_to_recompute(config: RunConfig, backbone: Backbone, note: Callable[[s
         "optimizer.checkpointing overrides this"
     )
     return recomputed
+
+
+def wanted_blocks(config: RunConfig, blocks: int) -> int | None:
+    """Number of blocks, of `blocks`, that the run's settings let recompute; None for `auto`."""
+    wanted = config.optimizer.checkpointing
+    if wanted == "auto":
+        return None
+    return min(int(wanted), blocks) if type(wanted) is int else blocks * bool(wanted)
+
+
+def iteration_bytes(config: RunConfig, backbone: Backbone, row: Conditioning) -> dict[str, int]:
+    """Bytes of an iteration's samples, of its encoded prompts, and of a full cache of encoded prompts.
+
+    `row` is an encoded prompt.
+    """
+    explore = config.explore
+    latents = 4 * math.prod(backbone.latent_shape)
+    steps = config.regenerate.steps if config.two_stage else explore.steps
+    recorded = ALGORITHMS.find(config.algorithm.name)(config.algorithm).trains_on.recorded
+    # Samples are held once by group, and once in the order of all prompts.
+    samples = 2 * latents * (1 + (steps + 1) * recorded) * explore.prompts * explore.keep
+    prompts = explore.prompts * sum(tensor.nbytes for tensor in row.values())
+    return {"samples": samples, "prompts": prompts, "cached prompts": PROMPT_CACHE_BYTES}
 
 
 def gib(size: int) -> str:

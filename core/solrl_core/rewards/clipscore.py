@@ -22,6 +22,9 @@ class ClipScore(ClipReward):
         ValueError: the model, the tokenizer or an option is invalid.
     """
 
+    parameters = 427_616_847
+    """Parameters of the published model, for memory plans."""
+
     def __init__(
         self,
         model: str = DEFAULT_MODEL,

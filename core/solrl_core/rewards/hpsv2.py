@@ -40,6 +40,9 @@ class HpsV2(ClipReward):
         ValueError: the model, the checkpoint, the tokenizer or an option is invalid.
     """
 
+    parameters = 986_109_775
+    """Parameters of the published model, for memory plans."""
+
     def __init__(
         self,
         model: str | None = None,

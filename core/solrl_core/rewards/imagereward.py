@@ -35,6 +35,9 @@ class ImageReward:
         ValueError: the model, the checkpoint, the tokenizer or an option is invalid.
     """
 
+    parameters = 446_206_689
+    """Parameters of the published model, for memory plans."""
+
     def __init__(
         self,
         model: str | None = None,

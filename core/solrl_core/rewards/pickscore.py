@@ -27,6 +27,9 @@ class PickScore(ClipReward):
         ValueError: the model, the tokenizer or an option is invalid.
     """
 
+    parameters = 986_109_775
+    """Parameters of the published model, for memory plans."""
+
     def __init__(
         self,
         model: str = DEFAULT_MODEL,

@@ -1,0 +1,40 @@
+"""Memory of rewards, counted without loading their weights."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from solrl_core.rewards.base import REWARDS
+from solrl_core.rewards.loading import dtype_named
+
+
+def reward_bytes(name: str, options: Mapping[str, Any]) -> int | None:
+    """Bytes of a reward's weights on the GPU; None if they cannot be counted.
+
+    Weights in local safetensors files are counted from the files, published ones by the reward's `parameters`.
+
+    Args:
+        name: registered name, or `package.module:attribute`.
+        options: options of the reward's loader, see `load_reward`.
+
+    Raises:
+        ValueError: no such reward, or no such dtype.
+    """
+    published = getattr(REWARDS.find(name), "parameters", None)
+    if published is None:
+        return None
+    if str(options.get("device", "")).startswith("cpu"):
+        return 0
+    given = Path(str(options.get("model") or options.get("checkpoint") or ""))
+    files = sorted(given.glob("*.safetensors")) if given.is_dir() else [given]
+    local = [file for file in files if file.suffix == ".safetensors" and file.is_file()]
+    count = sum(map(_elements, local)) if local else int(published)
+    return count * dtype_named(str(options.get("dtype", "float32"))).itemsize
+
+
+def _elements(file: Path) -> int:
+    with safe_open(str(file), "pt") as tensors:
+        return sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
