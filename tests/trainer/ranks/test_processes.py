@@ -78,6 +78,21 @@ def test_two_processes_and_then_four_give_the_weights_of_one_bit_for_bit(alone: 
     assert (together / "lora.safetensors").read_bytes() == (alone / "lora.safetensors").read_bytes()
 
 
+def test_two_stages_without_a_service_are_shared_too(tmp_path: Path) -> None:
+    extra = ("explore.source=local", "explore.precision=nvfp4", "explore.prune={after: 1, keep: 4}")
+    sets = [word for setting in (*extra, "evaluate.fidelity_prompts=2") for word in ("--set", setting)]
+    folders = {size: tmp_path / str(size) for size in (1, 2)}
+    for size, folder in folders.items():
+        words = [*arguments(folder, 1), "--preset", "mini-sana/sol_rl/clipscore", *sets]
+        assert run(size, words, tmp_path / "log") == [0] * size, (tmp_path / "log").read_text()
+    expected, found = (state(folder, 1) for folder in folders.values())
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert iterations(folders[1]) == iterations(folders[2])
+    assert iterations(folders[1])[0]["precision"] == "nvfp4"
+    results = [json.loads((folder / "result.json").read_text()) for folder in folders.values()]
+    assert results[0]["spearman"] == results[1]["spearman"]
+
+
 def test_the_first_rank_alone_talks(together: Path) -> None:
     log = (together / "log").read_text()
     for line in ("loading mini-sana", "continuing after 1 iterations", "writing the report"):
