@@ -1,0 +1,141 @@
+"""Planned and measured memory of runs at the real models' shapes: `python benchmarks/run_memory.py`, on a CUDA GPU.
+
+Plans the presets of `sol_rl` with local exploration from configurations alone, as `solrl-train memory` does. Then
+trains one iteration with random weights and a reward of HPSv2's size, and compares the peak of allocated memory. Each
+model has a process of its own. Writes docs/results/run_memory.{json,md}.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from solrl_core.families.skeleton import materialize
+from solrl_core.precision import fastest_tier
+from solrl_core.rewards import RewardSet
+from solrl_trainer import loop
+from solrl_trainer.config import RunConfig
+from solrl_trainer.presets import resolve
+from solrl_trainer.records import IterationRecord
+from solrl_trainer.run_memory import plan_run
+from true_size import random_hps, skeleton
+
+PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana"}
+SETTINGS = (
+    *("prompts=shapes", "iterations=1", "explore.source=local", "explore.prompts=1", "algorithm.timestep_fraction=0.1"),
+    *("evaluate.prompts=24", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=0"),
+)
+"""Changes to a preset: one prompt, one noise level per sample, and few steps of evaluation."""
+
+
+class Printed:
+    """A reporter on stderr."""
+
+    def phase(self, iteration: int, name: str) -> None:
+        """A phase of an iteration begins."""
+        print(name, file=sys.stderr, flush=True)
+
+    def finished(self, record: IterationRecord) -> None:
+        """An iteration is complete."""
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Measure each model in a process of its own; print the table and write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
+    parser.add_argument("--device", default="cuda", help="cpu tries it out on the miniatures, and measures nothing")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(measure(args.models[0], args.device)))
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for model in args.models:
+        words = [sys.executable, __file__, "--child", "--models", model, "--device", args.device]
+        child = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+        rows.append(json.loads(child.stdout.splitlines()[-1]))
+        (args.out / "run_memory.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        (args.out / "run_memory.md").write_text(table(rows))
+    print(table(rows))
+
+
+def measure(family: str, device: str) -> dict[str, Any]:
+    """Plan a run, and train one iteration."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = resolve(
+            f"{PRESETS[family]}/sol_rl/hpsv2",
+            overrides=[*SETTINGS, f"device={device}"],
+            arguments={"output": Path(folder, "run"), "run": "memory"},
+        ).config
+        gpu = torch.cuda.get_device_properties(device).total_memory if device != "cpu" else 80 * 10**9
+        plan = plan_run(config, skeleton(family, Path(folder), device), fastest_tier(torch.device(device)))
+        recomputed = plan.recomputed(gpu)
+        train(config, family, Path(folder), device)
+    measured, reserved = peaks(device)
+    # One prompt is encoded here; a full cache of them is planned.
+    planned = plan.total(recomputed) - plan.iteration["cached prompts"]
+    return {
+        "model": family,
+        "device": "CPU, the miniature" if device == "cpu" else torch.cuda.get_device_name(),
+        "micro_batch": config.optimizer.batch,
+        "recomputed": recomputed,
+        "planned": planned / 2**30,
+        "measured": measured / 2**30,
+        "reserved": reserved / 2**30,
+    }
+
+
+def train(config: RunConfig, family: str, folder: Path, device: str) -> None:
+    """Train with random weights."""
+    backbone = materialize(skeleton(family, folder, device), device)
+    rewards = RewardSet({"hpsv2": random_hps(device)})
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+    with (
+        patch("solrl_trainer.session.load_backbone", return_value=backbone),
+        patch("solrl_trainer.session.RewardSet.load", return_value=rewards),
+    ):
+        loop.train(config, Printed())
+
+
+def peaks(device: str) -> tuple[float, float]:
+    """Peaks of allocated and of reserved bytes; NaN on a CPU."""
+    if device == "cpu":
+        return math.nan, math.nan
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown table."""
+    lines = [
+        "# Planned and measured memory of a run",
+        "",
+        f"By `python benchmarks/run_memory.py` on one {rows[0]['device']}: the presets of `sol_rl` with local",
+        "exploration, random weights at true size, one iteration. Planned is computed from configurations alone;",
+        "measured is the peak of allocated tensors; reserved is the peak of the memory that CUDA's allocator held.",
+        "",
+        "| model | micro-batch | recomputed blocks | planned, GiB | measured, GiB | difference | reserved, GiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['model']} | {r['micro_batch']} | {r['recomputed']} | {r['planned']:.2f} | {r['measured']:.2f} "
+        f"| {r['planned'] / r['measured'] - 1:+.1%} | {r['reserved']:.2f} |"
+        for r in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
