@@ -40,6 +40,7 @@ from solrl_trainer.evaluation import paired_gain
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.rollouts.candidates import PlannedCandidates
+from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.scoring import Scorer
 
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
@@ -196,7 +197,8 @@ def really_pruned(
     A candidate that only one of the two keeps counts as infinitely different.
     """
     found = []
-    scorer = Scorer(rewards, [spec.name for spec in config.trained], config.trained)
+    side = SideStream(proxy.backbone.device)
+    scorer = Scorer(rewards, [spec.name for spec in config.trained], config.trained, side)
     for steps, after, keep in grid(len(seeds)):
         by = None if steps == STEPS else solver
         plan = Plan(steps=steps, fitted=by, precision="nvfp4", prune=Prune(after=after, keep=keep))

@@ -30,6 +30,7 @@ from solrl_trainer.ranks.joined import ALONE, Ranks
 from solrl_trainer.report.figures import few_prompts_text, sum_text
 from solrl_trainer.report.frontier import write_frontier
 from solrl_trainer.rollouts.candidates import PlannedCandidates
+from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.world import gather_rows, gather_values, pick_device, share
 
@@ -131,7 +132,7 @@ def calibrate(
     rewards = RewardSet.load(list(config.rewards), backbone, options)
     if few := few_prompts_text(prompts):
         note(few)
-    scorer = Scorer(rewards, [spec.name for spec in config.trained], config.trained)
+    scorer = Scorer(rewards, [spec.name for spec in config.trained], config.trained, SideStream(backbone.device))
     explore = config.explore
     seeds = {
         prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in measured_on

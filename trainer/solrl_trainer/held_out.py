@@ -79,7 +79,10 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
             proxy = torch.tensor([group.scores for group in groups])
             everyone = [GroupSelection(group.prompt, list(group.seeds), torch.empty(0)) for group in groups]
             true = torch.stack(
-                [session.scorer.score(group.prompt, session.regenerator.regenerate(group)).scores for group in everyone]
+                [
+                    session.scorer.score(group.prompt, session.regenerator.regenerate(group))().scores
+                    for group in everyone
+                ]
             )
         proxy, true = gather_rows(proxy, session.world), gather_rows(true, session.world)
         fidelity = rank_fidelity(proxy, true, config.explore.keep)

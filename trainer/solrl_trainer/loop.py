@@ -120,18 +120,21 @@ def train(
 def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     """Explore, select, regenerate and score an iteration's samples.
 
-    A group is selected and regenerated as soon as it arrives, while a service explores the others.
+    A group is selected and regenerated as soon as it arrives, while a service explores the others. On a GPU, it is
+    scored while the next one is generated.
     """
     config = session.config
     root = seed_root(config.seed, iteration)
-    groups = []
+    selected = []
     exploration = session.explorer.explore(iteration)
     for group in log.candidates(iteration, exploration):
         selection = select(group, config.explore, root)
         with log.phase(iteration, "regenerate"):
             regenerated = session.regenerator.regenerate(selection)
             scored = session.scorer.score(group.prompt, regenerated)
-        groups.append(ScoredGroup(selection, scored))
+        selected.append((selection, scored))
+    with log.phase(iteration, "regenerate"):
+        groups = [ScoredGroup(selection, scored()) for selection, scored in selected]
     samples = IterationSamples.gather(session.prompts(iteration), groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
     return samples

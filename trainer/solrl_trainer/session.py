@@ -29,6 +29,7 @@ from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.candidates import CandidateMaker, PlannedCandidates, TrainedCandidates
 from solrl_trainer.rollouts.exploration import Explorer
 from solrl_trainer.rollouts.local import LocalExplorer
+from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.regenerate import Regenerator, Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.rollouts.service import ServiceExplorer
@@ -229,7 +230,8 @@ def connect(
         solver = data.solver(config.solver)
         return Sampler(generator, steps, solver, config.guidance, data.recorded, BatchLimit(note))
 
-    scorer = Scorer(rewards, tuple(config.rewards), config.trained)
+    side = SideStream(backbone.device)
+    scorer = Scorer(rewards, tuple(config.rewards), config.trained, side)
 
     def own_prompts(iteration: int) -> Sequence[PromptItem]:
         return share(prompts_of_iteration(train, explore.prompts, config.seed, iteration), world)
@@ -240,7 +242,7 @@ def connect(
     else:
         maker: CandidateMaker
         if config.two_stage:
-            proxy = Scorer(rewards, [spec.name for spec in config.trained], config.trained)
+            proxy = Scorer(rewards, [spec.name for spec in config.trained], config.trained, side)
             maker = PlannedCandidates(models.explorer, exploration_plan(config), proxy, BatchLimit(note))
         else:
             maker = TrainedCandidates(sampler(models.explorer, explore.steps), scorer)

@@ -6,6 +6,7 @@ from service_helpers import running_service
 from solrl_core.arithmetic import arithmetic
 from solrl_proto.models import ModelInfo
 from solrl_trainer.rollouts.agreement import note_arithmetic
+from solrl_trainer.rollouts.service import ServiceExplorer
 from solrl_trainer.session import open_session
 from solrl_trainer.world import SoloWorld
 from training_helpers import tiny_config
@@ -47,8 +48,9 @@ def test_a_run_notes_the_threads_of_its_service(monkeypatch: pytest.MonkeyPatch)
     with running_service() as service:
         config = tiny_config("evaluate.rewards=clipscore", f"rollout_url={service.url}", run="threads")
         with open_session(config, notes.append, SoloWorld()) as session:
-            assert session.source is not None
-            assert session.source.numerics == {"bf16": "emulated", "nvfp4": "emulated"}
-            told = session.source.client.model("mini-sana").arithmetic
+            assert isinstance(session.explorer, ServiceExplorer)
+            source = session.explorer.source
+            assert source.numerics == {"bf16": "emulated", "nvfp4": "emulated"}
+            told = source.client.model("mini-sana").arithmetic
     assert told == ours | {"threads": threads}
     assert [note for note in notes if note.endswith(f"threads {threads} (here {ours['threads']})")]

@@ -11,6 +11,7 @@ from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.candidates import PlannedCandidates
+from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.regenerate import Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 
@@ -26,7 +27,12 @@ def generator(loaded: Backbone) -> Generator:
 
 @pytest.fixture(scope="module")
 def scorer(loaded: Backbone) -> Scorer:
-    return Scorer(RewardSet.load(["clipscore"], loaded), ["clipscore"], [RewardSpec(name="clipscore")])
+    return Scorer(
+        RewardSet.load(["clipscore"], loaded),
+        ["clipscore"],
+        [RewardSpec(name="clipscore")],
+        SideStream(torch.device("cpu")),
+    )
 
 
 def test_survivors_score_as_in_a_whole_group(generator: Generator, scorer: Scorer) -> None:
@@ -44,7 +50,7 @@ def test_survivors_score_as_in_a_whole_group(generator: Generator, scorer: Score
 def test_the_images_are_those_that_were_scored(generator: Generator, scorer: Scorer) -> None:
     maker = PlannedCandidates(generator, PRUNED, scorer)
     scores = maker.scores(PROMPT, SEEDS, whole=True)
-    again, _ = scorer.rate(PROMPT, maker.images(PROMPT, SEEDS[3:9]))
+    again = scorer.scores(PROMPT, maker.images(PROMPT, SEEDS[3:9]))()
     assert torch.allclose(again, scores[3:9], atol=1e-4)
 
 

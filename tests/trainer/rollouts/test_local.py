@@ -16,6 +16,7 @@ from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.rollouts.candidates import TrainedCandidates
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.local import LocalExplorer
+from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.regenerate import Regenerator, Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.run import run
@@ -52,7 +53,7 @@ def test_the_selected_candidates_themselves_are_trained_on(precision: str, tmp_p
     backbone = load_backbone("mini-sana")
     rewards = RewardSet.load(["clipscore"], backbone)
     generator = Generator(backbone, precision)
-    scorer = Scorer(rewards, ["clipscore"], config.trained)
+    scorer = Scorer(rewards, ["clipscore"], config.trained, SideStream(torch.device("cpu")))
     prompt = read_prompts(find_prompts("shapes"), "train")[0]
     sampler = Sampler(generator, 2, "euler", 1.0)
     maker = TrainedCandidates(sampler, scorer)
@@ -61,7 +62,7 @@ def test_the_selected_candidates_themselves_are_trained_on(precision: str, tmp_p
     (group,) = exploration
     root = seed_root(config.seed, 3)
     selection = select(group, config.explore, root)
-    kept = scorer.score(prompt, Regenerator(sampler).regenerate(selection))
+    kept = scorer.score(prompt, Regenerator(sampler).regenerate(selection))()
     assert kept is selection.samples
     summary = exploration.summary
     assert (summary.version, summary.precision, summary.score_count) == (3, precision, 12)

@@ -12,7 +12,7 @@ from solrl_core.selection import best_worst
 from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.rollouts.batch_limit import BatchLimit
-from solrl_trainer.rollouts.groups import CandidateGroup
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
 from solrl_trainer.rollouts.regenerate import Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 
@@ -63,8 +63,9 @@ class PlannedCandidates:
         for rows in _chunks(len(seeds)):
             halfway = self._generate(prompt, seeds[rows], until=prune.after)
             parts.append(halfway.trajectory)
-            predicted.append(self._score(prompt, halfway.images))
-        places = sorted(best_worst(torch.cat(predicted), min(prune.keep, len(seeds))))
+            predicted.append(self.scorer.scores(prompt, halfway.images))
+        halfway_scores = torch.cat([scores() for scores in predicted])
+        places = sorted(best_worst(halfway_scores, min(prune.keep, len(seeds))))
         survivors = Trajectory.join(parts).rows(places)
         scores = torch.full((len(seeds),), torch.nan)
         scores[places] = self._completed(prompt, [seeds[place] for place in places], survivors)
@@ -75,10 +76,11 @@ class PlannedCandidates:
         return self._generate(prompt, seeds).images.cpu()
 
     def _completed(self, prompt: PromptItem, seeds: Sequence[int], start: Trajectory | None = None) -> torch.Tensor:
-        def score(rows: slice) -> torch.Tensor:
-            return self._score(prompt, self._generate(prompt, seeds[rows], start=start and start.rows(rows)).images)
-
-        return torch.cat([score(rows) for rows in _chunks(len(seeds))])
+        pending = []
+        for rows in _chunks(len(seeds)):
+            images = self._generate(prompt, seeds[rows], start=start and start.rows(rows)).images
+            pending.append(self.scorer.scores(prompt, images))
+        return torch.cat([scores() for scores in pending])
 
     def _generate(
         self, prompt: PromptItem, seeds: Sequence[int], *, start: Trajectory | None = None, until: int | None = None
@@ -96,10 +98,6 @@ class PlannedCandidates:
                 batch_limit=size,
             )
         )
-
-    def _score(self, prompt: PromptItem, images: torch.Tensor) -> torch.Tensor:
-        score, _ = self.scorer.rate(prompt, images)
-        return score
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,9 @@ class TrainedCandidates:
 
     def group(self, prompt: PromptItem, seeds: Sequence[int], *, whole: bool = False) -> CandidateGroup:
         """Generate and score the group of these seeds; there is no pruning."""
-        samples = self.scorer.score(prompt, self.sampler.sample(prompt.text, seeds))
+        chunks = _chunks(len(seeds)) if self.scorer.overlaps else [slice(None)]
+        pending = [self.scorer.score(prompt, self.sampler.sample(prompt.text, seeds[rows])) for rows in chunks]
+        samples = ScoredSamples.join([scored() for scored in pending])
         return CandidateGroup(prompt, seeds, samples.scores.tolist(), samples)
 
     def images(self, prompt: PromptItem, seeds: Sequence[int]) -> torch.Tensor:

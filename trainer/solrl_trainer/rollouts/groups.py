@@ -36,6 +36,20 @@ class ScoredSamples(GroupSamples):
     scores: torch.Tensor
     rewards: dict[str, torch.Tensor]
 
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """The samples of all parts, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        recordings = [part.recording for part in parts if part.recording is not None]
+        return cls(
+            torch.cat([part.latents for part in parts]),
+            torch.cat([part.images for part in parts]),
+            Recording.join(recordings) if recordings else None,
+            torch.cat([part.scores for part in parts]),
+            {name: torch.cat([part.rewards[name] for part in parts]) for name in parts[0].rewards},
+        )
+
     def rows(self, index: Sequence[int]) -> Self:
         """The samples with these indices."""
         recording = self.recording

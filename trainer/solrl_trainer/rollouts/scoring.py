@@ -8,32 +8,49 @@ from solrl_core.rewards.base import weighted_sum
 from solrl_proto.rollouts import PromptItem, RewardSpec
 
 from solrl_trainer.rollouts.groups import GroupSamples, ScoredSamples
+from solrl_trainer.rollouts.overlap import Pending, SideStream
 
 
 class Scorer:
-    """Scores a prompt's samples."""
+    """Scores a prompt's samples, on a GPU while others are generated."""
 
-    def __init__(self, rewards: RewardSet, names: Sequence[str], trained: Sequence[RewardSpec]) -> None:
+    def __init__(
+        self, rewards: RewardSet, names: Sequence[str], trained: Sequence[RewardSpec], side: SideStream
+    ) -> None:
         """Set up a scorer.
 
         Args:
             rewards: loaded rewards.
             names: rewards to apply.
             trained: rewards that make up the score, with their weights.
+            side: stream to score on.
         """
         self._rewards = rewards
         self._names = tuple(names)
         self._weights = {spec.name: spec.weight for spec in trained}
+        self._side = side
 
-    def score(self, prompt: PromptItem, samples: GroupSamples) -> ScoredSamples:
-        """Apply every reward to a prompt's samples. Samples with scores are returned unchanged."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether samples are scored while others are generated."""
+        return self._side.overlaps
+
+    def score(self, prompt: PromptItem, samples: GroupSamples) -> Pending[ScoredSamples]:
+        """Begin to apply every reward to a prompt's samples. Samples with scores are returned unchanged."""
         if isinstance(samples, ScoredSamples):
-            return samples
-        score, rewards = self.rate(prompt, samples.images)
-        return ScoredSamples(samples.latents, samples.images.cpu(), samples.recording, score, rewards)
+            return lambda: samples
 
-    def rate(self, prompt: PromptItem, images: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Scores [N] of images [N, 3, H, W] of a prompt, and each reward by name [N]."""
+        def scored() -> ScoredSamples:
+            score, rewards = self._rate(prompt, samples.images)
+            return ScoredSamples(samples.latents, samples.images.cpu(), samples.recording, score, rewards)
+
+        return self._side.start(scored)
+
+    def scores(self, prompt: PromptItem, images: torch.Tensor) -> Pending[torch.Tensor]:
+        """Begin to compute the scores [N] of images [N, 3, H, W] of a prompt."""
+        return self._side.start(lambda: self._rate(prompt, images)[0])
+
+    def _rate(self, prompt: PromptItem, images: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         count = len(images)
         rewards = self._rewards.score(self._names, images, [prompt.text] * count, [prompt.metadata] * count)
         return weighted_sum(rewards, self._weights), rewards
