@@ -1,0 +1,251 @@
+"""Seconds per prompt with every GPU counted: `torchrun --nproc-per-node 2 benchmarks/equal_gpus.py`.
+
+FLUX.1, SD3.5-L and SANA at their true shapes with random weights, the presets' settings, and a reward of CLIP-H's size
+(HPSv2). Naive scaling generates 96 candidates in BF16 with all steps and trains on the best and worst 24. `sol_rl`
+explores the 96 in FP8, regenerates 24 and trains on those. Both run the trainer's own loop on one loaded model, in
+turns. The trainer of before (diffusers' blocks uncompiled, PEFT's layers) trains the same frozen weights.
+
+First, each rank measures its own GPU alone; then the ranks train together. Layouts and numbers of GPUs that were not
+run are computed from the measured parts, and marked. Rows are written as soon as they are measured; a later call
+measures the models whose rows are incomplete. Writes docs/results/equal_gpus.{json,md}.
+"""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from equal_gpus_report import ITERATION, OLD_TRAINING, ROLL_OUTS, TRAINING, Row, render
+from solrl_core.adapter import encode_adapter
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.families.skeleton import Meta, materialize
+from solrl_core.fitting import SCHEDULES, identity_solver
+from solrl_core.rewards import RewardSet
+from solrl_proto.rollouts import PromptItem
+from solrl_trainer.config import RunConfig
+from solrl_trainer.loop import roll_out, train_iteration, training_samples
+from solrl_trainer.models import Models
+from solrl_trainer.policy import CURRENT, OLD
+from solrl_trainer.presets import resolve
+from solrl_trainer.ranks.joined import joined
+from solrl_trainer.ranks.place import read_place
+from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.run_log import RunLog
+from solrl_trainer.session import Session, connect
+from solrl_trainer.world import SoloWorld, World, gather_values, pick_device
+from step_time import TOKENS
+from training_phase import PRESETS, RECOMPUTED, PeftPolicy, beside, random_row, with_settings
+from true_size import MINIATURES, random_hps, skeleton
+
+OLD_MICRO_BATCHES = 8
+"""Micro-batches of the trainer of before that are timed, at least; the time of all is computed from them."""
+NAIVE = {"explore.steps": 10, "explore.precision": "bf16", "regenerate.at": "none"}
+FITTED = {"explore.steps": 4, "explore.fitted": identity_solver(SCHEDULES[-1]).model_dump()}
+"""A plan that plan_fidelity.md admits for all miniatures and rewards. Time does not depend on the coefficients."""
+WARM_UP = {"explore.candidates": 24, "explore.steps": 2, "regenerate.steps": 2}
+"""Compiles all batch sizes."""
+SETTINGS = dict(zip(ROLL_OUTS, (NAIVE, {}, FITTED), strict=True))
+
+
+@dataclass
+class Bench:
+    """A loaded model, which the sessions of all recipes share.
+
+    Attributes:
+        model: flux, sd3 or sana.
+        config: settings of `sol_rl` with both stages on this GPU.
+        backbone: of true size.
+        rewards: of CLIP-H's size.
+        old: policy of the trainer of before, on the same weights.
+        models: generators and policy.
+    """
+
+    model: str
+    config: RunConfig
+    backbone: Backbone
+    rewards: RewardSet
+    old: PeftPolicy
+    models: Models
+
+    def session(self, world: World, settings: dict[str, Any]) -> Session:
+        """A session of a recipe, at version 0."""
+        config = with_settings(self.config, settings)
+        models = self.models if config.two_stage else replace(self.models, explorer=self.models.generator)
+        prompts = [PromptItem(id=str(number), text=f"{number + 2} red circles") for number in range(64)]
+        session = connect(config, world, print, models, self.rewards, None, None, prompts, prompts)
+        session.start({0: encode_adapter(models.policy.behaviour())}, ())
+        return session
+
+
+def main() -> None:
+    """Measure the missing rows; write and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
+    parser.add_argument("--device", default="cuda", help="cpu tries it out on the miniatures")
+    parser.add_argument("--again", action="store_true", help="measure all rows of these models again")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--render", action="store_true", help="measure nothing: the table from the JSON alone")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / "equal_gpus.json"
+    rows: list[Row] = json.loads(file.read_text())["rows"] if file.is_file() else []
+    if not args.render:
+        with joined(read_place()) as ranks:
+            world = ranks.world(args.device, 0.0)
+            for model in args.models:
+                measure_model(model, args, world, rows, file)
+            if not ranks.first:
+                return
+    (args.out / "equal_gpus.md").write_text(render(rows))
+    print(render(rows))
+
+
+def measure_model(model: str, args: argparse.Namespace, world: World, rows: list[Row], file: Path) -> None:
+    """Measure one model's rows, unless all are known; rank 0 writes them."""
+    together = [(world.size, part) for part in (ITERATION, TRAINING)] if world.size > 1 else []
+    wanted = [*((1, part) for part in (*ROLL_OUTS, TRAINING, OLD_TRAINING)), *together]
+    known = {(row["gpus"], row["part"]) for row in rows if row["model"] == model}
+    if gather_values(known.issuperset(wanted) and not args.again, world)[0]:
+        return
+    device = pick_device(args.device, world)
+    began = time.perf_counter()
+    bench = load(model, device)
+    for row in chain(alone(bench), as_one(bench, world) if world.size > 1 else ()):
+        name = torch.cuda.get_device_name() if device != "cpu" else "CPU, the miniature"
+        every = gather_values(row["s"], world)
+        row |= {"model": model, "device": name, "torch": torch.__version__, "ranks": every}
+        if world.rank == 0:
+            same = (row["model"], row["gpus"], row["part"])
+            rows[:] = [known for known in rows if (known["model"], known["gpus"], known["part"]) != same] + [row]
+            file.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+            print(f"[{time.perf_counter() - began:.0f} s] {row}", file=sys.stderr, flush=True)
+
+
+def alone(bench: Bench) -> Iterator[Row]:
+    """Rows of one GPU: seconds of one prompt by part."""
+    solo, first = SoloWorld(), weights(bench)
+    warm = bench.session(solo, WARM_UP)
+    train_iteration(warm, RunLog(), 0, roll_out(warm, RunLog(), 0))
+    warm = bench.session(solo, {**NAIVE, **WARM_UP, "explore.steps": 1})
+    roll_out(warm, RunLog(), 0)
+    sessions = {way: bench.session(solo, settings) for way, settings in SETTINGS.items()}
+    for way, session in sessions.items():
+        log = RunLog()
+        with timed() as seconds:
+            samples = roll_out(session, log, 0)
+        yield {
+            "gpus": 1,
+            "part": way,
+            "s": seconds(),
+            "explore": log.elapsed("wait"),
+            "regenerate": log.elapsed("regenerate"),
+        }
+    yield training(sessions["sol_rl"], samples, 0)
+    yield old_training(bench, sessions["sol_rl"], samples)
+    restore(bench, first)
+
+
+def as_one(bench: Bench, world: World) -> Iterator[Row]:
+    """Rows of all GPUs together, one prompt per rank."""
+    session = bench.session(world, {**FITTED, "explore.prompts": world.size})
+    world.broadcast(torch.zeros(1))
+    with timed() as seconds:
+        samples = roll_out(session, RunLog(), 1)
+        row = training(session, samples, 1)
+    yield row
+    yield {"gpus": world.size, "part": ITERATION, "s": seconds()}
+
+
+def training(session: Session, samples: IterationSamples, iteration: int) -> Row:
+    """Row of an iteration's training: update, decay, average, digest, and merging the new version."""
+    log = RunLog()
+    with timed() as seconds:
+        train_iteration(session, log, iteration, samples)
+    return {"gpus": session.world.size, "part": TRAINING, "s": seconds()}
+
+
+def old_training(bench: Bench, session: Session, samples: IterationSamples) -> Row:
+    """Row of the update by the trainer of before, computed from a share of the timesteps if there are many."""
+    config, kept, algorithm = session.config, samples.scores.shape[1], session.algorithm
+    steps = config.regenerate.steps
+    all_steps = math.ceil(config.algorithm.timestep_fraction * steps)
+    some = min(all_steps, math.ceil(OLD_MICRO_BATCHES * config.optimizer.batch / kept))
+    updater = replace(
+        session.updater,
+        policy=bench.old,
+        optimizer=torch.optim.AdamW(bench.old.parameters, lr=config.optimizer.learning_rate),
+        algorithm=type(algorithm)(algorithm.settings.model_copy(update={"timestep_fraction": (some - 0.5) / steps})),
+        settings=config.optimizer.model_copy(update={"checkpointing": False, "updates": 1}),
+    )
+    chosen = training_samples(session, samples, algorithm.advantages(samples.scores))
+    with timed() as seconds:
+        updater.update(chosen, 0)
+    return {"gpus": 1, "part": OLD_TRAINING, "s": seconds() * all_steps / some, "timed": some, "steps": all_steps}
+
+
+def load(model: str, device: str) -> Bench:
+    """Load a model with random weights, equal on all ranks."""
+    torch.manual_seed(0)
+    settings = {"explore.source": "local", "explore.prompts": 1, "iterations": 1000, "checkpoint_every": 1000}
+    overrides = [f"{name}={value}" for name, value in settings.items()]
+    config = resolve(f"{PRESETS[model]}/sol_rl/hpsv2", overrides=overrides).config
+    if device == "cpu":
+        config = with_settings(config, {"explore.precision": "bf16", "optimizer.batch": 12})
+        backbone: Backbone = load_backbone(MINIATURES[model])
+    else:
+        torch.cuda.set_device(torch.device(device).index or 0)
+        with tempfile.TemporaryDirectory() as folder:
+            bare = skeleton(model, Path(folder), device)
+        with Meta():
+            row = bare.encode(["a"], config.guidance)
+        backbone = materialize(bare, device)
+        encoded = {name: random_row(value, TOKENS[model], device) for name, value in row.items()}
+        # The miniatures' tokenizers give fewer tokens than the real ones.
+        backbone.encode = lambda *_: {name: value.clone() for name, value in encoded.items()}  # type: ignore[method-assign]
+    rewards = RewardSet({"hpsv2": random_hps(device)})
+    old = PeftPolicy(beside(backbone), config.lora, RECOMPUTED[model])
+    return Bench(model, config, backbone, rewards, old, Models.build(backbone, config, print))
+
+
+def weights(bench: Bench) -> dict[str, dict[str, torch.Tensor]]:
+    """Copies of the policies' weights."""
+    return {name: bench.models.policy.tensors(name) for name in (CURRENT, OLD)}
+
+
+def restore(bench: Bench, saved: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Give the policies these weights, so that all ranks begin alike."""
+    for name, tensors in saved.items():
+        bench.models.policy.restore(name, tensors)
+
+
+@contextmanager
+def timed() -> Iterator[Callable[[], float]]:
+    """Yields a function that returns seconds so far, and after the block those of the block; waits for the GPU."""
+    _settle()
+    began = time.perf_counter()
+    ended: list[float] = []
+
+    def seconds() -> float:
+        return (ended[0] if ended else time.perf_counter()) - began
+
+    yield seconds
+    _settle()
+    ended.append(time.perf_counter())
+
+
+def _settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

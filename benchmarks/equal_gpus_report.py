@@ -1,0 +1,114 @@
+"""Table of equal_gpus.py: layouts by number of GPUs, measured, or computed from measured parts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
+ROLL_OUTS = ("naive", "sol_rl", "sol_rl, 4 fitted steps")
+"""Recipes, and names of their rows: a prompt's samples, rolled out on one GPU."""
+TRAINING, OLD_TRAINING, ITERATION = "training", "training as before", "iteration"
+GPUS = (1, 2, 4, 8)
+WANTED = {"flux": (1.35, 1.4, 1.75), "sd3": (1.25, 1.25, 1.5), "sana": (1.15, 1.15, 1.25)}
+"""Model → ratio to naive scaling with the same trainer on 1 and on 2 GPUs, and with the trainer of before."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Seconds per prompt of a recipe on some GPUs.
+
+    Attributes:
+        name: recipe and who does what.
+        seconds: per prompt, of all GPUs together.
+        measured: false if computed from measured parts.
+    """
+
+    name: str
+    seconds: float
+    measured: bool
+
+
+def render(rows: list[Row]) -> str:
+    """Markdown page of all models."""
+    devices = {row["device"] for row in rows}
+    lines = [
+        "# Is it worth it? Seconds per prompt, with every GPU counted",
+        "",
+        f"By `torchrun --nproc-per-node 2 benchmarks/equal_gpus.py` on {', '.join(sorted(devices))}: true shapes,",
+        "random weights, the presets' settings (24 of 96 candidates, 10 steps in BF16, 6 in FP8), and a reward of",
+        "CLIP-H's size in float32. All rows generate with the same compiled BF16 or FP8 transformer. Of the plans that",
+        "[plan_fidelity.md](plan_fidelity.md) admits for every miniature and reward, 4 fitted steps are the fastest:",
+        "pruning to 64 after 3 of them decodes and scores more than it saves. How FP8 ranks at this size is not known.",
+        "",
+    ]
+    for model, name in NAMES.items():
+        own = {(row["gpus"], row["part"]): row for row in rows if row["model"] == model}
+        if all((1, part) in own for part in (*ROLL_OUTS, TRAINING, OLD_TRAINING)):
+            lines += [f"## {name}", "", *_parts(own), "", *_layouts(model, own), ""]
+    return "\n".join(lines)
+
+
+def _parts(own: dict[tuple[int, str], Row]) -> Iterator[str]:
+    yield "| seconds of one prompt on one GPU | |"
+    yield "|---|---|"
+    for way in ROLL_OUTS:
+        row = own[1, way]
+        yield f"| {way}: explore | {row['explore']:.2f} |"
+        if way != "naive":
+            yield f"| {way}: regenerate | {row['regenerate']:.2f} |"
+    yield f"| training | {own[1, TRAINING]['s']:.2f} |"
+    old = own[1, OLD_TRAINING]
+    share = "" if old["timed"] == old["steps"] else f", from {old['timed']} of {old['steps']} timesteps"
+    yield f"| training as before{share} | {old['s']:.2f} |"
+
+
+def _layouts(model: str, own: dict[tuple[int, str], Row]) -> Iterator[str]:
+    yield "| GPUs | layout | s per prompt | naive, same trainer | naive, trainer of before | |"
+    yield "|---|---|---|---|---|---|"
+    naive, train, old = own[1, ROLL_OUTS[0]]["s"], own[1, TRAINING]["s"], own[1, OLD_TRAINING]["s"]
+    best = []
+    for gpus in GPUS:
+        found = sorted(layouts(own, gpus), key=lambda layout: layout.seconds)
+        for layout in found:
+            same, before = ((naive + training) / gpus / layout.seconds for training in (train, old))
+            how = "" if layout.measured else "computed"
+            yield f"| {gpus} | {layout.name} | {layout.seconds:.2f} | {same:.2f} | {before:.2f} | {how} |"
+        best.append((gpus, found[0].name))
+    yield ""
+    yield "Best layout: " + "; ".join(f"{gpus} GPU{'s' if gpus > 1 else ''}: {name}" for gpus, name in best) + "."
+    one, two, before = WANTED[model]
+    yield f"Wanted: {one} and {two} against naive with the same trainer on 1 and 2 GPUs, {before} with that of before."
+    if (2, TRAINING) in own:
+        row = own[2, TRAINING]
+        yield f"Training on 2 GPUs: {2 * train / row['s']:.2f} × one; an iteration: {_scaling(own):.2f} ×."
+
+
+def _scaling(own: dict[tuple[int, str], Row]) -> float:
+    alone = own[1, ROLL_OUTS[-1]]["s"] + own[1, TRAINING]["s"]
+    return float(2 * alone / own[2, ITERATION]["s"])
+
+
+def layouts(own: dict[tuple[int, str], Row], gpus: int) -> Iterator[Layout]:
+    """All layouts on that many GPUs.
+
+    Colocated: every GPU does all stages for its share of the prompts. With a service: it explores on one GPU or more,
+    and the others regenerate and train; at a lag of one they wait for nothing but the slower side, and with none
+    exploring overlaps regenerating alone.
+    """
+    train = own[1, TRAINING]["s"]
+    for way in ROLL_OUTS:
+        seconds = (own[1, way]["s"] + train) / gpus
+        measured = gpus == 1
+        if gpus == 2 and way == ROLL_OUTS[-1] and (2, ITERATION) in own:
+            seconds, measured = own[2, ITERATION]["s"] / gpus, True
+        yield Layout(way if way == "naive" else f"{way}, colocated", seconds, measured)
+    for way in ROLL_OUTS[1:]:
+        explore, regenerate = own[1, way]["explore"], own[1, way]["regenerate"]
+        for lag in (0, 1) if gpus > 1 else ():
+            each = []
+            for serving in range(1, gpus):
+                served, trained = explore / serving, (regenerate / (gpus - serving), train / (gpus - serving))
+                each.append((max(served, sum(trained)) if lag else max(served, trained[0]) + trained[1], serving))
+            seconds, serving = min(each)
+            yield Layout(f"{way}, {serving} serving and {gpus - serving} training, lag {lag}", seconds, False)
