@@ -248,7 +248,7 @@ def test_a_flipped_bit_is_found_and_an_older_checkpoint_named(trained: Trained, 
         checkpoints.latest(config.output, config)
     message = str(raised.value)
     assert f"{config.output / '000002'} is damaged" in message
-    assert message.endswith("000001 is whole: use it with --checkpoint 1")
+    assert message.endswith("000001 is intact: use it with --checkpoint 1")
     found = checkpoints.latest(config.output, config, 1)
     assert found is not None
     assert found.version == 1
@@ -261,7 +261,7 @@ def test_a_missing_or_torn_file_is_found_even_without_checksums(trained: Trained
     with pytest.raises(DamagedCheckpointError, match=r"adapter\.safetensors is missing"):
         checkpoints.latest(config.output, config)
     (folder / "checksums.json").unlink()
-    with pytest.raises(DamagedCheckpointError, match="No other checkpoint is whole"):
+    with pytest.raises(DamagedCheckpointError, match="No other checkpoint is intact"):
         checkpoints.latest(config.output, config)
     write(trained, config, 1)
     (folder / "checksums.json").unlink()
@@ -286,7 +286,7 @@ def test_a_missing_version_is_an_error(trained: Trained, config: RunConfig) -> N
     write(trained, config, 1)
     with pytest.raises(ValueError, match=r"no checkpoint of version 3; expected one of \[1\]"):
         checkpoints.latest(config.output, config, 3)
-    with pytest.raises(FileNotFoundError, match="holds no checkpoint yet"):
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
         checkpoints.require(config.output / "nowhere", config)
 
 

@@ -66,7 +66,7 @@ def test_the_command_scores_with_other_rewards(finished: Path) -> None:
     [
         (["nowhere"], "contains no run"),
         (["RUN", "--prompts", "0"], "got --prompts 0; expected at least 1"),
-        (["RUN", "--checkpoint", "7"], "holds no checkpoint of version 7; expected one of [1]"),
+        (["RUN", "--checkpoint", "7"], "has no checkpoint of version 7; expected one of [1]"),
         (["RUN", "--rewards", "beauty"], "got reward 'beauty'; expected one of"),
         (["RUN", "--set", "solver=dpm2"], "got --set solver=…; an evaluation can only set reward_options and device"),
         (["RUN", "--set", "reward_options=3"], "setting reward_options (from --set): got 3"),
@@ -122,7 +122,7 @@ def test_the_weights_of_an_interrupted_run_are_exported(finished: Path, tmp_path
     shutil.copy(finished / "config.json", folder)
     done = typed(main, "export", str(folder))
     assert done.returncode == 2
-    assert "holds no checkpoint yet" in done.stderr
+    assert "has no checkpoint yet" in done.stderr
     shutil.copytree(finished / "checkpoints" / "000001", folder / "checkpoints" / "000001")
     done = typed(main, "export", str(folder))
     assert done.returncode == 0, done.stderr

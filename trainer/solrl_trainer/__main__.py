@@ -1,4 +1,4 @@
-"""Entry point of `solrl-train` and `python -m solrl_trainer`, which answers Ctrl-C before it imports the rest."""
+"""Entry point of `solrl-train` and `python -m solrl_trainer`; handles Ctrl-C from before the other imports."""
 
 from solrl_core.interrupts import end_at_once
 

@@ -77,7 +77,7 @@ def plans(config: RunConfig, tiers: Sequence[Tier], fitted: Sequence[FittedSolve
 
 
 def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
-    """BF16 and the given precision; for auto, all native ones. An emulation is measured only if it is named."""
+    """BF16 and the given precision; for auto, all native ones. An emulation is measured only if it is requested."""
 
     def wanted(tier: Tier) -> bool:
         return tier in ("bf16", precision) or (precision == "auto" and numerics(tier, device) == "native")

@@ -1,6 +1,6 @@
 """Checkpoints: everything that a run needs to continue bit for bit, in safetensors and JSON.
 
-A checkpoint is a folder, written under a temporary name and renamed once it is complete. Its checksums.json holds the
+A checkpoint is a folder, written under a temporary name and renamed once it is complete. Its checksums.json has the
 SHA-256 of every other file, so that later damage is detected.
 """
 
@@ -34,14 +34,14 @@ _FREE = {
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint is not what was written."""
+    """A checkpoint differs from what was written."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A loaded checkpoint, after `version` iterations.
 
-    `adapters` holds pushed adapter files by version: this version's, and older ones that exploration still needs at
+    `adapters` has pushed adapter files by version: this version's, and older ones that exploration still needs at
     its lag.
     """
 
@@ -87,7 +87,7 @@ def save(
 
 
 def broadcast(found: Checkpoint | None, world: World) -> Checkpoint | None:
-    """Rank 0's checkpoint on every rank: its file system may be the only one that has it."""
+    """Rank 0's checkpoint, on every rank; only rank 0's file system may have it."""
     if world.size == 1:
         return found
     known = {"version": found.version, "lora": found.lora.model_dump(mode="json")} if found else None
@@ -111,17 +111,17 @@ def broadcast(found: Checkpoint | None, world: World) -> Checkpoint | None:
 
 
 def drop_after(folder: Path, version: int) -> None:
-    """Delete the checkpoints of later versions, which a run that continues from `version` writes anew."""
+    """Delete the checkpoints of later versions, which a run that continues from `version` writes again."""
     for path in _complete(folder):
         if int(path.name) > version:
             shutil.rmtree(path)
 
 
 def check_settings(folder: Path, config: RunConfig) -> None:
-    """Compare a run's settings with those of its newest checkpoint that says any. Without a checkpoint all will do.
+    """Compare a run's settings with those of its newest readable checkpoint. Without a checkpoint, accept any.
 
     Raises:
-        ValueError: they differ; says where.
+        ValueError: they differ; names the settings.
     """
     for path in reversed(_complete(folder)):
         try:
@@ -134,30 +134,30 @@ def check_settings(folder: Path, config: RunConfig) -> None:
         if changed:
             shown = "; ".join(f"{key}: then {then.get(key)!r}, now {now[key]!r}" for key in changed)
             raise ValueError(
-                f"{path} belongs to a run of other settings ({shown}); "
+                f"{path} belongs to a run with other settings ({shown}); "
                 "resume with the same settings, or choose another output folder"
             )
         return
 
 
 def latest(folder: Path, config: RunConfig, version: int | None = None) -> Checkpoint | None:
-    """Read the newest checkpoint, or that of `version`; None where there is none at all.
+    """Read the newest checkpoint, or that of `version`; None if there is none.
 
     Raises:
-        ValueError: it was made by a run of other settings, which are named; or there is none of `version`.
-        DamagedCheckpointError: a file of it is not as it was written. Names the file, and the newest whole checkpoint.
+        ValueError: it belongs to a run with other settings, which are named; or there is none of `version`.
+        DamagedCheckpointError: a file is damaged. Names the file, and the newest intact checkpoint.
     """
     found = _complete(folder)
     if not found:
         if version is not None:
-            raise ValueError(f"{folder} holds no checkpoint; expected that of version {version}")
+            raise ValueError(f"{folder} has no checkpoint; expected that of version {version}")
         return None
     check_settings(folder, config)
     path = found[-1]
     if version is not None:
         by_version = {int(path.name): path for path in found}
         if version not in by_version:
-            raise ValueError(f"{folder} holds no checkpoint of version {version}; expected one of {sorted(by_version)}")
+            raise ValueError(f"{folder} has no checkpoint of version {version}; expected one of {sorted(by_version)}")
         path = by_version[version]
     try:
         return _read(path)
@@ -166,10 +166,10 @@ def latest(folder: Path, config: RunConfig, version: int | None = None) -> Check
 
 
 def require(folder: Path, config: RunConfig, version: int | None = None) -> Checkpoint:
-    """Read a checkpoint that must be there; raises as `latest`, and FileNotFoundError where there is none."""
+    """Read a checkpoint that must exist; raises as `latest`, and FileNotFoundError if there is none."""
     found = latest(folder, config, version)
     if found is None:
-        raise FileNotFoundError(f"{folder.parent} holds no checkpoint yet; one is written after an iteration")
+        raise FileNotFoundError(f"{folder.parent} has no checkpoint yet; the first is written after an iteration")
     return found
 
 
@@ -190,7 +190,7 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _verify(path: Path, only: str | None = None) -> None:
-    """Compare every file, or one, with its checksum; a checkpoint of an earlier version of this program has none.
+    """Compare every file, or one, with its checksum; checkpoints of earlier versions of this program have none.
 
     Raises:
         DamagedCheckpointError: a file differs or is missing.
@@ -209,15 +209,15 @@ def _verify(path: Path, only: str | None = None) -> None:
 
 
 def _offer(found: Sequence[Path], damaged: Path) -> str:
-    """The newest whole checkpoint besides a damaged one, as a remedy."""
+    """The newest intact checkpoint apart from a damaged one, as a remedy."""
     for path in reversed(found):
         if path != damaged:
             try:
                 _read(path)
             except DamagedCheckpointError:
                 continue
-            return f"{path.name} is whole: use it with --checkpoint {int(path.name)}"
-    return "No other checkpoint is whole: start a new run with another --run"
+            return f"{path.name} is intact: use it with --checkpoint {int(path.name)}"
+    return "No other checkpoint is intact: start a new run with another --run"
 
 
 def _checksum(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""`solrl-train evaluate`: compares a run's averaged weights with its base model, by any set of rewards."""
+"""`solrl-train evaluate`: compares a run's averaged weights with its base model, with any set of rewards."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ def evaluate_run(
         overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.
         prompts, seeds, steps: override the run's settings; seeds is the number of images per prompt.
         checkpoint: version of the checkpoint, by default the newest.
-        ranks: processes that share the prompts; all of them read the folder, and the first writes.
+        ranks: processes that share the prompts; all read the folder, and rank 0 writes.
 
     Returns:
         Content of evaluation.json.
@@ -58,7 +58,7 @@ def evaluate_run(
     Raises:
         FileNotFoundError: the folder contains no run, or a run without a checkpoint.
         ConfigError: an invalid override.
-        ValueError, OSError: model, reward or prompts cannot be loaded, a reward cannot judge by these prompts, or the
+        ValueError, OSError: model, reward or prompts cannot be loaded, a reward cannot score these prompts, or the
             checkpoint is damaged.
     """
     saved = saved_settings(folder)
@@ -72,7 +72,7 @@ def evaluate_run(
     else:
         names = usable_judges([*config.rewards, *settings.rewards], held_out, note)
         if not names:
-            raise ValueError(f"none of the run's rewards can judge by {config.prompts}; name others with --rewards")
+            raise ValueError(f"none of the run's rewards can score {config.prompts}; choose others with --rewards")
     found = checkpoints.require(folder / "checkpoints", saved, checkpoint)
 
     world = ranks.world(config.device, config.patience)

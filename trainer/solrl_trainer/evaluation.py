@@ -81,7 +81,7 @@ def evaluate_together(
     solver: str = "euler",
     guidance: float = 1.0,
 ) -> Evaluation:
-    """As `evaluate`, on all ranks: each generates its share of the prompts, and all have the whole result."""
+    """Evaluate on all ranks: each generates its share of the prompts, and all get the whole result."""
     own = evaluate(
         generator, rewards, share(prompts, world), seeds=seeds, steps=steps, solver=solver, guidance=guidance
     )

@@ -14,7 +14,7 @@ from solrl_trainer.session import Session
 from solrl_trainer.world import gather_rows, gather_values, share
 
 BASE_EVALUATION = "base_evaluation.safetensors"
-"""In a run's folder: the evaluation of the base, which a resumed run does not repeat."""
+"""File of the base's evaluation in a run's folder; a resumed run does not repeat it."""
 
 
 def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
@@ -37,12 +37,12 @@ def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
 
 
 def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
-    """Evaluate the base, or read its evaluation back where the same one was made before.
+    """Evaluate the base, or read its evaluation if there is one with the same settings.
 
     Args:
         session: the run.
-        log: of the run.
-        again: whether the run is resumed; a new one always evaluates.
+        log: log of the run.
+        again: whether the run is resumed; a new run always evaluates.
     """
     path, config = session.config.output / BASE_EVALUATION, session.config
     settings = {

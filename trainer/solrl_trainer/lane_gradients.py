@@ -1,4 +1,4 @@
-"""The gradient of an optimiser step: a sum over micro-batches, of all ranks."""
+"""The gradient of an optimiser step: a sum over the micro-batches of all ranks."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,7 +7,7 @@ import torch
 from solrl_trainer.world import World, gather_values
 
 LANES = 8
-"""Lanes of a step on a CPU. A number of ranks that divides it shares the work evenly; ranks beyond it only wait."""
+"""Lanes of a step on a CPU. If the number of ranks divides it, work is shared evenly; ranks beyond it only wait."""
 
 
 class LaneGradients:
@@ -15,13 +15,13 @@ class LaneGradients:
 
     Micro-batch i belongs to lane i modulo the number of lanes, and lane l to rank l modulo the number of ranks.
 
-    On a CPU there are `LANES` lanes, whatever the number of ranks. Their sums are gathered and added in the order of
-    the lanes, so that ranks of one thread each give the same bits as one process of one thread. Each process holds the
-    gradients of its lanes, and all of them at the end. On a GPU each rank has one lane, and one collective adds them.
+    On a CPU there are `LANES` lanes for any number of ranks. Their sums are gathered and added in the order of
+    the lanes, so ranks with one thread each give the same bits as one process with one thread. A process stores the
+    gradients of its lanes, and at the end those of all. On a GPU each rank has one lane, and one collective adds them.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], world: World, device: torch.device) -> None:
-        """`device`: of the parameters."""
+        """`device`: device of the parameters."""
         self._parameters = parameters
         self._world = world
         self._ordered = device.type == "cpu"
@@ -33,7 +33,7 @@ class LaneGradients:
         return number % self._lanes % self._world.size == self._world.rank
 
     def add(self, number: int, part: int, gradient: Sequence[torch.Tensor]) -> None:
-        """Add the gradient of a part of a micro-batch, one tensor for each parameter; they may be changed later."""
+        """Add the gradient of a part of a micro-batch, one tensor per parameter, which may later be modified."""
         key = (number % self._lanes, part if self._ordered else 0)
         if key in self._sums:
             torch._foreach_add_(self._sums[key], list(gradient))
@@ -41,7 +41,7 @@ class LaneGradients:
             self._sums[key] = list(gradient)
 
     def total(self) -> list[torch.Tensor]:
-        """The sum over all ranks, one tensor for each parameter; every rank calls it once."""
+        """The sum over all ranks, one tensor per parameter; every rank calls it once."""
         if self._world.size == 1:
             return _sum(self._sums[key] for key in sorted(self._sums))
         rows = [torch.cat([gradient.flatten() for gradient in self._sums[key]]) for key in sorted(self._sums)]
@@ -67,7 +67,7 @@ class LaneGradients:
 
 
 def _sum(gradients: Iterator[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """The sum in the given order; the first is changed in place."""
+    """The sum in the given order; the first tensor is modified in place."""
     total = next(gradients)
     for gradient in gradients:
         torch._foreach_add_(total, gradient)

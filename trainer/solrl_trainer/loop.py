@@ -33,11 +33,11 @@ class Result:
 
     Attributes:
         prompts: held-out prompts, in the order of the evaluations.
-        before, after: evaluations of the base and of the averaged weights; `before` is rank 0's alone if it was read.
-        seconds: by phase and in all, those before a resume included. Exploration at the service is concurrent with the
+        before, after: evaluations of the base and of the averaged weights; if `before` was read, only rank 0 has it.
+        seconds: by phase and in total, also before a resume. Exploration at the service is concurrent with the
             other phases; "wait" is the part that the trainer waited for.
-        spearman: rank fidelity of exploration, where it was measured.
-        samples: of the last iteration, if this process trained one.
+        spearman: rank fidelity of exploration, if it was measured.
+        samples: samples of the last iteration, if this process trained one.
         pairs: explored and regenerated images of some of its selected seeds, on rank 0; None without regeneration.
     """
 
@@ -58,14 +58,14 @@ def train(
     checkpoint: int | None = None,
     world: World | None = None,
 ) -> Result:
-    """Run a training, or the rest of one.
+    """Run a training, or continue one.
 
     Args:
         config: the run's settings.
         reporter: shows progress; only on rank 0.
         resume: continue from the newest checkpoint, if there is one.
         checkpoint: version of the checkpoint to continue from instead; later ones are deleted.
-        world: ranks that train together; by default this process alone. Rank 0 alone writes, reports and pushes.
+        world: ranks that train together; by default only this process. Only rank 0 writes, reports and pushes.
 
     Raises:
         ProblemError: the service refuses a request or cannot be reached.
@@ -141,7 +141,7 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
 
 
 def train_iteration(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> None:
-    """Train on an iteration's samples, and make the next version of the behaviour policy."""
+    """Train on an iteration's samples, and return the next version of the behaviour policy."""
     config, models = session.config, session.models
     with log.phase(iteration, "train"):
         advantages = session.algorithm.advantages(samples.scores)
@@ -151,7 +151,7 @@ def train_iteration(session: Session, log: RunLog, iteration: int, samples: Iter
     digest = adapter_digest(adapter)
     require_equal(f"the adapter after iteration {iteration}", digest, session.world)
 
-    # First the line, then the checkpoint, then the push: a run interrupted at any point and resumed neither loses a
+    # First the line, then the checkpoint, then the push: a run that is interrupted anywhere and resumed neither loses a
     # line nor pushes different bytes under the same version.
     record = _record(session, log, iteration, samples, update, digest)
     log.iteration_trained(record)
@@ -164,7 +164,7 @@ def train_iteration(session: Session, log: RunLog, iteration: int, samples: Iter
 def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> CandidatePairs | None:
     """Explored and regenerated images of some selected seeds, before a newer version replaces the explored one.
 
-    None if the service refuses; a training does not fail because of images for its report.
+    None if the service refuses: a training must not fail because of images for its report.
     """
     if session.world.rank > 0 or not session.config.two_stage:
         return None
@@ -176,7 +176,7 @@ def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> Candidat
 
 
 def training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:
-    """The samples of all groups with their advantages [groups, kept], as the update takes them."""
+    """The samples of all groups with their advantages [groups, kept], for the update."""
     backbone, guidance = session.models.backbone, session.config.guidance
     conditioning = stack([backbone.conditioning(prompt.text, guidance) for prompt in samples.prompts])
     groups, kept = samples.scores.shape

@@ -24,21 +24,21 @@ def run(
 ) -> dict[str, Any]:
     """Train, then write result.json, lora.safetensors, gallery, grid.png and report.html into the run's folder.
 
-    lora.safetensors holds the averaged weights, for `load_lora_weights` of the model's diffusers pipeline. The caller
-    holds the folder's lock.
+    lora.safetensors has the averaged weights, for `load_lora_weights` of the model's diffusers pipeline. The caller
+    must have locked the folder.
 
     Args:
         config: the run's settings.
-        resume: continue what the folder holds.
+        resume: continue the run in the folder.
         version: of the checkpoint to continue from, instead of the newest.
-        world: ranks that train together, of which this is rank 0; by default this process alone.
+        world: ranks that train together, of which this is rank 0; by default only this process.
 
     Returns:
         Content of result.json.
     """
     config.output.mkdir(parents=True, exist_ok=True)
     if resume:
-        # Other settings are refused before those of the folder are lost.
+        # Refuse different settings before those of the folder are overwritten.
         checkpoints.check_settings(config.output / "checkpoints", config)
     else:
         check_new(config.output)
@@ -56,7 +56,7 @@ def run(
 
 
 def follow(config: RunConfig, *, resume: bool, version: int | None, world: World) -> None:
-    """Train as a rank that is not the first: it writes and says nothing. Arguments as in `run`."""
+    """Train as a rank other than 0, which writes and prints nothing. Arguments as in `run`."""
     train(config, None, resume=resume, checkpoint=version, world=world)
 
 

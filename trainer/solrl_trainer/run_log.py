@@ -31,7 +31,7 @@ class Reporter(Protocol):
 
 
 class RunLog:
-    """Metrics, progress and reports of a run. Without the three, as on all ranks but the first, it says nothing."""
+    """Metrics, progress and reports of a run. Without these, as on all ranks except 0, it does nothing."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ def open_run_log(config: RunConfig, reporter: Reporter | None, world: World) -> 
             return
         status = None
         if config.uses_service:
-            # Its own client, without retries: the run's client retries for minutes.
+            # A separate client without retries: the run's client retries for minutes.
             client = RolloutClient(config.rollout_url, token=rollout_token(), timeout=120.0, patience=0.0)
             source = rollout_source(config, client)
             status = stack.enter_context(StatusReporter(source, config.iterations, reporter.note))

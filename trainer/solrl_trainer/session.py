@@ -122,7 +122,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
 
     Args:
         config: the run's settings.
-        note: shows a line of text to a person.
+        note: shows a line of text to the user.
         world: ranks that train together.
 
     Raises:
@@ -209,7 +209,7 @@ def connect(
     Args:
         config: the run's settings.
         world: ranks that train together.
-        note: shows a line of text to a person.
+        note: shows a line of text to the user.
         models: built with these settings.
         rewards: all rewards of the settings.
         source, supply: of the service; None if the trainer's device explores.

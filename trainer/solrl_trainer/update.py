@@ -21,10 +21,10 @@ from solrl_trainer.policy import Policy, require_finite
 from solrl_trainer.world import SoloWorld, World, gather_values
 
 _DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""For families whose blocks leave attention to torch. Not cuDNN's: its gradients are wrong for some memory layouts
-(torch 2.11, H200), which blocks with `solrl_core.kernels.attend` avoid.
+"""Kernels for families whose blocks leave attention to torch. cuDNN's gradients are wrong for some memory layouts
+(torch 2.11, H200); blocks with `solrl_core.kernels.attend` avoid these layouts.
 
-The choice is the process's: while the trainer updates, no other of its threads runs a model.
+The choice applies to the process: during an update, no other thread runs a model.
 """
 
 
@@ -35,7 +35,7 @@ class UpdateFigures:
     Attributes:
         loss: mean over the steps.
         grad_norm, grad_norm_max: mean and largest gradient norm, before clipping.
-        figures: the algorithm's own, means over all trained points.
+        figures: the algorithm's figures, means over all trained points.
     """
 
     loss: float
@@ -48,7 +48,7 @@ class UpdateFigures:
 class Updater:
     """Takes the optimiser steps of an iteration.
 
-    Every unit of the algorithm (a sample, or several that belong together) is trained at a shuffled share of the
+    Every unit of the algorithm (one or several samples) is trained at a random part of the
     sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the optimiser steps, and each part
     into micro-batches. All randomness comes from the run's seed and the iteration.
 
@@ -57,12 +57,12 @@ class Updater:
     Attributes:
         backbone: model around the trained transformer.
         policy: the weights to train.
-        optimizer: over `policy.parameters`.
-        algorithm: gives units, micro-batches and loss.
+        optimizer: optimiser of `policy.parameters`.
+        algorithm: defines units, micro-batches and loss.
         settings: optimiser steps, micro-batch size and gradient clipping.
-        sigmas: schedule that samples were regenerated on, steps + 1 values.
-        guidance: of the velocities.
-        seed: of the run.
+        sigmas: schedule of the regenerated samples, steps + 1 values.
+        guidance: guidance of the velocities.
+        seed: seed of the run.
         world: the ranks that share the work.
     """
 
@@ -84,7 +84,7 @@ class Updater:
         """Take the iteration's optimiser steps.
 
         Raises:
-            FloatingPointError: a loss or gradient that is not finite; the weights are as after the last good step.
+            FloatingPointError: a loss or gradient that is not finite; the weights remain those of the last valid step.
             ValueError: the algorithm has nothing to train on.
         """
         generator = torch.Generator().manual_seed(expand_seeds(self.seed, f"update/{iteration}", 1)[0])
@@ -92,7 +92,7 @@ class Updater:
         units = algorithm.units(samples.advantages, samples.kept)
         if units.ndim != 2 or not units.numel():
             name = algorithm.settings.name
-            raise ValueError(f"algorithm {name!r} gave units of shape {tuple(units.shape)}; expected [U, size]")
+            raise ValueError(f"algorithm {name!r} returned units of shape {tuple(units.shape)}; expected [U, size]")
         sigmas = torch.tensor(self._data.sigmas(samples, self.sigmas), dtype=torch.float64)
         index, steps = training_pairs(len(units), len(sigmas) - 1, algorithm.settings.timestep_fraction, generator)
         losses, norms, figures = [], [], []
@@ -119,10 +119,10 @@ class Updater:
         sigmas: torch.Tensor,
         generator: torch.Generator,
     ) -> tuple[float, list[dict[str, float]]]:
-        """Leave the gradient of these units in the parameters.
+        """Set the parameters' gradient to that of these units.
 
         Returns:
-            Loss, and the shares of the algorithm's figures by micro-batch, of all ranks.
+            Loss, and the shares of the algorithm's figures by micro-batch on all ranks.
         """
         batch = max(1, self.settings.batch // units.shape[1])
         gradients = LaneGradients(self.policy.parameters, self.world, self.backbone.device)
@@ -137,7 +137,7 @@ class Updater:
                 add = partial(gradients.add, number)
                 parts = self._micro_batch(samples, units[part], steps[part], sigmas, noise, len(units), add)
             computed.append((number, parts))
-        # Read only now: before, each number would wait for the GPU, which then waits for what comes next.
+        # Read only at the end: earlier, each number would wait for the GPU, and then the GPU for more work.
         own = [
             (number, sum(float(loss) for loss, _ in parts), _summed(_read(figures) for _, figures in parts))
             for number, parts in computed
@@ -157,17 +157,17 @@ class Updater:
         count: int,
         add: Callable[[int, Sequence[torch.Tensor]], None],
     ) -> list[tuple[torch.Tensor, dict[str, float | torch.Tensor]]]:
-        """Give the gradient of these units' share, of `count`, part by part to `add`.
+        """Pass the gradient of these units, weighted by their share of `count`, to `add`, part by part.
 
         Returns:
-            By part, its share of the loss and of the algorithm's figures; on a GPU maybe not computed yet.
+            Each part's share of the loss and of the algorithm's figures; on a GPU, possibly not computed yet.
         """
         device, policy, size = self.backbone.device, self.policy, units.shape[1]
         rows = units.flatten()
         at = steps.repeat_interleave(size)
         batch = self._data.batch(samples, rows, at, sigmas, noise, device)
         conditioning = samples.conditioning_of(rows)
-        # On a CPU in lanes, each of whole units.
+        # On a CPU in lanes of whole units.
         whole = even_slices(len(units), max(1, self.settings.batch // size), device)
         parts = [slice(part.start * size, part.stop * size) for part in whole]
 
@@ -200,12 +200,12 @@ class Updater:
 def training_pairs(
     units: int, steps: int, fraction: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pair each unit with a shuffled share of the steps, and shuffle the pairs.
+    """Pair each unit with a random part of the steps, and shuffle the pairs.
 
     Args:
-        units, steps: how many there are.
-        fraction: share of them for each unit, rounded up.
-        generator: of the shuffles.
+        units, steps: number of units and of steps.
+        fraction: fraction of the steps for each unit, rounded up.
+        generator: random generator of the shuffles.
 
     Returns:
         Unit and step of each pair [units · share], in training order.

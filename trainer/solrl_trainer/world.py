@@ -10,11 +10,11 @@ Item = TypeVar("Item")
 
 
 class Placed(Protocol):
-    """A process among those that train one run."""
+    """A process of a run."""
 
     @property
     def rank(self) -> int:
-        """This process, from 0."""
+        """Rank of this process, from 0."""
 
     @property
     def size(self) -> int:
@@ -22,7 +22,7 @@ class Placed(Protocol):
 
     @property
     def local_rank(self) -> int:
-        """This process among those of its machine, from 0."""
+        """Rank of this process on its machine, from 0."""
 
 
 class World(Placed, Protocol):
@@ -59,7 +59,7 @@ class SoloWorld:
 
 
 def share(items: Sequence[Item], world: World) -> Sequence[Item]:
-    """This rank's part of `items`; the parts of all ranks, in their order, are `items`. Later ranks may get less."""
+    """This rank's part of `items`. The parts of all ranks, in order, are `items`; later ranks may get fewer."""
     start, stop = (-(-len(items) * rank // world.size) for rank in (world.rank, world.rank + 1))
     return items[start:stop]
 
@@ -78,7 +78,7 @@ def gather_values(value: Any, world: World) -> list[Any]:
 
 
 def broadcast_bytes(data: bytes | None, world: World) -> bytes:
-    """Rank 0's bytes, on every rank; the others give None."""
+    """Rank 0's bytes, on every rank; the others pass None."""
     if world.size == 1:
         assert data is not None
         return data
@@ -88,30 +88,30 @@ def broadcast_bytes(data: bytes | None, world: World) -> bytes:
 
 
 def require_equal(what: str, value: str, world: World) -> None:
-    """Stop a run whose ranks have come apart.
+    """Stop a run whose ranks have diverged.
 
     Args:
         what: name of the value.
-        value: must be the same on all ranks.
+        value: value that must be the same on all ranks.
 
     Raises:
-        RuntimeError: it is not; names the ranks and their values.
+        RuntimeError: it differs; names the ranks and their values.
     """
     found = gather_values(value, world)
     if len(set(found)) > 1:
         ranks = {one: [rank for rank, other in enumerate(found) if other == one] for one in found}
         named = "; ".join(f"{one} on rank {', '.join(map(str, own))}" for one, own in ranks.items())
         raise RuntimeError(
-            f"the ranks have come apart: {what} is {named}; expected one on all. Look for a machine with other "
+            f"the ranks have diverged: {what} is {named}; expected the same on all. Look for a machine with other "
             "software or a faulty device"
         )
 
 
 def pick_device(name: str, process: Placed) -> str:
-    """Resolve a device name; `auto` is CUDA if available, otherwise the CPU. Of several ranks each has its own GPU.
+    """Resolve a device name; `auto` is CUDA if available, otherwise the CPU. Each of several ranks uses a separate GPU.
 
     Raises:
-        ValueError: this rank has no GPU of its own.
+        ValueError: there is no separate GPU for this rank.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -123,7 +123,7 @@ def pick_device(name: str, process: Placed) -> str:
     if process.local_rank >= count:
         raise ValueError(
             f"rank {process.rank} is number {process.local_rank} of its machine, which has {count} GPUs; expected "
-            f"at most one rank for each: torchrun --nproc-per-node {count}"
+            f"at most one rank per GPU: torchrun --nproc-per-node {count}"
         )
     return f"cuda:{process.local_rank}"
 

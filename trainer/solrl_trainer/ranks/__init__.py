@@ -1,1 +1,1 @@
-"""Processes that torchrun started to train one run together: their places, their lines, and their collectives."""
+"""Several processes, started by torchrun, that train one run: their ranks, connections and collectives."""

@@ -11,24 +11,24 @@ from solrl_trainer.ranks.lifeline import Lifeline, ToldToEndError
 from solrl_trainer.ranks.place import Place
 
 _LONGEST = 600.0
-"""Seconds of a collective, beyond the run's patience. Ranks begin it together, so it takes as long as its transfer."""
+"""Time limit of a collective, beyond the run's patience. Ranks begin it together, so only its transfer takes time."""
 
 
 class DistributedWorld:
     """Ranks as processes: gloo for tensors on a CPU, NCCL for those on a GPU.
 
-    Before each collective the ranks meet: while one waits for a service, the others wait for it outside the collective.
+    Before each collective the ranks meet. So if one waits for a service, the others wait for it outside the collective.
     """
 
     def __init__(self, place: Place, line: Lifeline, store: Any, *, on_gpu: bool, patience: float) -> None:
         """Join the process group.
 
         Args:
-            place: of this process.
-            line: to the other ranks.
-            store: where the processes find each other.
+            place: place of this process.
+            line: connections to the other ranks.
+            store: rendezvous store of the processes.
             on_gpu: whether the run's device is a GPU.
-            patience: of the run, in seconds.
+            patience: the run's patience in seconds.
         """
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self._line = line
@@ -73,6 +73,6 @@ class DistributedWorld:
         try:
             collective(*arguments)
         except RuntimeError:
-            if self._line.await_end() is not None:  # a rank died meanwhile, which says more than the collective does
+            if self._line.await_end() is not None:  # a rank died, which explains more than the collective's error
                 raise ToldToEndError from None
             raise

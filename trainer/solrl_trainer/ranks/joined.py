@@ -1,4 +1,4 @@
-"""Joining the processes of a run, and ending with them."""
+"""Start and end of the processes of a run."""
 
 import json
 import os
@@ -22,10 +22,10 @@ _RENDEZVOUS = timedelta(minutes=10)
 
 
 class Ranks:
-    """The processes that do a command together; perhaps this one alone.
+    """The processes that run a command together; possibly only this one.
 
     Attributes:
-        place: of this process.
+        place: place of this process.
     """
 
     def __init__(self, place: Place, line: Lifeline | None = None, store: Any = None) -> None:
@@ -37,11 +37,11 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this process is rank 0, which alone writes and talks."""
+        """Whether this process is rank 0, the only one that writes files and prints."""
         return self.place.first
 
     def share(self, text: str | None) -> str:
-        """Rank 0's text, on every rank; the others give None and wait for it."""
+        """Broadcast rank 0's text; the others pass None and wait for it."""
         if self._line is None:
             assert text is not None
             return text
@@ -56,8 +56,8 @@ class Ranks:
         """Collectives of the ranks.
 
         Args:
-            device: the run's setting.
-            patience: of the run, in seconds.
+            device: the run's device setting.
+            patience: the run's patience in seconds.
 
         Raises:
             ValueError: this rank has no such device.
@@ -69,19 +69,19 @@ class Ranks:
         from solrl_trainer.ranks.collectives import DistributedWorld
 
         on_gpu = pick_device(device, self.place).startswith("cuda")
-        self._line.meet()  # all have a device
+        self._line.meet()  # now all ranks have a device
         self._world = DistributedWorld(self.place, self._line, self._store, on_gpu=on_gpu, patience=patience)
         return self._world
 
     def close(self) -> None:
-        """Wait for all ranks, and part with them."""
+        """Wait for all ranks, then disconnect."""
         if self._line is not None:
             self._line.meet(last=True)
         if self._world is not None:
             self._world.close()
 
     def advise(self, text: str) -> None:
-        """Add a text to what is said if the ranks end before their time."""
+        """Append a text to the message if the ranks end early."""
         if self._line is not None:
             self._line.advice = text
 
@@ -93,8 +93,8 @@ ALONE = Ranks(Place())
 def joined(place: Place) -> Iterator[Ranks]:
     """The processes of a run, joined until all have left the block.
 
-    If one raises an error, is stopped or dies within the block, all leave their processes at once with the same exit
-    code, and one of each machine says why.
+    If one raises an error, is stopped or dies within the block, all processes exit immediately with the same exit
+    code, and one per machine prints the reason.
     """
     if place.size == 1:
         yield Ranks(place)
@@ -149,7 +149,7 @@ def _end_of(error: BaseException, line: Lifeline) -> End:
 
 
 def _report(end: End) -> None:
-    """Give torchrun the reason for its own report."""
+    """Write the reason for torchrun's report."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         known = {"message": str(end), "extraInfo": {"py_callstack": str(end), "timestamp": str(int(time.time()))}}

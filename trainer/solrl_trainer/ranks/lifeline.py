@@ -1,4 +1,4 @@
-"""Lifeline of the ranks: where they wait for each other, and how all learn that one has ended, and why."""
+"""Lifeline of the ranks: a barrier without a time limit, and the news of a rank's end with its reason."""
 
 import json
 import os
@@ -15,23 +15,23 @@ from solrl_trainer.ranks.place import Place
 from solrl_trainer.text import printable
 
 _GRACE = 10.0
-"""Seconds in which a rank that is told to end must do so; it may be held up in a collective that never ends."""
+"""Seconds in which a rank must exit after it is told to; it may be stuck in a collective that never ends."""
 _ANSWER = 5.0
-"""Seconds in which the news of an end must come."""
+"""Seconds in which the news of an end must arrive."""
 _CODES = {"failed": 2, "lost": 2, "interrupted": 130, "terminated": 143}
 
 
 class ToldToEndError(BaseException):
-    """Raised in a process's main thread when all ranks end; no `except Exception` holds it up."""
+    """Raised in a process's main thread when all ranks must end; `except Exception` does not catch it."""
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of a run before its time.
+    """The early end of a run.
 
     Attributes:
-        rank: the rank that was the cause.
-        kind: it raised an error, died without a word, was interrupted by Ctrl-C, or was told to end by a signal.
+        rank: the rank that caused it.
+        kind: the rank raised an error, died without a message, was interrupted by Ctrl-C, or terminated by a signal.
         text: the error.
     """
 
@@ -45,7 +45,7 @@ class End:
         return _CODES[self.kind]
 
     def __str__(self) -> str:
-        """Text for people."""
+        """Message for the user."""
         if self.kind == "failed":
             return self.text if self.rank == 0 else f"rank {self.rank}: {self.text}"
         if self.kind == "lost":
@@ -55,17 +55,17 @@ class End:
 
 
 class Lifeline:
-    """Lines to the other ranks, for short messages only.
+    """Connections to the other ranks, for short messages.
 
-    `meet` waits for all ranks as long as all live, so that no time limit of a collective includes a rank's own work.
+    `meet` waits for all ranks as long as all are alive, so that the time limit of a collective excludes a rank's work.
 
     Attributes:
-        end: why all must end; None while the run goes on.
-        advice: added to what is said of an end.
+        end: reason why all ranks must end; None while the run continues.
+        advice: text that is appended to the message about an end.
     """
 
     def __init__(self, place: Place, lines: Lines) -> None:
-        """Listen to the lines; the calling thread is the one that is told to end."""
+        """Listen to the connections; the calling thread is the one that is told to end."""
         self.end: End | None = None
         self.advice = ""
         self._place = place
@@ -80,7 +80,7 @@ class Lifeline:
             threading.Thread(target=self._listen, args=(rank,), name=f"solrl-rank-{rank}", daemon=True).start()
 
     def meet(self, *, last: bool = False) -> None:
-        """Wait until every rank has come here as often as this one; after the `last` time ranks may leave.
+        """Wait until every rank has called this as often as this one; after the `last` call ranks may exit.
 
         Raises:
             ToldToEndError: all must end.
@@ -94,40 +94,40 @@ class Lifeline:
                 raise ToldToEndError
 
     def on_signal(self, *_: object) -> None:
-        """Handler of SIGTERM, by which torchrun and `Lifeline` itself tell a process to end.
+        """Handle SIGTERM, with which torchrun and `Lifeline` tell a process to end.
 
         Raises:
-            ToldToEndError: unless the process ends already.
+            ToldToEndError: unless the process is already ending.
         """
         if not self._leaving:
             self._leaving = True
             raise ToldToEndError
 
     def declare(self, kind: Literal["failed", "interrupted", "terminated"], text: str = "") -> End:
-        """End all ranks because of this one, unless they end already; the cause that counts."""
+        """End all ranks because of this one, unless they are already ending; returns the first cause."""
         self._leaving = True
         if kind == "terminated":
-            self.await_end(1.0)  # torchrun ends all when one dies, perhaps before its line is found closed
+            self.await_end(1.0)  # torchrun ends all when one dies, perhaps before its connection is found closed
         own = End(self._place.rank, kind, text)
         if self.end is None:
             self._say({"end": asdict(own)})
         return self.await_end() or own
 
     def await_end(self, seconds: float = _ANSWER) -> End | None:
-        """The reason why all must end, if it is known within some seconds."""
+        """The reason why all ranks must end, if it becomes known in time."""
         with self._changed:
             self._changed.wait_for(lambda: self.end is not None, seconds)
         return self.end
 
     def tell(self, end: End) -> None:
-        """Say once why all end, on one rank of each machine."""
+        """Print once why all ranks end, on one rank per machine."""
         if not self._spoken and self._place.speaks(end.rank if end.kind == "lost" else None):
             self._spoken = True
             text = "\n".join(map(printable, str(end).splitlines()))
             print(f"solrl-train: {text}{self.advice and '; ' + self.advice}", file=sys.stderr, flush=True)
 
     def _say(self, message: Mapping[str, Any]) -> None:
-        """Give rank 0 a message; on rank 0, take it."""
+        """Send a message to rank 0; on rank 0, process it."""
         if self._place.first:
             self._hear(self._place.rank, message)
             return
@@ -156,7 +156,7 @@ class Lifeline:
             self._begin(message["arrived"], message["last"])
 
     def _arrive(self, number: int) -> bool:
-        """Count an arrival at a meeting, on rank 0; whether it was the last."""
+        """Count an arrival at a meeting, on rank 0; returns whether it was the last."""
         with self._changed:
             self._arrived[number] += 1
             if self._arrived[number] < self._place.size:
@@ -176,7 +176,7 @@ class Lifeline:
             if self._ending or self._over:
                 return
             self._ending = True
-        # Before this process knows, and perhaps leaves.
+        # Before this process learns it and perhaps exits.
         self._pass_on({"end": asdict(end)})
         with self._changed:
             self.end = end
@@ -194,17 +194,17 @@ class Lifeline:
                 for line in self._lines.values():
                     try:
                         send(line, message)
-                    except OSError:  # that rank's own line says that it is gone
+                    except OSError:  # this rank's listener reports it
                         continue
 
     def _leave(self, end: End) -> None:
-        """Leave the process while its main thread is held up."""
+        """Exit the process although its main thread is stuck."""
         self.tell(end)
         leave(end.code)
 
 
 def leave(code: int) -> None:
-    """Leave the process at once: what collectives have begun may never end, and would hold up its clean-up."""
+    """Exit the process immediately: its clean-up would wait for collectives that may never end."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Lines between ranks: each rank holds a connection to rank 0, which the kernel closes when a process dies."""
+"""Connections between ranks: each rank keeps one to rank 0, which the kernel closes when a process dies."""
 
 import hmac
 import json
@@ -11,26 +11,26 @@ from typing import Any
 from solrl_trainer.ranks.place import Place
 
 Lines = dict[int, socket.socket]
-"""Rank → connection: on rank 0 one to every other rank, on the others that to rank 0."""
+"""Rank → connection: on rank 0, to every other rank; on the others, to rank 0."""
 
 _PATIENCE = 300.0
-"""Seconds until all ranks must have connected; their machines may load programs at different speeds."""
+"""Seconds in which all ranks must connect; machines may load programs at different speeds."""
 _HELLO = 15.0
 _LONGEST_HELLO = 256
 _KEPT_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-"""A machine that is switched off closes nothing: after 25 s without a sign of it, the kernel does."""
+"""Socket options by which the kernel closes a connection after 25 s of silence, e.g. of a machine without power."""
 
 
 def connect(place: Place, publish: Callable[[str], None], find: Callable[[], str]) -> Lines:
     """Connect all ranks to rank 0.
 
     Args:
-        place: of this process.
-        publish: lets rank 0 tell all ranks a word.
-        find: waits for that word.
+        place: place of this process.
+        publish: publishes a text of rank 0 to all ranks.
+        find: waits for that text.
 
     Raises:
-        OSError: a rank did not come.
+        OSError: a rank did not connect.
     """
     if place.first:
         return _accept(place, publish)
@@ -45,7 +45,7 @@ def send(line: socket.socket, message: dict[str, Any]) -> None:
     """Send a JSON object.
 
     Raises:
-        OSError: the other process is gone.
+        OSError: the other process has ended.
     """
     line.sendall(json.dumps(message).encode() + b"\n")
 
@@ -73,10 +73,10 @@ def _accept(place: Place, publish: Callable[[str], None]) -> Lines:
 
 
 def _rank_of(line: socket.socket, token: str) -> int | None:
-    """The rank that a connection names; None if it is no rank's."""
+    """The rank that connected; None if it is not a rank of this run."""
     try:
         line.settimeout(_HELLO)
-        # Byte by byte: what follows the greeting belongs to the next reader.
+        # Byte by byte: data after the greeting belongs to the next reader.
         text = bytearray()
         while not text.endswith(b"\n") and len(text) < _LONGEST_HELLO and (byte := line.recv(1)):
             text += byte

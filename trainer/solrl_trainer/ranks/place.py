@@ -1,4 +1,4 @@
-"""Place of a process among those that torchrun started."""
+"""Place of a process among the processes that torchrun started."""
 
 import os
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a process among those that train one run.
+    """Place of a process among the processes of a run.
 
     Attributes:
-        rank, size: this process, from 0, and the number of processes.
-        local_rank: this process among those of its machine, which is also its GPU.
-        address, port: where rank 0's machine answers; unused by a process alone.
+        rank, size: rank of this process, from 0, and number of processes.
+        local_rank: rank of this process on its machine, which is also the index of its GPU.
+        address, port: address of rank 0; unused by a single process.
     """
 
     rank: int = 0
@@ -23,20 +23,20 @@ class Place:
 
     @property
     def first(self) -> bool:
-        """Whether this process is rank 0, which alone writes and talks."""
+        """Whether this process is rank 0, the only one that writes files and prints."""
         return self.rank == 0
 
     def speaks(self, lost: int | None = None) -> bool:
-        """Whether this process talks for its machine: its first rank, or the second if the first was lost."""
+        """Whether this process prints for its machine: its first rank, or the second if the first was lost."""
         first = self.rank - self.local_rank
         return self.rank == (first + 1 if lost == first else first)
 
 
 def read_place(environment: Mapping[str, str] = os.environ) -> Place:
-    """The place that torchrun gave this process by its environment; a process alone without torchrun.
+    """Read the place from torchrun's environment variables; a single process without torchrun.
 
     Raises:
-        ValueError: a variable is missing or is no number.
+        ValueError: a variable is missing or not a number.
     """
     if environment.get("WORLD_SIZE", "1") == "1":
         return Place()
