@@ -1,4 +1,4 @@
-"""A rank of several killed in each phase: all end and name it, and the resumed run equals an undisturbed one."""
+"""One of several ranks killed in each phase: all end and name it, and the resumed run equals an undisturbed one."""
 
 import os
 import random
@@ -17,7 +17,7 @@ _KIND = Kind(2, lag=0, every=1)
 _SIZES = (2, 3)
 _KILLED, _ENDED = -9, 2
 _LONGEST = 60.0
-"""Seconds in which all ranks must have ended after one died."""
+"""Seconds in which all ranks must end after one died."""
 
 
 class SharedRun(Run):
@@ -33,11 +33,11 @@ class SharedRun(Run):
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """Lines of the iterations; the ranks judge held-out images in other batches, which changes last digits."""
+        """Lines of the iterations; ranks evaluate held-out images in other batches, which changes the last digits."""
         return [one for one in super().lines if one["event"] == "iteration"]
 
     def start(self, victim: int | None = None, doom: Doom | None = None, *, resume: bool = False) -> RankPrograms:
-        """Start all ranks; `victim` dies of `doom`."""
+        """Start all ranks; `doom` kills `victim`."""
         arguments = (self.argv(resume=resume), str(self.witness.path), victim, doom)
         return RankPrograms(self.size, train_rank, arguments, self.log_path)
 
@@ -50,12 +50,12 @@ class SharedRun(Run):
 
 
 def train_rank(argv: list[str], witness: str, victim: int | None, doom: Doom | None) -> None:
-    """`solrl-train run` as a rank, which dies of `doom` if it is the victim."""
+    """`solrl-train run` as a rank; `doom` kills it if it is the victim."""
     child.train(argv, witness, doom if os.environ["RANK"] == str(victim) else None)
 
 
 def run(trials: int, tell: Tell, findings: Findings) -> None:
-    """Run `trials` trainings, in each of which one rank is killed once."""
+    """Run `trials` trainings; in each, one rank is killed once."""
     with tempfile.TemporaryDirectory(prefix="solrl-ranks-") as name, rollout_service() as service:
         whole = SharedRun(Path(name), "whole", 1, service)
         if codes := [code for code in whole.start().wait() if code]:
@@ -64,7 +64,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         for number in range(trials):
             size = _SIZES[number % len(_SIZES)]
             phase = PHASES[number // 2 % len(PHASES)]
-            # In turn the last rank and the first.
+            # Alternate between the last rank and the first.
             victim = 0 if number % 4 == 3 else size - 1
             delay = chance.uniform(0, 0.9) * whole.seconds.get(phase, 0.3)
             trial = SharedRun(Path(name), f"run-{number}", size, service)

@@ -1,6 +1,6 @@
 """One rank of a run that two processes train together.
 
-It writes what it did into FOLDER/rank-RANK.json: requests to the service, files written, and a digest of its weights.
+It writes facts to FOLDER/rank-RANK.json: its requests to the service, its files, and a digest of its weights.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ SETTINGS = (
 
 
 class Silent:
-    """A reporter that counts what it is told."""
+    """A reporter that counts its calls."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -69,7 +69,7 @@ def main(url: str, folder: str) -> None:
 
     loop.train_iteration = watched
     os.chdir(folder)
-    output = Path(f"rank-{rank}")  # a folder of its own shows who writes
+    output = Path(f"rank-{rank}")  # separate folders show which rank writes
     arguments = {"output": output, "run": "together", "rollout_url": url}
     config = resolve("mini-sana/sol_rl/clipscore", overrides=SETTINGS, arguments=arguments).config
     reporter = Silent()

@@ -1,4 +1,4 @@
-"""Programs of the tests with several ranks; each runs in a process of its own."""
+"""Programs for tests with several ranks; each runs in a separate process."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ def with_weights_apart(argv: Sequence[str]) -> None:
 
 
 def with_a_slow_rank(argv: Sequence[str]) -> None:
-    """`solrl-train`, where collectives may take a second and rank 1 takes three before each iteration's first."""
+    """`solrl-train` with a limit of one second for collectives; rank 1 is three seconds late in each iteration."""
     from solrl_trainer.ranks import collectives
     from solrl_trainer.rollouts.iteration import IterationSamples
 

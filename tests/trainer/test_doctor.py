@@ -1,4 +1,4 @@
-"""`solrl-train doctor`, and that `solrl-rollout doctor` answers alike."""
+"""`solrl-train doctor`, and its agreement with `solrl-rollout doctor`."""
 
 import pytest
 import solrl_core.precision
@@ -17,7 +17,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
 
 
-def test_precisions_are_named_with_what_stands_in_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_precisions_are_shown_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str | None:
         raise ValueError("Transformer Engine is broken: OSError: libcublasLt.so.13: undefined symbol")
 
@@ -33,7 +33,7 @@ def test_precisions_are_named_with_what_stands_in_their_way(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("model", ["mini-sana", "mini-sanna", "gated/model"])
-def test_both_doctors_answer_alike(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_doctors_agree(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}")
     own = {"prompts"}
     there = {"reward clipscore", "adapter store", "access", "port"}
@@ -47,7 +47,7 @@ def test_both_doctors_answer_alike(model: str, monkeypatch: pytest.MonkeyPatch) 
     assert codes == {int(model != "mini-sana")}
 
 
-def test_prompts_and_a_service_that_are_not_there_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_prompts_and_an_unreachable_service_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     rows = {finding.subject: finding for finding in check("mini-sana", url, "shape")}
     assert rows["prompts"].state == rows["service"].state == "missing"

@@ -1,4 +1,4 @@
-"""Sums of gradients over ranks: bit-equal whatever the number of ranks on a CPU, and one collective on a GPU."""
+"""Sums of gradients over ranks: bit-equal for any number of ranks on a CPU, and one collective on a GPU."""
 
 import threading
 from collections.abc import Callable
@@ -42,13 +42,13 @@ def on_all(size: int, work: Callable[[Threads], Any]) -> list[Any]:
 
 
 def gradient(number: int, part: int = 0) -> list[torch.Tensor]:
-    """Of sizes so different that the order of a sum shows in its last bits."""
+    """Gradients of very different sizes, so that the order of a sum affects its last bits."""
     generator = torch.Generator().manual_seed(100 * number + part)
     return [torch.randn(one.shape, generator=generator) * 10 ** (number % 5) for one in PARAMETERS]
 
 
 def totals(size: int, count: int, device: torch.device = CPU, parts: int = 1) -> list[list[torch.Tensor]]:
-    """The total on each rank, of `count` micro-batches; each must have been computed by one rank."""
+    """The total of `count` micro-batches on each rank; exactly one rank computes each."""
     computed: list[int] = []
 
     def work(world: Threads) -> list[torch.Tensor]:
@@ -75,13 +75,13 @@ def test_any_number_of_ranks_gives_the_same_bits(size: int, count: int) -> None:
         assert torch.equal(total[1], second)
 
 
-def test_the_order_of_the_sum_shows() -> None:
-    """Otherwise the test above would show nothing."""
+def test_the_order_of_the_sum_affects_the_bits() -> None:
+    """Otherwise the test above could not fail."""
     gradients = [gradient(number)[0] for number in range(21)]
     assert not torch.equal(sum(gradients), sum(reversed(gradients)))
 
 
-def test_one_process_adds_the_parts_of_a_few_micro_batches_as_they_come() -> None:
+def test_one_process_adds_few_micro_batches_in_their_order() -> None:
     ((first, _),) = totals(1, LANES, parts=2)
     expected = torch.zeros_like(first)
     for number in range(LANES):

@@ -29,7 +29,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(value, wanted) for value, wanted in zip(one, other, strict=True))
 
 
-def test_the_behaviour_policy_is_merged_again_after_another_was_served(models: Models) -> None:
+def test_serving_another_adapter_restores_the_behaviour_policy(models: Models) -> None:
     base = weights(models.generator)
     models.merge_behaviour(changed(models, 1))
     behaviour = weights(models.generator)
@@ -42,7 +42,7 @@ def test_the_behaviour_policy_is_merged_again_after_another_was_served(models: M
     assert same(weights(models.generator), behaviour)
 
 
-def test_what_explores_here_at_another_precision_has_the_behaviour_policy_too(backbone: Backbone) -> None:
+def test_the_local_explorers_generator_has_the_behaviour_policy(backbone: Backbone) -> None:
     models = Models.build(backbone, tiny_config("explore.source=local", "explore.precision=nvfp4"), print)
     both = (models.generator, models.explorer)
     assert [generator.precision for generator in both] == ["bf16", "nvfp4"]
@@ -57,7 +57,7 @@ def test_what_explores_here_at_another_precision_has_the_behaviour_policy_too(ba
     assert same(weights(models.explorer), behaviours[1])
 
 
-def test_unadapted_weights_are_held_once(backbone: Backbone) -> None:
+def test_unadapted_weights_are_stored_once(backbone: Backbone) -> None:
     models = Models.build(backbone, tiny_config("explore.source=local", "explore.precision=nvfp4"), print)
     held = [
         {weight.data_ptr() for weight in transformer.parameters()}
@@ -84,11 +84,11 @@ def test_unadapted_weights_are_held_once(backbone: Backbone) -> None:
         (("explore.source=local", "regenerate.at=none", "explore.precision=auto"), "bf16"),
     ],
 )
-def test_cheap_candidates_are_made_at_the_fastest_native_precision(settings: tuple[str, ...], precision: str) -> None:
+def test_cheap_candidates_use_the_fastest_native_precision(settings: tuple[str, ...], precision: str) -> None:
     assert explored_precision(tiny_config(*settings), "fp8") == precision
 
 
-def test_generators_bind_the_base_and_not_the_policy(models: Models) -> None:
+def test_generators_use_the_base_without_the_policy(models: Models) -> None:
     assert not any("lora" in name for name in models.generator.transformer.state_dict())
     assert any("lora" in name for name in models.policy.transformer.state_dict())
     assert set(models.generator.layout) == set(models.policy.behaviour().modules)

@@ -1,4 +1,4 @@
-"""`solrl-train run`: its folder, its settings from files and from a folder, and what is checked before loading."""
+"""`solrl-train run`: its folder, its settings from files and folders, and its checks before loading."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def own_prompts(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_run_has_a_folder_of_its_own() -> None:
+def test_every_run_has_a_separate_folder() -> None:
     assert resolve(PRESET).config.output == Path("runs/mini-sana-naive_scaling-clipscore")
     first = resolve(PRESET, arguments={"run": "first"})
     assert (first.config.output, first.sources["output"]) == (Path("runs/first"), "run")
@@ -55,7 +55,7 @@ def test_every_run_has_a_folder_of_its_own() -> None:
 
 @pytest.fixture(scope="module")
 def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """Another process that holds a folder."""
+    """Another process that has locked a folder."""
     folder = tmp_path_factory.mktemp("held") / "run"
     script = (
         "import pathlib, sys, time; from solrl_trainer.folder import locked\n"
@@ -74,7 +74,7 @@ def test_a_folder_in_use_is_refused_before_anything_else(holder: tuple[Path, sub
     folder, process = holder
     before = sorted(folder.iterdir())
     for extra in ([], ["--dry-run"]):
-        # The prompts do not exist either; the folder comes first.
+        # The prompts do not exist, either, but the folder is checked first.
         done = typed(main, "run", "--preset", PRESET, "--output", str(folder), *sets("prompts=nowhere"), *extra)
         assert done.returncode == 2
         assert done.stderr.startswith(f"solrl-train: {folder} is in use by another process")
@@ -112,7 +112,7 @@ def test_files_are_merged_in_their_order(tmp_path: Path) -> None:
         assert line in done.stdout.splitlines()
 
 
-def test_a_reward_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_rewards.py").write_text(
         "def color(images, prompts, metadata):\n    return images.mean((1, 2, 3))\n"
     )
@@ -133,7 +133,7 @@ def test_a_reward_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
     ("text", "fault"),
     [("seed: [1\n", "is not YAML: line 2, column 1"), ("- seed\n", "contains a list"), ("seed: x\n", "(from FILE)")],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, fault: str) -> None:
+def test_an_invalid_file_is_named(tmp_path: Path, text: str, fault: str) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(text)
     done = typed(main, "run", "--dry-run", "--config", str(file))
@@ -148,7 +148,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_after_a_calibration_keeps_what_it_was_given(tmp_path: Path) -> None:
+def test_the_command_after_a_calibration_keeps_its_arguments(tmp_path: Path) -> None:
     given = Calibrate(
         preset="mini-sd3/sol_rl/clipscore",
         config=(Path("mine.yaml"),),
@@ -164,7 +164,7 @@ def test_the_command_after_a_calibration_keeps_what_it_was_given(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["rewards=clipscore", "rewards=[clipscore]", "rewards={clipscore: 1}"])
-def test_a_reward_may_be_named_alone(text: str) -> None:
+def test_a_reward_may_be_given_without_a_weight(text: str) -> None:
     assert resolve("mini-sana/sol_rl/hpsv2", overrides=[text]).config.rewards == {"clipscore": 1.0}
 
 
@@ -181,7 +181,7 @@ def test_a_reward_may_be_named_alone(text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("dry", [True, False])
-def test_what_cannot_work_is_told_before_anything_is_loaded(
+def test_invalid_settings_are_reported_before_loading(
     tmp_path: Path, settings: list[str], fault: str, dry: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("solrl_trainer.run.train", lambda *_, **__: pytest.fail("a training began"))
@@ -193,7 +193,7 @@ def test_what_cannot_work_is_told_before_anything_is_loaded(
     assert not (folder / "config.json").exists()
 
 
-def test_a_folder_that_holds_a_run_is_told_first(tmp_path: Path) -> None:
+def test_a_folder_with_a_run_is_reported_first(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     for extra in ([], ["--dry-run"]):
         done = typed(
@@ -211,7 +211,7 @@ def test_a_dry_run_says_that_the_service_was_not_checked(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_judges_that_cannot_judge_the_prompts_are_left_out_with_a_note(own_prompts: Path) -> None:
+def test_evaluation_rewards_that_do_not_fit_the_prompts_are_omitted_with_a_note(own_prompts: Path) -> None:
     notes: list[str] = []
     overrides = [f"prompts={own_prompts}", "explore.prompts=1"]
     config = resolve(PRESET, overrides=overrides).config
@@ -222,7 +222,7 @@ def test_judges_that_cannot_judge_the_prompts_are_left_out_with_a_note(own_promp
     assert len(notes) == 2
 
 
-def test_metadata_of_another_world_is_no_metadata_of_this_one(own_prompts: Path) -> None:
+def test_metadata_of_another_prompt_set_does_not_fit_the_verifier(own_prompts: Path) -> None:
     (own_prompts / "test.txt").unlink()
     line = {"prompt": "a photo of a bench", "tag": "single_object", "include": [{"class": "bench", "count": 1}]}
     (own_prompts / "test_metadata.jsonl").write_text(json.dumps(line) + "\n")
@@ -231,7 +231,7 @@ def test_metadata_of_another_world_is_no_metadata_of_this_one(own_prompts: Path)
     assert check_run(config, notes.append, resume=False).evaluate.rewards == ()
 
 
-def test_a_trained_reward_that_cannot_judge_the_prompts_is_refused(own_prompts: Path) -> None:
+def test_a_trained_reward_that_does_not_fit_the_prompts_is_refused(own_prompts: Path) -> None:
     settings = [f"prompts={own_prompts}", "explore.prompts=1", "rewards={clipscore: 1, verifier: 0}"]
     done = typed(main, "run", "--preset", PRESET, "--dry-run", *sets(*settings))
     assert done.returncode == 2
@@ -239,7 +239,7 @@ def test_a_trained_reward_that_cannot_judge_the_prompts_is_refused(own_prompts: 
     assert "train_metadata.jsonl" in done.stderr
 
 
-def test_the_miniatures_own_prompts_suit_the_verifier() -> None:
+def test_the_miniatures_prompts_fit_the_verifier() -> None:
     notes: list[str] = []
     config = resolve(PRESET).config
     assert check_run(config, notes.append, resume=False) == config
@@ -248,7 +248,7 @@ def test_the_miniatures_own_prompts_suit_the_verifier() -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two finished runs: one of two iterations, one of one."""
+    """Two finished runs: one with two iterations, one with one iteration."""
     folder = tmp_path_factory.mktemp("runs")
     for name, iterations in (("whole", "2"), ("half", "1")):
         done = typed(
@@ -271,8 +271,8 @@ def state(folder: Path, version: int) -> bytes:
     return (folder / "checkpoints" / f"{version:06d}" / "state.safetensors").read_bytes()
 
 
-def test_a_folder_is_all_that_resuming_needs(runs: Path, half: Path) -> None:
-    """The settings come from the folder, wherever it is now; the base is not evaluated again."""
+def test_resuming_needs_only_the_folder(runs: Path, half: Path) -> None:
+    """The settings come from the folder, even if it was moved; the base is not evaluated again."""
     base = (half / "base_evaluation.safetensors").stat().st_mtime_ns
     done = typed(main, "run", "--resume", str(half), "--iterations", "2")
     assert done.returncode == 0, done.stderr
@@ -287,7 +287,7 @@ def test_a_folder_is_all_that_resuming_needs(runs: Path, half: Path) -> None:
     assert (saved.run, saved.iterations, saved.output) == ("one", 2, half)
 
 
-def test_a_dry_run_of_a_resumed_run_says_where_its_settings_come_from(half: Path) -> None:
+def test_a_dry_run_of_a_resumed_run_names_the_sources_of_its_settings(half: Path) -> None:
     done = typed(main, "run", "--resume", str(half), "--dry-run", *sets("evaluate.seeds=3"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -295,13 +295,13 @@ def test_a_dry_run_of_a_resumed_run_says_where_its_settings_come_from(half: Path
     assert "evaluate.seeds = 3  # --set" in lines
 
 
-def test_another_evaluation_of_the_base_is_made(half: Path) -> None:
+def test_changed_evaluation_settings_evaluate_the_base_again(half: Path) -> None:
     done = typed(main, "run", "--resume", str(half), *sets("evaluate.seeds=2"))
     assert done.returncode == 0, done.stderr
     assert "evaluating held-out prompts (version 0)" in done.stderr
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_continues(runs: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_can_be_resumed(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "whole"
     shutil.copytree(runs / "whole", folder)
     damaged = folder / "checkpoints" / "000002" / "state.safetensors"
@@ -325,7 +325,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_continues(runs: Path, 
         (["--resume", "HALF", "--run", "another"], "run: then 'one', now 'another'"),
     ],
 )
-def test_what_cannot_be_resumed_is_told(half: Path, arguments: list[str], fault: str) -> None:
+def test_a_run_that_cannot_be_resumed_is_an_error(half: Path, arguments: list[str], fault: str) -> None:
     settings = (half / "config.json").read_text()
     done = typed(main, "run", *(str(half) if word == "HALF" else word for word in arguments))
     assert done.returncode == 2
@@ -333,8 +333,8 @@ def test_what_cannot_be_resumed_is_told(half: Path, arguments: list[str], fault:
     assert (half / "config.json").read_text() == settings
 
 
-def test_a_run_is_begun_where_there_is_none_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a container's command does, which is the same at its first start and at all later ones."""
+def test_a_run_is_started_if_there_is_none_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container uses one command for its first and all later starts."""
     began: list[bool] = []
 
     def train(*_: Any, resume: bool, **__: Any) -> None:
@@ -348,7 +348,7 @@ def test_a_run_is_begun_where_there_is_none_to_resume(tmp_path: Path, monkeypatc
     assert saved_settings(tmp_path / "new").output == tmp_path / "new"
 
 
-def test_settings_that_cannot_be_read_name_their_file(tmp_path: Path) -> None:
+def test_unreadable_settings_are_reported_with_their_file(tmp_path: Path) -> None:
     for text, fault in (("{", "cannot be read as settings"), ('{"seed": "x"}', f"(from {tmp_path / 'config.json'})")):
         (tmp_path / "config.json").write_text(text)
         done = typed(main, "run", "--resume", str(tmp_path))
@@ -356,7 +356,7 @@ def test_settings_that_cannot_be_read_name_their_file(tmp_path: Path) -> None:
         assert fault in done.stderr
 
 
-def test_an_evaluation_is_read_back_only_for_its_own_settings(tmp_path: Path) -> None:
+def test_an_evaluation_is_read_only_for_the_same_settings(tmp_path: Path) -> None:
     file = tmp_path / "evaluation.safetensors"
     scores = {"b": rand(3, 2), "a": rand(3, 2)}
     images = (rand(3, 3, 8, 8) * 255).round() / 255

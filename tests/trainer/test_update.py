@@ -1,4 +1,4 @@
-"""One iteration's optimisation: repeatable, of the right size, and stopped by what is not finite."""
+"""One iteration's optimisation: repeatable, with the right number of steps, and stopped by non-finite values."""
 
 import copy
 from collections import Counter
@@ -16,7 +16,7 @@ from training_helpers import make_policy, make_samples, tiny_config, train_on, u
 def trained(
     loaded: Backbone, config: RunConfig, iteration: int = 0, noise: int = 0
 ) -> tuple[dict[str, torch.Tensor], UpdateFigures]:
-    """Current weights after one iteration from a fresh start, and what was logged."""
+    """Current weights after one iteration of a new policy, and the logged figures."""
     mine = copy.copy(loaded)
     mine.transformer = copy.deepcopy(loaded.transformer)
     policy, optimizer = make_policy(mine, config)
@@ -30,7 +30,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(value, other[key]) for key, value in one.items())
 
 
-def test_it_depends_on_seed_and_iteration_alone(loaded: Backbone) -> None:
+def test_an_update_depends_only_on_seed_and_iteration(loaded: Backbone) -> None:
     config = tiny_config()
     weights, logged = trained(loaded, config, iteration=3, noise=1)
     again, logged_again = trained(loaded, config, iteration=3, noise=2)
@@ -40,7 +40,7 @@ def test_it_depends_on_seed_and_iteration_alone(loaded: Backbone) -> None:
     assert not equal(weights, other)
 
 
-def test_the_seed_draws_other_noise_and_times(loaded: Backbone, backbone: Backbone) -> None:
+def test_another_seed_draws_other_noise_and_times(loaded: Backbone, backbone: Backbone) -> None:
     config = tiny_config()
     samples = make_samples(backbone)
     policy, optimizer = make_policy(backbone, config)
@@ -53,7 +53,7 @@ def test_the_seed_draws_other_noise_and_times(loaded: Backbone, backbone: Backbo
     assert losses[0] == losses[2] != losses[1]
 
 
-def test_the_current_weights_move_and_the_old_do_not(backbone: Backbone) -> None:
+def test_only_the_current_weights_change(backbone: Backbone) -> None:
     config = tiny_config()
     policy, optimizer = make_policy(backbone, config)
     before = {name: policy.tensors(name) for name in (CURRENT, OLD)}
@@ -68,7 +68,7 @@ def test_the_current_weights_move_and_the_old_do_not(backbone: Backbone) -> None
 
 
 @pytest.mark.parametrize("updates", [1, 3])
-def test_as_many_steps_are_taken_as_asked(backbone: Backbone, updates: int) -> None:
+def test_the_requested_number_of_steps_is_taken(backbone: Backbone, updates: int) -> None:
     config = tiny_config(f"optimizer.updates={updates}")
     policy, optimizer = make_policy(backbone, config)
     train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
@@ -76,8 +76,8 @@ def test_as_many_steps_are_taken_as_asked(backbone: Backbone, updates: int) -> N
     assert steps == {float(updates)}
 
 
-def test_the_size_of_a_batch_changes_the_rounding_alone(loaded: Backbone) -> None:
-    """Gradients are summed over the batches of a step, each by its share."""
+def test_the_batch_size_changes_only_the_rounding(loaded: Backbone) -> None:
+    """Gradients are summed over the batches of a step, weighted by their shares."""
     norms = {
         size: trained(loaded, tiny_config("optimizer.updates=1", f"optimizer.batch={size}"))[1] for size in (5, 12)
     }
@@ -91,7 +91,7 @@ def pairs(fraction: float, count: int, steps: int, seed: int = 0) -> list[tuple[
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(0.6, 6), (1.0, 10), (0.05, 1), (0.01, 1)])
-def test_a_fraction_of_the_samplers_own_times_is_trained(fraction: float, expected: int) -> None:
+def test_a_fraction_of_the_samplers_times_is_trained(fraction: float, expected: int) -> None:
     found = pairs(fraction, 24, 10)
     assert len(found) == len(set(found)) == 24 * expected
     assert set(Counter(i for i, _ in found).values()) == {expected}
@@ -109,7 +109,7 @@ def test_steps_are_shuffled_for_each_sample_and_pairs_over_the_updates() -> None
 
 
 @pytest.mark.parametrize("where", ["advantages", "latents", "conditioning"])
-def test_what_is_not_finite_stops_the_run_before_a_weight_is_touched(backbone: Backbone, where: str) -> None:
+def test_a_non_finite_value_stops_the_run_before_a_weight_changes(backbone: Backbone, where: str) -> None:
     config = tiny_config("optimizer.updates=1")
     policy, optimizer = make_policy(backbone, config)
     train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
@@ -125,7 +125,7 @@ def test_what_is_not_finite_stops_the_run_before_a_weight_is_touched(backbone: B
         assert all(torch.equal(value, moments[index][name]) for name, value in state.items())
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_too(backbone: Backbone) -> None:
+def test_a_non_finite_gradient_stops_the_run_before_a_weight_changes(backbone: Backbone) -> None:
     """The loss is finite, but the gradient of one weight overflows."""
     config = tiny_config("optimizer.updates=1")
     policy, optimizer = make_policy(backbone, config)
@@ -138,7 +138,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_too(backbone: Backbone) -> 
 
 
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_checkpointing_computes_blocks_anew_and_changes_nothing_else(name: str) -> None:
+def test_checkpointing_recomputes_blocks_and_changes_nothing_else(name: str) -> None:
     loaded = load_backbone(name)
     walked: list[bool] = []
     loaded.transformer.get_submodule("transformer_blocks.0").register_forward_pre_hook(
@@ -158,7 +158,7 @@ def test_checkpointing_computes_blocks_anew_and_changes_nothing_else(name: str) 
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_no_attention_of_cudnn_is_trained_through(backbone: Backbone, checkpointing: bool) -> None:
+def test_training_does_not_use_cudnns_attention(backbone: Backbone, checkpointing: bool) -> None:
     allowed: list[bool] = []
 
     def seen(*_: Any) -> None:
@@ -181,7 +181,7 @@ def test_no_attention_of_cudnn_is_trained_through(backbone: Backbone, checkpoint
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_the_gradients_of_a_gpu_are_those_of_a_cpu(name: str) -> None:
+def test_gradients_on_a_gpu_equal_those_on_a_cpu(name: str) -> None:
     norms = []
     for device in ("cpu", "cuda"):
         backbone = load_backbone(name, device=device)
@@ -207,7 +207,7 @@ def test_a_micro_batch_never_waits_for_the_gpu(name: str) -> None:
     assert all(torch.isfinite(loss) for loss, _ in lanes)
 
 
-def test_a_reference_of_no_weight_is_not_computed(backbone: Backbone) -> None:
+def test_a_reference_with_weight_zero_is_not_computed(backbone: Backbone) -> None:
     passes = {}
     for weight in ("0", "1e-4"):
         mine = copy.copy(backbone)

@@ -1,4 +1,4 @@
-"""Several ranks train one run: each does its share, and rank 0 alone writes, reports and pushes."""
+"""Several ranks train one run: each does its share, and only rank 0 writes, reports and pushes."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from solrl_trainer.world import SoloWorld, gather_rows, gather_values, pick_devi
 
 
 class Ranks:
-    """A world of one size, as one of its ranks sees it."""
+    """A world of some size, from the view of one rank."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.local_rank = rank, size, rank
@@ -28,7 +28,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 1), (3, 1), (3, 2), (2, 3), (7, 3), (8, 4)])
-def test_shares_are_all_items_in_order_and_rank_0_has_one_if_any_has(count: int, size: int) -> None:
+def test_shares_are_all_items_in_order_and_rank_0_has_at_least_one(count: int, size: int) -> None:
     items = list(range(count))
     shares = [share(items, Ranks(rank, size)) for rank in range(size)]
     assert [item for part in shares for item in part] == items
@@ -46,7 +46,7 @@ def test_values_of_all_ranks_keep_every_bit() -> None:
 
 
 class Apart(Ranks):
-    """Two ranks whose second has another value."""
+    """Two ranks, of which the second has a different value."""
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor, torch.frombuffer(bytearray(b'"other"'), dtype=torch.uint8)]
@@ -54,11 +54,11 @@ class Apart(Ranks):
 
 def test_ranks_with_different_values_stop() -> None:
     require_equal("the digest", "same", Ranks(0, 3))
-    with pytest.raises(RuntimeError, match="the digest is this on rank 0; other on rank 1; expected one on all"):
+    with pytest.raises(RuntimeError, match="the digest is this on rank 0; other on rank 1; expected the same on all"):
         require_equal("the digest", "this", Apart(0, 2))
 
 
-def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_a_separate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [pick_device("auto", Ranks(rank, 2)) for rank in range(2)] == ["cuda:0", "cuda:1"]
@@ -104,7 +104,7 @@ def test_each_rank_explores_its_share_of_the_prompts(ranks: list[dict[str, Any]]
         assert len(rank["before"]["clipscore"]) == 3
 
 
-def test_rank_0_alone_writes_reports_and_pushes(ranks: list[dict[str, Any]]) -> None:
+def test_only_rank_0_writes_reports_and_pushes(ranks: list[dict[str, Any]]) -> None:
     first, second = ranks
     assert "metrics.jsonl" in first["files"]
     assert "checkpoints/000002/state.safetensors" in first["files"]

@@ -12,7 +12,7 @@ def test_a_rank_reads_its_place() -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}])
-def test_a_process_without_others_is_alone(environment: dict[str, str]) -> None:
+def test_a_single_process_is_rank_0_of_1(environment: dict[str, str]) -> None:
     assert read_place(environment) == Place()
     assert read_place(environment).first
 
@@ -23,7 +23,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
         read_place({key: value for key, value in TORCHRUN.items() if key != name})
 
 
-def test_one_rank_of_each_machine_speaks() -> None:
+def test_one_rank_per_machine_prints() -> None:
     """Eight ranks on two machines."""
     places = [Place(rank, 8, rank % 4) for rank in range(8)]
     assert [place.rank for place in places if place.speaks()] == [0, 4]

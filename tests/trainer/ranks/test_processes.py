@@ -1,4 +1,4 @@
-"""Several processes train one run: the same weights as one, at any number, and one message when they end early."""
+"""Several processes train one run: any number gives the same weights, and an early end gives one message."""
 
 import json
 import os
@@ -31,7 +31,7 @@ CLOCKED = ("time", "seconds")
 
 
 def arguments(folder: Path, iterations: int = LAST) -> list[str]:
-    """Of a run that explores by itself."""
+    """Arguments of a run with local exploration."""
     words = ["run", "--preset", "mini-sana/diffusionnft/clipscore", "--resume", str(folder)]
     words += ["--iterations", str(iterations)]
     return [*words, *(word for setting in SETTINGS for word in ("--set", setting))]
@@ -54,7 +54,7 @@ def iterations(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run in one process."""
+    """Folder of a run in one process."""
     folder = tmp_path_factory.mktemp("alone")
     assert run(1, arguments(folder), folder / "log") == [0], (folder / "log").read_text()
     return folder
@@ -62,7 +62,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def together(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that two processes began and four continued."""
+    """Folder of a run that two processes started and four continued."""
     folder = tmp_path_factory.mktemp("together")
     assert run(2, arguments(folder, 1), folder / "log") == [0, 0], (folder / "log").read_text()
     assert run(4, arguments(folder), folder / "log") == [0] * 4, (folder / "log").read_text()
@@ -78,7 +78,7 @@ def test_two_processes_and_then_four_give_the_weights_of_one_bit_for_bit(alone: 
     assert (together / "lora.safetensors").read_bytes() == (alone / "lora.safetensors").read_bytes()
 
 
-def test_two_stages_without_a_service_are_shared_too(tmp_path: Path) -> None:
+def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
     extra = ("explore.source=local", "explore.precision=nvfp4", "explore.prune={after: 1, keep: 4}")
     sets = [word for setting in (*extra, "evaluate.fidelity_prompts=2") for word in ("--set", setting)]
     folders = {size: tmp_path / str(size) for size in (1, 2)}
@@ -93,13 +93,13 @@ def test_two_stages_without_a_service_are_shared_too(tmp_path: Path) -> None:
     assert results[0]["spearman"] == results[1]["spearman"]
 
 
-def test_the_first_rank_alone_talks(together: Path) -> None:
+def test_only_rank_0_prints(together: Path) -> None:
     log = (together / "log").read_text()
     for line in ("loading mini-sana", "continuing after 1 iterations", "writing the report"):
         assert log.count(line) == (1 if line.startswith("continuing") else 2), log
 
 
-def test_ranks_evaluate_and_measure_alike(alone: Path, together: Path, tmp_path: Path) -> None:
+def test_several_ranks_evaluate_and_calibrate_like_one(alone: Path, together: Path, tmp_path: Path) -> None:
     words = ["evaluate", str(together), "--prompts", "3", "--seeds", "2", "--steps", "2"]
     assert run(2, words, tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
     shared = json.loads((together / "evaluation" / "evaluation.json").read_text())
@@ -109,7 +109,7 @@ def test_ranks_evaluate_and_measure_alike(alone: Path, together: Path, tmp_path:
     assert (shared["prompts"], shared["version"]) == (3, LAST)
 
 
-def test_a_refusal_ends_all_with_one_message(alone: Path, tmp_path: Path) -> None:
+def test_a_refusal_ends_all_ranks_with_one_message(alone: Path, tmp_path: Path) -> None:
     words = ["--output" if word == "--resume" else word for word in arguments(alone)]
     assert run(2, words, tmp_path / "log") == [2, 2]
     log = (tmp_path / "log").read_text()
@@ -123,7 +123,7 @@ def test_a_mistyped_command_is_refused_once(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().count("--iterationz") == 1
 
 
-def test_ranks_whose_weights_differ_stop(tmp_path: Path) -> None:
+def test_ranks_with_different_weights_stop(tmp_path: Path) -> None:
     assert run(2, arguments(tmp_path), tmp_path / "log", with_weights_apart) == [2, 2]
     (line,) = [one for one in (tmp_path / "log").read_text().splitlines() if one.startswith("solrl-train: ")]
     assert "the adapter after iteration 0 is sha256:" in line
@@ -132,14 +132,14 @@ def test_ranks_whose_weights_differ_stop(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_rank_is_waited_for_outside_the_collectives(alone: Path, tmp_path: Path) -> None:
-    """One that waits for its candidates for longer than a collective may take."""
+def test_ranks_wait_for_a_late_rank_outside_the_collectives(alone: Path, tmp_path: Path) -> None:
+    """A rank that waits for its candidates longer than the time limit of a collective."""
     assert run(2, arguments(tmp_path, 1), tmp_path / "log", with_a_slow_rank) == [0, 0], (tmp_path / "log").read_text()
     assert torch.equal(state(tmp_path, 1)["optimizer/0/exp_avg"], state(alone, 1)["optimizer/0/exp_avg"])
 
 
 def torchrun(words: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Two ranks as a user starts them."""
+    """Two ranks, started as a user would."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--master-port", str(free_port()), "-m", "solrl_trainer", *words]
     with log.open("wb") as output:
@@ -158,7 +158,7 @@ def process_of(rank: int, started: subprocess.Popen[bytes]) -> int:
     raise AssertionError(f"no rank {rank}")
 
 
-def test_torchrun_ends_when_a_rank_is_killed_and_the_resumed_run_is_as_undisturbed(alone: Path, tmp_path: Path) -> None:
+def test_torchrun_ends_if_a_rank_is_killed_and_the_resumed_run_is_the_same(alone: Path, tmp_path: Path) -> None:
     started = torchrun(arguments(tmp_path), tmp_path / "log")
     while not (tmp_path / "checkpoints" / "000001").exists():
         assert started.poll() is None, (tmp_path / "log").read_text()
@@ -176,7 +176,7 @@ def test_torchrun_ends_when_a_rank_is_killed_and_the_resumed_run_is_as_undisturb
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[RankPrograms]:
-    """Two ranks in the midst of a long run."""
+    """Two ranks during a long run."""
     ranks = RankPrograms(2, solrl_train, (arguments(tmp_path, 500),), tmp_path / "log")
     while not (tmp_path / "checkpoints" / "000001").exists():
         assert ranks.alive, (tmp_path / "log").read_text()
@@ -185,7 +185,7 @@ def training(tmp_path: Path) -> Iterator[RankPrograms]:
     ranks.stop()
 
 
-def test_ctrl_c_on_any_rank_stops_all(training: RankPrograms, tmp_path: Path) -> None:
+def test_ctrl_c_on_any_rank_stops_all_ranks(training: RankPrograms, tmp_path: Path) -> None:
     training.send(1, signal.SIGINT)
     assert training.wait(60) == [130, 130]
     log = (tmp_path / "log").read_text()
@@ -196,7 +196,7 @@ def test_ctrl_c_on_any_rank_stops_all(training: RankPrograms, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_all_and_is_named(training: RankPrograms, tmp_path: Path, rank: int) -> None:
+def test_a_killed_rank_ends_all_ranks_and_is_named(training: RankPrograms, tmp_path: Path, rank: int) -> None:
     training.kill(rank)
     codes = training.wait(60)
     assert codes == [-9 if other == rank else 2 for other in range(2)]
@@ -206,7 +206,7 @@ def test_a_killed_rank_ends_all_and_is_named(training: RankPrograms, tmp_path: P
     assert line.startswith(f"solrl-train: rank {rank} died")
 
 
-def test_a_rank_that_is_told_to_end_ends_all(training: RankPrograms, tmp_path: Path) -> None:
+def test_a_terminated_rank_ends_all_ranks(training: RankPrograms, tmp_path: Path) -> None:
     training.send(1, signal.SIGTERM)
     codes = training.wait(60)
     assert codes == [143, 143], (tmp_path / "log").read_text()

@@ -38,7 +38,7 @@ def test_a_running_mean_looks_back_only():
     assert running_mean([1, 2, 3, 4, 5, 6], window=3) == [1, 1.5, 2, 3, 4, 5]
 
 
-def test_stacks_stand_on_each_other_and_bins_keep_the_mean():
+def test_stacked_bars_add_up_and_bins_keep_the_mean():
     chart = stacked_chart("x", range(1, 241), {"explore": [2.0] * 240, "train": [3.0] * 240}, "s")
     assert len(chart.bars) == 2 * 120
     lower, upper = chart.bars[:2]

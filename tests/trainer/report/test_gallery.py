@@ -19,7 +19,7 @@ def save(folder, count=3, **changes):
     save_gallery(folder, **(values | changes))
 
 
-def test_what_was_saved_is_loaded(tmp_path):
+def test_a_saved_gallery_is_loaded_unchanged(tmp_path):
     save(tmp_path)
     gallery = load_gallery(tmp_path)
     assert gallery.prompts == ["prompt 0", "prompt 1", "prompt 2"]
@@ -31,7 +31,7 @@ def test_what_was_saved_is_loaded(tmp_path):
         assert torch.equal(image, expected)
 
 
-def test_what_a_run_lacks_is_none(tmp_path):
+def test_missing_parts_are_none(tmp_path):
     save(tmp_path, marks=None, pairs=[], explored=None, regenerated=None)
     gallery = load_gallery(tmp_path)
     assert (gallery.marks, gallery.pairs, gallery.explored, gallery.regenerated) == (None, [], None, None)
@@ -60,6 +60,6 @@ def test_a_wrong_number_of_images_is_refused(tmp_path, name):
         save(tmp_path, **{name: sample_images(5)})
 
 
-def test_a_folder_without_gallery_says_so(tmp_path):
+def test_a_folder_without_a_gallery_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="contains no gallery"):
         load_gallery(tmp_path)

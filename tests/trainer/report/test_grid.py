@@ -24,7 +24,7 @@ def enlarged(image, side):
     return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC)).astype(float)
 
 
-def test_every_image_stands_where_it_should(tmp_path, gallery):
+def test_every_image_is_in_its_place(tmp_path, gallery):
     page = pixels(write_grid(gallery, tmp_path / "grid.png", "run", "about"))
     shown = shown_side(64)
     assert shown == 192
@@ -35,7 +35,7 @@ def test_every_image_stands_where_it_should(tmp_path, gallery):
             assert np.abs(found - enlarged(images[index], shown)).max() <= 1
 
 
-def test_prompts_are_the_first_ones_in_order_and_no_more(tmp_path, gallery):
+def test_the_grid_shows_the_first_prompts_in_order(tmp_path, gallery):
     assert len(PROMPTS) > 16
     sixteen = pixels(write_grid(gallery, tmp_path / "grid.png", "run", "about"))
     last_row = corner(16 - 1, 64)[1]

@@ -54,10 +54,10 @@ def test_a_finished_run_shows_its_figures(tmp_path):
         assert figure in text
 
 
-def test_the_page_needs_nothing_from_elsewhere(tmp_path):
+def test_the_page_is_self_contained(tmp_path):
     page = page_of(finished_run(tmp_path))
     links = re.findall(r"""\b(?:src|href|srcset|action|data)\s*=\s*["']?([^"'>\s]*)""", page)
-    # Before, after, and two pairs twice.
+    # Before, after, and both images of two pairs.
     assert len(links) == 2 * len(PROMPTS) + 4
     assert all(link.startswith("data:image/") for link in links)
     assert "@import" not in page
@@ -77,7 +77,7 @@ def test_charts_have_a_value_for_each_iteration(tmp_path):
     assert len(re.findall(r'<rect class="(?:wait|regenerate|train|push)"', page)) == 4 * 30
 
 
-def test_a_run_that_goes_on_shows_what_it_has(tmp_path):
+def test_an_unfinished_run_shows_its_logs(tmp_path):
     write_metrics(tmp_path, 3)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "iteration", "ver')
@@ -125,7 +125,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
     ("spearman", "words"),
     [(0.97, "almost the same order"), (0.6, "an order similar to"), (-0.1, "an order quite unlike")],
 )
-def test_the_fidelity_sentence_says_how_good_it_is(spearman, words):
+def test_the_sentence_rates_the_fidelity(spearman, words):
     line = {
         "spearman": spearman,
         "kendall": 0.5,
@@ -146,7 +146,7 @@ def test_the_fidelity_sentence_says_how_good_it_is(spearman, words):
         ({"source": "service"}, {"at": "trainer"}, True),
         ({"source": "local"}, {"at": "trainer"}, True),
         ({"source": "local"}, {"at": "none"}, False),
-        # Of runs before there was a choice.
+        # Runs from before this setting existed.
         ({"source": "service"}, {}, True),
         ({"source": "local"}, {}, False),
     ],

@@ -35,7 +35,7 @@ def scorer(loaded: Backbone) -> Scorer:
     )
 
 
-def test_survivors_score_as_in_a_whole_group(generator: Generator, scorer: Scorer) -> None:
+def test_survivors_have_the_scores_of_the_whole_group(generator: Generator, scorer: Scorer) -> None:
     maker = PlannedCandidates(generator, PRUNED, scorer)
     whole, pruned = maker.scores(PROMPT, SEEDS, whole=True), maker.scores(PROMPT, SEEDS)
     made = ~pruned.isnan()
@@ -47,7 +47,7 @@ def test_survivors_score_as_in_a_whole_group(generator: Generator, scorer: Score
     assert (list(group.seeds), group.samples) == (list(SEEDS), None)
 
 
-def test_the_images_are_those_that_were_scored(generator: Generator, scorer: Scorer) -> None:
+def test_images_are_those_that_were_scored(generator: Generator, scorer: Scorer) -> None:
     maker = PlannedCandidates(generator, PRUNED, scorer)
     scores = maker.scores(PROMPT, SEEDS, whole=True)
     again = scorer.scores(PROMPT, maker.images(PROMPT, SEEDS[3:9]))()
@@ -69,7 +69,7 @@ class Small:
         return self.generator.generate(prompt, seeds, batch_limit=batch_limit, **settings)
 
 
-def test_where_memory_runs_out_batches_get_smaller(generator: Generator, scorer: Scorer) -> None:
+def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: Scorer) -> None:
     notes: list[str] = []
     small = Small(generator, 7)
     maker = PlannedCandidates(small, PRUNED, scorer, BatchLimit(notes.append))  # type: ignore[arg-type]

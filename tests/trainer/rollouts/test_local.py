@@ -1,4 +1,4 @@
-"""Recipes that train on their candidates, which are made here: no service is asked."""
+"""Recipes that train on locally generated candidates, without a service."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("precision", ["bf16", "nvfp4"])
-def test_the_selected_candidates_themselves_are_trained_on(precision: str, tmp_path: Path) -> None:
+def test_training_uses_the_selected_candidates_themselves(precision: str, tmp_path: Path) -> None:
     config = config_of("naive_scaling", tmp_path)
     backbone = load_backbone("mini-sana")
     rewards = RewardSet.load(["clipscore"], backbone)
@@ -67,7 +67,7 @@ def test_the_selected_candidates_themselves_are_trained_on(precision: str, tmp_p
     summary = exploration.summary
     assert (summary.version, summary.precision, summary.score_count) == (3, precision, 12)
     assert summary.score_sum == pytest.approx(sum(score for score in group.scores if score is not None))
-    # All of them in one batch, as they were made: in another batch a rounding may take an NVFP4 value to its neighbour.
+    # Generate all in one batch, as before: in a different batch, an NVFP4 value may round to its neighbour.
     seeds = expand_seeds(root, prompt.id, config.explore.candidates)
     candidates = generator.generate(prompt.text, seeds, steps=2).latents
     index = [seeds.index(seed) for seed in selection.seeds]

@@ -1,4 +1,4 @@
-"""Two stages in the trainer alone: equal to those through a service, bit for bit."""
+"""Both stages in the trainer: equal to a run with a service, bit for bit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ SMALL = (
     *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=1"),
     *("rewards={clipscore: 1, verifier: 0}", "optimizer.learning_rate=1e-2"),
 )
-"""More candidates than a chunk holds, and a reward that the service does not have."""
+"""Settings with more candidates than a chunk, and a reward that the service does not have."""
 
 
 def fitted_euler(sigmas: tuple[float, ...]) -> dict[str, Any]:
-    """Euler's steps as a fitted solver, which ends at its last prediction."""
+    """Euler steps as a fitted solver, which ends at its last prediction."""
     steps = [later / sigma for sigma, later in pairwise(sigmas)]
     moves = [(ratio, *[0.0] * step, 1 - ratio) for step, ratio in enumerate(steps)]
     return {"sigmas": sigmas, "moves": moves, "ends": [(*[0.0] * (step + 1), 1.0) for step in range(len(sigmas))]}
@@ -45,7 +45,7 @@ PLANS = {
 
 
 class Notes:
-    """A reporter that keeps notes."""
+    """A reporter that records notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -95,13 +95,13 @@ def service() -> Iterator[RunningService]:
 def both(
     request: pytest.FixtureRequest, service: RunningService, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Run, Run]:
-    """A run through the service, and the same run locally."""
+    """A run with a service, and the same run with local exploration."""
     settings, folder = PLANS[request.param], tmp_path_factory.mktemp(request.param)
     served = go(folder / request.param, *settings, url=service.url)
     return served, go(folder / "local", *settings)
 
 
-def test_a_local_run_is_the_run_through_a_service_bit_for_bit(both: tuple[Run, Run]) -> None:
+def test_a_local_run_equals_the_run_with_a_service_bit_for_bit(both: tuple[Run, Run]) -> None:
     served, local = both
     assert served.metrics == local.metrics
     events = [line["event"] for line in local.metrics]
@@ -121,7 +121,7 @@ def test_a_local_run_is_the_run_through_a_service_bit_for_bit(both: tuple[Run, R
     assert theirs.exploration.score_count == ours.exploration.score_count
 
 
-def test_clocks_say_that_nothing_was_waited_for(both: tuple[Run, Run]) -> None:
+def test_local_exploration_has_no_wait(both: tuple[Run, Run]) -> None:
     served, local = both
     assert all(phases == {"explore", "wait", "regenerate", "train"} for phases in served.phases)
     assert all(phases == {"explore", "regenerate", "train"} for phases in local.phases)
@@ -132,13 +132,13 @@ def test_the_report_shows_the_same_images(both: tuple[Run, Run]) -> None:
     assert theirs is not None
     assert ours is not None
     assert theirs.pairs == ours.pairs
-    # The service's are PNGs.
+    # The service's images are PNGs.
     assert float((theirs.explored - ours.explored).abs().max()) <= 0.51 / 255
     assert torch.equal(theirs.regenerated, ours.regenerated)
     assert float((ours.explored - ours.regenerated).abs().max()) > 0.1
 
 
-def test_an_emulation_is_noted_and_no_service_is_asked(both: tuple[Run, Run]) -> None:
+def test_an_emulation_is_noted_and_no_service_is_needed(both: tuple[Run, Run]) -> None:
     _, local = both
     assert any("emulates" in note for note in local.notes)
     assert not any("127.0.0.1" in note for note in local.notes)
@@ -147,7 +147,7 @@ def test_an_emulation_is_noted_and_no_service_is_asked(both: tuple[Run, Run]) ->
 ONE = ("iterations=1", "explore.candidates=8", "explore.prompts=1", "explore.precision=auto")
 
 
-def test_a_report_without_pairs_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_can_omit_the_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise ProblemError(ProblemKind.VERSION_NOT_FOUND, "version 0 is gone")
 
@@ -165,7 +165,7 @@ def test_a_report_without_pairs_is_a_report(tmp_path: Path, monkeypatch: pytest.
 
 
 class Quiet:
-    """A reporter as the command uses it."""
+    """The reporter of the command."""
 
     def __init__(self, reporter: Notes) -> None:
         self.reporter = reporter
@@ -176,12 +176,12 @@ class Quiet:
     def __exit__(self, *_: object) -> None: ...
 
 
-def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_plan_for_a_different_model_is_refused(tmp_path: Path) -> None:
     bound = "explore.calibrated_for={model: 'sha256:%s', solver: euler, guidance: 1.0}" % ("0" * 64)
     with pytest.raises(MismatchError, match="calibrated for a different model than mini-sana"):
         go(tmp_path, *ONE, bound)
 
 
-def test_fp8_is_refused_where_there_is_none_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_unsupported_fp8_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="precision fp8: this CPU has no FP8 matrix units"):
         go(tmp_path, *ONE, "explore.precision=fp8", "model=/nowhere")
