@@ -1,9 +1,9 @@
 VENV ?= .venv
 PYTHON ?= python3
-# The build of torch that is installed first, so that nothing else decides on one.
+# Build of torch, installed first so that no other package selects one.
 TORCH ?= torch==2.13.0
 
-# What is imported is compiled then, once; pip would compile all that is there, which takes it a minute.
+# Modules are compiled when they are first imported; pip would compile all of them, which takes a minute.
 unexport PYTHONDONTWRITEBYTECODE
 PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
@@ -25,7 +25,7 @@ check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# .ci/run, and what takes hours: full counts of the fault rows, the wheel in a clean environment, the images.
+# .ci/run and checks that take hours: full counts of the fault rows, the wheel in a clean environment, the images.
 release-check:
 	scripts/release-check
 
@@ -39,11 +39,11 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
-	# Beside the environment, because diffusers imports it wherever it is installed.
+	# In a separate folder, because diffusers imports it if it is installed.
 	$(PIP) --no-deps --upgrade --target $(VENV)/cross-checks torchao
 	touch $@
 
-# Also `python benchmarks/faults.py --only ROW --trials N`; scripts/prove-checks shows that the checks are tested.
+# Also `python benchmarks/faults.py --only ROW --trials N`; scripts/prove-checks tests the tests.
 faults: $(VENV)/.installed-dev
 	scripts/install-test-tools
 	$(VENV)/bin/python benchmarks/faults.py
