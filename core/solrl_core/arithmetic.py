@@ -1,4 +1,4 @@
-"""The circumstances under which equal computations round differently. Digests leave them out."""
+"""Conditions that change rounding of equal computations. Digests do not cover them."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from solrl_core.lanes import lane_count
 
 
 def arithmetic(device: torch.device) -> dict[str, str]:
-    """Device, libraries and kernels by name. On a CPU equal ones give equal bits; on a GPU, rounding of one kind."""
+    """Device, libraries and kernels by name. On a CPU, equal values give equal bits; on a GPU, similar rounding."""
     if device.type == "cpu":
         return {
             "device": f"CPU with {torch.backends.cpu.get_cpu_capability()}",
@@ -25,6 +25,6 @@ def arithmetic(device: torch.device) -> dict[str, str]:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    """Each difference, in words."""
+    """Each difference, as text."""
     names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
     return [f"{name} {theirs.get(name, 'not said')} (here {ours.get(name, 'none')})" for name in names]

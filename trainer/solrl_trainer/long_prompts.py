@@ -12,7 +12,7 @@ _SHOWN_CHARACTERS = 60
 def note_long_prompts(
     backbone: Backbone, prompts_by_kind: Mapping[str, Sequence[PromptItem]], note: Callable[[str], None]
 ) -> None:
-    """Name the prompts of each kind whose end the model does not read."""
+    """Note the prompts of each kind whose end the model does not read."""
     for kind, prompts in prompts_by_kind.items():
         unread = backbone.unread_tokens([prompt.text for prompt in prompts])
         cut = [(count, prompt.text) for count, prompt in zip(unread, prompts, strict=True) if count]
@@ -20,8 +20,8 @@ def note_long_prompts(
             shown = "; ".join(f"{_shortened(text)!r} ({count} tokens)" for count, text in cut[:_SHOWN])
             more = f"; and {len(cut) - _SHOWN} more" if len(cut) > _SHOWN else ""
             note(
-                f"{len(cut)} of {len(prompts)} {kind} prompts are longer than {backbone.name} reads, and those that "
-                f"differ only in their end are one to it: {shown}{more}"
+                f"{len(cut)} of {len(prompts)} {kind} prompts are longer than {backbone.name} reads; prompts that "
+                f"differ only after that give the same images: {shown}{more}"
             )
 
 

@@ -1,4 +1,4 @@
-"""A budget for the decoded adapters that accepted requests hold until they are served."""
+"""A budget for the decoded adapters of accepted requests, which stay in memory until they are served."""
 
 from collections import Counter, deque
 
@@ -16,14 +16,14 @@ _Held = tuple[str, Content]
 
 
 class Hold:
-    """A request's hold on an adapter. It ends with `release`, or when nothing refers to it any more; in any thread."""
+    """A request's reference to an adapter. It ends with `release` or when it is garbage-collected, in any thread."""
 
     def __init__(self, held: _Held, ended: deque[_Held]) -> None:
         self._held: _Held | None = held
         self._ended = ended
 
     def release(self) -> None:
-        """Count the request no longer; harmless a second time."""
+        """Stop counting the request; may be called again."""
         held, self._held = self._held, None
         if held is not None:
             self._ended.append(held)
@@ -32,14 +32,14 @@ class Hold:
 
 
 class HeldAdapters:
-    """Bytes of adapters that requests hold; all of a tenant's requests for one content share it, and it counts once."""
+    """Bytes of adapters of accepted requests. Content that several requests of a tenant share counts once."""
 
     def __init__(self, limit: int, tenant_limit: int) -> None:
         self.limit = limit
         self.tenant_limit = tenant_limit
         self._requests: Counter[_Held] = Counter()
         self._sizes: dict[_Held, int] = {}
-        # A hold may end in the middle of `take`.
+        # A reference may end during `take`.
         self._ended: deque[_Held] = deque()
 
     @property
@@ -49,7 +49,7 @@ class HeldAdapters:
         return sum(self._sizes.values())
 
     def take(self, tenant: str, content: Content, size: int) -> Hold:
-        """Hold `content` for one more request of a tenant.
+        """Count `content` for one more request of a tenant.
 
         Raises:
             RetryLaterError: 503 `too-many-bytes`.
@@ -76,7 +76,7 @@ def _require(whose: str, held: int, size: int, limit: int) -> None:
     if held + size > limit:
         raise RetryLaterError(
             ProblemKind.TOO_MANY_BYTES,
-            f"the adapters of {whose} hold {held} bytes until they are served, and {size} more are too many",
+            f"the adapters of {whose} have {held} bytes until they are served, and {size} more would exceed the limit",
             retry_after=RETRY_AFTER_S,
             where="body.adapter",
             got=size,

@@ -4,7 +4,7 @@ from fastapi import Request
 
 
 def accepts_gzip(request: Request) -> bool:
-    """Whether the client takes an answer compressed by gzip, as RFC 9110 has Accept-Encoding."""
+    """Whether the client accepts gzip, by Accept-Encoding of RFC 9110."""
     for one in request.headers.get("accept-encoding", "").split(","):
         coding, _, parameters = one.partition(";")
         if coding.strip().lower() == "gzip":
