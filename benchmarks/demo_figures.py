@@ -1,7 +1,7 @@
-"""Figures of finished demos: `python benchmarks/demo_figures.py RUN_FOLDER… [--note TEXT]`, where they were run.
+"""Figures of finished demos: `python benchmarks/demo_figures.py RUN_FOLDER… [--note TEXT]`, on their machine.
 
-The folders are those of `solrl-train demo --seed N --output FOLDER`, one for each seed. Reads what the runs left there,
-measures nothing, and writes docs/results/demo.{json,md}.
+The folders are from `solrl-train demo --seed N --output FOLDER`, one per seed. It only reads their files, and writes
+docs/results/demo.{json,md}.
 """
 
 import argparse
@@ -54,8 +54,8 @@ def row(folder: Path) -> Row:
     """Figures of one run.
 
     Raises:
-        FileNotFoundError: the folder holds no finished run.
-        ValueError: it is no demo of this version.
+        FileNotFoundError: the folder contains no finished run.
+        ValueError: it is not a demo of this version.
     """
     config = saved_settings(folder)
     expected = comparable(resolve(PRESET, overrides=DEMO_SETTINGS).config)

@@ -2,7 +2,7 @@
 
 Plans the presets of `sol_rl` with local exploration from configurations alone, as `solrl-train memory` does. Then
 trains one iteration with random weights and a reward of HPSv2's size, and compares the peak of allocated memory. Each
-model has a process of its own. Writes docs/results/run_memory.{json,md}.
+model runs in a separate process. Writes docs/results/run_memory.{json,md}.
 """
 
 import argparse
@@ -50,10 +50,10 @@ class Printed:
 
 
 def main() -> None:
-    """Measure each model in a process of its own; print the table and write it."""
+    """Measure each model in a separate process; print the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
-    parser.add_argument("--device", default="cuda", help="cpu tries it out on the miniatures, and measures nothing")
+    parser.add_argument("--device", default="cuda", help="cpu is a trial on the miniatures, without measurements")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

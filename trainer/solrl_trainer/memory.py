@@ -19,9 +19,9 @@ from solrl_trainer.run_memory import RunMemory, plan_run
 
 _ASSUMED_GB = 80.0
 _ASSUMED_TIER: Tier = "fp8"
-"""GPU to plan for where this machine has none: an H100."""
+"""Memory of the planned GPU if this machine has none: an H100."""
 _LEAST = 2**20 // 20
-"""Smaller rows are left out: they would read 0.0 MiB."""
+"""Smaller rows are omitted: they would show 0.0 MiB."""
 _NAMES = {
     "transformer": "frozen base",
     "vae": "autoencoder",

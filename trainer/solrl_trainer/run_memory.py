@@ -28,7 +28,7 @@ class RunMemory:
         iteration: use → bytes of samples and encoded prompts.
         generation: phase → peak bytes in addition to everything else.
         training: plan of the training phase.
-        wanted: number of blocks that the run's settings let recompute; None lets the GPU's size decide.
+        wanted: number of blocks that the run's settings recompute; None if the GPU's size determines it.
     """
 
     weights: dict[str, int]
@@ -45,12 +45,12 @@ class RunMemory:
 
     @property
     def held(self) -> int:
-        """Bytes that every phase holds: all weights, the optimiser's state, samples and prompts."""
+        """Bytes in use in every phase: all weights, the optimiser's state, samples and prompts."""
         known = [size for size in self.rewards.values() if size is not None]
         return sum(self.weights.values()) + sum(known) + sum(self.iteration.values()) + self.training.state
 
     def phases(self, recomputed: int) -> dict[str, int]:
-        """Phase → peak bytes in addition to what every phase holds."""
+        """Phase → peak bytes in addition to those in use in every phase."""
         return {**self.generation, "train": sum(self.training.activations(recomputed).values())}
 
     def total(self, recomputed: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 1000.0, 400.0
 MOST_WHOLE = 8
-"""Up to this span of whole numbers, each has a tick."""
+"""Largest span of whole numbers in which every number has a tick."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 TRAINED_SUM = "weighted sum"
-"""Key of the row of the trained score where it is a sum of several rewards."""
+"""Key of the row of the trained score, if it is a sum of several rewards."""
 EVALUATION_ONLY = "evaluation only"
 FEW_PROMPTS = 8
 """With fewer prompts, a bootstrap interval over prompts is too narrow."""
@@ -13,7 +13,7 @@ _SHARES = {"verifier": "strict accuracy"}
 
 
 def trained_text(model: str, preset: str, weights: Mapping[str, float]) -> str:
-    """What a run trained: model, recipe and rewards. The preset names another reward if the settings changed it."""
+    """Description of a run: model, recipe and trained rewards. Settings may have changed the preset's reward."""
     _, recipe, _ = preset.split("/")
     return f"{model}, {recipe}, trained on {sum_text(weights)}"
 
@@ -28,7 +28,7 @@ def sum_text(weights: Mapping[str, float]) -> str:
 
 
 def role_text(name: str, weights: Mapping[str, float]) -> str:
-    """Whether a row's reward was trained on, and with which weight if there are several."""
+    """Whether a row's reward was trained on, and its weight if there are several."""
     if name == TRAINED_SUM or list(weights) == [name]:
         return "trained"
     return f"trained, weight {weights[name]:g}".replace("-", "−") if name in weights else EVALUATION_ONLY

@@ -16,14 +16,14 @@ Point = tuple[str, float, float]
 
 
 def write_frontier(points: Sequence[Point], wanted: float, chosen: str | None, about: str, folder: Path) -> Path:
-    """Plot the plans, the Pareto-optimal ones joined by a line. They and the chosen one are named in a numbered key.
+    """Plot the plans, with a line through the Pareto-optimal ones; a numbered key names these and the chosen plan.
 
     Args:
         points: the plans.
         wanted: required separation.
         chosen: name of the chosen plan, if there is one.
-        about: what was measured; the second line of the title.
-        folder: where frontier.png is written.
+        about: description of the measurement, the second line of the title.
+        folder: folder of frontier.png.
     """
     import matplotlib
 
@@ -78,7 +78,7 @@ def _draw_plans(axes: Any, points: Sequence[Point], best: Sequence[Point], wante
 def _draw_key(axes: Any, named: Sequence[Point], chosen: str | None) -> None:
     axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(len(named) + 0.5, -1))
-    axes.text(0, -0.2, "on the line, no other plan is as cheap and separates as well:", color="0.35", fontsize=8)
+    axes.text(0, -0.2, "plans on the line; no other plan is both cheaper and better:", color="0.35", fontsize=8)
     for number, (name, seconds, separation) in enumerate(named, 1):
         style, mark = _style(name == chosen), "; chosen" if name == chosen else ""
         axes.text(0.02, number, str(number), va="center", ha="right", **style)

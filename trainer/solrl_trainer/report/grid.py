@@ -25,7 +25,7 @@ STRIP = 30
 CAPTION = 46
 """Height of a prompt in two lines, above its images."""
 SMALLEST_WIDTH = 860
-"""A page of few prompts is this wide, for its heading."""
+"""Smallest width of a page, which its heading needs."""
 SMALLEST_SIDE = 160
 LARGEST_SIDE = 256
 ROW_GAP = 18
@@ -57,8 +57,8 @@ def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 
     Args:
         gallery: the run's images.
         path: the file to write.
-        name: of the run; the heading's first line.
-        about: what the run trained; the second line.
+        name: name of the run, the heading's first line.
+        about: description of the run, the second line.
         rows: largest number of prompts.
     """
     count = min(rows, len(gallery.prompts))

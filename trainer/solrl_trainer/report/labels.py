@@ -1,4 +1,4 @@
-"""Placement of labels in a matplotlib plot, so that they cover neither each other nor what is drawn."""
+"""Placement of labels in a matplotlib plot, so that they cover neither each other nor the plotted data."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 _POINT = 4.0
-"""Half the side, in pixels, of the square that a drawn point takes."""
+"""Half the side, in pixels, of a plotted point's square."""
 _DISTANCES = (3, 8, 14, 22, 32, 44, 58)
-"""Distances in pixels between a point and its label, from the best."""
+"""Distances in pixels between a point and its label, in order of preference."""
 _DIRECTIONS = 16
 _LED_FROM = 14
-"""From this distance on, a line leads from the label to its point."""
+"""From this distance on, a line connects the label and its point."""
 
 Box = npt.NDArray[np.float64]
 """[4]: left, bottom, right, top in pixels."""
@@ -23,7 +23,7 @@ Box = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Label:
-    """A text beside the point (x, y), with matplotlib's text properties."""
+    """A text next to the point (x, y), with matplotlib's text properties."""
 
     x: float
     y: float
@@ -32,9 +32,9 @@ class Label:
 
 
 def place_labels(axes: Any, labels: Sequence[Label]) -> list[Any]:
-    """Add labels beside their points, clear of other labels, lines, points and the legend if there is room.
+    """Add labels next to their points, away from other labels, lines, points and the legend if there is room.
 
-    To be called last: the axes get their final position. Labels are placed in their order.
+    Call it last, because it fixes the position of the axes. Labels are placed in the given order.
 
     Returns:
         The annotations.
@@ -71,7 +71,7 @@ def place_labels(axes: Any, labels: Sequence[Label]) -> list[Any]:
                 textcoords="offset pixels",
                 arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4},
             )
-        # Wider than it is, so that another label does not seem to continue this one.
+        # Wider than the text, so that another label does not seem to continue it.
         taken.extend([np.concatenate([centre - half - 2, centre + half + 2])] * 50)
         annotations.append(note)
     return annotations
