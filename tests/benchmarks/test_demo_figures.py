@@ -41,7 +41,7 @@ def test_other_runs_are_refused(tmp_path: Path) -> None:
     other = finished(tmp_path / "other", "iterations=5", "explore.steps=4")
     with pytest.raises(ValueError, match="its settings differ in explore, iterations"):
         row(other)
-    with pytest.raises(FileNotFoundError, match="holds no run"):
+    with pytest.raises(FileNotFoundError, match="contains no run"):
         row(tmp_path)
 
 
