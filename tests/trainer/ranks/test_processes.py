@@ -114,7 +114,7 @@ def test_a_refusal_ends_all_ranks_with_one_message(alone: Path, tmp_path: Path) 
     assert run(2, words, tmp_path / "log") == [2, 2]
     log = (tmp_path / "log").read_text()
     assert log.splitlines() == [line for line in log.splitlines() if line.startswith("solrl-train: ")][:1], log
-    assert "already holds a run" in log
+    assert "already contains a run" in log
 
 
 def test_a_mistyped_command_is_refused_once(tmp_path: Path) -> None:
