@@ -1,0 +1,55 @@
+"""Runs with pruning, and with exploration that lags behind."""
+
+from pathlib import Path
+
+import pytest
+from real_runs import Run, Service, go, selected, selections
+from solrl_minis import catalog
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.prompts import prompts_of_iteration, read_prompts
+from solrl_trainer.rollouts.exploration import seed_root
+from solrl_trainer.rollouts.source import rollout_source
+from solrl_trainer.selection import best_worst
+
+
+def test_a_pruned_plan_trains_on_survivors(service: Service, folder: Path) -> None:
+    pruned = go(service, folder / "pruned", "iterations=1", "explore.prune={after: 1, keep: 10}", "explore.steps=3")
+    with RolloutClient(service.url) as client:
+        source, root = rollout_source(pruned.config, client), seed_root(pruned.config.seed, 0)
+        asked = source.candidates_of([selection.prompt for selection in selections(pruned)], 0, root)
+    for selection, group in zip(selections(pruned), asked.groups, strict=True):
+        survivors = {seed for seed, score in zip(group.seeds, group.scores, strict=True) if score is not None}
+        assert len(survivors) == 10
+        assert len(selection.seeds) == 8
+        assert set(selection.seeds) <= survivors
+    assert pruned.result.spearman is not None
+
+
+@pytest.fixture(scope="module")
+def lagging(service: Service, folder: Path) -> Run:
+    """A run that explores two versions behind."""
+    return go(service, folder / "lagging", "iterations=4", "explore.lag=2", "explore.prompts=1")
+
+
+def test_a_lag_is_constant_and_recorded(lagging: Run) -> None:
+    lines = [line for line in lagging.metrics if line["event"] == "iteration"]
+    assert [line["explored_version"] for line in lines] == [0, 0, 0, 1]
+    # The stale version selected the last iteration's training seeds.
+    config = lagging.config
+    prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 1, config.seed, 3)
+    with RolloutClient(config.rollout_url) as client:
+        answer = rollout_source(config, client).candidates_of(prompts, 1, seed_root(config.seed, 3))
+    index = best_worst(answer.groups[0].scores, config.explore.keep)
+    assert selected(lagging)[0] == [answer.groups[0].seeds[i] for i in index]
+
+
+def test_a_resumed_lagging_run_is_the_same_bit_for_bit_after_the_service_lost_everything(
+    lagging: Run, service: Service, folder: Path
+) -> None:
+    settings = ("explore.lag=2", "explore.prompts=1")
+    part = go(service, folder / "lagging-parts", "iterations=3", *settings)
+    with RolloutClient(service.url) as client:
+        client.delete(part.config.run)
+    resumed = go(service, folder / "lagging-parts", "iterations=4", *settings, resume=True)
+    assert resumed.adapter_digest(4) == lagging.adapter_digest(4)
+    assert [info.version for info in resumed.held.versions] == [1, 2, 3, 4]

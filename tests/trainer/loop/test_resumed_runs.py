@@ -1,0 +1,179 @@
+"""Runs that were interrupted, or whose service was killed, and what they must not overwrite."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_runs import SMALL, Run, Service, Watcher, go, same, selected
+from service_helpers import running_service
+from solrl_proto.adapters import AdapterList
+from solrl_proto.problems import ProblemError
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.loop import train
+from solrl_trainer.records import IterationRecord
+from solrl_trainer.rollouts.adapter_supply import AdapterSupply
+from solrl_trainer.run import run
+from training_helpers import tiny_config
+
+
+@pytest.fixture(scope="module")
+def half(whole: Run, service: Service, folder: Path) -> Run:
+    """A run interrupted after its first iteration."""
+    return go(service, folder / "parts", "iterations=1")
+
+
+@pytest.fixture(scope="module")
+def bereft(half: Run, service: Service, folder: Path) -> Run:
+    """Two iterations, between which the service is killed and restarted empty."""
+    return go(service, folder / "bereft", "iterations=2", watcher=Watcher(restarts=service))
+
+
+@pytest.fixture(scope="module")
+def resumed(half: Run, bereft: Run, service: Service) -> Run:
+    """The interrupted run, resumed with a service that has lost its adapters."""
+    return go(service, half.config.output, "iterations=2", resume=True)
+
+
+def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(whole: Run, half: Run, resumed: Run) -> None:
+    assert [record.iteration for record in half.watcher.records] == [0]
+    assert [record.iteration for record in resumed.watcher.records] == [1]
+    assert same(resumed.state, whole.state)
+    assert [resumed.adapter_digest(v) for v in (1, 2)] == [whole.adapter_digest(v) for v in (1, 2)]
+    assert selected(resumed) == selected(whole)
+    assert all(torch.equal(v, whole.result.after.scores[name]) for name, v in resumed.result.after.scores.items())
+    assert all(torch.equal(v, whole.result.before.scores[name]) for name, v in resumed.result.before.scores.items())
+
+
+def test_a_resumed_runs_metrics_have_each_iteration_once(whole: Run, resumed: Run) -> None:
+    def iterations(run: Run) -> list[dict[str, Any]]:
+        free = {"time", "seconds"}
+        return [{k: v for k, v in m.items() if k not in free} for m in run.metrics if m["event"] == "iteration"]
+
+    assert iterations(resumed) == iterations(whole)
+
+
+def test_a_resumed_run_evaluates_its_base_once(whole: Run, resumed: Run) -> None:
+    def once(run: Run) -> list[tuple[str, int]]:
+        return [(m["event"], m["version"]) for m in run.metrics if m["event"] in ("evaluation", "fidelity")]
+
+    assert once(resumed) == [("evaluation", 0), ("fidelity", 0), ("evaluation", 1), ("evaluation", 2)]
+    assert resumed.result.spearman == whole.result.spearman
+    for phase in ("explore", "wait", "regenerate", "train"):
+        lines = [m["seconds"][phase] for m in resumed.metrics if m["event"] == "iteration"]
+        assert resumed.result.seconds[phase] == pytest.approx(sum(lines))
+
+
+def test_a_failed_push_loses_no_line_and_is_repeated_by_the_resumed_run(service: Service, folder: Path) -> None:
+    output, watcher = folder / "unpushed", Watcher()
+
+    def failing(self: AdapterSupply, version: int, adapter: bytes) -> None:
+        raise ConnectionError("gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AdapterSupply, "push", failing)
+        with pytest.raises(ConnectionError):
+            go(service, output, "iterations=1", watcher=watcher)
+    assert watcher.records == []
+    resumed = go(service, output, "iterations=1", resume=True)
+    events = [(m["event"], m["version"]) for m in resumed.metrics]
+    assert events == [("evaluation", 0), ("fidelity", 0), ("iteration", 1), ("evaluation", 1)]
+    assert [info.version for info in resumed.held.versions] == [0, 1]
+    assert resumed.held.versions[1].digest == resumed.adapter_digest(1) == resumed.metrics[2]["digest"]
+
+
+def test_a_resumed_run_pushes_its_versions_to_an_empty_store(half: Run, resumed: Run) -> None:
+    assert [(info.version, info.parent) for info in resumed.held.versions] == [(1, None), (2, 1)]
+    assert resumed.held.versions[0].digest == half.held.versions[1].digest
+
+
+def test_a_service_that_lost_its_adapters_gets_them_again_during_a_run(whole: Run, bereft: Run) -> None:
+    assert any("had lost this run's versions 0 and 1" in note for note in bereft.watcher.notes)
+    assert not any("lost" in note for note in whole.watcher.notes)
+    assert [(info.version, info.parent) for info in bereft.held.versions] == [(0, None), (1, 0), (2, 1)]
+    assert same(bereft.state, whole.state)
+    assert bereft.held.versions[2].digest == whole.held.versions[2].digest
+
+
+def test_a_finished_run_resumed_pushes_the_same_bytes_and_trains_nothing(resumed: Run, service: Service) -> None:
+    state, held = resumed.state, resumed.held
+    again = go(service, resumed.config.output, "iterations=2", "evaluate.prompts=1", resume=True)
+    assert again.watcher.records == []
+    assert same(again.state, state)
+    assert again.held == held
+
+
+def test_other_settings_are_refused_and_the_old_ones_kept(resumed: Run) -> None:
+    config, path = resumed.config, resumed.config.output / "config.json"
+    path.write_text(config.model_dump_json())
+    changed = tiny_config(*SMALL, "seed=1", output=config.output, run=config.run, rollout_url=config.rollout_url)
+    with pytest.raises(ValueError, match="seed: then 42, now 1"):
+        run(changed, resume=True)
+    assert json.loads(path.read_text())["seed"] == 42
+
+
+def test_a_service_of_another_run_with_the_same_name_is_not_overwritten(whole: Run, resumed: Run, folder: Path) -> None:
+    """Version 1 of run "parts" is stored; another run with that name would start at version 0."""
+    held = resumed.held
+    with pytest.raises(ProblemError) as raised:
+        train(resumed.config.model_copy(update={"output": folder / "other", "seed": 1}), Watcher())
+    assert (raised.value.problem.status, raised.value.problem.kind) == (409, "run-taken")
+    assert raised.value.problem.action
+    with RolloutClient(resumed.config.rollout_url) as client:
+        answer = client._http.get(f"/v1/runs/{resumed.config.run}/adapters")
+    assert AdapterList.model_validate_json(answer.content) == held
+
+
+def test_a_resumed_run_rewinds_versions_pushed_after_its_checkpoint(
+    service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = go(service, output := folder / "beyond", "iterations=2", "explore.prompts=1")
+    shutil.rmtree(output / "checkpoints" / "000002")
+    service.running.client.put("/v1/runs/beyond/adapters/0/pin").raise_for_status()
+    monkeypatch.delattr(RolloutClient, "rewind")
+    with pytest.raises(AttributeError, match="rewind"):
+        go(service, output, "iterations=2", "explore.prompts=1", resume=True)
+    monkeypatch.undo()
+    again = go(service, output, "iterations=2", "explore.prompts=1", resume=True)
+    assert again.adapter_digest(2) == first.held.versions[2].digest
+    assert ([info.version for info in again.held.versions], again.held.pinned) == ([0, 1, 2], (0,))
+    assert service.running.client.get("/v1/runs/beyond/iterations").json()["curve"]["iterations"] == [0, 1]
+
+
+class Stopping(Watcher):
+    """Stops the run after its first iteration."""
+
+    def finished(self, record: IterationRecord) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_run_that_pushed_and_stopped_before_its_first_checkpoint_is_resumed(service: Service, folder: Path) -> None:
+    output, settings = folder / "early", ("iterations=2", "checkpoint_every=2", "explore.prompts=1")
+    with pytest.raises(KeyboardInterrupt):
+        go(service, output, *settings, watcher=Stopping())
+    assert service.adapters("early").head == 1
+    assert not (output / "checkpoints").exists()
+    resumed = go(service, output, *settings, resume=True)
+    assert [info.version for info in resumed.held.versions] == [0, 1, 2]
+
+
+def test_a_run_whose_checkpoint_the_service_no_longer_retains_is_resumed(folder: Path) -> None:
+    with running_service("--retain", "1") as forgetful:
+        settings = ("iterations=3", "explore.prompts=1", "evaluate.fidelity_prompts=0", "keep_checkpoints=3")
+        config = tiny_config(*SMALL, *settings, output=folder / "forgotten", run="forgotten", rollout_url=forgetful.url)
+        train(config, Watcher())
+        for version in (2, 3):
+            shutil.rmtree(config.output / "checkpoints" / f"{version:06d}")
+        train(config, Watcher(), resume=True)
+        assert forgetful.client.get("/v1/runs/forgotten/adapters").json()["head"] == 3
+
+
+def test_resuming_in_an_empty_folder_does_not_delete_another_run(service: Service, folder: Path) -> None:
+    """Version 0 is the same in every run of one seed."""
+    other = go(service, folder / "named", "iterations=1", "explore.prompts=1", "evaluate.prompts=1")
+    with pytest.raises(ProblemError) as raised:
+        train(other.config.model_copy(update={"output": folder / "empty"}), Watcher(), resume=True)
+    assert raised.value.problem.kind == "run-taken"
+    assert service.adapters("named") == other.held

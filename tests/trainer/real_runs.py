@@ -1,0 +1,121 @@
+"""Runs with a real service, for the tests of the loop."""
+
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from service_helpers import RunningService, running_service
+from solrl_core.adapter import adapter_digest
+from solrl_proto.adapters import AdapterList
+from solrl_trainer.config import RunConfig
+from solrl_trainer.loop import Result, train
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.records import IterationRecord
+from solrl_trainer.rollouts.groups import GroupSelection
+from solrl_trainer.rollouts.iteration import IterationSamples
+from support.ports import free_port
+from training_helpers import tiny_config
+
+SMALL = (
+    *("explore.prompts=2", "explore.candidates=24", "explore.keep=8", "explore.steps=2", "explore.precision=nvfp4"),
+    *("evaluate.prompts=8", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=1"),
+    *("optimizer.updates=1", "optimizer.batch=16", "algorithm.timestep_fraction=0.5"),
+)
+
+
+class Service:
+    """A service on one port, which can be killed and restarted without its adapters."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._stack = ExitStack()
+        self.start()
+
+    def start(self) -> None:
+        self.running: RunningService = self._stack.enter_context(running_service(port=self.port))
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def die(self) -> None:
+        """Kill it: after a signal to stop, it would first finish accepted requests, and nothing would be lost."""
+        self.running.process.kill()
+        with suppress(AssertionError):  # about its exit code
+            self._stack.close()
+
+    def adapters(self, run: str) -> AdapterList:
+        return AdapterList.model_validate(self.running.client.get(f"/v1/runs/{run}/adapters").json())
+
+
+@dataclass
+class Watcher:
+    """A reporter that records, and restarts the given service, if any, after one iteration."""
+
+    restarts: Service | None = None
+    phases: list[tuple[int, str]] = field(default_factory=list)
+    records: list[IterationRecord] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def phase(self, iteration: int, name: str) -> None:
+        self.phases.append((iteration, name))
+
+    def finished(self, record: IterationRecord) -> None:
+        self.records.append(record)
+        if self.restarts is not None:
+            self.restarts.die()
+            self.restarts.start()
+            self.restarts = None
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@dataclass
+class Run:
+    """A finished training, and the versions that the service stored at its end."""
+
+    config: RunConfig
+    result: Result
+    watcher: Watcher
+    held: AdapterList
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        return load_file(self.config.output / "checkpoints" / "000002" / "state.safetensors")
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_metrics(self.config.output / "metrics.jsonl")
+
+    def adapter_digest(self, version: int) -> str:
+        return adapter_digest(
+            (self.config.output / "checkpoints" / f"{version:06d}" / "adapter.safetensors").read_bytes()
+        )
+
+
+def go(service: Service, output: Path, *overrides: str, watcher: Watcher | None = None, resume: bool = False) -> Run:
+    watcher = watcher or Watcher()
+    config = tiny_config(*SMALL, *overrides, output=output, run=output.name, rollout_url=service.url)
+    result = train(config, watcher, resume=resume)
+    return Run(config, result, watcher, service.adapters(config.run))
+
+
+def samples(run: Run) -> IterationSamples:
+    assert run.result.samples is not None
+    return run.result.samples
+
+
+def selections(run: Run) -> list[GroupSelection]:
+    return [group.selection for group in samples(run).groups]
+
+
+def selected(run: Run) -> list[list[int]]:
+    return [selection.seeds for selection in selections(run)]
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
