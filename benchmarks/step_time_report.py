@@ -100,11 +100,12 @@ def plot_steps(rows: Sequence[Row], path: Path) -> None:
     for model, axes in axes_of.items():
         mine = [row for row in rows if row["model"] == model]
         bars = axes.barh([row["tier"] for row in mine], [row["ms"] for row in mine], color="C0")
-        ratios = [f" {base[model] / row['ms']:.2f}×" if model in base else "" for row in mine]
-        axes.bar_label(bars, [f"{row['ms']:.0f} ms{ratio}" for row, ratio in zip(mine, ratios, strict=True)], padding=3)
+        ratios = [f", {base[model] / row['ms']:.2f}×" if model in base else "" for row in mine]
+        labels = [f"{row['ms']:.0f} ms{ratio}" for row, ratio in zip(mine, ratios, strict=True)]
+        # Within the bars, where the line does not cross them.
+        axes.bar_label(bars, labels, label_type="center", color="white")
         if model in base:
             axes.axvline(base[model] / GOALS[model][1], color="0.5", linestyle="--", label="required of FP8")
-        axes.margins(x=0.35)
     _save(figure, axes_of, path)
 
 

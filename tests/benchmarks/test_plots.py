@@ -26,3 +26,23 @@ def test_the_labels_of_plan_fidelity_stay_apart(tmp_path: Path, monkeypatch: pyt
         for one, other in combinations(boxes, 2):
             assert not (one.x0 < other.x1 and other.x0 < one.x1 and one.y0 < other.y1 and other.y0 < one.y1)
     plt.close(figure)
+
+
+def test_the_required_time_crosses_no_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.pyplot as plt
+    from step_time_report import plot_steps
+
+    figures: list[Any] = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    rows = json.loads((ROOT / "docs/results/step_time.json").read_text())["rows"]
+    plot_steps([row for row in rows if "ms" in row], tmp_path / "plot.png")
+    (figure,) = figures
+    monkeypatch.undo()
+    figure.canvas.draw()
+    for axes in figure.axes:
+        (line,) = axes.get_lines()
+        x, _ = axes.transData.transform((line.get_xdata()[0], 0))
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert len(boxes) == 3
+        assert not [box for box in boxes if box.x0 < x < box.x1]
+    plt.close(figure)
