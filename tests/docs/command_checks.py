@@ -65,6 +65,16 @@ def _trainer(words: list[str]) -> None:
         assert ran(words) == 0, words
 
 
+def _torchrun(words: list[str]) -> None:
+    """Check torchrun's options by its own parser, and the trainer's command as without it."""
+    from torch.distributed.run import get_args_parser
+
+    options = get_args_parser().parse_args(words[1:])
+    assert options.module, words
+    assert options.training_script == "solrl_trainer", words
+    _trainer(["solrl-train", *options.training_script_args])
+
+
 def _service(words: list[str]) -> None:
     command = parsed(words)
     if words[1] in ("memory", "doctor"):
@@ -125,6 +135,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "python": _python,
     "solrl-rollout": _service,
     "solrl-train": _trainer,
+    "torchrun": _torchrun,
 }
 
 

@@ -10,7 +10,8 @@ import pytest
 from command_checks import check, parsed
 from fences import ROOT, blocks, commands
 
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family"))]
+EXTENDING = [f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family")]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/many-gpus.md", *EXTENDING]
 LINKED = [
     "README.md",
     "CONTRIBUTING.md",
@@ -40,6 +41,8 @@ def test_documented_commands_are_valid(
         ["solrl-rollout", "serve", "--models", "mini-sana"],
         ["solrl-rollout", "memory", "--model", "mini-sana", "--precision", "fp16"],
         ["python", "benchmarks/none.py"],
+        ["torchrun", "--nproc", "2", "-m", "solrl_trainer", "run", "--preset", "mini-sana/sol_rl/clip"],
+        ["torchrun", "--processes", "2", "-m", "solrl_trainer", "run"],
         ["frobnicate"],
     ],
     ids=" ".join,
