@@ -79,6 +79,12 @@ class Generator:
         if backbone.device.type == "cuda":
             backbone.compile(self.transformer)
 
+    def merge_through(
+        self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]
+    ) -> None:
+        """Merge adapters into weights that are read and written by these from now on; see `Merger.through`."""
+        self._merger.through(read, write)
+
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Merge an adapter (None: the base) in place; on an error the previous one stays merged."""
         self._merger.merge(adapter)

@@ -2,7 +2,7 @@
 
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -43,10 +43,16 @@ class Merger:
     """
 
     def __init__(self, clean: Mapping[str, nn.Linear], transformer: nn.Module) -> None:
-        self._clean = {name: module.weight.detach() for name, module in clean.items()}
-        self._modules = {name: transformer.get_submodule(name) for name in self._clean}
-        self._device = next(iter(self._clean.values())).device
+        weights = {name: module.weight.detach() for name, module in clean.items()}
+        self._modules = {name: transformer.get_submodule(name) for name in weights}
+        self._device = next(iter(weights.values())).device
+        self._read: Callable[[str], torch.Tensor] = weights.__getitem__
+        self._write: Callable[[nn.Module, torch.Tensor], None] = refresh_weight_
         self._finite: weakref.WeakSet[Adapter] = weakref.WeakSet()
+
+    def through(self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]) -> None:
+        """Read clean weights and write merged ones, float32, by these from now on; processes may share them."""
+        self._read, self._write = read, write
 
     def merge(self, adapter: Adapter | None) -> None:
         """Merge `adapter`; None restores the clean base.
@@ -62,7 +68,7 @@ class Merger:
 
         @torch.no_grad()
         def write(name: str) -> None:
-            refresh_weight_(self._modules[name], self._merged(name, there))
+            self._write(self._modules[name], self._merged(name, there))
 
         map_in_lanes(write, names, self._device)
 
@@ -80,5 +86,5 @@ class Merger:
             raise ValueError(f"merging the adapter would make {broken[0]} non-finite; nothing was changed")
 
     def _merged(self, name: str, adapter: Adapter | None) -> torch.Tensor:
-        weight = self._clean[name].float()
+        weight = self._read(name).float()
         return weight if adapter is None else weight + adapter.delta(name)

@@ -46,3 +46,48 @@ def with_a_slow_rank(argv: Sequence[str]) -> None:
 
     IterationSamples.gather = classmethod(slow)  # type: ignore[assignment,method-assign]
     solrl_train(argv)
+
+
+def held_bytes(overrides: Sequence[str], output: str) -> None:
+    """Bytes of the base's blocks that a rank holds after a training step and an image, and of all its tensors."""
+    import gc
+    import json
+    from pathlib import Path
+
+    import torch
+    from solrl_core.families import load_backbone
+    from solrl_trainer.models import Models
+    from solrl_trainer.policy import Policy
+    from solrl_trainer.presets import resolve
+    from solrl_trainer.ranks.joined import joined
+    from solrl_trainer.ranks.place import read_place
+    from torch.distributed.tensor import DTensor
+
+    def local(weight: torch.Tensor) -> torch.Tensor:
+        return weight.to_local() if isinstance(weight, DTensor) else weight
+
+    config = resolve("mini-sana/diffusionnft/clipscore", overrides=["lora.rank=2", *overrides[1:]]).config
+    with joined(read_place()) as ranks:
+        models = Models.build(load_backbone("mini-sana"), config, print, ranks.world("cpu", 0))
+        policy: Policy = models.policy
+        backbone = models.backbone
+        latents = torch.zeros(1, *backbone.latent_shape)
+        velocity = backbone.velocity(policy.transformer, latents, torch.ones(1), backbone.encode(["a circle"]))
+        torch.autograd.grad(velocity.sum(), policy.parameters)
+        models.generator.generate("a circle", [1], steps=1)
+        models.world.gather(torch.zeros(1))
+        gc.collect()
+        generating = list(models.generator.transformer.get_submodule(backbone.blocks[0]).children())
+        own = {id(weight) for weight in policy.parameters}
+        weights = [
+            local(weight)
+            for blocks in (policy.blocks, generating)
+            for block in blocks
+            for weight in block.parameters()
+            if id(weight) not in own
+        ]
+        held = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights}
+        every = [local(one.detach()) for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+        whole = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in every}
+        found = {"base": sum(held.values()), "process": sum(whole.values())}
+        Path(f"{output}-{os.environ['RANK']}").write_text(json.dumps(found))

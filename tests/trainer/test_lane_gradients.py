@@ -75,6 +75,17 @@ def test_any_number_of_ranks_gives_the_same_bits(size: int, count: int) -> None:
         assert torch.equal(total[1], second)
 
 
+@pytest.mark.parametrize(("size", "count", "most"), [(1, 5, 5), (2, 5, 3), (3, 9, 4), (10, 9, 2)])
+def test_the_largest_share_is_known(size: int, count: int, most: int) -> None:
+    """Of eight lanes, three ranks have three, three and two."""
+    shares = [
+        sum(LaneGradients(PARAMETERS, Threads(rank, size, threading.Barrier(1), {}), CPU).owns(n) for n in range(count))
+        for rank in range(size)
+    ]
+    gradients = LaneGradients(PARAMETERS, Threads(0, size, threading.Barrier(1), {}), CPU)
+    assert gradients.most(count) == max(shares) == most
+
+
 def test_the_order_of_the_sum_affects_the_bits() -> None:
     """Otherwise the test above could not fail."""
     gradients = [gradient(number)[0] for number in range(21)]

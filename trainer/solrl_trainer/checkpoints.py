@@ -29,7 +29,7 @@ CHECKSUMS = "checksums.json"
 # Settings that may change when a run resumes.
 _FREE = {
     *("iterations", "rollout_url", "patience", "served_as", "output", "device"),
-    *("checkpoint_every", "keep_checkpoints", "evaluate", "optimizer.checkpointing"),
+    *("checkpoint_every", "keep_checkpoints", "evaluate", "optimizer.checkpointing", "optimizer.shard_base"),
 }
 
 

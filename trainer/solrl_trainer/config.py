@@ -104,6 +104,9 @@ class Optimizer(Section):
     checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Transformer blocks whose activations the backward pass recomputes instead of storing them, which is slower: true
     for all, false for none, or a number. auto plans the fewest with which training fits in the GPU; none on a CPU."""
+    shard_base: bool | Literal["auto"] = "auto"
+    """Spread the frozen base over the ranks, which is slower; LoRA weights stay whole. auto does so if it does not fit
+    in each rank's GPU beside its training state."""
     reference: Literal["bf16", "fp8"] = "bf16"
     """Precision of the reference's velocities on a GPU. fp8 takes about half the time and a second copy of the weights;
     at the default weight of the pull to the reference it changes the gradient by about 1e-5."""

@@ -1,5 +1,6 @@
 """The gradient of an optimiser step: a sum over the micro-batches of all ranks."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -31,6 +32,10 @@ class LaneGradients:
     def owns(self, number: int) -> bool:
         """Whether this rank computes a micro-batch."""
         return number % self._lanes % self._world.size == self._world.rank
+
+    def most(self, count: int) -> int:
+        """The largest number of `count` micro-batches that one rank computes."""
+        return max(Counter(number % self._lanes % self._world.size for number in range(count)).values())
 
     def add(self, number: int, part: int, gradient: Sequence[torch.Tensor]) -> None:
         """Add the gradient of a part of a micro-batch, one tensor per parameter, which may later be modified."""

@@ -12,7 +12,9 @@ from solrl_proto.identifiers import Tier
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import Policy
+from solrl_trainer.sharding import freed_bytes, is_sharded, shard_base
 from solrl_trainer.training_memory import blocks_to_recompute
+from solrl_trainer.world import SoloWorld, World
 
 
 @dataclass
@@ -24,16 +26,20 @@ class Models:
         generator: BF16 generator for regenerated samples and evaluations.
         explorer: generator of local exploration; `generator` itself if that explores in BF16 or if a service explores.
         policy: current, behaviour and reference policies.
+        world: ranks that train together, in step if they share the base's weights.
     """
 
     backbone: Backbone
     generator: Generator
     explorer: Generator
     policy: Policy
+    world: World
     _behaviour: Adapter | None = field(default=None, init=False)
 
     @classmethod
-    def build(cls, backbone: Backbone, config: RunConfig, note: Callable[[str], None]) -> "Models":
+    def build(
+        cls, backbone: Backbone, config: RunConfig, note: Callable[[str], None], world: World | None = None
+    ) -> "Models":
         """Build generators and policies on a clean backbone, in the only order that works.
 
         A generator copies the clean transformer and keeps references to the weights under each adapter. The policy
@@ -43,11 +49,19 @@ class Models:
             backbone: the loaded model; its transformer gets the policy's adapters.
             config: the run's settings.
             note: shows a line of text to the user.
+            world: ranks that train together, over which the base may be spread; by default this process alone.
         """
+        world = world or SoloWorld()
         generator = Generator(backbone, "bf16")
         precision = explored_precision(config, fastest_tier(backbone.device))
         explorer = generator if precision == generator.precision else Generator(backbone, precision)
-        return cls(backbone, generator, explorer, build_policy(backbone, config, note))
+        if not is_sharded(config, backbone, world):
+            return cls(backbone, generator, explorer, build_policy(backbone, config, note), world)
+        freed = freed_bytes(backbone, generator, world.size)
+        note(f"the base is spread over {world.size} ranks; optimizer.shard_base overrides this")
+        policy = build_policy(backbone, config, note, freed)
+        others = [] if explorer is generator else [explorer]
+        return cls(backbone, generator, explorer, policy, shard_base(backbone, generator, others, policy, world))
 
     def merge_behaviour(self, adapter: bytes) -> None:
         """Merge a version of the behaviour policy; `adapter` is the file that a service gets, too."""
@@ -79,12 +93,19 @@ def explored_precision(config: RunConfig, fastest: Tier) -> Tier:
     return fastest if config.two_stage else "bf16"
 
 
-def build_policy(backbone: Backbone, config: RunConfig, note: Callable[[str], None]) -> Policy:
-    """Inject the run's adapters into the backbone's transformer, and plan which activations to keep."""
+def build_policy(backbone: Backbone, config: RunConfig, note: Callable[[str], None], freed: int = 0) -> Policy:
+    """Inject the run's adapters into the backbone's transformer, and plan which activations to keep.
+
+    Args:
+        backbone: the loaded model.
+        config: the run's settings.
+        note: shows a line of text to a person.
+        freed: bytes of the base that will leave the GPU.
+    """
     reference = None
     if config.optimizer.reference == "fp8" and backbone.device.type == "cuda":
         reference = Generator(backbone, "fp8").transformer
-    recomputed = blocks_to_recompute(config, backbone, note)
+    recomputed = blocks_to_recompute(config, backbone, note, freed)
     policy = Policy(backbone, config.lora, config.seed, reference=reference)
     policy.recompute(recomputed)
     return policy

@@ -33,6 +33,7 @@ class Policy:
     Attributes:
         transformer: the trained transformer.
         base: transformer that computes the reference's velocities; by default the trained one.
+        layers: its adapted layers, by name.
         blocks: blocks of the trained transformer, in execution order.
         parameters: the current policy's LoRA weights, float32, in the order of their names.
     """
@@ -46,7 +47,7 @@ class Policy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             layers = inject(self.transformer, backbone.lora_targets, lora.rank, lora.alpha)
-        self._layers = list(layers.values())
+        self.layers = layers
         self._weights: dict[str, dict[str, torch.nn.Parameter]] = {CURRENT: {}, OLD: {}}
         for module, layer in layers.items():
             for name, pair in ((CURRENT, layer.current), (OLD, layer.old)):
@@ -62,7 +63,7 @@ class Policy:
         recompute_first(self.blocks, blocks)
 
     def _activate(self, name: Literal["current", "old"] | None) -> None:
-        for layer in self._layers:
+        for layer in self.layers.values():
             layer.active = None if name is None else getattr(layer, name)
         for block in self.blocks:
             block.discarding = self._on_gpu and name == OLD

@@ -34,6 +34,7 @@ from solrl_trainer.rollouts.regenerate import Regenerator, Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.rollouts.service import ServiceExplorer
 from solrl_trainer.rollouts.source import RolloutSource, exploration_plan, rollout_source
+from solrl_trainer.sharding import InStepWorld
 from solrl_trainer.update import Updater
 from solrl_trainer.world import World, pick_device, share, wait_for_first
 
@@ -172,8 +173,8 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
                 numerics={tier.precision: tier.numerics for tier in served.precisions},
                 restore=supply.restore if supply else None,
             )
-        models = Models.build(backbone, config, note)
-        yield connect(config, world, note, models, rewards, source, supply, train, test)
+        models = Models.build(backbone, config, note, world)
+        yield connect(config, models.world, note, models, rewards, source, supply, train, test)
 
 
 def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutClient | None]:
@@ -268,6 +269,7 @@ def connect(
             guidance=config.guidance,
             seed=config.seed,
             world=world,
+            in_step=isinstance(world, InStepWorld),
         ),
         train_prompts=train,
         test_prompts=test[: config.evaluate.prompts],

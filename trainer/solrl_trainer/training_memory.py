@@ -102,13 +102,14 @@ def plan_training(
     return TrainingPlan(kept, inputs, _STATE * sum(weight.numel() for layer in layers for weight in layer.current))
 
 
-def blocks_to_recompute(config: RunConfig, backbone: Backbone, note: Callable[[str], None]) -> int:
+def blocks_to_recompute(config: RunConfig, backbone: Backbone, note: Callable[[str], None], freed: int = 0) -> int:
     """Number of blocks that recompute their activations: the run's setting, or for `auto` the memory plan's.
 
     Args:
         config: the run's settings.
         backbone: the loaded model, without a policy.
         note: receives a line about the plan.
+        freed: bytes of the base that will leave the GPU.
     """
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
     wanted = wanted_blocks(config, blocks)
@@ -116,9 +117,9 @@ def blocks_to_recompute(config: RunConfig, backbone: Backbone, note: Callable[[s
         return wanted
     if backbone.device.type != "cuda":
         return 0
-    batch, row = config.optimizer.batch, backbone.encode(["a"], config.guidance)
-    plan = plan_training(backbone, config.lora, batch, row, config.guidance)
-    limit = free_bytes(backbone.device) - sum(iteration_bytes(config, backbone, row).values())
+    batch = config.optimizer.batch
+    plan, limit = run_plan(config, backbone)
+    limit += freed
     recomputed = plan.recomputed(limit)
     note(
         f"training in micro-batches of {batch} needs about {gib(plan.total(recomputed))} of {gib(limit)} GiB: "
@@ -149,6 +150,13 @@ def iteration_bytes(config: RunConfig, backbone: Backbone, row: Conditioning) ->
     samples = 2 * latents * (1 + (steps + 1) * recorded) * explore.prompts * explore.keep
     prompts = explore.prompts * sum(tensor.nbytes for tensor in row.values())
     return {"samples": samples, "prompts": prompts, "cached prompts": PROMPT_CACHE_BYTES}
+
+
+def run_plan(config: RunConfig, backbone: Backbone) -> tuple[TrainingPlan, int]:
+    """The plan of a run's training, and the bytes that it may take; `backbone` has no policy yet."""
+    row = backbone.encode(["a"], config.guidance)
+    plan = plan_training(backbone, config.lora, config.optimizer.batch, row, config.guidance)
+    return plan, free_bytes(backbone.device) - sum(iteration_bytes(config, backbone, row).values())
 
 
 def gib(size: int) -> str:

@@ -64,6 +64,7 @@ class Updater:
         guidance: guidance of the velocities.
         seed: seed of the run.
         world: the ranks that share the work.
+        in_step: every rank computes as many micro-batches as any, because they share the base's weights.
     """
 
     backbone: Backbone
@@ -75,6 +76,7 @@ class Updater:
     guidance: float
     seed: int
     world: World = field(default_factory=SoloWorld)
+    in_step: bool = False
 
     @cached_property
     def _data(self) -> TrainingData[Any]:
@@ -127,16 +129,23 @@ class Updater:
         batch = max(1, self.settings.batch // units.shape[1])
         gradients = LaneGradients(self.policy.parameters, self.world, self.backbone.device)
         computed = []
-        for number, start in enumerate(range(0, len(units), batch)):
+        starts = range(0, len(units), batch)
+        for number, start in enumerate(starts):
             part = slice(start, start + batch)
             shape = samples.latents.shape[1:]
             noise = self._data.draw(len(units[part]), shape, generator)
+            if number == 0:
+                first_noise = noise
             if not gradients.owns(number):
                 continue
             with sdpa_kernel(_DIFFERENTIABLE):
                 add = partial(gradients.add, number)
                 parts = self._micro_batch(samples, units[part], steps[part], sigmas, noise, len(units), add)
             computed.append((number, parts))
+        for _ in range(gradients.most(len(starts)) - len(computed) if self.in_step else 0):
+            with sdpa_kernel(_DIFFERENTIABLE):  # for the other ranks, which need this one's part of the base
+                part = slice(batch)
+                self._micro_batch(samples, units[part], steps[part], sigmas, first_noise, len(units), _discard)
         # Read only at the end: earlier, each number would wait for the GPU, and then the GPU for more work.
         own = [
             (number, sum(float(loss) for loss, _ in parts), _summed(_read(figures) for _, figures in parts))
@@ -215,6 +224,10 @@ def training_pairs(
     index = torch.arange(units)[:, None].expand(-1, trained).flatten()
     shuffle = torch.randperm(len(index), generator=generator)
     return index[shuffle], order.flatten()[shuffle]
+
+
+def _discard(part: int, gradient: Sequence[torch.Tensor]) -> None:
+    """Drop a gradient."""
 
 
 def _read(figures: Mapping[str, float | torch.Tensor]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fault_trials.processes import RankPrograms
-from rank_programs import solrl_train, with_a_slow_rank, with_weights_apart
+from rank_programs import held_bytes, solrl_train, with_a_slow_rank, with_weights_apart
 from safetensors.torch import load_file
 from solrl_trainer.metrics import read_metrics
 from support.ports import free_port
@@ -91,6 +91,29 @@ def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
     assert iterations(folders[1])[0]["precision"] == "nvfp4"
     results = [json.loads((folder / "result.json").read_text()) for folder in folders.values()]
     assert results[0]["spearman"] == results[1]["spearman"]
+
+
+def test_a_base_that_is_spread_over_the_ranks_gives_the_same_weights(alone: Path, tmp_path: Path) -> None:
+    """Three ranks have unequal numbers of prompts and micro-batches, so each waits in passes of the others."""
+    words = [*arguments(tmp_path), "--set", "optimizer.shard_base=true", "--set", "optimizer.checkpointing=1"]
+    assert run(3, words, tmp_path / "log") == [0, 0, 0], (tmp_path / "log").read_text()
+    assert "the base is spread over 3 ranks" in (tmp_path / "log").read_text()
+    expected, found = state(alone), state(tmp_path)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert iterations(tmp_path) == iterations(alone)
+
+
+def test_each_rank_holds_its_part_of_the_base(tmp_path: Path) -> None:
+    held = {}
+    for setting in ("true", "false"):
+        words = ["--set", f"optimizer.shard_base={setting}"]
+        codes = RankPrograms(2, held_bytes, (words, str(tmp_path / setting)), tmp_path / "log").wait(120)
+        assert codes == [0, 0], (tmp_path / "log").read_text()
+        held[setting] = [json.loads((tmp_path / f"{setting}-{rank}").read_text()) for rank in range(2)]
+    for spread, whole in zip(held["true"], held["false"], strict=True):
+        # Half of the policy's weights and half of the generator's, which share some of the whole ones.
+        assert spread["base"] < 0.66 * whole["base"]
+        assert whole["process"] - spread["process"] > 0.3 * whole["base"]
 
 
 def test_only_rank_0_prints(together: Path) -> None:
