@@ -36,6 +36,9 @@ class Silent:
     def phase(self, iteration: int, name: str) -> None:
         self.told.append(name)
 
+    def progress(self, done: float, total: float) -> None:
+        pass
+
     def finished(self, record: IterationRecord) -> None:
         self.told.append("finished")
 

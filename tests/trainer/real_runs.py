@@ -57,11 +57,15 @@ class Watcher:
 
     restarts: Service | None = None
     phases: list[tuple[int, str]] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)
     records: list[IterationRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def phase(self, iteration: int, name: str) -> None:
         self.phases.append((iteration, name))
+
+    def progress(self, done: float, total: float) -> None:
+        self.measured.append(done / total)
 
     def finished(self, record: IterationRecord) -> None:
         self.records.append(record)

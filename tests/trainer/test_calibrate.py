@@ -12,7 +12,7 @@ from solrl_core.fitting import SCHEDULES, identity_solver
 from solrl_core.generator import Generator
 from solrl_proto.rollouts import Plan, Prune
 from solrl_trainer import calibrate as module
-from solrl_trainer.calibrate import calibrate, fit_solvers, plans
+from solrl_trainer.calibrate import calibrate, fit_solvers, plans, solver_steps
 from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.report.frontier import frontier
 from solrl_trainer.rollouts.agreement import check_bindings
@@ -37,6 +37,11 @@ def test_every_precision_is_tried_with_all_step_counts_with_and_without_pruning(
     assert not any(plan.prune for plan in plans(few, ("bf16",), [solver]))
 
 
+def test_pruned_candidates_take_no_more_steps() -> None:
+    assert solver_steps(Plan(steps=6), 96) == 6 * 96
+    assert solver_steps(Plan(steps=6, prune=Prune(after=2, keep=48)), 96) == 2 * 96 + 4 * 48
+
+
 def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts() -> None:
     config = resolve(PRESET, overrides=SMALL).config
     generator = Generator(load_backbone("mini-sana"), "bf16")
@@ -54,7 +59,13 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(module, "FITTED_PROMPTS", 4)
     notes: list[str] = []
     config = resolve(PRESET, overrides=SMALL).config
-    summary = calibrate(config, tmp_path, notes.append, prompts=1, wanted=0.3)
+    shown: list[tuple[float, float]] = []
+    told = {"progress": lambda done, total: shown.append((done, total))}
+    summary = calibrate(config, tmp_path, notes.append, prompts=1, wanted=0.3, **told)
+    # The beginning, the true scores, the fit, and each plan once to warm up and once for its prompt.
+    assert len(shown) == 3 + 2 * len(summary["plans"])
+    assert shown == sorted(shown)
+    assert (shown[0][0], shown[-1][0]) == (0, shown[-1][1])
     by_name = {row["name"]: row for row in summary["plans"]}
     assert len(by_name) == 10
     assert sum("fitted" in name for name in by_name) == 4

@@ -31,7 +31,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_reproduces_the_runs_figures(finished: Path) -> None:
     notes: list[str] = []
-    summary = evaluate_run(finished, notes.append)
+    shown: list[tuple[float, float]] = []
+    summary = evaluate_run(finished, notes.append, progress=lambda done, total: shown.append((done, total)))
+    # 6 images each of the base and of the run, in one batch.
+    assert shown == [(0, 2), (1, 2), (1, 2), (2, 2)]
     assert summary["rewards"] == json.loads((finished / "result.json").read_text())["rewards"]
     assert (summary["version"], summary["prompts"], summary["seeds"]) == (1, 3, 2)
     assert [note.split()[0] for note in notes] == ["loading", "base:", "version"]

@@ -37,6 +37,9 @@ class Notes:
     def phase(self, iteration: int, name: str) -> None:
         pass
 
+    def progress(self, done: float, total: float) -> None:
+        pass
+
     def finished(self, record: IterationRecord) -> None:
         pass
 

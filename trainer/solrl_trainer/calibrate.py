@@ -13,7 +13,7 @@ import yaml
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import Fidelity, rank_fidelity, separations
 from solrl_core.fingerprint import model_digest, part_digests
-from solrl_core.fitting import SCHEDULES, fit, make_examples
+from solrl_core.fitting import SCHEDULES, fit, identity_solver, make_examples
 from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.rewards import RewardSet
@@ -32,6 +32,7 @@ from solrl_trainer.report.frontier import write_frontier
 from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.scoring import Scorer
+from solrl_trainer.time_left import OnProgress, Work
 from solrl_trainer.world import gather_rows, gather_values, pick_device, share
 
 STEPS = (2, 3, 4, 6, 8)
@@ -107,6 +108,7 @@ def calibrate(
     prompts: int,
     wanted: float,
     ranks: Ranks = ALONE,
+    progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Measure every plan on this machine; writes calibration.json, frontier.png and plan.yaml to `folder`.
 
@@ -117,6 +119,7 @@ def calibrate(
         prompts: number of training prompts to measure on. Held-out prompts are reserved for evaluation.
         wanted: required separation. The cheapest plan whose whole interval reaches it is chosen.
         ranks: processes that share the prompts; the first writes.
+        progress: called with the solver steps of candidates that this rank has taken, and will take.
 
     Returns:
         Content of calibration.json; `chosen` is null if no plan reaches the separation.
@@ -138,12 +141,19 @@ def calibrate(
         prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in measured_on
     }
 
-    def scores(generator: Generator, plan: Plan, prompt: PromptItem) -> torch.Tensor:
-        return PlannedCandidates(generator, plan, scorer).scores(prompt, seeds[prompt.id])
-
     truth = Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance)
-    true_generator = Generator(backbone, "bf16")
+    tiers = explored_tiers(explore.precision, backbone.device)
+    expected = plans(config, tiers, [identity_solver(sigmas) for sigmas in SCHEDULES])
     own = share(measured_on, world)
+    measuring = sum((1 + len(own)) * solver_steps(plan, explore.candidates) for plan in expected)
+    work = Work(len(own) * solver_steps(truth, explore.candidates) + _fitting_steps(config) + measuring, progress)
+
+    def scores(generator: Generator, plan: Plan, prompt: PromptItem) -> torch.Tensor:
+        found = PlannedCandidates(generator, plan, scorer).scores(prompt, seeds[prompt.id])
+        work.finish(solver_steps(plan, explore.candidates))
+        return found
+
+    true_generator = Generator(backbone, "bf16")
 
     def scores_of_all(generator: Generator, plan: Plan) -> tuple[torch.Tensor, float]:
         """Scores [prompts, N] of all ranks' prompts, and seconds for one prompt."""
@@ -153,9 +163,9 @@ def calibrate(
         return gather_rows(torch.stack(groups) if groups else torch.empty(0, explore.candidates), world), seconds
 
     true, _ = scores_of_all(true_generator, truth)
-    tiers = explored_tiers(explore.precision, backbone.device)
     note(f"fitting {len(SCHEDULES)} solvers of few steps")
     fitted = _on_all(fit_solvers(config, true_generator, SCHEDULES) if ranks.first else [], ranks)
+    work.finish(_fitting_steps(config))
     measured = []
     for tier, group in itertools.groupby(plans(config, tiers, fitted), key=lambda plan: plan.precision):
         generator = true_generator if tier == "bf16" else Generator(backbone, tier)
@@ -195,6 +205,18 @@ def _prompts(config: RunConfig, count: int) -> list[PromptItem]:
             f"{FITTED_PROMPTS} to fit solvers on and {count} others to measure on (--prompts)"
         )
     return train[FITTED_PROMPTS : FITTED_PROMPTS + count]
+
+
+def solver_steps(plan: Plan, candidates: int) -> int:
+    """Solver steps that a group of candidates takes under a plan."""
+    if plan.prune is None:
+        return candidates * plan.steps
+    return candidates * plan.prune.after + plan.prune.keep * (plan.steps - plan.prune.after)
+
+
+def _fitting_steps(config: RunConfig) -> int:
+    """Solver steps of the examples, and of the solvers that are fitted to them."""
+    return FITTED_PROMPTS * FITTED_SEEDS * (config.regenerate.steps + sum(map(len, SCHEDULES)))
 
 
 def name(plan: Plan) -> str:

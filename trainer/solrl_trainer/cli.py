@@ -422,9 +422,18 @@ def _calibrate(command: Calibrate, place: Place) -> None:
         if ranks.first:
             held.enter_context(locked(command.output))
         from solrl_trainer.calibrate import calibrate
+        from solrl_trainer.time_left import Countdown
 
-        note = _note if ranks.first else _silent
-        summary = calibrate(config, command.output, note, prompts=command.prompts, wanted=command.wanted, ranks=ranks)
+        with Countdown("calibrating", quiet=not ranks.first) as shown:
+            summary = calibrate(
+                config,
+                command.output,
+                shown.note,
+                prompts=command.prompts,
+                wanted=command.wanted,
+                ranks=ranks,
+                progress=shown,
+            )
     if not place.first:
         return
     print(f"frontier: {command.output / 'frontier.png'}")
@@ -473,24 +482,23 @@ def _evaluate(command: Evaluate, place: Place) -> None:
 
         from solrl_trainer.evaluate import evaluate_run
         from solrl_trainer.progress import evaluation_table
+        from solrl_trainer.time_left import Countdown
 
-        summary = evaluate_run(
-            command.folder,
-            _note if ranks.first else _silent,
-            rewards=command.rewards,
-            overrides=command.set,
-            checkpoint=command.checkpoint,
-            ranks=ranks,
-            **counts,
-        )
+        with Countdown("evaluating", quiet=not ranks.first) as shown:
+            summary = evaluate_run(
+                command.folder,
+                shown.note,
+                progress=shown,
+                rewards=command.rewards,
+                overrides=command.set,
+                checkpoint=command.checkpoint,
+                ranks=ranks,
+                **counts,
+            )
     if place.first:
         console = Console()
         console.print(evaluation_table(summary))
         console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}", soft_wrap=True)
-
-
-def _silent(text: str) -> None:
-    """Say nothing, as ranks other than the first."""
 
 
 if __name__ == "__main__":

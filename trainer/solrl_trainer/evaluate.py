@@ -23,6 +23,7 @@ from solrl_trainer.ranks.joined import ALONE, Ranks
 from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
+from solrl_trainer.time_left import OnProgress
 from solrl_trainer.world import pick_device
 
 CHANGEABLE = ("reward_options", "device")
@@ -33,6 +34,7 @@ def evaluate_run(
     folder: Path,
     note: Callable[[str], None],
     *,
+    progress: OnProgress = lambda done, total: None,
     rewards: Sequence[str] = (),
     overrides: Sequence[str] = (),
     prompts: int | None = None,
@@ -46,6 +48,7 @@ def evaluate_run(
     Args:
         folder: folder of the run.
         note: called with each progress message.
+        progress: called with the share that is done of both evaluations.
         rewards: names of rewards; by default those of the run.
         overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.
         prompts, seeds, steps: override the run's settings; seeds is the number of images per prompt.
@@ -85,7 +88,7 @@ def evaluate_run(
     judges = RewardSet.load(names, backbone, options)
     generator = Generator(backbone, "bf16")
 
-    def look(name: str) -> Evaluation:
+    def look(name: str, earlier: int) -> Evaluation:
         result = evaluate_together(
             generator,
             judges,
@@ -95,13 +98,14 @@ def evaluate_run(
             steps=steps or settings.steps,
             solver=config.solver,
             guidance=config.guidance,
+            progress=lambda done, total: progress(earlier + done / total, 2),
         )
         note(f"{name}: " + ", ".join(f"{reward} {result.mean(reward):.4f}" for reward in result.scores))
         return result
 
-    before = look("base")
+    before = look("base", 0)
     generator.set_adapter(found.averaged)
-    after = look(f"version {found.version}")
+    after = look(f"version {found.version}", 1)
     summary = {
         "model": config.model,
         "preset": config.preset,

@@ -13,6 +13,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.report.figures import TRAINED_SUM
+from solrl_trainer.time_left import OnProgress
 from solrl_trainer.world import World, gather_rows, share
 
 SEED_ROOT = 0
@@ -47,8 +48,12 @@ def evaluate(
     steps: int,
     solver: str = "euler",
     guidance: float = 1.0,
+    progress: OnProgress = lambda done, total: None,
 ) -> Evaluation:
-    """Generate `seeds` images per prompt, always from the same seeds, and score them with every loaded reward."""
+    """Generate `seeds` images per prompt, always from the same seeds, and score them with every loaded reward.
+
+    `progress` is called with the numbers of images made and wanted.
+    """
     if not prompts:
         height, width = generator.backbone.height, generator.backbone.width
         none = {name: torch.empty(0, seeds) for name in rewards.names}
@@ -56,6 +61,7 @@ def evaluate(
     pairs = [(prompt, seed) for prompt in prompts for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
     scores: dict[str, list[torch.Tensor]] = {name: [] for name in rewards.names}
     images = []
+    progress(0, len(pairs))
     for start in range(0, len(pairs), CHUNK_SIZE):
         chunk = pairs[start : start + CHUNK_SIZE]
         texts = [prompt.text for prompt, _ in chunk]
@@ -64,6 +70,7 @@ def evaluate(
         for name, values in scored.items():
             scores[name].append(values)
         images.append(made.images.cpu())
+        progress(start + len(chunk), len(pairs))
     return Evaluation(
         scores={name: torch.cat(parts).view(len(prompts), seeds) for name, parts in scores.items()},
         images=torch.cat(images)[::seeds],
@@ -80,10 +87,21 @@ def evaluate_together(
     steps: int,
     solver: str = "euler",
     guidance: float = 1.0,
+    progress: OnProgress = lambda done, total: None,
 ) -> Evaluation:
-    """Evaluate on all ranks: each generates its share of the prompts, and all get the whole result."""
+    """Evaluate on all ranks: each generates its share of the prompts, and all get the whole result.
+
+    `progress` is called with the numbers of this rank.
+    """
     own = evaluate(
-        generator, rewards, share(prompts, world), seeds=seeds, steps=steps, solver=solver, guidance=guidance
+        generator,
+        rewards,
+        share(prompts, world),
+        seeds=seeds,
+        steps=steps,
+        solver=solver,
+        guidance=guidance,
+        progress=progress,
     )
     scores = {name: gather_rows(values, world) for name, values in own.scores.items()}
     return Evaluation(scores, gather_rows(own.images, world))

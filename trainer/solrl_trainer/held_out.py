@@ -31,6 +31,7 @@ def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
             steps=settings.steps,
             solver=config.solver,
             guidance=config.guidance,
+            progress=log.progress,
         )
         log.evaluation(version, {name: found.mean(name) for name in found.scores})
     return found

@@ -32,6 +32,7 @@ from solrl_trainer.report.figures import (
     role_text,
     trained_text,
 )
+from solrl_trainer.time_left import TimeLeft
 
 _TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
 """Column → width. Exploration at a service is concurrent; "wait" is the part that the trainer waited for."""
@@ -40,12 +41,16 @@ _HEADER = f"{'iteration':>9}" + "".join(
 )
 _HEADER_EVERY = 20
 _WORDS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how well the proxy ranks"}
+_LIVE_WORDS = {"evaluate": "evaluating", "fidelity": "ranking"}
+"""Shorter, because the live line has no more room than the terminal."""
 
 
 class _Remaining(ProgressColumn):
-    """Countdown to the end, by the mean time of an iteration."""
+    """Progress within a phase; otherwise a countdown to the end of the run, by the mean time of an iteration."""
 
     def render(self, task: Task) -> Text:
+        if task.fields["within"]:
+            return Text(task.fields["within"], style="progress.remaining")
         ends = task.fields["ends"]
         left = "estimating" if ends is None else duration_text(max(0, round(ends - time.monotonic())))
         return Text(f"{left} left" if ends is not None else left, style="progress.remaining")
@@ -66,11 +71,12 @@ class RichReporter:
         self._progress: Progress | None = None
         self._printed = 0
         self._began: tuple[int, float] | None = None
+        self._phase, self._phase_left = "", TimeLeft()
         if self._console.is_terminal:
             self._progress = Progress(
                 SpinnerColumn(),
                 TextColumn("iteration {task.fields[current]} of {task.total:.0f}"),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=10),
                 TextColumn("[bold]{task.fields[phase]}"),
                 TimeElapsedColumn(),
                 _Remaining(),
@@ -78,7 +84,7 @@ class RichReporter:
                 transient=True,
             )
             self._task = self._progress.add_task(
-                "run", total=iterations, completed=start, current=start, phase="starting", ends=None
+                "run", total=iterations, completed=start, current=start, phase="starting", ends=None, within=""
             )
 
     def __enter__(self) -> "RichReporter":
@@ -94,16 +100,26 @@ class RichReporter:
 
     def phase(self, iteration: int, name: str) -> None:
         """A phase of an iteration begins."""
+        self._phase, self._phase_left = name, TimeLeft()
         if name == "explore" and self._began is None:
             self._began = (iteration, time.monotonic())
         if self._progress is not None:
             in_iteration = name in _TIMES
             current = min(iteration + 1, self._iterations) if in_iteration else iteration
+            shown = _LIVE_WORDS.get(name, name)
             self._progress.update(
-                self._task, completed=iteration, current=current, phase=_WORDS.get(name, name), refresh=True
+                self._task, completed=iteration, current=current, phase=shown, within="", refresh=True
             )
         elif name in _WORDS:
             self._print(f"{_WORDS[name]} (version {iteration})")
+
+    def progress(self, done: float, total: float) -> None:
+        """So much of the phase is done."""
+        left = self._phase_left
+        if self._progress is not None:
+            self._progress.update(self._task, within=left.text(done, total, brief=True), refresh=True)
+        elif left.line_is_due():
+            self._print(f"{_WORDS.get(self._phase, self._phase)}: {left.text(done, total)}")
 
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""

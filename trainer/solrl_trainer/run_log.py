@@ -23,6 +23,9 @@ class Reporter(Protocol):
     def phase(self, iteration: int, name: str) -> None:
         """A phase of an iteration begins."""
 
+    def progress(self, done: float, total: float) -> None:
+        """So much of the phase is done, in any unit."""
+
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""
 
@@ -109,6 +112,11 @@ class RunLog:
         self._show(version, name)
         with _timed(self._run, "evaluate"):
             yield
+
+    def progress(self, done: float, total: float) -> None:
+        """Show how much of a measurement is done."""
+        if self._reporter is not None:
+            self._reporter.progress(done, total)
 
     def evaluation(self, version: int, means: Mapping[str, float]) -> None:
         """Mean rewards of a version on held-out prompts; a resumed run measures its first version again."""

@@ -36,8 +36,10 @@ def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch
 
 def test_a_run_goes_through_its_phases(whole: Run) -> None:
     each = ("explore", "regenerate", "train", "push")
-    # A group is regenerated as soon as it arrives.
-    gathering = ["explore", "regenerate"] * 2 + ["explore"]
+    # A group is regenerated as soon as it arrives; the last scores are awaited when no group is left.
+    gathering = [*["explore", "regenerate"] * 2, "explore", "regenerate"]
+    # The evaluations before and after show their progress.
+    assert whole.watcher.measured.count(0) == whole.watcher.measured.count(1) == 2
     iterations = [(i, name) for i, name in whole.watcher.phases if name in each]
     assert iterations == [(i, name) for i in (0, 1) for name in [*gathering, "train", "push"]]
     assert [record.iteration for record in whole.watcher.records] == [0, 1]

@@ -1,0 +1,107 @@
+"""Progress of work whose amount is known: the share that is done, and when it will end."""
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from solrl_trainer.report.figures import duration_text
+from solrl_trainer.text import printable
+
+OnProgress = Callable[[float, float], None]
+"""Called with (done, total), in any unit whose cost is about constant."""
+
+LINE_EVERY = 30.0
+"""Least seconds between two plain lines about the same work."""
+
+
+class TimeLeft:
+    """Estimate of the end of some work, by its mean pace since this was made."""
+
+    def __init__(self) -> None:
+        self._began = self._line = time.monotonic()
+
+    def text(self, done: float, total: float, *, brief: bool = False) -> str:
+        """Such as "25 %, ends at 14:05:30, 1 min 30 s left"; the seconds left are dropped where it must be brief.
+
+        Nothing is estimated before something is done.
+        """
+        share = f"{done / total:.0%}".replace("%", " %")
+        if not done:
+            return share
+        left = (time.monotonic() - self._began) * (total - done) / done
+        ends = datetime.now() + timedelta(seconds=left)
+        text = f"{share}, ends at {ends:%H:%M:%S}"
+        return text if brief else f"{text}, {duration_text(round(left))} left"
+
+    def line_is_due(self) -> bool:
+        """Whether the last plain line, or the beginning, is `LINE_EVERY` seconds ago; a line that is due counts."""
+        due = time.monotonic() - self._line >= LINE_EVERY
+        if due:
+            self._line = time.monotonic()
+        return due
+
+
+class Work:
+    """Work that is finished in parts, and told to `progress`."""
+
+    def __init__(self, total: float, progress: OnProgress) -> None:
+        self._done, self._total = 0.0, total
+        self._progress = progress
+        progress(0, total)
+
+    def finish(self, part: float) -> None:
+        """A part is done."""
+        self._done += part
+        self._progress(self._done, self._total)
+
+
+class Countdown:
+    """Progress of a command on stderr: a live line in a terminal, plain lines elsewhere. It is an `OnProgress`.
+
+    Args:
+        work: name of the work.
+        file: output instead of stderr.
+        quiet: show nothing, as on ranks other than the first.
+    """
+
+    def __init__(self, work: str, file: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._work = work
+        self._console = Console(file=file or sys.stderr, highlight=False, quiet=quiet)
+        self._left: TimeLeft | None = None
+        self._progress: Progress | None = None
+        if self._console.is_terminal:
+            columns = (SpinnerColumn(), TextColumn(work), BarColumn(bar_width=16), TimeElapsedColumn())
+            self._progress = Progress(
+                *columns, TextColumn("{task.fields[left]}"), console=self._console, transient=True
+            )
+            self._task = self._progress.add_task(work, total=None, left="")
+
+    def __enter__(self) -> "Countdown":
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __call__(self, done: float, total: float) -> None:
+        """Show how much is done. The first call, with nothing done, begins the estimate."""
+        self._left = self._left or TimeLeft()
+        text = self._left.text(done, total)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, total=total, left=text, refresh=True)
+        elif self._left.line_is_due():
+            self.note(f"{self._work}: {text}")
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        self._console.print(printable(text), markup=False, soft_wrap=True)
