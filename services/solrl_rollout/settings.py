@@ -124,8 +124,8 @@ class Settings(BaseSettings):
     With a token file, one tenant may use half of it, or one body of the largest size."""
 
     max_queued_adapter_bytes: Annotated[int, Field(ge=1)] = 4096 * MIB
-    """Bytes of the adapters that accepted requests hold in memory until they are served, each adapter once; further
-    requests are answered 503. With a token file one tenant may hold half of it, or one adapter of the largest size."""
+    """Maximum bytes of the adapters of accepted requests in memory, each counted once; further ones are answered 503.
+    With a token file, one tenant may use half of it, or one adapter of the largest size."""
 
     retain: Annotated[int, Field(ge=1)] = DEFAULT_RETAIN
     """Number of adapter versions kept per run."""

@@ -41,7 +41,6 @@ class FakeBackend:
         self.capabilities = Capabilities(
             tuple(PrecisionInfo(precision=t, numerics=n, how="", quantized_share=0) for t, n in tiers),  # type: ignore[arg-type]
             prunes=True,
-            cancels=True,
             overlaps=False,
         )
         self.identity = Identity("fake", 4, 4, SHAPE, {}, {"linear": (4, 4)}, {}, "nowhere")

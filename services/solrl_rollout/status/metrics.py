@@ -68,7 +68,10 @@ class Metrics:
         self._bytes = counter("adapter_bytes", "Bytes of the adapter versions stored.", "tenant")
         self._faults = counter("reward_errors", "Chunks on which a reward failed.", "reward")
         self._memory = counter(
-            "out_of_memory", "Times a batch limit was halved after running out of memory.", "model", "part"
+            "out_of_memory",
+            "Batches that ran out of memory; each is tried again, alone or in halves, or fails.",
+            "model",
+            "part",
         )
         self._requests = counter("http_requests", "Requests answered.", "route", "method", "status")
         self._latency = histogram(

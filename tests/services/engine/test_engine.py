@@ -1,7 +1,11 @@
 """The engine thread: turns, cancellation, capacity, and its end, which every route reports."""
 
+import ast
+import inspect
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import CancelledError
+from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -13,7 +17,7 @@ from faulty_rewards import fatal
 from service_helpers import problem, rollout_request
 from solrl_core.noise import initial_noise
 from solrl_proto.problems import ProblemError
-from solrl_rollout.engine.backends.base import GenerationRequest
+from solrl_rollout.engine.backends.base import Capabilities, GenerationRequest
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import Settings
@@ -216,6 +220,13 @@ async def test_every_route_reports_a_dead_engine_thread(app: FastAPI) -> None:
             await client.get("/health/ready"),
         ):
             assert (response.status_code, problem(response)["kind"]) == (503, "engine-dead")
+
+
+def test_the_service_reads_every_capability() -> None:
+    folder = Path(inspect.getfile(Engine)).parents[1]
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
+    read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {field.name for field in fields(Capabilities)} <= read
 
 
 @pytest.mark.anyio

@@ -47,6 +47,11 @@ def metrics() -> Metrics:
     return made
 
 
+def test_a_batch_out_of_memory_is_counted_whatever_follows(metrics: Metrics) -> None:
+    (told,) = re.findall(r"# HELP solrl_out_of_memory_total (.*)", metrics.exposition().decode())
+    assert told == "Batches that ran out of memory; each is tried again, alone or in halves, or fails."
+
+
 def test_recorded_numbers_become_metrics(metrics: Metrics) -> None:
     samples = read(metrics.exposition().decode())
     tier = {"model": "mini", "precision": "nvfp4"}

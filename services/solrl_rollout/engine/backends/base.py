@@ -61,14 +61,11 @@ class Capabilities:
     Attributes:
         precisions: supported precisions, native or emulated, in order of preference.
         prunes: it can stop after some steps and continue from a trajectory.
-        cancels: it calls `between` before each step. Otherwise a cancelled chunk runs to its end, and health calls
-            wait for it.
         overlaps: it leaves this process's CPU free, so one chunk can be scored while the next is generated.
     """
 
     precisions: tuple[PrecisionInfo, ...]
     prunes: bool
-    cancels: bool
     overlaps: bool
 
     @property
@@ -143,7 +140,8 @@ class Backend(Protocol):
 
         Args:
             request: the candidates.
-            between: called before each step, in this thread; if it raises, stop and raise the same.
+            between: call it before each step, in this thread; if it raises, stop and raise the same. It cancels chunks
+                and answers health calls, which otherwise wait for the end.
 
         Raises:
             torch.OutOfMemoryError: the batch does not fit into memory; a smaller one may.

@@ -68,7 +68,6 @@ class LocalBackend:
                 for tier in supported_tiers(backbone.device)
             ),
             prunes=True,
-            cancels=True,
             overlaps=backbone.device.type == "cuda",
         )
 
