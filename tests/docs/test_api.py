@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import torch
 from fences import ROOT, blocks
+from lora_helpers import random_adapter
+from solrl_core.adapter import encode_for_diffusers
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise
@@ -85,6 +89,23 @@ def test_every_command_returns_the_answer_shown(service: httpx.Client, tmp_path:
             answer, [json.loads(line) for line in text.splitlines()] if isinstance(answer, list) else json.loads(text)
         )
     assert (tmp_path / "weights.safetensors").read_bytes() == (tmp_path / "adapter.safetensors").read_bytes()
+
+
+def test_the_lora_of_a_run_is_loaded_as_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = [block for block in blocks(PAGE, "python") if block.title == "lora.py"]
+    assert (ROOT / "README.md").read_text().count("(docs/api.md#adapters)") == 1
+    monkeypatch.chdir(tmp_path)
+    Path("runs/mine").mkdir(parents=True)
+    backbone, images = load_backbone("mini-sana"), []
+    for size in (0.0, 0.3):
+        adapter = encode_for_diffusers(random_adapter(backbone, 0, size=size))
+        Path("runs/mine/lora.safetensors").write_bytes(adapter)
+        names: dict[str, Any] = {}
+        torch.manual_seed(0)
+        exec(compile(block.text, PAGE, "exec"), names)
+        images.append(torch.from_numpy(np.array(names["image"], dtype=np.float32)))
+    assert names["image"].size == (backbone.width, backbone.height)
+    assert float((images[0] - images[1]).abs().mean()) > 1
 
 
 def test_every_path_exists_in_the_service() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from solrl_core.families import Backbone, load_backbone
 from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise
 from solrl_core.rewards import RewardSet
+from solrl_trainer.algorithms.training_data import ForwardBatch, TrajectoryBatch
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import resolve
 from solrl_trainer.run import run
@@ -83,6 +85,13 @@ def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["beta"] == 500
 
 
+def test_the_page_lists_all_that_a_batch_holds() -> None:
+    page = (ROOT / ALGORITHM).read_text()
+    table = page[page.index("| of | | |") :]
+    held = {field.name for kind in (ForwardBatch, TrajectoryBatch) for field in fields(kind)} | {"log_prob_under"}
+    assert held == set(re.findall(r"`batch\.(\w+)", table))
+
+
 def test_the_algorithm_has_a_short_name_too(examples: Path) -> None:
     config = resolve("mini-sana/sol_rl/clipscore", overrides=["algorithm.name=diffusion_dpo"]).config
     assert config.algorithm.beta == 2000  # type: ignore[attr-defined]
@@ -91,7 +100,6 @@ def test_the_algorithm_has_a_short_name_too(examples: Path) -> None:
 def test_the_algorithm_prefers_the_better_sample(examples: Path) -> None:
     from my_algorithms import DiffusionDpo, DpoSettings
     from solrl_trainer.algorithms.base import Velocities
-    from solrl_trainer.algorithms.training_data import ForwardBatch
 
     algorithm = DiffusionDpo(DpoSettings(beta=2))
     advantages = torch.tensor([0.5, -1.0, 2.0, 0.0, *(3.0, 1.0, 2.0, -4.0)])
