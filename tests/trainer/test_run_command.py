@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solrl_trainer.cli import Calibrate, main, run_command
+from solrl_trainer.cli import main, run_command
+from solrl_trainer.commands import Calibrate
 from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.folder import FolderInUseError, is_locked, locked, saved_settings
 from solrl_trainer.preflight import check_run

@@ -5,15 +5,29 @@ import shlex
 import sys
 from collections.abc import Collection
 from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING
 
-import tyro
 from solrl_core.interrupts import STATUS, last_words, raised
-from solrl_core.suggestions import check_command
 
+from solrl_trainer.commands import (
+    DEFAULT_PRESET,
+    Calibrate,
+    Command,
+    Demo,
+    Doctor,
+    Evaluate,
+    Export,
+    Memory,
+    Presets,
+    Report,
+    Run,
+    Runs,
+    RunsDelete,
+    SettingsCommand,
+    parse,
+)
 from solrl_trainer.ranks.place import Place, read_place
 
 if TYPE_CHECKING:
@@ -22,180 +36,6 @@ if TYPE_CHECKING:
 
 # Trainer and service take turns on a small machine; threads that spin while waiting would starve the other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-_PRESET = "mini-sana/sol_rl/clipscore"
-_URL = "http://127.0.0.1:8100"
-
-Overrides = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE")]
-Files = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE")]
-Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-
-
-def _shown(value: str, default: str) -> Any:
-    """The form of an option's value in the help, and its default."""
-    return tyro.conf.arg(metavar=value, help_behavior_hint=f"(default: {default})")
-
-
-@dataclass
-class Run:
-    """Train with a rollout service."""
-
-    preset: Annotated[str | None, _shown("NAME", _PRESET)] = None
-    """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
-    rollout_url: Annotated[str | None, _shown("URL", _URL)] = None
-    """Base URL of the rollout service."""
-    config: Files = ()
-    """YAML file with settings, nested or dotted. May be given more than once; later files win."""
-    set: Overrides = ()
-    """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
-    output: Annotated[Path | None, _shown("FOLDER", "runs/<run>")] = None
-    """Folder for metrics, checkpoints, report and LoRA weights for diffusers."""
-    run: Annotated[str | None, _shown("NAME", "<model>-<recipe>-<rewards>")] = None
-    """Name of the run at the service."""
-    iterations: Annotated[int | None, _shown("N", "the preset's")] = None
-    """Number of iterations."""
-    seed: Annotated[int | None, _shown("N", "42")] = None
-    """Seed of the run."""
-    resume: Annotated[Path | None, _shown("FOLDER", "a new run")] = None
-    """Folder of a run to continue from its newest checkpoint, with that run's settings; other options change them.
-    With --preset: continue the run with these settings in FOLDER, or start it there."""
-    checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
-    """With --resume: version of the checkpoint to continue from instead of the newest. Later ones are deleted."""
-    dry_run: bool = False
-    """Print all settings and their sources, check what can be checked without loading a model, and stop."""
-
-
-@dataclass
-class Demo:
-    """Start a rollout service with a miniature model, train against it, and show the result."""
-
-    output: Path = Path("runs/demo")
-    """Folder of the run; an earlier demo's run in it is replaced."""
-    seed: int = 42
-    """Seed of the run."""
-    set: Overrides = ()
-    """A setting, key=value with the value in YAML. May be given more than once."""
-
-
-@dataclass
-class Evaluate:
-    """Compare a run's averaged weights with its base on held-out prompts, with any rewards."""
-
-    folder: Folder
-    """A run's folder."""
-    rewards: Annotated[tuple[str, ...], _shown("NAME …", "the run's")] = ()
-    """Rewards, by name or package.module:attribute."""
-    set: Overrides = ()
-    """reward_options=… or device=…, for this evaluation only. May be given more than once."""
-    prompts: Annotated[int | None, _shown("N", "the run's")] = None
-    """Number of held-out prompts."""
-    seeds: Annotated[int | None, _shown("N", "the run's")] = None
-    """Images per prompt."""
-    steps: Annotated[int | None, _shown("N", "the run's")] = None
-    """Solver steps per image."""
-    checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
-    """Version of the checkpoint to evaluate."""
-
-
-@dataclass
-class Export:
-    """Write lora.safetensors for diffusers from a checkpoint of a run, finished or interrupted."""
-
-    folder: Folder
-    """A run's folder."""
-    checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
-    """Version of the checkpoint to export."""
-
-
-@dataclass
-class _Settings:
-    """Settings of a run that a command does not start."""
-
-    preset: str = _PRESET
-    """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
-    config: Files = ()
-    """YAML file with settings, nested or dotted. May be given more than once; later files win."""
-    set: Overrides = ()
-    """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
-
-
-@dataclass
-class Calibrate(_Settings):
-    """Measure cost and fidelity of exploration plans on this machine; write the cheapest plan that selects well."""
-
-    output: Path = Path("runs/calibration")
-    """Folder for calibration.json, frontier.png and plan.yaml; use the latter with `solrl-train run --config`."""
-    prompts: int = 16
-    """Number of training prompts to measure on."""
-    wanted: float = 0.8
-    """Minimum separation of the selected best and worst: 1 is perfect, 0 is chance."""
-
-
-@dataclass
-class Memory(_Settings):
-    """Plan a run's memory on a GPU from its settings and the model's configurations; no weights are needed."""
-
-    gpu: Annotated[float | None, _shown("GB", "this machine's GPU, else 80")] = None
-    """Memory of the GPU, 10⁹ bytes each as vendors count."""
-    out: Annotated[Path | None, _shown("FILE", "none")] = None
-    """Also write the plan as JSON to this file."""
-
-
-@dataclass
-class Presets:
-    """List the presets."""
-
-
-@dataclass
-class Report:
-    """Recreate report.html and grid.png from a run's folder."""
-
-    folder: Folder
-    """A run's folder."""
-
-
-@dataclass
-class RunsList:
-    """List your runs at a rollout service."""
-
-    rollout_url: str = _URL
-    """Base URL of the rollout service."""
-
-
-@dataclass
-class RunsDelete:
-    """Delete all adapter versions and curves of a run at a rollout service. The run's folder is not deleted."""
-
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
-    """Name of the run."""
-    rollout_url: str = _URL
-    """Base URL of the rollout service."""
-
-
-@dataclass
-class Runs:
-    """List or delete your runs at a rollout service."""
-
-    action: Annotated[
-        Annotated[RunsList, tyro.conf.subcommand("list")] | Annotated[RunsDelete, tyro.conf.subcommand("delete")],
-        tyro.conf.arg(name=""),
-    ]
-
-
-@dataclass
-class Doctor:
-    """Check what this machine can run, what is missing, and what to do about it."""
-
-    model: str = "mini-sana"
-    """Registered name, local folder in diffusers format, or hub id."""
-    rollout_url: Annotated[str | None, _shown("URL", "none")] = None
-    """Base URL of a rollout service to check, too."""
-    prompts: str = "shapes"
-    """A registered set, or a folder with train and test prompts."""
-
-
-Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Presets | Report | Runs | Doctor
-COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
 
 
 def main() -> None:
@@ -232,27 +72,11 @@ def _parse(words: list[str], place: Place) -> Command:
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
         try:
-            return _command(words)
+            return parse(words)
         except SystemExit:
             if place.first:
                 raise
             sys.exit(0)
-
-
-def _command(words: list[str]) -> Command:
-    check_command("solrl-train", words, list(COMMANDS))
-    if words and (kind := COMMANDS.get(words[0])):
-        if kind is Runs:
-            check_command("solrl-train runs", words[1:], ("list", "delete"))
-        # Each command has its own parser, which suggests no options of other commands.
-        return tyro.cli(kind, prog=f"solrl-train {words[0]}", args=words[1:])
-    return tyro.cli(
-        Command,
-        prog="solrl-train",
-        description="Post-train diffusion models with a rollout service. `--version` prints the version.",
-        args=words,
-        config=(tyro.conf.OmitSubcommandPrefixes,),
-    )
 
 
 def _dispatch(command: Command, place: Place) -> int:
@@ -370,7 +194,7 @@ def _resolve(command: Run) -> "Resolved":
     if command.resume is not None and command.preset is None:
         saved = saved_settings(command.resume)
         return resolve_again(saved, overrides=command.set, files=files, arguments=arguments)
-    return resolve(command.preset or _PRESET, overrides=command.set, files=files, arguments=arguments)
+    return resolve(command.preset or DEFAULT_PRESET, overrides=command.set, files=files, arguments=arguments)
 
 
 def _dry_run(resolved: "Resolved", *, resume: bool) -> int:
@@ -445,7 +269,7 @@ def _calibrate(command: Calibrate, place: Place) -> None:
         print(f"use it: {shlex.join(run_command(command, planned))}")
 
 
-def _settings(command: _Settings) -> "RunConfig":
+def _settings(command: SettingsCommand) -> "RunConfig":
     from solrl_trainer.presets import read_settings_file, resolve
 
     files = {str(path): read_settings_file(path) for path in command.config}
