@@ -1,4 +1,4 @@
-"""Results table for hostile clients, with one row each from fuzz_api.py, oversize.py and slow_clients.py.
+"""Results table for hostile clients, with one row each from each of SCRIPTS.
 
 Rows that did not run this time keep their last result in docs/results/doors.{json,md}.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from solrl_trainer.demo import rollout_service
 
 MODEL = "mini-sana"
-SCRIPTS = ("fuzz_api.py", "oversize.py", "slow_clients.py")
+SCRIPTS = ("fuzz_api.py", "oversize.py", "slow_clients.py", "held_bodies.py")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from overload import overload
 from pushing import pushing
 from sharing import sharing, small_beside_big
 from soak import soak
+from starving import starving
 
 COMMAND = "python benchmarks/load"
 
@@ -37,6 +38,7 @@ def main() -> int:
     rows: dict[str, Callable[[bool], Row]] = {
         "sharing": lambda short: sharing(2, 10) if short else sharing(8, 40),
         "small": lambda short: small_beside_big(3 if short else 20),
+        "starving": lambda short: starving(12 if short else 240),
         "overload": lambda short: overload(96, 5) if short else overload(960, 60),
         "push": lambda short: pushing(),
         "lookahead": lambda short: lookahead(4 if short else 12),

@@ -44,13 +44,18 @@ def client_of(url: str) -> RolloutClient:
     return RolloutClient(url, patience=600)
 
 
+def layout() -> Layout:
+    """Every LoRA target of the model."""
+    backbone = load_backbone(MODEL)
+    return adapter_layout(backbone.transformer, backbone.lora_targets)
+
+
 def push_runs(url: str, names: list[str]) -> None:
     """Push a different adapter for each run."""
-    backbone = load_backbone(MODEL)
-    layout = adapter_layout(backbone.transformer, backbone.lora_targets)
+    targets = layout()
     with client_of(url) as client:
         for i, name in enumerate(names):
-            client.push(name, 0, None, MODEL, random_adapter(layout, rank=4, seed=i))
+            client.push(name, 0, None, MODEL, random_adapter(targets, rank=4, seed=i))
 
 
 def random_adapter(layout: Layout, *, rank: int, seed: int) -> bytes:

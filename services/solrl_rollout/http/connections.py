@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 RATE = 16 * 1024
 """Bytes of a body that a client must send per second, on average over every `ConnectionLimits.slow` seconds."""
+READ_BYTES = 64 * 1024
+"""Bytes that are read from a connection at a time."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,9 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock; refuse the connection if there are too many."""
         super().connection_made(transport)
+        # asyncio reads up to 256 KiB at a time, of which h11 and uvicorn copy what the application does not read: with
+        # hundreds of clients that is more than the budget's margin.
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         self.flow = _MeasuredFlow(transport)
         if len(self.connections) > self.limits.connections:
             self._answer(_too_many())

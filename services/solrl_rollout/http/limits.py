@@ -15,14 +15,20 @@ MAX_HEAD_BYTES = 32 * 1024
 
 async def read_body(request: Request, limit: int, refuse: Callable[[str], Exception]) -> bytes:
     """Read a raw body of at most `limit` bytes; raise `refuse(size)` as soon as it is known to be larger."""
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limit:
+    declared = request.headers.get("content-length", "")
+    length = int(declared) if declared.isdecimal() else 0
+    if length > limit:
         raise refuse(f"{length} bytes")
     body = io.BytesIO()  # getvalue does not copy; joining parts would take twice the memory
     async for part in request.stream():
         if body.tell() + len(part) > limit:
             raise refuse(f"{body.tell() + len(part)} bytes and more")
+        if not body.tell():
+            # Now it counts. One allocation for a declared length takes memory only as it is written to; many buffers
+            # that grow beside each other leave holes between them.
+            body = io.BytesIO(bytes(length))
         body.write(part)
+    body.truncate()
     return body.getvalue()
 
 

@@ -109,7 +109,8 @@ def test_a_head_too_large_is_431(service: RunningService, where: str, size: int)
         b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
         b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 100_000,
+        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n1;" + b"x" * 100_000,
         b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
     ids=range(15),

@@ -1,0 +1,32 @@
+"""Rows about hostile clients and tenants at small counts, with a real service."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.slow
+def test_held_bodies_take_no_more_than_their_budget(tmp_path: Path) -> None:
+    counts = ("--clients", "20", "--seconds", "8", "--budget", "96", "--body", "48", "--out", str(tmp_path))
+    command = [sys.executable, str(BENCHMARKS / "held_bodies.py"), *counts]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "doors.json").read_text())["held_bodies.py"]["figures"]
+    assert figures["ends"]["503"] > 0
+    assert figures["peak_mib"] > 48  # it did hold some
+
+
+@pytest.mark.slow
+def test_new_run_names_win_a_tenant_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS / "load")
+    from starving import starving
+
+    made = starving(8).figures["made"]
+    assert made["modest"] == 8
+    # A turn is four groups, which is much of eight; a tenant that starves the other has all of its 260 names' first.
+    assert made["greedy"] <= 16
