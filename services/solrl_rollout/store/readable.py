@@ -125,3 +125,8 @@ def version_record(run: str, version: int, text: bytes | str) -> Record:
 def of_another_type(error: Exception) -> bool:
     """Whether Redis refused a command because its key has a value of another type."""
     return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
+
+
+def fault_of(error: Exception) -> str:
+    """The fault that an error of Redis names, without the commands of the pipeline, which may hold a whole script."""
+    return str(error).rpartition("caused error: ")[2].strip("(',)")

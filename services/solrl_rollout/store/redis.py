@@ -52,6 +52,7 @@ from solrl_rollout.store.readable import (
     DAMAGED,
     Damage,
     Record,
+    fault_of,
     head_of,
     number,
     numbers,
@@ -450,8 +451,8 @@ class RedisRunStore(RunStore):
             yield
         except (RedisError, OSError) as error:
             if run is not None and of_another_type(error):
-                raise corrupt_run(run, got=str(error), expected="keys of the types it wrote") from error
-            raise self._unavailable(f"{type(error).__name__}: {error}") from error
+                raise corrupt_run(run, got=fault_of(error), expected="keys of the types it wrote") from error
+            raise self._unavailable(f"{type(error).__name__}: {fault_of(error)}") from error
 
     def _unavailable(self, fault: str) -> ProblemError:
         return ProblemError(

@@ -75,7 +75,11 @@ if ARGV[6] ~= '' and held > tonumber(ARGV[6]) then
   return {'quota', held, record}
 end
 
-redis.call('SADD', KEYS[3], ARGV[7]) -- first, since it fails if the key is damaged
+if type(redis.pcall('SADD', KEYS[3], ARGV[7])) == 'table' then
+  -- Damaged: the list of runs begins anew, and each run comes back to it with its next version.
+  redis.call('DEL', KEYS[3])
+  redis.call('SADD', KEYS[3], ARGV[7])
+end
 for i = 5, #KEYS do
   redis.call('PERSIST', KEYS[i])
 end

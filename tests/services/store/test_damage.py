@@ -110,6 +110,21 @@ async def test_it_hides_nothing_else_and_can_be_deleted(
     assert (await store.list(TENANT, "run-a")).head == 1
 
 
+async def test_a_damaged_list_of_runs_begins_anew(store: RedisRunStore, client: redis.Redis) -> None:
+    client.delete(f"{TENANT_KEY}:runs")
+    client.set(f"{TENANT_KEY}:runs", "garbage")
+    assert (await store.runs(TENANT)).runs == ()
+    await store.put(TENANT, *adapter(3, 2, run="run-b"))
+    assert [one.run for one in (await store.runs(TENANT)).runs] == ["run-b"]
+
+
+async def test_a_fault_is_named_without_its_script(store: RedisRunStore, client: redis.Redis) -> None:
+    client.set(f"{RUN}:pins", "garbage")
+    problem = await refusal(store.put(TENANT, *adapter(3, 2)))
+    assert problem.kind == "adapter-corrupt"
+    assert str(problem.got).startswith("WRONGTYPE")
+
+
 @pytest.mark.parametrize("garbage", ["garbage", json.dumps({"iteration": 1})])
 async def test_other_iterations_are_read(
     store: RedisRunStore, client: redis.Redis, caplog: pytest.LogCaptureFixture, garbage: str
