@@ -62,8 +62,8 @@ def serve(settings: Settings, load_backend: "BackendLoader | None" = None) -> No
     logs.install(settings.log_format)
     _warn_of_password(settings, sys.argv)
     fix_malloc()
+    check_exposure(settings)
     with contextlib.closing(bind(settings.host, settings.port)) as listener:
-        check_exposure(settings)
         asyncio.run(_serve(settings, listener, load_backend))
 
 
