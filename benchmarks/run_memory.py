@@ -41,6 +41,9 @@ class Printed:
         """A phase of an iteration begins."""
         print(name, file=sys.stderr, flush=True)
 
+    def progress(self, done: float, total: float) -> None:
+        """So much of the phase is done."""
+
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""
 

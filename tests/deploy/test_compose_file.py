@@ -177,7 +177,7 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(tyro, "cli", stop)
     monkeypatch.setattr("sys.argv", words)
     program = {"solrl-train": solrl_trainer.cli, "solrl-rollout": solrl_rollout.cli}[words[0]]
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
         program.main()
     monkeypatch.setattr(tyro, "cli", understand)
     return found[0]

@@ -58,7 +58,7 @@ class Models:
         if not is_sharded(config, backbone, world):
             return cls(backbone, generator, explorer, build_policy(backbone, config, note), world)
         freed = freed_bytes(backbone, generator, world.size)
-        note(f"the base is spread over {world.size} ranks; optimizer.shard_base overrides this")
+        note(f"the base is sharded across {world.size} ranks; optimizer.shard_base overrides this")
         policy = build_policy(backbone, config, note, freed)
         others = [] if explorer is generator else [explorer]
         return cls(backbone, generator, explorer, policy, shard_base(backbone, generator, others, policy, world))

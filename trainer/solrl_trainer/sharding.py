@@ -1,4 +1,4 @@
-"""A frozen base that is spread over the ranks (FSDP2), for GPUs that cannot hold it beside its training state.
+"""A frozen base that is sharded across the ranks (FSDP2), for GPUs that cannot hold it beside its training state.
 
 Each block's weights are gathered for as long as it computes. LoRA weights and their optimiser stay whole on every rank.
 Every pass through the blocks is then a collective of all ranks. They train equally many micro-batches, and generate in

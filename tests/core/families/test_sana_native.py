@@ -160,14 +160,14 @@ def test_other_tensors_are_refused_in_the_authors_names(
     folder: Path, change: dict[str, torch.Tensor | None], said: str
 ) -> None:
     put(folder, {name: value for name, value in (native() | change).items() if value is not None}, "state_dict")
-    with pytest.raises(OSError, match=rf"SANA_LinearFFN\.pth holds .*{said}.*expected SANA's transformer"):
+    with pytest.raises(OSError, match=rf"SANA_LinearFFN\.pth contains .*{said}.*expected SANA's transformer"):
         load_backbone(str(folder))
 
 
 def test_several_files_are_refused_by_name(folder: Path) -> None:
     put(folder, native(), "state_dict")
     put(folder, native(), "safetensors")
-    with pytest.raises(OSError, match=r"holds SANA_LinearFFN\.pth, SANA_LinearFFN\.safetensors; expected"):
+    with pytest.raises(OSError, match=r"contains SANA_LinearFFN\.pth, SANA_LinearFFN\.safetensors; expected"):
         load_backbone(str(folder))
 
 

@@ -185,10 +185,10 @@ async def test_adapters_that_requests_hold_are_bounded() -> None:
 async def test_a_tenant_holds_no_more_than_its_part() -> None:
     held = HeldAdapters(limit=100, tenant_limit=60)
     first = held.take("a", ("mini", "x"), 50)
-    with pytest.raises(RetryLaterError, match="the tenant's requests hold 50 bytes"):
+    with pytest.raises(RetryLaterError, match="the adapters of the tenant's requests have 50 bytes"):
         held.take("a", ("mini", "y"), 20)
     others = held.take("b", ("mini", "x"), 50)
-    with pytest.raises(RetryLaterError, match="all requests hold 100 bytes"):
+    with pytest.raises(RetryLaterError, match="the adapters of all requests have 100 bytes"):
         held.take("c", ("mini", "x"), 1)
     first.release()
     assert held.bytes == 50

@@ -16,7 +16,7 @@ def test_bytes_get_the_scores_of_the_equivalent_floats() -> None:
     scored = []
     for images in (pixels, pixels.permute(0, 3, 1, 2).float() / 255):
         marks = HostEvent(), HostEvent(), HostEvent()
-        scored.append(scorer.score(GeneratedChunk(chunk(job(images=True)), images, None, 0.0, False, *marks)))
+        scored.append(scorer.score(GeneratedChunk(chunk(job(images=True)), images, None, 0, 0.0, False, *marks)))
     assert torch.equal(scored[0].rewards[REWARD], scored[1].rewards[REWARD])
     for one in scored:
         assert one.images is not None

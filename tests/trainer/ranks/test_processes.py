@@ -93,11 +93,11 @@ def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
     assert results[0]["spearman"] == results[1]["spearman"]
 
 
-def test_a_base_that_is_spread_over_the_ranks_gives_the_same_weights(alone: Path, tmp_path: Path) -> None:
+def test_a_sharded_base_gives_the_same_weights(alone: Path, tmp_path: Path) -> None:
     """Three ranks have unequal numbers of prompts and micro-batches, so each waits in passes of the others."""
     words = [*arguments(tmp_path), "--set", "optimizer.shard_base=true", "--set", "optimizer.checkpointing=1"]
     assert run(3, words, tmp_path / "log") == [0, 0, 0], (tmp_path / "log").read_text()
-    assert "the base is spread over 3 ranks" in (tmp_path / "log").read_text()
+    assert "the base is sharded across 3 ranks" in (tmp_path / "log").read_text()
     expected, found = state(alone), state(tmp_path)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert iterations(tmp_path) == iterations(alone)
@@ -151,7 +151,7 @@ def test_ranks_with_different_weights_stop(tmp_path: Path) -> None:
     (line,) = [one for one in (tmp_path / "log").read_text().splitlines() if one.startswith("solrl-train: ")]
     assert "the adapter after iteration 0 is sha256:" in line
     assert " on rank 0; sha256:" in line
-    assert " on rank 1; expected one on all" in line
+    assert " on rank 1; expected the same on all" in line
     assert not (tmp_path / "checkpoints").exists()
 
 
