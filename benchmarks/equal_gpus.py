@@ -3,7 +3,7 @@
 FLUX.1, SD3.5-L and SANA at their true shapes with random weights, the presets' settings, and a reward of CLIP-H's size
 (HPSv2). Naive scaling generates 96 candidates in BF16 with all steps and trains on the best and worst 24. `sol_rl`
 explores the 96 in FP8, regenerates 24 and trains on those. Both run the trainer's own loop on one loaded model, in
-turns. The trainer of before (diffusers' blocks uncompiled, PEFT's layers) trains the same frozen weights.
+turns. The baseline trainer (diffusers' blocks uncompiled, PEFT's layers) trains the same frozen weights.
 
 First, each rank measures its own GPU alone; then the ranks train together. Layouts and numbers of GPUs that were not
 run are computed from the measured parts, and marked. Rows are written as soon as they are measured; a later call
@@ -47,7 +47,7 @@ from training_phase import PRESETS, RECOMPUTED, PeftPolicy, beside, random_row, 
 from true_size import MINIATURES, random_hps, skeleton
 
 OLD_MICRO_BATCHES = 8
-"""Micro-batches of the trainer of before that are timed, at least; the time of all is computed from them."""
+"""Micro-batches of the baseline trainer that are timed, at least; the time of all is computed from them."""
 NAIVE = {"explore.steps": 10, "explore.precision": "bf16", "regenerate.at": "none"}
 FITTED = {"explore.steps": 4, "explore.fitted": identity_solver(SCHEDULES[-1]).model_dump()}
 """A plan that plan_fidelity.md admits for all miniatures and rewards. Time does not depend on the coefficients."""
@@ -65,7 +65,7 @@ class Bench:
         config: settings of `sol_rl` with both stages on this GPU.
         backbone: of true size.
         rewards: of CLIP-H's size.
-        old: policy of the trainer of before, on the same weights.
+        old: policy of the baseline trainer, on the same weights.
         models: generators and policy.
     """
 
@@ -174,7 +174,7 @@ def training(session: Session, samples: IterationSamples, iteration: int) -> Row
 
 
 def old_training(bench: Bench, session: Session, samples: IterationSamples) -> Row:
-    """Row of the update by the trainer of before, computed from a share of the timesteps if there are many."""
+    """Row of the update by the baseline trainer, computed from a share of the timesteps if there are many."""
     config, kept, algorithm = session.config, samples.scores.shape[1], session.algorithm
     steps = config.regenerate.steps
     all_steps = math.ceil(config.algorithm.timestep_fraction * steps)

@@ -8,10 +8,16 @@ Row = dict[str, Any]
 NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
 ROLL_OUTS = ("naive", "sol_rl", "sol_rl, 4 fitted steps")
 """Recipes, and names of their rows: a prompt's samples, rolled out on one GPU."""
-TRAINING, OLD_TRAINING, ITERATION = "training", "training as before", "iteration"
+TRAINING, OLD_TRAINING, ITERATION = "training", "training, baseline", "iteration"
 GPUS = (1, 2, 4, 8)
+INTRODUCTION = """By `torchrun --nproc-per-node 2 benchmarks/equal_gpus.py` on {}: true shapes, random weights, the
+presets' settings (24 of 96 candidates, 10 steps in BF16, 6 in FP8), and a reward of CLIP-H's size in float32. All rows
+generate with the same compiled BF16 or FP8 transformer. Each part was timed once. 4 fitted steps are a plan that
+[plan_fidelity.md](plan_fidelity.md) admits for every miniature and reward; how FP8 ranks at this size is not known.
+The baseline trainer has diffusers' uncompiled blocks and PEFT's layers, and recomputes the activations of FLUX.1 and
+SD3.5. Rows with several serving GPUs are estimates: a service uses one GPU."""
 WANTED = {"flux": (1.35, 1.4, 1.75), "sd3": (1.25, 1.25, 1.5), "sana": (1.15, 1.15, 1.25)}
-"""Model → ratio to naive scaling with the same trainer on 1 and on 2 GPUs, and with the trainer of before."""
+"""Model → ratio to naive scaling with the same trainer on 1 and on 2 GPUs, and with the baseline trainer."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +37,11 @@ class Layout:
 
 def render(rows: list[Row]) -> str:
     """Markdown page of all models."""
-    devices = {row["device"] for row in rows}
+    devices = sorted({row["device"] for row in rows})
     lines = [
         "# Is it worth it? Seconds per prompt, with every GPU counted",
         "",
-        f"By `torchrun --nproc-per-node 2 benchmarks/equal_gpus.py` on {', '.join(sorted(devices))}: true shapes,",
-        "random weights, the presets' settings (24 of 96 candidates, 10 steps in BF16, 6 in FP8), and a reward of",
-        "CLIP-H's size in float32. All rows generate with the same compiled BF16 or FP8 transformer. Of the plans that",
-        "[plan_fidelity.md](plan_fidelity.md) admits for every miniature and reward, 4 fitted steps are the fastest:",
-        "pruning to 64 after 3 of them decodes and scores more than it saves. How FP8 ranks at this size is not known.",
+        INTRODUCTION.format(", ".join(devices)),
         "",
     ]
     for model, name in NAMES.items():
@@ -60,11 +62,11 @@ def _parts(own: dict[tuple[int, str], Row]) -> Iterator[str]:
     yield f"| training | {own[1, TRAINING]['s']:.2f} |"
     old = own[1, OLD_TRAINING]
     share = "" if old["timed"] == old["steps"] else f", from {old['timed']} of {old['steps']} timesteps"
-    yield f"| training as before{share} | {old['s']:.2f} |"
+    yield f"| training, baseline{share} | {old['s']:.2f} |"
 
 
 def _layouts(model: str, own: dict[tuple[int, str], Row]) -> Iterator[str]:
-    yield "| GPUs | layout | s per prompt | naive, same trainer | naive, trainer of before | |"
+    yield "| GPUs | layout | s per prompt | × naive, same trainer | × naive, baseline trainer | |"
     yield "|---|---|---|---|---|---|"
     naive, train, old = own[1, ROLL_OUTS[0]]["s"], own[1, TRAINING]["s"], own[1, OLD_TRAINING]["s"]
     best = []
@@ -78,10 +80,11 @@ def _layouts(model: str, own: dict[tuple[int, str], Row]) -> Iterator[str]:
     yield ""
     yield "Best layout: " + "; ".join(f"{gpus} GPU{'s' if gpus > 1 else ''}: {name}" for gpus, name in best) + "."
     one, two, before = WANTED[model]
-    yield f"Wanted: {one} and {two} against naive with the same trainer on 1 and 2 GPUs, {before} with that of before."
+    yield f"Goals against naive: {one} × on one GPU and {two} × on two, same trainer; {before} × against the baseline."
     if (2, TRAINING) in own:
         row = own[2, TRAINING]
-        yield f"Training on 2 GPUs: {2 * train / row['s']:.2f} × one; an iteration: {_scaling(own):.2f} ×."
+        faster = 2 * train / row["s"]
+        yield f"Two GPUs train {faster:.2f} × as fast as one, and run an iteration {_scaling(own):.2f} × as fast."
 
 
 def _scaling(own: dict[tuple[int, str], Row]) -> float:

@@ -22,7 +22,7 @@ def _shown(value: str, default: str) -> Any:
 
 @dataclass
 class Run:
-    """Train with a rollout service."""
+    """Train, exploring at a rollout service or, with explore.source=local, in this process."""
 
     preset: Annotated[str | None, _shown("NAME", DEFAULT_PRESET)] = None
     """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""

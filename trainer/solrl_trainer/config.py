@@ -117,7 +117,8 @@ class PolicySettings(Section):
 
     decay_rate: Annotated[float, Field(ge=0)] = 0.001
     decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Behaviour policy: old ← d·old + (1 − d)·current with d = min(decay_rate · iteration, decay_max)."""
+    """Behaviour policy: old ← d·old + (1 − d)·current with d = min(decay_rate · (i + 1), decay_max) after
+    iteration i."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i)."""
 
