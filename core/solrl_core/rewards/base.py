@@ -147,6 +147,7 @@ class RewardSet:
             for name, reward in self._rewards.items()
         }
 
+    @torch.no_grad()  # a reward of one's own may forget it, and its scores would keep every activation
     def score(
         self,
         names: Sequence[str],
