@@ -91,3 +91,12 @@ def held_bytes(overrides: Sequence[str], output: str) -> None:
         whole = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in every}
         found = {"base": sum(held.values()), "process": sum(whole.values())}
         Path(f"{output}-{os.environ['RANK']}").write_text(json.dumps(found))
+
+
+def with_another_device(argv: Sequence[str]) -> None:
+    """`solrl-train`, where rank 1 finds a GPU."""
+    from solrl_trainer import world
+
+    if os.environ["RANK"] == "1":
+        world.pick_device = lambda name, process: "cuda:1"
+    solrl_train(argv)

@@ -29,6 +29,7 @@ from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.ranks.joined import ALONE, Ranks
 from solrl_trainer.report.figures import few_prompts_text, sum_text
 from solrl_trainer.report.frontier import write_frontier
+from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.scoring import Scorer
@@ -148,8 +149,10 @@ def calibrate(
     measuring = sum((1 + len(own)) * solver_steps(plan, explore.candidates) for plan in expected)
     work = Work(len(own) * solver_steps(truth, explore.candidates) + _fitting_steps(config) + measuring, progress)
 
+    limits = {tier: BatchLimit(note) for tier in ("bf16", *tiers)}
+
     def scores(generator: Generator, plan: Plan, prompt: PromptItem) -> torch.Tensor:
-        found = PlannedCandidates(generator, plan, scorer).scores(prompt, seeds[prompt.id])
+        found = PlannedCandidates(generator, plan, scorer, limits[generator.precision]).scores(prompt, seeds[prompt.id])
         work.finish(solver_steps(plan, explore.candidates))
         return found
 

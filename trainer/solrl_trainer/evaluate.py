@@ -76,9 +76,11 @@ def evaluate_run(
         names = usable_judges([*config.rewards, *settings.rewards], held_out, note)
         if not names:
             raise ValueError(f"none of the run's rewards can score {config.prompts}; choose others with --rewards")
-    found = checkpoints.require(folder / "checkpoints", saved, checkpoint)
-
     world = ranks.world(config.device, config.patience)
+    # Rank 0's, because a run that still trains may write a newer one meanwhile.
+    newest = checkpoints.require(folder / "checkpoints", saved, checkpoint) if ranks.first else None
+    found = checkpoints.broadcast(newest, world)
+    assert found is not None
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=pick_device(config.device, world), revision=config.revision)
     note_long_prompts(backbone, {"held-out": held_out}, note)

@@ -227,9 +227,13 @@ def connect(
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
     data = algorithm.trains_on
 
+    def limit(generator: Generator) -> BatchLimit:
+        sharded = isinstance(world, InStepWorld) and generator is models.generator
+        return BatchLimit(note, retries=not sharded)
+
     def sampler(generator: Generator, steps: int) -> Sampler:
         solver = data.solver(config.solver)
-        return Sampler(generator, steps, solver, config.guidance, data.recorded, BatchLimit(note))
+        return Sampler(generator, steps, solver, config.guidance, data.recorded, limit(generator))
 
     side = SideStream(backbone.device)
     scorer = Scorer(rewards, tuple(config.rewards), config.trained, side)
@@ -244,7 +248,7 @@ def connect(
         maker: CandidateMaker
         if config.two_stage:
             proxy = Scorer(rewards, [spec.name for spec in config.trained], config.trained, side)
-            maker = PlannedCandidates(models.explorer, exploration_plan(config), proxy, BatchLimit(note))
+            maker = PlannedCandidates(models.explorer, exploration_plan(config), proxy, limit(models.explorer))
         else:
             maker = TrainedCandidates(sampler(models.explorer, explore.steps), scorer)
         explorer = LocalExplorer(maker, own_prompts, candidates=explore.candidates, seed=config.seed)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fault_trials.processes import RankPrograms
-from rank_programs import held_bytes, solrl_train, with_a_slow_rank, with_weights_apart
+from rank_programs import held_bytes, solrl_train, with_a_slow_rank, with_another_device, with_weights_apart
 from safetensors.torch import load_file
 from solrl_trainer.metrics import read_metrics
 from support.ports import free_port
@@ -153,6 +153,11 @@ def test_ranks_with_different_weights_stop(tmp_path: Path) -> None:
     assert " on rank 0; sha256:" in line
     assert " on rank 1; expected the same on all" in line
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_ranks_on_different_kinds_of_device_are_refused(tmp_path: Path) -> None:
+    assert run(2, arguments(tmp_path), tmp_path / "log", with_another_device) == [2, 2]
+    assert "rank 1 computes on cuda, and rank 0 on cpu; expected the same" in (tmp_path / "log").read_text()
 
 
 def test_ranks_wait_for_a_late_rank_outside_the_collectives(alone: Path, tmp_path: Path) -> None:

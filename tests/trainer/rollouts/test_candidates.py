@@ -85,3 +85,13 @@ def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: Sco
     with pytest.raises(torch.OutOfMemoryError):
         sampler.sample("a red circle", [1, 2])
     assert sampler.limit.size == 1
+
+
+def test_a_sharded_generator_does_not_try_a_smaller_batch() -> None:
+    def work(size: int) -> None:
+        raise torch.OutOfMemoryError
+
+    limit = BatchLimit(retries=False)
+    with pytest.raises(torch.OutOfMemoryError):
+        limit.run(work)
+    assert limit.size == CHUNK_SIZE

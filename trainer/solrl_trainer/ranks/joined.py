@@ -68,8 +68,14 @@ class Ranks:
             return SoloWorld()
         from solrl_trainer.ranks.collectives import DistributedWorld
 
-        on_gpu = pick_device(device, self.place).startswith("cuda")
-        self._line.meet()  # now all ranks have a device
+        kind = pick_device(device, self.place).partition(":")[0]
+        first = self.share(kind if self.first else None)
+        if kind != first:
+            raise ValueError(
+                f"rank {self.place.rank} computes on {kind}, and rank 0 on {first}; expected the same: check this "
+                "machine's GPU and its driver"
+            )
+        on_gpu = kind == "cuda"
         self._world = DistributedWorld(self.place, self._line, self._store, on_gpu=on_gpu, patience=patience)
         return self._world
 
@@ -106,6 +112,7 @@ def joined(place: Place) -> Iterator[Ranks]:
     ranks = Ranks(place, line, store)
     try:
         try:
+            line.listen()
             yield ranks
             ranks.close()
         except BaseException as error:

@@ -65,7 +65,7 @@ class Lifeline:
     """
 
     def __init__(self, place: Place, lines: Lines) -> None:
-        """Listen to the connections; the calling thread is the one that is told to end."""
+        """Take over the connections; the calling thread is the one that is told to end."""
         self.end: End | None = None
         self.advice = ""
         self._place = place
@@ -76,7 +76,10 @@ class Lifeline:
         self._own = self._begun = 0
         self._over = self._ending = self._leaving = self._spoken = False
         self._main = threading.get_ident()
-        for rank in lines:
+
+    def listen(self) -> None:
+        """Listen to the connections. The handler of SIGTERM must be in place."""
+        for rank in self._lines:
             threading.Thread(target=self._listen, args=(rank,), name=f"solrl-rank-{rank}", daemon=True).start()
 
     def meet(self, *, last: bool = False) -> None:
