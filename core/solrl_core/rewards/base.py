@@ -147,7 +147,7 @@ class RewardSet:
             for name, reward in self._rewards.items()
         }
 
-    @torch.no_grad()  # a reward of one's own may forget it, and its scores would keep every activation
+    @torch.no_grad()  # otherwise, scores of a user's reward may retain its activations
     def score(
         self,
         names: Sequence[str],
