@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-Row = dict[str, Any]
-NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
+from training_phase_report import NAMES, Row
+
 ROLL_OUTS = ("naive", "sol_rl", "sol_rl, 4 fitted steps")
 """Recipes, and names of their rows: a prompt's samples, rolled out on one GPU."""
 TRAINING, OLD_TRAINING, ITERATION = "training", "training, baseline", "iteration"
