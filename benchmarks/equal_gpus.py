@@ -5,9 +5,10 @@ FLUX.1, SD3.5-L and SANA at their true shapes with random weights, the presets' 
 explores the 96 in FP8, regenerates 24 and trains on those. Both run the trainer's own loop on one loaded model, in
 turns. The baseline trainer (diffusers' blocks uncompiled, PEFT's layers) trains the same frozen weights.
 
-First, each rank measures its own GPU alone; then the ranks train together. Layouts and numbers of GPUs that were not
-run are computed from the measured parts, and marked. Rows are written as soon as they are measured; a later call
-measures the models whose rows are incomplete. Writes docs/results/equal_gpus.{json,md}.
+First, each rank measures its own GPU alone; then all ranks share the work. Layouts and numbers of GPUs that were not
+run are computed from the measured parts, and marked. Rows are written as soon as they are measured. A later call
+measures a model again on one GPU, or on all, if rows of that number are missing. Writes
+docs/results/equal_gpus.{json,md}.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from equal_gpus_report import ITERATION, OLD_TRAINING, ROLL_OUTS, TRAINING, Row, render
+from equal_gpus_report import OLD_TRAINING, ROLL_OUTS, TRAINING, Row, render
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.skeleton import Meta, materialize
@@ -111,15 +112,18 @@ def main() -> None:
 
 def measure_model(model: str, args: argparse.Namespace, world: World, rows: list[Row], file: Path) -> None:
     """Measure one model's rows, unless all are known; rank 0 writes them."""
-    together = [(world.size, part) for part in (ITERATION, TRAINING)] if world.size > 1 else []
-    wanted = [*((1, part) for part in (*ROLL_OUTS, TRAINING, OLD_TRAINING)), *together]
     known = {(row["gpus"], row["part"]) for row in rows if row["model"] == model}
-    if gather_values(known.issuperset(wanted) and not args.again, world)[0]:
+    wanted = [{(1, part) for part in (*ROLL_OUTS, TRAINING, OLD_TRAINING)}]
+    wanted.append({(world.size, part) for part in (*ROLL_OUTS, TRAINING)} if world.size > 1 else set())
+    missing_alone, missing_shared = gather_values([bool(args.again or some - known) for some in wanted], world)[0]
+    missing_shared = missing_shared and world.size > 1
+    if not (missing_alone or missing_shared):
         return
     device = pick_device(args.device, world)
     began = time.perf_counter()
     bench = load(model, device)
-    for row in chain(alone(bench), as_one(bench, world) if world.size > 1 else ()):
+    warm_up(bench)
+    for row in chain(alone(bench) if missing_alone else (), shared(bench, world) if missing_shared else ()):
         name = torch.cuda.get_device_name() if device != "cpu" else "CPU, the miniature"
         every = gather_values(row["s"], world)
         row |= {"model": model, "device": name, "torch": torch.__version__, "ranks": every}
@@ -130,39 +134,46 @@ def measure_model(model: str, args: argparse.Namespace, world: World, rows: list
             print(f"[{time.perf_counter() - began:.0f} s] {row}", file=sys.stderr, flush=True)
 
 
+def warm_up(bench: Bench) -> None:
+    """Compile everything on this GPU alone, and give the policies their first weights back."""
+    first = weights(bench)
+    warm = bench.session(SoloWorld(), WARM_UP)
+    train_iteration(warm, RunLog(), 0, roll_out(warm, RunLog(), 0))
+    warm = bench.session(SoloWorld(), {**NAIVE, **WARM_UP, "explore.steps": 1})
+    roll_out(warm, RunLog(), 0)
+    restore(bench, first)
+
+
 def alone(bench: Bench) -> Iterator[Row]:
     """Rows of one GPU: seconds of one prompt by part."""
     solo, first = SoloWorld(), weights(bench)
-    warm = bench.session(solo, WARM_UP)
-    train_iteration(warm, RunLog(), 0, roll_out(warm, RunLog(), 0))
-    warm = bench.session(solo, {**NAIVE, **WARM_UP, "explore.steps": 1})
-    roll_out(warm, RunLog(), 0)
     sessions = {way: bench.session(solo, settings) for way, settings in SETTINGS.items()}
     for way, session in sessions.items():
-        log = RunLog()
-        with timed() as seconds:
-            samples = roll_out(session, log, 0)
-        yield {
-            "gpus": 1,
-            "part": way,
-            "s": seconds(),
-            "explore": log.elapsed("wait"),
-            "regenerate": log.elapsed("regenerate"),
-        }
+        row, samples = rolled_out(session, way, 0)
+        yield row
     yield training(sessions["sol_rl"], samples, 0)
     yield old_training(bench, sessions["sol_rl"], samples)
     restore(bench, first)
 
 
-def as_one(bench: Bench, world: World) -> Iterator[Row]:
-    """Rows of all GPUs together, one prompt per rank."""
-    session = bench.session(world, {**FITTED, "explore.prompts": world.size})
+def shared(bench: Bench, world: World) -> Iterator[Row]:
+    """Rows of all GPUs, one prompt per rank; seconds of as many prompts as there are GPUs."""
+    for way, settings in SETTINGS.items():
+        session = bench.session(world, {**settings, "explore.prompts": world.size})
+        world.broadcast(torch.zeros(1))
+        row, samples = rolled_out(session, way, 1)
+        yield row
     world.broadcast(torch.zeros(1))
+    yield training(session, samples, 1)
+
+
+def rolled_out(session: Session, way: str, iteration: int) -> tuple[Row, IterationSamples]:
+    """Row of an iteration's samples, and the samples."""
+    log = RunLog()
     with timed() as seconds:
-        samples = roll_out(session, RunLog(), 1)
-        row = training(session, samples, 1)
-    yield row
-    yield {"gpus": world.size, "part": ITERATION, "s": seconds()}
+        samples = roll_out(session, log, iteration)
+    row = {"gpus": session.world.size, "part": way, "s": seconds()}
+    return row | {"explore": log.elapsed("wait"), "regenerate": log.elapsed("regenerate")}, samples
 
 
 def training(session: Session, samples: IterationSamples, iteration: int) -> Row:

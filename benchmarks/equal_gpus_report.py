@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from training_phase_report import NAMES, Row
 
 ROLL_OUTS = ("naive", "sol_rl", "sol_rl, 4 fitted steps")
-"""Recipes, and names of their rows: a prompt's samples, rolled out on one GPU."""
-TRAINING, OLD_TRAINING, ITERATION = "training", "training, baseline", "iteration"
+"""Recipes, and names of their rows: the samples of one prompt per GPU."""
+TRAINING, OLD_TRAINING = "training", "training, baseline"
 GPUS = (1, 2, 4, 8)
 INTRODUCTION = """By `torchrun --nproc-per-node 2 benchmarks/equal_gpus.py` on {}: true shapes, random weights, the
 presets' settings (24 of 96 candidates, 10 steps in BF16, 6 in FP8), and a reward of CLIP-H's size in float32. All rows
@@ -67,9 +67,10 @@ def _parts(own: dict[tuple[int, str], Row]) -> Iterator[str]:
 def _layouts(model: str, own: dict[tuple[int, str], Row]) -> Iterator[str]:
     yield "| GPUs | layout | s per prompt | × naive, same trainer | × naive, baseline trainer | |"
     yield "|---|---|---|---|---|---|"
-    naive, train, old = own[1, ROLL_OUTS[0]]["s"], own[1, TRAINING]["s"], own[1, OLD_TRAINING]["s"]
+    old = own[1, OLD_TRAINING]["s"]
     best = []
     for gpus in GPUS:
+        naive, train = (_of(own, gpus, part) for part in (ROLL_OUTS[0], TRAINING))
         found = sorted(layouts(own, gpus), key=lambda layout: layout.seconds)
         for layout in found:
             same, before = ((naive + training) / gpus / layout.seconds for training in (train, old))
@@ -80,15 +81,17 @@ def _layouts(model: str, own: dict[tuple[int, str], Row]) -> Iterator[str]:
     yield "Best layout: " + "; ".join(f"{gpus} GPU{'s' if gpus > 1 else ''}: {name}" for gpus, name in best) + "."
     one, two, before = WANTED[model]
     yield f"Goals against naive: {one} × on one GPU and {two} × on two, same trainer; {before} × against the baseline."
-    if (2, TRAINING) in own:
-        row = own[2, TRAINING]
-        faster = 2 * train / row["s"]
-        yield f"Two GPUs train {faster:.2f} × as fast as one, and run an iteration {_scaling(own):.2f} × as fast."
+    if {(2, ROLL_OUTS[-1]), (2, TRAINING)} <= own.keys():
+        trained, iteration = (
+            2 * sum(own[1, part]["s"] for part in parts) / sum(own[2, part]["s"] for part in parts)
+            for parts in ((TRAINING,), (ROLL_OUTS[-1], TRAINING))
+        )
+        yield f"Two GPUs train {trained:.2f} × as fast as one, and run an iteration {iteration:.2f} × as fast."
 
 
-def _scaling(own: dict[tuple[int, str], Row]) -> float:
-    alone = own[1, ROLL_OUTS[-1]]["s"] + own[1, TRAINING]["s"]
-    return float(2 * alone / own[2, ITERATION]["s"])
+def _of(own: dict[tuple[int, str], Row], gpus: int, part: str) -> float:
+    """Seconds of a part for one prompt per GPU, as on one GPU where it was not measured."""
+    return float(own.get((gpus, part), own[1, part])["s"])
 
 
 def layouts(own: dict[tuple[int, str], Row], gpus: int) -> Iterator[Layout]:
@@ -100,10 +103,8 @@ def layouts(own: dict[tuple[int, str], Row], gpus: int) -> Iterator[Layout]:
     """
     train = own[1, TRAINING]["s"]
     for way in ROLL_OUTS:
-        seconds = (own[1, way]["s"] + train) / gpus
-        measured = gpus == 1
-        if gpus == 2 and way == ROLL_OUTS[-1] and (2, ITERATION) in own:
-            seconds, measured = own[2, ITERATION]["s"] / gpus, True
+        measured = {(gpus, way), (gpus, TRAINING)} <= own.keys()
+        seconds = (_of(own, gpus, way) + _of(own, gpus, TRAINING)) / gpus
         yield Layout(way if way == "naive" else f"{way}, colocated", seconds, measured)
     for way in ROLL_OUTS[1:]:
         explore, regenerate = own[1, way]["explore"], own[1, way]["regenerate"]
