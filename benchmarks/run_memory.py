@@ -2,7 +2,7 @@
 
 Plans the presets of `sol_rl` with local exploration from configurations alone, as `solrl-train memory` does. Then
 trains one iteration with random weights and a reward of HPSv2's size, and compares the peak of allocated memory. Each
-model runs in a separate process. Writes docs/results/run_memory.{json,md}.
+model runs in a separate process; models that did not run keep their rows. Writes docs/results/run_memory.{json,md}.
 """
 
 import argparse
@@ -64,12 +64,14 @@ def main() -> None:
         print(json.dumps(measure(args.models[0], args.device)))
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    rows = []
+    file = args.out / "run_memory.json"
+    known = json.loads(file.read_text())["rows"] if file.is_file() else []
+    rows = [row for row in known if row["model"] not in args.models]
     for model in args.models:
         words = [sys.executable, __file__, "--child", "--models", model, "--device", args.device]
         child = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
         rows.append(json.loads(child.stdout.splitlines()[-1]))
-        (args.out / "run_memory.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        file.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
         (args.out / "run_memory.md").write_text(table(rows))
     print(table(rows))
 
