@@ -136,13 +136,12 @@ def _precisions(device: str, precision: str) -> Iterator[Finding]:
         yield Finding("precision", "ok", precision)
 
 
-def model(name: str, *, revision: str | None = None, token: str | None = None) -> Finding:
+def model(name: str, *, revision: str | None = None) -> Finding:
     """Findings about a model: complete on this machine, or available from the hub.
 
     Args:
         name: registered name, local folder in diffusers format, or hub id.
         revision: hub commit or tag.
-        token: hub token; by default that of HF_TOKEN or `hf auth login`.
     """
     from solrl_core.families.load import locate
 
@@ -155,10 +154,10 @@ def model(name: str, *, revision: str | None = None, token: str | None = None) -
         if fault:
             return Finding("model", "missing", f"{name} in {where}: {fault}", "give a complete diffusers folder")
         return Finding("model", "ok", f"{name} in {where}")
-    return _on_hub(where, revision, token)
+    return _on_hub(where, revision)
 
 
-def _on_hub(where: str, revision: str | None, token: str | None) -> Finding:
+def _on_hub(where: str, revision: str | None) -> Finding:
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     from solrl_core.families.load import advice
@@ -175,7 +174,7 @@ def _on_hub(where: str, revision: str | None, token: str | None) -> Finding:
         fault = f"in the hub's cache on this machine {fault}"
     try:
         url = hf_hub_url(where, "model_index.json", revision=revision)
-        get_hf_file_metadata(url, token=token, timeout=_HUB_SECONDS)
+        get_hf_file_metadata(url, timeout=_HUB_SECONDS)
     except errors.EntryNotFoundError:
         action = "the hub has no model_index.json there: use the id of a model in diffusers format"
         return Finding("model", "missing", f"{where}: {fault}", action)

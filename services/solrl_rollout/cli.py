@@ -180,15 +180,7 @@ def _run(command: Command, defaults: Settings) -> int:
         case Memory():
             from solrl_rollout.memory import plan
 
-            token = defaults.hf_token.get_secret_value() if defaults.hf_token else None
-            plan(
-                command.model,
-                command.precision,
-                command.batch,
-                revision=command.revision,
-                token=token,
-                out=command.out,
-            )
+            plan(command.model, command.precision, command.batch, revision=command.revision, out=command.out)
         case Tokens():
             _manage_tokens(command.action, defaults.token_file)
     return 0

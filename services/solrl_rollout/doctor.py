@@ -16,10 +16,9 @@ def doctor(settings: Settings) -> int:
 
 def check(settings: Settings) -> Iterator[Finding]:
     """Findings about everything that a service with these settings needs."""
-    token = settings.hf_token.get_secret_value() if settings.hf_token else None
     yield from diagnosis.machine(settings.device, settings.precision)
     for spec in settings.models:
-        yield diagnosis.model(spec.location, revision=spec.revision, token=token)
+        yield diagnosis.model(spec.location, revision=spec.revision)
     yield from diagnosis.rewards(settings.rewards)
     yield from redis_findings(settings.store_url)
     yield from _access(settings)

@@ -10,9 +10,7 @@ from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory import GPUS, RESERVED, MemoryPlan, plan_memory
 
 
-def plan(
-    model: str, precision: str, batch: int, *, revision: str | None = None, token: str | None = None, out: Path | None
-) -> None:
+def plan(model: str, precision: str, batch: int, *, revision: str | None = None, out: Path | None) -> None:
     """Print the plan; with `out`, also write it as JSON.
 
     Raises:
@@ -21,7 +19,7 @@ def plan(
     if batch < 1:
         raise ValueError(f"got a batch of {batch}; expected at least 1")
     print(f"reading the configurations of {model}", file=sys.stderr)
-    backbone = load_skeleton(model, revision=revision, token=token)
+    backbone = load_skeleton(model, revision=revision)
     planned = plan_memory(backbone, precision, batch)
     console = Console()
     console.print(_table(planned, f"{model}, {precision}, {backbone.width}×{backbone.height}, batch {batch}"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import tyro
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from solrl_proto.identifiers import NAME_PATTERN, default_model_name
 from solrl_proto.rollouts import Precision
@@ -54,9 +54,6 @@ class Settings(BaseSettings):
     """Models to host side by side, each [name=]location[@revision].
     location: a registered name, local folder in diffusers format, or hub id.
     name: its name in requests; revision: hub commit or tag."""
-
-    hf_token: Annotated[SecretStr | None, tyro.conf.Suppress] = None
-    """For gated models; only from the environment (SOLRL_HF_TOKEN), since others can read a command line."""
 
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""

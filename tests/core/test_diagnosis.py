@@ -12,10 +12,12 @@ import torch
 from huggingface_hub import constants
 from solrl_core import diagnosis
 from solrl_core.diagnosis import Finding
+from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.precision import PrecisionSupport
 
 COMMIT = "0" * 40
+INDEX = b'{"_class_name": "KolorsPipeline"}'
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -33,8 +35,12 @@ class Hub(BaseHTTPRequestHandler):
         else:
             self.send_response(status)
             self.send_header("X-Error-Code", fault)
-        self.send_header("Content-Length", "2")
+        self.send_header("Content-Length", str(len(INDEX)))
         self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(INDEX)
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
@@ -87,9 +93,16 @@ def test_a_model_of_the_hub_is_not_ok_before_it_is_here(name: str, state: str, a
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_gated_model_is_given_to_a_token() -> None:
-    assert diagnosis.model("gated/model", token="hf_good").state == "warn"
-    assert diagnosis.model("gated/model", token="hf_other").state == "missing"
+def test_the_token_of_the_environment_opens_a_gated_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    assert diagnosis.model("gated/model").state == "missing"
+    with pytest.raises(OSError, match="accept the terms"):
+        load_backbone("gated/model")
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    assert diagnosis.model("gated/model").state == "warn"
+    # Its model_index.json is read and names a pipeline without a family.
+    with pytest.raises(ValueError, match="got family 'KolorsPipeline'"):
+        load_backbone("gated/model")
 
 
 @pytest.mark.usefixtures("cache")

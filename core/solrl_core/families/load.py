@@ -48,7 +48,7 @@ _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     (
         (errors.GatedRepoError,),
         "access was not granted: accept the terms at https://huggingface.co/{where}, and set HF_TOKEN to a token of "
-        "that account (for the service, SOLRL_HF_TOKEN wins over it)",
+        "that account",
     ),
     (
         (errors.RepositoryNotFoundError,),
@@ -138,7 +138,6 @@ def load_backbone(
     *,
     device: str = "cpu",
     revision: str | None = None,
-    token: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Backbone:
     """Load a model's pipeline and wrap it in its family.
@@ -150,7 +149,6 @@ def load_backbone(
         model: registered name, local folder in diffusers format, or hub id.
         device: "cpu", "cuda", "cuda:1", …
         revision: hub commit or tag.
-        token: hub token, for gated models.
         dtype: dtype of all weights, without rounding to bfloat16; None for the default above.
 
     Raises:
@@ -166,11 +164,11 @@ def load_backbone(
     where = locate(model)
     held = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
     with explained(where):
-        config = DiffusionPipeline.load_config(where, revision=revision, token=token)
+        config = DiffusionPipeline.load_config(where, revision=revision)
     family = family_of(config.get("_class_name"), where)
     with explained(where):
         local = Path(where).is_dir()
-        folder = Path(where if local else DiffusionPipeline.download(where, revision=revision, token=token))
+        folder = Path(where if local else DiffusionPipeline.download(where, revision=revision))
         pipeline = DiffusionPipeline.from_pretrained(folder, dtype=held, **family.components(folder, held))
     if device.startswith("cuda"):
         # Triton launches kernels on the thread's current device, whichever device the tensors are on.

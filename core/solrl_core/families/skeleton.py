@@ -14,13 +14,12 @@ from solrl_core.families.pipeline import PipelineBackbone
 _PATTERNS = ["*.json", "*/*.json", "*/*.txt", "*/*.model"]
 
 
-def load_skeleton(model: str, *, revision: str | None = None, token: str | None = None) -> PipelineBackbone:
+def load_skeleton(model: str, *, revision: str | None = None) -> PipelineBackbone:
     """Build a model's pipeline from its configurations alone, in bfloat16 on the meta device.
 
     Args:
         model: registered name, local folder (weights may be missing), or hub id.
         revision: hub commit or tag.
-        token: hub token, for gated models.
 
     Raises:
         ValueError: unknown model or family.
@@ -35,7 +34,7 @@ def load_skeleton(model: str, *, revision: str | None = None, token: str | None 
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
 
-            folder = Path(snapshot_download(where, revision=revision, token=token, allow_patterns=_PATTERNS))
+            folder = Path(snapshot_download(where, revision=revision, allow_patterns=_PATTERNS))
         index = json.loads((folder / "model_index.json").read_text())
     kind = str(index.get("_class_name"))
     family = family_of(kind, where)

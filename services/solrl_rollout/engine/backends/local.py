@@ -40,8 +40,7 @@ class LocalBackend:
         device = torch.device(settings.torch_device)
         if settings.precision == "fp8":
             require_fp8(device)  # before a large model is loaded
-        token = settings.hf_token.get_secret_value() if settings.hf_token else None
-        backbone = load_backbone(spec.location, device=str(device), revision=spec.revision, token=token)
+        backbone = load_backbone(spec.location, device=str(device), revision=spec.revision)
         self._backbone = backbone
         self._device = backbone.device
         self._generators: dict[Tier, Generator] = {}
