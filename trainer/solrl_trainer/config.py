@@ -33,12 +33,14 @@ class Explore(Section):
     prompts: Positive = 48
     """Prompts per iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96
+    """Candidates per prompt."""
     keep: Annotated[int, Field(ge=2)] = 24
     """Number of candidates to select from a group."""
     selection: SelectionMode = "best_worst"
     """best_worst: the best and the worst, half of each. random: drawn at random. mean_deviation: those furthest from
     the group's mean. extremes_random: the best one, the worst one, and others drawn at random."""
     steps: Positive = 6
+    """Solver steps of a candidate."""
     precision: Precision = "auto"
     """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none.
     Emulation must be requested by name."""
@@ -80,23 +82,31 @@ class Regenerate(Section):
     """trainer: the trainer's device regenerates. none: training uses the explored candidates themselves, which requires
     explore.source=local."""
     steps: Positive = 10
+    """Solver steps of a sample."""
 
 
 class Lora(Section):
     """Shape of the adapter, which has Gaussian initialisation."""
 
     rank: Positive = 32
+    """Rank of each layer's update."""
     alpha: Annotated[float, Field(gt=0)] = 64.0
+    """Each layer's update is scaled by alpha / rank."""
 
 
 class Optimizer(Section):
     """AdamW, and the size of its steps."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """Constant learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    """AdamW's weight decay."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to AdamW's denominator."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are scaled down to this norm, over all LoRA weights."""
     updates: Positive = 1
     """Optimiser steps per iteration."""
     batch: Positive = 16
@@ -116,9 +126,10 @@ class PolicySettings(Section):
     """Settings of the behaviour policy and the evaluation weights, which both follow the trained policy."""
 
     decay_rate: Annotated[float, Field(ge=0)] = 0.001
-    decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Behaviour policy: old ← d·old + (1 − d)·current with d = min(decay_rate · (i + 1), decay_max) after
     iteration i."""
+    decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Largest d of the behaviour policy."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i)."""
 
@@ -127,9 +138,11 @@ class Evaluate(Section):
     """Settings of evaluation, on held-out prompts with fixed seeds and the averaged weights."""
 
     prompts: Positive = 128
+    """Held-out prompts, the first of the set."""
     seeds: Positive = 4
     """Images per prompt."""
     steps: Positive = 40
+    """Solver steps of an image."""
     every: Annotated[int, Field(ge=0)] = 0
     """Iterations between evaluations; 0: only before and after the run."""
     rewards: tuple[str, ...] = ()
@@ -151,6 +164,7 @@ class RunConfig(Section):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     preset: str
+    """Preset that the run began with, `<model>/<recipe>/<reward>`; the option `--preset` sets it."""
     model: str
     """Registered name, local folder in diffusers format, or hub id."""
     revision: str | None = None
@@ -162,17 +176,25 @@ class RunConfig(Section):
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device."""
     rollout_url: Annotated[str, AfterValidator(check_rollout_url)] = "http://127.0.0.1:8100"
+    """Address of the rollout service, for explore.source=service; without a user or password."""
     patience: Annotated[float, Field(ge=0)] = 600.0
     """Seconds to retry when the rollout service becomes unreachable during the run."""
     run: RunName
+    """Name of the run, also at the service. By default model, recipe and trained rewards."""
     output: Path
+    """Folder of the run; by default `runs/RUN`."""
     prompts: str
     """Registered prompt set, or a folder with train/test files."""
     iterations: Positive = 100
+    """Iterations of the run."""
     seed: Seed = 42
+    """Seed of prompts, candidates, LoRA weights and training noise."""
     device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU. Several ranks need auto, cuda or cpu."""
     guidance: Annotated[float, Field(ge=1)] = 1.0
+    """Guidance scale of every phase: classifier-free, or an input of a guidance-distilled model; 1 is none."""
     solver: Solver = "euler"
+    """Solver of every phase: Euler, or DPM-Solver++ of second order."""
     explore: Explore = Explore()
     regenerate: Regenerate = Regenerate()
     lora: Lora = Lora()
@@ -181,7 +203,9 @@ class RunConfig(Section):
     policy: PolicySettings = PolicySettings()
     evaluate: Evaluate = Evaluate()
     checkpoint_every: Positive = 1
+    """Iterations between checkpoints; the last iteration always has one."""
     keep_checkpoints: Positive = 2
+    """Number of newest checkpoints to keep."""
 
     @property
     def model_name(self) -> str:

@@ -1,0 +1,17 @@
+"""docs/settings.md: every setting of a run and of a service, with a meaning."""
+
+from fences import ROOT
+from settings_page import page, settings_of
+from solrl_rollout.settings import Settings
+from solrl_trainer.config import RunConfig
+
+
+def test_the_page_is_generated() -> None:
+    published = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert published == page(), "python scripts/settings_page.py > docs/settings.md"
+
+
+def test_every_setting_is_described() -> None:
+    rows = [*settings_of(RunConfig), *settings_of(Settings)]
+    assert {"explore.candidates", "optimizer.shard_base", "queue_limit"} <= {row.name for row in rows}
+    assert all(row.meaning.endswith(".") for row in rows), [row.name for row in rows if not row.meaning.endswith(".")]
