@@ -82,7 +82,7 @@ def _prove(folder: Path, arguments: argparse.Namespace, timing: Timing) -> None:
     buildah = images.Buildah(folder, arguments.storage_driver)
     profile = services(ROOT / "docker-compose.yml", "demo", _variables())
     built = {service.name: f"localhost/proof/{service.name}" for service in profile}
-    print(f"{len(profile)} services of profile demo, buildah with {buildah.driver} and chroot", flush=True)
+    print(f"{len(profile)} services of plain up and profile demo, buildah with {buildah.driver} and chroot", flush=True)
 
     with timing.stage("Debian base by debootstrap"):
         images.debian(buildah, BASE)
@@ -143,8 +143,7 @@ def _run(stack: Stack, profile: list[Service], timing: Timing) -> None:
             running = stack.start(service)
             if running.process.wait():
                 raise RuntimeError(f"{service.name} ended with {running.process.returncode}\n{running.tail}")
-        with stack.files_of(running) as root:
-            _show(root / "outputs" / "demo", running.tail)
+        _show(stack.folder_of("outputs") / "demo", running.tail)
         stack.running.remove(running)
     _check_redis(stack)
     with timing.stage("stop, in reverse order"):

@@ -11,11 +11,11 @@ import yaml
 
 HONOURED = {
     *("profiles", "image", "build", "command", "environment", "user", "secrets", "depends_on", "healthcheck"),
-    *("tmpfs", "stop_grace_period", "cap_drop"),
+    *("volumes", "stop_grace_period", "cap_drop"),
 }
 """Keys of a service that the test implements."""
 
-LEFT_OUT = {"init", "security_opt", "logging", "restart", "ports"}
+LEFT_OUT = {"init", "security_opt", "logging", "restart", "ports", "runtime", "shm_size"}
 """Keys that only a container engine implements; the test reports them as not tested."""
 
 _VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:(:?-)((?:[^{}]|\{[^{}]*\})*))?\})")
@@ -44,7 +44,8 @@ class Service:
     user: str | None
     secrets: dict[str, Path]
     """Path in the container → file on the host."""
-    tmpfs: tuple[str, ...]
+    volumes: dict[str, str]
+    """Path in the container → named volume."""
     cap_drop: tuple[str, ...]
     depends_on: dict[str, str]
     """Service to wait for → condition."""
@@ -54,14 +55,18 @@ class Service:
 
 
 def load(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Load the file and replace its variables."""
+    """Load the file and replace its variables. A container's variable without a value is passed on if it is set."""
     replaced = _replace(yaml.safe_load(path.read_text()), environment)
     assert isinstance(replaced, dict)
+    for body in replaced["services"].values():
+        given: dict[str, str | None] = body.get("environment", {})
+        passed = {name: environment.get(name) if value is None else value for name, value in given.items()}
+        body["environment"] = {name: value for name, value in passed.items() if value is not None}
     return replaced
 
 
 def services(path: Path, profile: str, environment: Mapping[str, str]) -> list[Service]:
-    """Services of a profile, each after those it depends on.
+    """Services of a profile and those without one, each after those it depends on.
 
     Raises:
         ValueError: a service has a key that the test neither implements nor may leave out.
@@ -91,10 +96,10 @@ def _service(name: str, body: dict[str, Any], secrets: dict[str, Any], folder: P
         dockerfile=build.get("dockerfile"),
         build_arguments=build.get("args", {}),
         command=tuple(body.get("command", ())),
-        environment=body.get("environment", {}),
+        environment=body["environment"],
         user=body.get("user"),
         secrets=mounted,
-        tmpfs=tuple(body.get("tmpfs", ())),
+        volumes={target: volume for volume, target in (entry.split(":") for entry in body.get("volumes", ()))},
         cap_drop=tuple(body.get("cap_drop", ())),
         depends_on={other: entry["condition"] for other, entry in body.get("depends_on", {}).items()},
         health=_health(body.get("healthcheck")),

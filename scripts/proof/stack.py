@@ -7,8 +7,6 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,8 +95,8 @@ class Stack:
         options += ["--volume", f"{self._hosts}:/etc/hosts:ro"]
         for target, source in service.secrets.items():
             options += ["--volume", f"{source.resolve()}:{target}:ro"]
-        for target in service.tmpfs:
-            options += ["--mount", f"type=tmpfs,destination={target},tmpfs-mode=1777"]
+        for target, volume in service.volumes.items():
+            options += ["--volume", f"{self.folder_of(volume)}:{target}"]
         for name, value in service.environment.items():
             options += ["--env", f"{name}={value}"]
         if service.user:
@@ -180,11 +178,12 @@ class Stack:
             raise RuntimeError(f"{running.service.name} ended with {code}\n{running.tail}")
         return time.monotonic() - started
 
-    @contextmanager
-    def files_of(self, running: Running) -> Iterator[Path]:
-        """Mount the container's file system; yields its root."""
-        yield Path(self._buildah.call("mount", running.container).strip())
-        self._buildah.call("umount", running.container)
+    def folder_of(self, volume: str) -> Path:
+        """Folder on this machine with the files of a named volume, which any user may write."""
+        folder = self._buildah.folder / "volumes" / volume
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o1777)
+        return folder
 
 
 def left_over() -> list[str]:

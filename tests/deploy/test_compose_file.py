@@ -18,8 +18,12 @@ from solrl_trainer.demo import DEMO_SETTINGS, PRESET
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
+GPU_SETTINGS = dict(
+    line.split("=", 1) for line in (ROOT / "deploy" / "gpu.env").read_text().splitlines() if not line.startswith("#")
+)
 DOCUMENT = load(FILE, {})
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
+WITH_GPUS: dict[str, dict[str, Any]] = load(FILE, GPU_SETTINGS)["services"]
 OURS = [name for name, body in SERVICES.items() if "build" in body]
 SERVING = [name for name in OURS if SERVICES[name]["build"]["dockerfile"] == "Dockerfile.rollout"]
 TRAINING = [name for name in OURS if name not in SERVING]
@@ -41,6 +45,31 @@ def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
     assert "health_check" in done.stdout
 
 
+def test_plain_up_starts_redis_and_a_service_of_a_miniature() -> None:
+    assert {name for name, body in SERVICES.items() if "profiles" not in body} == {"redis", "rollout"}
+    environment = SERVICES["rollout"]["environment"]
+    assert (environment["SOLRL_MODEL"], environment["SOLRL_REWARDS"]) == ("mini-sana", "clipscore")
+    assert SERVICES["rollout"]["runtime"] == "runc"
+    assert SERVICES["rollout"]["build"]["args"]["TORCH_INDEX"].endswith("/cpu")
+    for secret in DOCUMENT["secrets"].values():
+        assert (ROOT / secret["file"]).is_file(), "so that nothing has to be made before"
+
+
+def test_the_settings_of_a_gpu_node_give_a_gpu_and_require_tokens() -> None:
+    """By deploy/gpu.env, whose every line counts."""
+    rollout, trainer = WITH_GPUS["rollout"], WITH_GPUS["trainer"]
+    assert rollout["runtime"] == trainer["runtime"] == "nvidia"
+    assert rollout["environment"]["NVIDIA_VISIBLE_DEVICES"] != trainer["environment"]["NVIDIA_VISIBLE_DEVICES"]
+    assert rollout["environment"]["SOLRL_TOKEN_FILE"] == "/tokens/tokens.json"
+    assert rollout["environment"]["SOLRL_ALLOW_ANONYMOUS"] == "0", "so that a lost token file is an error"
+    dockerfile = (ROOT / "Dockerfile.rollout").read_text()
+    assert f"ARG BASE={rollout['build']['args']['BASE']}\n" in dockerfile
+    assert rollout["build"]["args"] == trainer["build"]["args"]
+    assert (rollout["build"]["args"]["TORCH"], rollout["build"]["args"]["TORCH_INDEX"]) == ("", "")
+    text = FILE.read_text()
+    assert all(f"${{{name}" in text or f"  {name}:\n" in text for name in GPU_SETTINGS)
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_has_no_privileges(name: str) -> None:
     body = SERVICES[name]
@@ -55,7 +84,7 @@ def test_a_service_has_no_privileges(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_no_secret_is_in_an_environment_or_a_command(name: str) -> None:
-    body = SERVICES[name]
+    body = WITH_GPUS[name]
     for key, value in body.get("environment", {}).items():
         suspicious = any(word in key for word in ("TOKEN", "PASSWORD", "SECRET", "REDIS_URL"))
         assert not suspicious or value.startswith(("/run/secrets/", "/tokens/")), key
@@ -80,7 +109,8 @@ def test_referenced_files_exist(name: str) -> None:
     for other, entry in body.get("depends_on", {}).items():
         assert entry["condition"] == "service_healthy"
         assert "healthcheck" in SERVICES[other]
-        assert set(body["profiles"]) <= set(SERVICES[other]["profiles"])
+        # One without a profile always starts.
+        assert set(SERVICES[other].get("profiles", body.get("profiles", ()))) >= set(body.get("profiles", ()))
     for volume in body.get("volumes", ()):
         source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
         assert source in DOCUMENT["volumes"] or source.startswith("./")
@@ -113,28 +143,21 @@ def test_redis_never_evicts_and_keeps_its_log() -> None:
         assert option in command
     assert command.startswith("exec ")  # else the shell would get SIGTERM
     assert SERVICES["redis"]["volumes"] == ["redis:/data"]
-    assert SERVICES["demo-redis"]["command"] == SERVICES["redis"]["command"]
-
-
-def test_the_demo_needs_no_gpu_and_the_rest_reserves_one() -> None:
-    for name in OURS:
-        devices = SERVICES[name].get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices")
-        assert bool(devices) is ("demo" not in SERVICES[name]["profiles"]), name
 
 
 @pytest.mark.parametrize("name", SERVING)
 def test_every_variable_is_a_setting(name: str) -> None:
-    ours = {key for key in SERVICES[name]["environment"] if key.startswith("SOLRL_")}
+    ours = {key for key in WITH_GPUS[name]["environment"] if key.startswith("SOLRL_")}
     assert ours <= {f"SOLRL_{field.upper()}" for field in Settings.model_fields}
     targets = {entry["target"] for entry in SERVICES[name]["secrets"] if isinstance(entry, dict)}
     assert targets <= {f"solrl_{field}" for field in Settings.model_fields}
 
 
-@pytest.mark.parametrize("name", SERVING)
+@pytest.mark.parametrize("found", [SERVICES, WITH_GPUS], ids=["plain", "with GPUs"])
 def test_the_service_understands_its_command_environment_and_secrets(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    found: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    body = SERVICES[name]
+    body = found["rollout"]
     for key, value in body["environment"].items():
         monkeypatch.setenv(key, value)
     for entry in body["secrets"]:
@@ -146,7 +169,7 @@ def test_the_service_understands_its_command_environment_and_secrets(
     settings = command.settings
     assert settings.redis_url == "redis://:word@there:6379"
     assert (settings.host, settings.port, settings.log_format) == ("0.0.0.0", 8100, "json")
-    assert settings.allow_anonymous is (settings.token_file is None)
+    assert settings.allow_anonymous is (settings.token_file is None) is (found is SERVICES)
 
 
 @pytest.mark.parametrize("name", TRAINING)

@@ -19,19 +19,24 @@ COMMANDS = [
     line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
 ]
 COMPOSE = [line for line in COMMANDS if "docker compose" in line]
-VERBS = {"up", "down", "cp", "run", "exec", "build", "logs", "stop"}
-WITH_VALUE = {"--profile", "--exit-code-from", "--entrypoint"}
+INLINE = re.findall(r"`(docker compose [^`]+)`", PAGE)
+VERBS = {"up", "down", "cp", "run", "exec", "build", "logs", "stop", "ps"}
+WITH_VALUE = {"--exit-code-from", "--entrypoint"}
 
 
-@pytest.mark.parametrize("line", COMPOSE)
+@pytest.mark.parametrize("line", [*COMPOSE, *INLINE])
 def test_a_compose_command_names_services_of_its_profile(line: str) -> None:
     words = [
         word for word in shlex.split(line.partition(" > ")[0].partition(" < ")[0]) if not re.match("[A-Z_]+=", word)
     ]
-    assert words[:3] == ["docker", "compose", "--profile"]
-    profile, verb, *rest = words[3:]
-    inside = {name for name, body in SERVICES.items() if profile in body["profiles"]}
-    assert inside
+    assert words[:2] == ["docker", "compose"]
+    options, words = {}, words[2:]
+    while words[0].startswith("--"):
+        options[words[0]], words = words[1], words[2:]
+    profile, (verb, *rest) = options.pop("--profile", None), words
+    assert options.keys() <= {"--env-file", "--project-name"}
+    assert profile is None or any(profile in body.get("profiles", ()) for body in SERVICES.values())
+    inside = {name for name, body in SERVICES.items() if profile in body.get("profiles", [profile])}
     assert verb in VERBS
     plain = [word for at, word in enumerate(rest) if not word.startswith("-") and rest[at - 1] not in WITH_VALUE]
     named = plain[:1] if verb in ("run", "exec") else [word.partition(":")[0] for word in plain if word != "."]
@@ -42,8 +47,8 @@ def test_a_compose_command_names_services_of_its_profile(line: str) -> None:
 def test_other_commands_exist() -> None:
     others = [shlex.split(line) for line in COMMANDS if line not in COMPOSE]
     paths = [word for words in others for word in words if word.startswith(("scripts/", "deploy/"))]
-    assert {"scripts/prove-images", "deploy/make-secrets"} == set(paths)
-    assert all((ROOT / path).stat().st_mode & 0o111 for path in paths)
+    assert {"scripts/prove-images", "deploy/make-secrets", "deploy/gpu.env"} == set(paths)
+    assert all((ROOT / path).stat().st_mode & 0o111 for path in paths if not path.endswith(".env"))
 
 
 @pytest.mark.parametrize("line", [line for line in COMPOSE if " token " in line])
@@ -65,7 +70,7 @@ def test_token_commands_are_valid(line: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_variables_and_volumes_are_those_of_the_compose_file() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     fields = {f"SOLRL_{name.upper()}" for name in Settings.model_fields}
-    for name in re.findall(r"`(SOLRL_[A-Z_]+|BASE|TORCH|TORCH_INDEX|DEMO_PORT|ROLLOUT_URL)`", PAGE):
+    for name in re.findall(r"`(SOLRL_[A-Z_]+|BASE|TORCH|TORCH_INDEX|ROLLOUT_URL)`", PAGE):
         assert name in fields or f"${{{name}" in text, name
     for name in DOCUMENT["volumes"]:
         assert f"| `{name}` |" in PAGE
