@@ -18,6 +18,10 @@ _CACHED_BYTES = 2**30
 """Bytes of decoded adapters in memory, or only the newest one if it is larger; a rank-32 FLUX.1 adapter has 150 MB."""
 
 
+class _ReplacedError(Exception):
+    """A version has other content than when its description was read."""
+
+
 class Adapters:
     """The stored adapters of the hosted models.
 
@@ -70,6 +74,12 @@ class Adapters:
         Raises:
             ProblemError: 404 for an unknown run or version, 422 `adapter-model`, 503 `too-many-bytes`.
         """
+        while (found := await self._fetch(tenant, ref, hosted)) is None:
+            pass
+        return found
+
+    async def _fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> VersionedAdapter | None:
+        """As `fetch`; None if the version was replaced meanwhile: deleted, and pushed with other content."""
         info = await self._store.info(tenant, ref.run, ref.version)
         if info.model != hosted.info.name:
             raise ProblemError(
@@ -84,6 +94,9 @@ class Adapters:
         hold = self.held.take(tenant, content, info.size)
         try:
             adapter = await self._find(tenant, ref, hosted, content)
+        except _ReplacedError:
+            hold.release()
+            return None
         except BaseException:
             hold.release()  # now: its error refers to it
             raise
@@ -102,8 +115,9 @@ class Adapters:
         """Fetch and decode a version; concurrent requests for the same one wait for this."""
 
         async def load() -> Adapter:
-            # Read again: the run may have been rewound meanwhile, and the version pushed with different content.
             info, body = await self._store.get(tenant, ref.run, ref.version)
+            if info.digest != content[1]:
+                raise _ReplacedError
             return await self._decode(info.digest, body, hosted)
 
         def loaded(task: asyncio.Task[Adapter]) -> None:

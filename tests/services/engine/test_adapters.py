@@ -132,6 +132,30 @@ async def test_an_error_reaches_only_the_request_that_began_the_read() -> None:
     assert store.reads == 2
 
 
+class Replacing(MemoryRunStore):
+    """A store in which the run is deleted and pushed again with other content before the first read."""
+
+    digest = ""
+
+    async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
+        if not self.digest:
+            await self.delete(tenant, run)
+            self.digest = await pushed(self, 2.0)
+        return await super().get(tenant, run, version)
+
+
+async def test_a_version_that_is_replaced_while_it_is_read_has_the_digest_of_its_content() -> None:
+    """Otherwise the engine would take the new weights for those of the old digest."""
+    store = Replacing()
+    before = await pushed(store)
+    adapters = adapters_of(store)
+    served = await adapters.fetch("tenant", AdapterRef(run="run", version=0), HOSTED)
+    assert served.digest == store.digest != before
+    key = lora_b_key("block.linear")
+    assert torch.equal(served.adapter.tensors[key], 2 * adapter().tensors[key])
+    assert adapters.held.bytes == (await store.info("tenant", "run", 0)).size
+
+
 async def test_the_cache_of_decoded_adapters_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Counting()
     store.opened.set()
