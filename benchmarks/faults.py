@@ -46,9 +46,13 @@ def rows() -> dict[str, Row]:
         redis_restarted,
         service_killed,
         trainer_killed,
+        two_fronts,
     )
 
-    modules = (races, redis_killed, redis_restarted, corrupted, abandoned, service_killed, trainer_killed, rank_killed)
+    modules = (
+        *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
+        *(service_killed, trainer_killed, rank_killed),
+    )
     return {module.ROW.name: module.ROW for module in modules}
 
 

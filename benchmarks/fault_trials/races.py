@@ -12,26 +12,26 @@ from fault_trials.adapters import adapter_file, kind, put
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.processes import rollout_service
 
-_RACERS = 4
+RACERS = 4
 RUN = "race"
 _LOST = {"version-conflict", "parent-conflict"}
 
 
 def run(trials: int, tell: Tell, findings: Findings) -> None:
     """Run `trials` races, each on the head left by the previous one."""
-    bodies = [adapter_file(seed) for seed in range(_RACERS + 1)]
+    bodies = [adapter_file(seed) for seed in range(RACERS + 1)]
     with ExitStack() as stack:
         server = stack.enter_context(running_redis("everysec"))
         services = [stack.enter_context(rollout_service("--redis-url", server.url)) for _ in range(2)]
-        clients = [stack.enter_context(httpx.Client(base_url=services[i % 2].url, timeout=300)) for i in range(_RACERS)]
-        pool = stack.enter_context(ThreadPoolExecutor(_RACERS))
+        clients = [stack.enter_context(httpx.Client(base_url=services[i % 2].url, timeout=300)) for i in range(RACERS)]
+        pool = stack.enter_context(ThreadPoolExecutor(RACERS))
         put(clients[0], RUN, 0, bodies[-1]).raise_for_status()
         head = 0
         for trial in range(trials):
             # In every other race the pushes also differ in the number of the next version.
-            versions = [head + 1 + (i % 2 if trial % 2 else 0) for i in range(_RACERS)]
-            answers = _race(pool, clients, versions, head, bodies)
-            head = _judge(answers, versions, bodies, clients, findings, f"race {trial} on version {head}")
+            versions = [head + 1 + (i % 2 if trial % 2 else 0) for i in range(RACERS)]
+            answers = race(pool, clients, versions, head, bodies)
+            head = judge(answers, versions, bodies, clients, findings, f"race {trial} on version {head}")
             findings.trials += 1
             tell(f"version {head} won")
         held = dump(server.url)
@@ -40,19 +40,20 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         findings.require(len(held) == expected, "at the end", f"{len(held)} keys, where {expected} belong to versions")
 
 
-def _race(
+def race(
     pool: ThreadPoolExecutor, clients: list[httpx.Client], versions: list[int], head: int, bodies: list[bytes]
 ) -> list[httpx.Response]:
-    barrier = threading.Barrier(_RACERS)
+    """Push every body at the same moment, each by its own client; returns the answers."""
+    barrier = threading.Barrier(RACERS)
 
     def push(i: int) -> httpx.Response:
         barrier.wait()
         return put(clients[i], RUN, versions[i], bodies[i], parent=head)
 
-    return list(pool.map(push, range(_RACERS)))
+    return list(pool.map(push, range(RACERS)))
 
 
-def _judge(
+def judge(
     answers: list[httpx.Response],
     versions: list[int],
     bodies: list[bytes],
@@ -60,6 +61,7 @@ def _judge(
     findings: Findings,
     trial: str,
 ) -> int:
+    """Check that one push won and that every client finds it; returns the new head."""
     outcomes = Counter("won" if answer.status_code == 201 else kind(answer) for answer in answers)
     for outcome, count in outcomes.items():
         findings.add(outcome, count)

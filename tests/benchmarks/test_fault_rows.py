@@ -10,10 +10,14 @@ from fault_trials import (
     redis_restarted,
     service_killed,
     trainer_killed,
+    two_fronts,
 )
 from fault_trials.findings import Findings, Row
 
-MODULES = (races, redis_killed, redis_restarted, corrupted, abandoned, service_killed, trainer_killed, rank_killed)
+MODULES = (
+    *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
+    *(service_killed, trainer_killed, rank_killed),
+)
 ROWS = [module.ROW for module in MODULES]
 
 
