@@ -15,9 +15,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 DOCUMENT = load(ROOT / "docker-compose.yml", {})
 SERVICES: dict[str, Any] = DOCUMENT["services"]
-COMMANDS = [
-    line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
-]
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 COMPOSE = [line for line in COMMANDS if "docker compose" in line]
 INLINE = re.findall(r"`(docker compose [^`]+)`", PAGE)
 VERBS = {"up", "down", "cp", "run", "exec", "build", "logs", "stop", "ps"}
