@@ -30,6 +30,7 @@ NOISE_SEED_BITS = 32
 Precision = Literal["auto", Tier]
 Solver = Literal["euler", "dpm2"]
 Images = Literal["none", "png"]
+LatentsFormat = Literal["float32"]
 
 
 class AdapterRef(Message):
@@ -187,6 +188,8 @@ class RolloutRequest(Message):
     plan: Plan = Plan()
     rewards: Annotated[tuple[RewardSpec, ...], Field(min_length=1, max_length=16)]
     images: Images = "none"
+    latents: LatentsFormat | None = None
+    """Whether, and in which format, groups contain the candidates' final latents."""
 
     @model_validator(mode="after")
     def _groups_fit_prompts(self) -> Self:
@@ -211,10 +214,21 @@ class RolloutRequest(Message):
         return [(prompt, expand_seeds(root, prompt.id, count)) for prompt in self.prompts]
 
 
+class Latents(Message):
+    """The final latents of a group's candidates, from which their images were decoded."""
+
+    values: tuple[str | None, ...]
+    """Base64 of each candidate's latents in the model's `latent_shape`: float32, little-endian, row-major."""
+    digest: Digest
+    """SHA-256 of the bytes of all candidates, one after the other."""
+    adapter: Digest | None
+    """Digest of the adapter's file; null for the base model."""
+
+
 class RolloutGroup(Message):
     """The candidates of one prompt, in the order of `seeds`. All lists have the same length.
 
-    The score, rewards and image of a pruned candidate are null.
+    The score, rewards, image and latents of a pruned candidate are null.
     """
 
     prompt_id: str
@@ -226,6 +240,8 @@ class RolloutGroup(Message):
     """True for each pruned candidate; null if the plan does not prune."""
     images: tuple[str | None, ...] | None = None
     """Base64 PNGs, if requested."""
+    latents: Annotated[Latents | None, Field(exclude_if=lambda value: value is None)] = None
+    """If requested; absent otherwise."""
     unread_tokens: Annotated[int, Field(gt=0)] | None = None
     """Tokens at the prompt's end that the model's text encoders do not read; null if they read all. Prompts that differ
     only there give the same images."""

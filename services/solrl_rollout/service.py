@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from solrl_core.fingerprint import fingerprint
@@ -13,7 +13,7 @@ from solrl_proto.models import NoiseContract
 from solrl_proto.rollouts import RolloutRequest, Served
 
 from solrl_rollout.engine.adapters import Adapters
-from solrl_rollout.engine.admission import check_model, check_request
+from solrl_rollout.engine.admission import MAX_LATENT_BYTES, check_model, check_request, latent_bytes
 from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.held_adapters import HeldAdapters
@@ -72,15 +72,22 @@ class Service:
         self.require_accepting()
         self.engine.require_capacity(tenant)
 
-    async def accept(self, request: RolloutRequest, tenant: str) -> Rollout:
+    async def accept(self, request: RolloutRequest, tenant: str, hold: Callable[[int], None]) -> Rollout:
         """Check a request and queue its work.
+
+        Args:
+            request: prompts, candidates and plan.
+            tenant: the caller.
+            hold: called with the bytes that the answer takes in memory beyond scores and images; it may raise.
 
         Raises:
             ProblemError: 404, 422, 429 `queue-full`, 503.
         """
         self.require_accepting()
         hosted = self.find_model(request.model)
-        precision = check_request(request, hosted, self.settings.queue_limit)
+        most = min(MAX_LATENT_BYTES, self.settings.tenant_inflight_bytes)
+        precision = check_request(request, hosted, self.settings.queue_limit, most)
+        hold(latent_bytes(request, hosted.info))
         ref = request.adapter
         adapter = await self.adapters.fetch(tenant, ref, hosted) if ref else None
         try:

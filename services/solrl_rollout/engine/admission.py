@@ -1,5 +1,6 @@
 """Admission: checks that this service can serve a request, before any of its work is queued."""
 
+import math
 from collections.abc import Iterable
 
 from solrl_core.fingerprint import model_digest
@@ -12,10 +13,18 @@ from solrl_rollout.engine.work import HostedModel
 
 MAX_ANSWER_PIXELS = 2**28
 """Pixel values (1 byte each, before compression) that one answer may contain as images."""
+MAX_LATENT_BYTES = 2**28
+"""Bytes that the latents of one answer may take in memory, as numbers and in base64."""
 
 
-def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int) -> Tier:
+def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int, latent_limit: int) -> Tier:
     """Check a request against the model that it names; returns the precision at which it will run.
+
+    Args:
+        request: the request.
+        hosted: the model that it names.
+        queue_limit: the most candidates in the queue.
+        latent_limit: the most `latent_bytes`.
 
     Raises:
         ProblemError: 422 `reward-unknown`, `too-many-candidates`, `too-many-images`, `precision-unsupported`,
@@ -23,6 +32,7 @@ def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int
     """
     _check_rewards((reward.name for reward in request.rewards), hosted.info)
     _check_size(request, hosted.info, queue_limit)
+    _check_latents(request, hosted.info, latent_limit)
     precision = hosted.default_precision if request.plan.precision == "auto" else request.plan.precision
     _check_precision(precision, hosted.info)
     _check_fitted(request.plan.fitted, hosted.info)
@@ -35,6 +45,11 @@ def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int
             action="omit plan.prune",
         )
     return precision
+
+
+def latent_bytes(request: RolloutRequest, hosted: ModelInfo) -> int:
+    """Bytes that the latents in the answer to a request take in memory: float32, and as base64."""
+    return _candidates(request) * _latent_bytes_each(hosted) if request.latents else 0
 
 
 def check_model(name: str, hosted: Iterable[str]) -> None:
@@ -92,9 +107,7 @@ def _check_fitted(fitted: FittedSolver | None, hosted: ModelInfo) -> None:
 
 def _check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> None:
     """Refuse a request that does not fit into an empty queue, or whose images do not fit into one answer."""
-    requested = request.candidates
-    groups = [len(seeds) for seeds in requested.seeds or ()] or [requested.count or 0] * len(request.prompts)
-    total = sum(groups)
+    total = _candidates(request)
     if total > queue_limit:
         raise ProblemError(
             ProblemKind.TOO_MANY_CANDIDATES,
@@ -114,3 +127,29 @@ def _check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) ->
             expected=f"at most {most} images of {hosted.width}×{hosted.height} per request",
             action="request images of fewer candidates at a time",
         )
+
+
+def _check_latents(request: RolloutRequest, hosted: ModelInfo, limit: int) -> None:
+    """Refuse a request whose latents do not fit into one answer."""
+    most = limit // _latent_bytes_each(hosted)
+    if request.latents and (total := _candidates(request)) > most:
+        raise ProblemError(
+            ProblemKind.TOO_MANY_IMAGES,
+            "the request wants the latents of more candidates than fit into one answer",
+            where="body.latents",
+            got=total,
+            expected=f"at most {most} candidates with latents of {list(hosted.latent_shape)} per request",
+            action="request latents of fewer candidates at a time",
+        )
+
+
+def _candidates(request: RolloutRequest) -> int:
+    requested = request.candidates
+    if requested.seeds is not None:
+        return sum(map(len, requested.seeds))
+    return (requested.count or 0) * len(request.prompts)
+
+
+def _latent_bytes_each(hosted: ModelInfo) -> int:
+    values = 4 * math.prod(hosted.latent_shape)
+    return values + 4 * -(-values // 3)

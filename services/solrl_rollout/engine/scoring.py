@@ -89,7 +89,7 @@ class Scorer:
                 raise images_nonfinite(chunk.prompt.id, job.adapter.digest if job.adapter else None)
             prompts, metadata = [chunk.prompt.text] * len(images), [chunk.prompt.metadata] * len(images)
             scores = self.rewards.score(job.rewards, images, prompts, metadata)
-            return scores, as_bytes(images) if job.images and chunk.until is None else None
+            return scores, as_bytes(images) if job.images and chunk.ends else None
 
         try:
             with torch.cuda.stream(self._stream):

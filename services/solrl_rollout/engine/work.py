@@ -75,7 +75,8 @@ class Chunk:
 
     Attributes:
         start: latents to continue from; None for the seeds' noise.
-        until: number of steps that the candidates have completed at the end; None for all.
+        until: number of steps that the candidates have completed at the end; None for all, if their latents are not
+            needed afterwards.
         reserved: the most candidates that may continue afterwards, in separate chunks.
         result: resolved with the scored chunk, or with the error that ended it.
         queued_at: by `time.monotonic`.
@@ -112,6 +113,11 @@ class Chunk:
         return (self.until or self.job.plan.steps) - begin
 
     @property
+    def ends(self) -> bool:
+        """Whether its candidates are complete at the end."""
+        return self.until is None or self.until == self.job.plan.steps
+
+    @property
     def kind(self) -> tuple[str, Tier, bool]:
         """Chunks of one kind take equally long per cost; guidance is a second pass for most models."""
         return self.job.model, self.job.precision, self.job.plan.guidance > 1
@@ -128,7 +134,7 @@ class GeneratedChunk:
 
     Attributes:
         images: float32 [N, 3, H, W] in [0, 1] or uint8 [N, H, W, 3]; complete once `finished` is reached.
-        trajectory: latents to continue from, if the candidates may continue.
+        trajectory: latents, if the candidates may continue or the request asks for them.
         unread_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when the engine took it from the queue, by `time.monotonic`.
         switched: whether another adapter was served before.
@@ -153,7 +159,7 @@ class ScoredChunk:
     Attributes:
         rewards: name → float32 [N].
         images: uint8 [N, H, W, 3] if the request asks for images.
-        trajectory: latents to continue from, if the candidates may continue.
+        trajectory: latents, if the candidates may continue or the request asks for them.
         unread_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when the engine took it from the queue, by `time.monotonic`.
         switched: whether another adapter was served before.
@@ -171,6 +177,11 @@ class ScoredChunk:
     reward: float
 
 
+def last_step(request: RolloutRequest) -> int | None:
+    """`Chunk.until` of candidates that complete all steps."""
+    return request.plan.steps if request.latents else None
+
+
 def cut_into_chunks(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
     """The request's chunks, a list for each prompt; only up to the pruning step if the plan prunes."""
     prune = job.plan.prune
@@ -178,7 +189,7 @@ def cut_into_chunks(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
     def chunk(prompt: PromptItem, seeds: Sequence[int], start: int) -> Chunk:
         part = seeds[start : start + CHUNK_SIZE]
         if prune is None:
-            return Chunk(job, prompt, part)
+            return Chunk(job, prompt, part, until=last_step(request))
         return Chunk(job, prompt, part, until=prune.after, reserved=min(max(prune.keep - start, 0), len(part)))
 
     return [

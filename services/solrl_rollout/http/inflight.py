@@ -1,7 +1,8 @@
-"""A budget for the bytes of all request bodies in memory.
+"""A budget for the bytes of all request bodies, and of latents in answers, in memory.
 
 A body counts from before its first byte is read until its request is answered. It counts with its Content-Length or,
-without one, with the bytes received so far. A body that would exceed the budget is refused.
+without one, with the bytes received so far. Latents count from when their request is accepted. What would exceed the
+budget is refused.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ RETRY_AFTER_S = 5
 
 
 class InflightBytes:
-    """Bytes of bodies in memory, in total and by tenant."""
+    """Bytes in memory, in total and by tenant."""
 
     def __init__(self, limit: int, tenant_limit: int) -> None:
         self.limit = limit
@@ -46,7 +47,10 @@ class InflightBytes:
 
 
 class InflightLimit:
-    """Middleware behind access control that limits the bytes of all bodies together."""
+    """Middleware behind access control that limits the bytes of all bodies and answered latents together.
+
+    It gives routes `request.state.hold`, which counts bytes until the request is answered, or raises the 503.
+    """
 
     def __init__(self, app: ASGIApp, budget: InflightBytes) -> None:
         self._app = app
@@ -61,12 +65,17 @@ class InflightLimit:
         tenant = caller.tenant if caller is not None else None
         length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
         declared = int(length) if length.isdecimal() else 0
-        received = taken = 0
+        received = taken = held = 0
 
         def take(size: int) -> None:
             nonlocal taken
             self._budget.take(tenant, size)
             taken += size
+
+        def hold(size: int) -> None:
+            nonlocal held
+            self._budget.take(tenant, size)
+            held += size
 
         async def counted() -> Message:
             nonlocal received
@@ -77,16 +86,17 @@ class InflightLimit:
             take(max(0, received - taken))
             return message
 
+        scope["state"]["hold"] = hold
         try:
             await self._app(scope, counted, send)
         finally:
-            self._budget.give_back(tenant, taken)
+            self._budget.give_back(tenant, taken + held)
 
 
 def _too_many_bytes(whose: str, held: int, size: int, limit: int) -> HTTPException:
     """The 503, as an HTTPException: FastAPI replaces any other exception that is raised while it reads a body."""
     problem = ProblemKind.TOO_MANY_BYTES.problem(
-        f"the bodies of {whose} have {held} bytes now, and {size} more would exceed the limit",
+        f"bodies and latents of {whose} have {held} bytes now, and {size} more would exceed the limit",
         where="body",
         got=size,
         expected=f"at most {limit - held} bytes now",

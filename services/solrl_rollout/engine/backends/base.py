@@ -84,7 +84,7 @@ class GenerationRequest:
         precision: precision to run at, with the adapter that was last set for it.
         plan: solver, number of steps and guidance. The engine handles pruning.
         start: latents to continue from, one row per seed; None for the seeds' noise.
-        until: number of steps that the candidates have completed at the end; None for all.
+        until: number of steps that the candidates have completed at the end; None for all, without a trajectory.
         batch_limit: largest batch.
     """
 
@@ -103,7 +103,7 @@ class Generation:
 
     Attributes:
         images: float32 [N, 3, H, W] in [0, 1], or uint8 [N, H, W, 3]; before the last step, of the predicted latents.
-        trajectory: latents from which the candidates can continue; None after the last step.
+        trajectory: latents after `until` steps, from which the candidates can continue; None if `until` is.
         unread_tokens: tokens at the prompt's end that no text encoder read.
     """
 

@@ -1,0 +1,122 @@
+"""Final latents in answers: those that the trainer's own generator would make, within the service's limits."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
+from solrl_core.adapter import adapter_digest, decode_adapter
+from solrl_core.families import Backbone
+from solrl_core.generator import Generator, GeneratorOutput
+from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE
+
+MIB = 2**20
+EACH = 8 * 8 * 8 * 4
+"""Bytes of one candidate's latents."""
+AS_TEXT = 4 * -(-EACH // 3)
+MOST = MIB // (EACH + AS_TEXT)
+"""Candidates whose latents fit into the budget of `small`."""
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[RunningService]:
+    """A service with 1 MiB for bodies and latents."""
+    limits = ("--max-inflight-bytes", "--max-adapter-bytes", "--max-body-bytes")
+    with running_service(*(part for limit in limits for part in (limit, str(MIB)))) as running:
+        yield running
+        assert "Traceback" not in running.log.read_text()
+
+
+def asked(**request: Any) -> dict[str, Any]:
+    return rollout_request(**{"precision": "bf16", **request}) | {"latents": "float32"}
+
+
+def group_of(service: RunningService, request: dict[str, Any]) -> dict[str, Any]:
+    response = service.client.post("/v1/rollouts", json=request)
+    assert response.status_code == 200, response.text
+    (group,) = response.json()["groups"]
+    assert isinstance(group, dict)
+    return group
+
+
+def tensors(group: dict[str, Any]) -> torch.Tensor:
+    """The latents of candidates that were not pruned."""
+    parts = [base64.b64decode(value) for value in group["latents"]["values"] if value is not None]
+    assert group["latents"]["digest"] == f"sha256:{hashlib.sha256(b''.join(parts)).hexdigest()}"
+    return torch.stack([torch.frombuffer(bytearray(part), dtype=torch.float32).view(8, 8, 8) for part in parts])
+
+
+def generated(backbone: Backbone, count: int, adapter: bytes | None = None, **settings: Any) -> GeneratorOutput:
+    generator = Generator(backbone, "bf16")
+    generator.set_adapter(None if adapter is None else decode_adapter(adapter, generator.layout))
+    return generator.generate("a red circle", expand_seeds(7, "p0", count), **{"steps": 2, **settings})
+
+
+def test_latents_are_those_of_the_trainers_generator_bit_for_bit(
+    service: RunningService, layout: Layout, backbone: Backbone
+) -> None:
+    file = adapter_file(layout, seed=3)
+    assert service.push("latents", 0, file).status_code == 201
+    group = group_of(service, asked(count=30, adapter=("latents", 0)))
+    assert torch.equal(tensors(group), generated(backbone, 30, file).latents)
+    assert group["latents"]["adapter"] == adapter_digest(file)
+    assert not torch.equal(tensors(group), generated(backbone, 30).latents)
+
+
+def test_latents_of_the_base_name_no_adapter(service: RunningService, backbone: Backbone) -> None:
+    group = group_of(service, asked(count=1))
+    assert torch.equal(tensors(group), generated(backbone, 1).latents)
+    assert group["latents"]["adapter"] is None
+
+
+def test_images_come_beside_latents(service: RunningService) -> None:
+    plain = rollout_request(count=2, precision="bf16", images="png")
+    both = group_of(service, plain | {"latents": "float32"})
+    assert len(both.pop("latents")["values"]) == 2
+    assert both == group_of(service, plain)
+
+
+def test_pruned_candidates_have_no_latents(service: RunningService, backbone: Backbone) -> None:
+    request = asked(count=30, steps=3)
+    request["plan"]["prune"] = {"after": 1, "keep": 4}
+    group = group_of(service, request)
+    assert [value is None for value in group["latents"]["values"]] == group["pruned"]
+    survivors = [place for place, pruned in enumerate(group["pruned"]) if not pruned]
+    assert len(survivors) == 4
+    assert torch.equal(tensors(group), generated(backbone, 30, steps=3).latents[survivors])
+
+
+def test_answers_without_latents_do_not_mention_them(service: RunningService) -> None:
+    assert "latents" not in group_of(service, rollout_request(count=1))
+    assert all("latents" not in json.dumps(line) for line in service.lines(count=1))
+
+
+def test_another_format_is_refused(service: RunningService) -> None:
+    found = problem(service.client.post("/v1/rollouts", json=rollout_request() | {"latents": "bfloat16"}))
+    assert (found["kind"], found["where"]) == ("invalid-request", "body.latents")
+
+
+def test_latents_that_never_fit_are_refused(small: RunningService) -> None:
+    found = problem(small.client.post("/v1/rollouts", json=asked(count=MOST + 1)))
+    assert (found["status"], found["kind"], found["where"]) == (422, "too-many-images", "body.latents")
+    assert found["got"] == MOST + 1
+    assert found["expected"] == f"at most {MOST} candidates with latents of [8, 8, 8] per request"
+
+
+def test_latents_count_until_their_request_is_answered(small: RunningService) -> None:
+    running = small.send(asked(count=MOST - 2, steps=200), accept=STREAM_MEDIA_TYPE)
+    with running.socket:
+        running.socket.recv(1)  # it is accepted
+        response = small.client.post("/v1/rollouts", json=asked(count=10))
+        found = problem(response)
+        assert (found["status"], found["kind"], response.headers["retry-after"]) == (503, "too-many-bytes", "5")
+        assert found["got"] == 10 * (EACH + AS_TEXT)
+        assert small.client.post("/v1/rollouts", json=rollout_request(count=1, steps=1)).status_code == 200
+    while (response := small.client.post("/v1/rollouts", json=asked(count=MOST, steps=1))).status_code == 503:
+        pass
+    assert response.status_code == 200
