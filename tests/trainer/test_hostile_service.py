@@ -67,10 +67,21 @@ def refused(service: HostileService, request: RolloutRequest, **more: Any) -> Pr
         {"plan": {"steps": 6, "prune": {"after": 3, "keep": 20}}},
         {"images": "png"},
         {"images": "png", "plan": {"steps": 6, "prune": {"after": 3, "keep": 6}}},
+        {"latents": "float32", "plan": {"steps": 6, "prune": {"after": 3, "keep": 6}}},
         {"candidates": {"seeds": [[5, 3], [9, 1, 2]]}},
         {"adapter": None},
     ],
-    ids=["plain", "auto", "pruned", "none pruned", "images", "pruned images", "explicit seeds", "base"],
+    ids=[
+        "plain",
+        "auto",
+        "pruned",
+        "none pruned",
+        "images",
+        "pruned images",
+        "pruned latents",
+        "explicit seeds",
+        "base",
+    ],
 )
 def test_a_correct_answer_is_accepted(service: HostileService, more: dict[str, Any]) -> None:
     used: list[RolloutGroup] = []
@@ -143,6 +154,7 @@ LIES: dict[str, tuple[Callable[[Line], None], str]] = {
     ),
     "pruned, unasked": (change(pruned=lambda _: [False] * 12), "pruned"),
     "images, unasked": (change(images=lambda _: ["aW1hZ2U="] * 12), "images"),
+    "latents, unasked": (change(latents=lambda _: {"values": [], "digest": DIGEST, "adapter": None}), "latents"),
     "another model": (of_served("model", "mini-flux"), "served.model"),
     "another version": (of_served("adapter", {"run": "run", "version": 2}), "served.adapter"),
     "the base": (of_served("adapter", None), "served.adapter"),
@@ -185,6 +197,28 @@ def test_pruned_candidates_and_images_must_match_the_request(
     problem = refused(service, request_of(plan=PRUNED, images="png")).problem
     assert problem.kind == "served-differently"
     assert problem.where == f"group 'p0': {where}"
+
+
+def values(new: Callable[[Any], Any]) -> Callable[[Line], None]:
+    """Change the values of the latents."""
+    return change(latents=lambda latents: latents | {"values": new(latents["values"])})
+
+
+@pytest.mark.parametrize(
+    ("lie", "where"),
+    [
+        (change(latents=lambda _: None), "latents"),
+        (values(lambda values: values[:-1]), "latents.values"),
+        (values(lambda values: [*values[1:], values[0]]), "latents.values[5]"),
+        (values(lambda values: [values[0]] * 12), "latents.values[6]"),
+    ],
+    ids=["none", "fewer", "of others", "of pruned candidates"],
+)
+def test_latents_must_match_the_request(service: HostileService, lie: Callable[[Line], None], where: str) -> None:
+    service.change_group = lie
+    problem = refused(service, request_of(plan=PRUNED, latents="float32")).problem
+    assert (problem.kind, problem.where) == ("served-differently", f"group 'p0': {where}")
+    assert (problem.got, problem.expected) != (None, None)
 
 
 def test_a_different_fingerprint_is_refused_before_the_group_is_used(service: HostileService) -> None:

@@ -22,14 +22,16 @@ _ROUNDING = 1e-5
 _LINE_BYTES = 2**17
 _CANDIDATE_BYTES = 2**10
 _IMAGE_BYTES = 2**25
+_LATENTS_BYTES = 2**28
+"""Of one answer; a service does not send more."""
 
 
 def longest_line(request: RolloutRequest) -> int:
-    """Upper bound in bytes for a line of the answer: generous for a group's numbers, texts and requested images."""
+    """Upper bound in bytes for a line of the answer: generous for numbers and texts, images and latents."""
     explicit, count = request.candidates.seeds, request.candidates.count
     candidates = max(map(len, explicit)) if explicit is not None else count or 0
     each = _CANDIDATE_BYTES + (_IMAGE_BYTES if request.images == "png" else 0)
-    return _LINE_BYTES + candidates * each
+    return _LINE_BYTES + candidates * each + (_LATENTS_BYTES if request.latents else 0)
 
 
 class AnswerCheck:
@@ -123,6 +125,10 @@ class AnswerCheck:
             lists["images"] = group.images
         else:
             self._require(name + "images", _size(group.images), None)
+        if self._request.latents and group.latents is not None:
+            lists["latents.values"] = group.latents.values
+        else:
+            self._require(name + "latents", _given(group.latents), _given(self._request.latents))
         for field, values in lists.items():
             self._require(name + field, _size(values), _size(seeds))
             for place, value in enumerate(values or ()):
@@ -147,7 +153,7 @@ class AnswerCheck:
             raise self._differs(where, got, expected)
 
     def _differs(self, where: str, got: Any, expected: Any) -> ProblemError:
-        return _differs(self._url, where, got, expected)
+        return served_differently(self._url, where, got, expected)
 
 
 def check_pushed(url: str, stored: AdapterInfo, *, run: str, version: int, model: str, body: bytes) -> None:
@@ -165,10 +171,11 @@ def check_pushed(url: str, stored: AdapterInfo, *, run: str, version: int, model
     }
     for field, expected in sent.items():
         if (got := getattr(stored, field)) != expected:
-            raise _differs(url, field, got, expected)
+            raise served_differently(url, field, got, expected)
 
 
-def _differs(url: str, where: str, got: Any, expected: Any) -> ProblemError:
+def served_differently(url: str, where: str, got: Any, expected: Any) -> ProblemError:
+    """The 409 for an answer that does not match its request."""
     return ProblemError(
         ProblemKind.SERVED_DIFFERENTLY,
         f"the service at {url} gave an answer that does not match the request",
@@ -181,6 +188,10 @@ def _differs(url: str, where: str, got: Any, expected: Any) -> ProblemError:
 
 def _plain(value: Any) -> Any:
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def _given(value: Any) -> str:
+    return "not given" if value is None else "given"
 
 
 def _size(values: Sequence[Any] | None) -> str | None:

@@ -78,9 +78,13 @@ class Explore(Section):
 class Regenerate(Section):
     """Regeneration of the selected seeds in BF16."""
 
-    at: Literal["trainer", "none"] = "trainer"
-    """trainer: the trainer's device regenerates. none: training uses the explored candidates themselves, which requires
-    explore.source=local."""
+    at: Literal["trainer", "service", "none"] = "trainer"
+    """trainer: the trainer's device regenerates. service: the service regenerates under the newest version, at any
+    explore.lag, and scores with all rewards of the run. none: training uses the explored candidates themselves, which
+    requires explore.source=local."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of each rank's prompts that the service regenerates with at=service; the trainer's device regenerates the
+    others meanwhile."""
     steps: Positive = 10
     """Solver steps of a sample."""
 
@@ -232,15 +236,26 @@ class RunConfig(Section):
         """Rewards with a weight in the score."""
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.weights.items())
 
+    @property
+    def served_rewards(self) -> tuple[RewardSpec, ...]:
+        """Rewards that the service scores: all if it regenerates, otherwise those with a weight."""
+        if self.regenerate.at != "service":
+            return self.trained
+        return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items())
+
     @field_validator("regenerate")
     @classmethod
     def _suits_exploration(cls, value: Regenerate, given: ValidationInfo) -> Regenerate:
         explore = given.data.get("explore")  # missing if it is invalid itself
+        if value.share < 1 and value.at != "service":
+            raise ValueError(f"share is {value.share}, but at={value.at}; expected at=service, or no share")
+        if value.at == "service" and explore is not None and explore.source != "service":
+            raise ValueError("at=service needs a service; expected explore.source=service, or at=trainer")
         if value.at == "none" and explore is not None:
             if explore.source == "service":
                 raise ValueError(
                     "a service answers with scores, not with candidates to train on; "
-                    "expected at=trainer, or explore.source=local"
+                    "expected at=trainer, at=service or explore.source=local"
                 )
             for name in ("prune", "fitted"):
                 if getattr(explore, name) is not None:
@@ -279,6 +294,17 @@ class RunConfig(Section):
                 raise ValueError(
                     f"the exploration plan was calibrated for solver {bound.solver} at guidance {bound.guidance:g}; "
                     f"got {self.solver} at guidance {self.guidance:g}; calibrate again, or use those"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _trains_on_what_is_served(self) -> Self:
+        if self.regenerate.at == "service":
+            data = ALGORITHMS.find(self.algorithm.name)(self.algorithm).trains_on
+            if data.recorded or data.solver(self.solver) != self.solver:
+                raise ValueError(
+                    f"regenerate.at is service, which answers final latents of the run's solver; {self.algorithm.name} "
+                    "trains on every step or uses a solver of its own; expected regenerate.at=trainer"
                 )
         return self
 

@@ -7,7 +7,6 @@ from solrl_core.fidelity import rank_fidelity
 
 from solrl_trainer.evaluation import Evaluation, evaluate_together
 from solrl_trainer.rollouts.exploration import seed_root
-from solrl_trainer.rollouts.groups import GroupSelection
 from solrl_trainer.run_log import RunLog
 from solrl_trainer.saved_evaluation import load_evaluation, save_evaluation
 from solrl_trainer.session import Session
@@ -78,13 +77,8 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
         if own:
             groups = session.explorer.whole_groups(own, version, seed_root(config.seed, -1))
             proxy = torch.tensor([group.scores for group in groups])
-            everyone = [GroupSelection(group.prompt, list(group.seeds), torch.empty(0)) for group in groups]
-            true = torch.stack(
-                [
-                    session.scorer.score(group.prompt, session.regenerator.regenerate(group))().scores
-                    for group in everyone
-                ]
-            )
+            made = [(group.prompt, session.sampler.sample(group.prompt.text, group.seeds)) for group in groups]
+            true = torch.stack([session.scorer.score(prompt, samples)().scores for prompt, samples in made])
         proxy, true = gather_rows(proxy, session.world), gather_rows(true, session.world)
         fidelity = rank_fidelity(proxy, true, config.explore.keep)
     if not math.isfinite(fidelity.spearman):

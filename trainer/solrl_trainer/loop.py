@@ -13,7 +13,7 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.held_out import evaluate_average, evaluate_base, measure_fidelity
 from solrl_trainer.records import IterationRecord, Spread
-from solrl_trainer.report.pairs import CandidatePairs, candidate_pairs
+from solrl_trainer.report.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
@@ -23,7 +23,6 @@ from solrl_trainer.session import Session, open_session
 from solrl_trainer.update import UpdateFigures
 from solrl_trainer.world import SoloWorld, World, require_equal, wait_for_first
 
-_SHOWN_PROMPTS = 3
 _SHOWN_EACH = 3
 
 
@@ -122,7 +121,7 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     """Explore, select, regenerate and score an iteration's samples.
 
     A group is selected and regenerated as soon as it arrives, while a service explores the others. On a GPU, it is
-    scored while the next one is generated.
+    scored while the next one is generated. A service that regenerates explores later iterations only afterwards.
     """
     config = session.config
     root = seed_root(config.seed, iteration)
@@ -131,13 +130,14 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     for group in log.candidates(iteration, exploration):
         selection = select(group, config.explore, root)
         with log.phase(iteration, "regenerate"):
-            regenerated = session.regenerator.regenerate(selection)
+            regenerated = session.regenerator.regenerate(selection, iteration)
             scored = session.scorer.score(group.prompt, regenerated)
         selected.append((selection, scored))
     with log.phase(iteration, "regenerate"):
         groups = [ScoredGroup(selection, scored()) for selection, scored in selected]
     samples = IterationSamples.gather(session.prompts(iteration), groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
+    session.explorer.look_ahead(iteration)
     return samples
 
 
@@ -170,7 +170,7 @@ def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> Candidat
     if session.world.rank > 0 or not session.config.two_stage:
         return None
     try:
-        return candidate_pairs(samples, session.explorer, prompts=_SHOWN_PROMPTS, each=_SHOWN_EACH)
+        return candidate_pairs(samples, session.explorer, prompts=SHOWN_PROMPTS, each=_SHOWN_EACH)
     except ProblemError as error:
         log.note(f"the report does not show explored and regenerated images: {error}")
         return None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from solrl_core.adapter import Adapter, decode_adapter
+from solrl_core.adapter import Adapter, adapter_digest, decode_adapter
 from solrl_core.families import Backbone
 from solrl_core.generator import Generator
 from solrl_core.precision import fastest_tier
@@ -27,6 +27,7 @@ class Models:
         explorer: generator of local exploration; `generator` itself if that explores in BF16 or if a service explores.
         policy: current, behaviour and reference policies.
         world: ranks that train together, in step if they share the base's weights.
+        behaviour_digest: digest of the file of the behaviour policy; empty before one is merged.
     """
 
     backbone: Backbone
@@ -34,6 +35,7 @@ class Models:
     explorer: Generator
     policy: Policy
     world: World
+    behaviour_digest: str = field(default="", init=False)
     _behaviour: Adapter | None = field(default=None, init=False)
 
     @classmethod
@@ -65,6 +67,7 @@ class Models:
 
     def merge_behaviour(self, adapter: bytes) -> None:
         """Merge a version of the behaviour policy; `adapter` is the file that a service gets, too."""
+        self.behaviour_digest = adapter_digest(adapter)
         self._behaviour = decode_adapter(adapter, self.generator.layout)
         self.generator.set_adapter(self._behaviour)
         if self.explorer is not self.generator:

@@ -130,7 +130,7 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
 
     hosted = client.model(config.model_name)
     check_noise_contract(client.models().noise)
-    require_rewards(client.url, hosted, config.trained)
+    require_rewards(client.url, hosted, config.served_rewards)
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:
         raise run_taken(client.url, config.run, held.head)

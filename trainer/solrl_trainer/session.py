@@ -1,8 +1,9 @@
 """Session: the parts of a run, loaded once, checked, and connected to a service if there is one."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
+from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer import checkpoints
@@ -23,6 +25,7 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.models import Models
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.report.pairs import SHOWN_PROMPTS
 from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.rollouts.agreement import check_bindings, check_service, note_arithmetic, note_emulation
 from solrl_trainer.rollouts.batch_limit import BatchLimit
@@ -30,10 +33,11 @@ from solrl_trainer.rollouts.candidates import CandidateMaker, PlannedCandidates,
 from solrl_trainer.rollouts.exploration import Explorer
 from solrl_trainer.rollouts.local import LocalExplorer
 from solrl_trainer.rollouts.overlap import SideStream
-from solrl_trainer.rollouts.regenerate import Regenerator, Sampler
+from solrl_trainer.rollouts.regenerate import LocalRegenerator, Regenerator, Sampler
 from solrl_trainer.rollouts.scoring import Scorer
+from solrl_trainer.rollouts.served import RegenerationSource, ServiceRegenerator
 from solrl_trainer.rollouts.service import ServiceExplorer
-from solrl_trainer.rollouts.source import RolloutSource, exploration_plan, rollout_source
+from solrl_trainer.rollouts.source import RolloutSource, exploration_plan, regeneration_plan, rollout_source
 from solrl_trainer.sharding import InStepWorld
 from solrl_trainer.update import Updater
 from solrl_trainer.world import World, pick_device, share, wait_for_first
@@ -54,6 +58,7 @@ class Session:
         algorithm: computes advantages and loss.
         supply: pushes adapters to the service; only on rank 0, and if a service explores.
         explorer, regenerator, scorer: produce an iteration's samples.
+        sampler: draws samples as regeneration does, on this device.
         optimizer: optimiser of the current policy.
         updater: takes the optimiser steps.
         train_prompts, test_prompts: training and held-out prompts.
@@ -69,6 +74,7 @@ class Session:
     explorer: Explorer
     regenerator: Regenerator
     scorer: Scorer
+    sampler: Sampler
     optimizer: torch.optim.Optimizer
     updater: Updater
     train_prompts: list[PromptItem]
@@ -114,7 +120,7 @@ class Session:
         # No rank may explore under a version before rank 0 has pushed it.
         wait_for_first(self.world)
         self.models.merge_behaviour(adapter)
-        self.explorer.look_ahead(version)
+        self.explorer.look_ahead(version, beyond=self.config.regenerate.at != "service")
 
 
 @contextmanager
@@ -135,6 +141,12 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         raise ValueError(
             f"explore.prompts is {config.explore.prompts}; expected at least one for each of {world.size} ranks"
         )
+    least = world.size * math.ceil(1 / config.regenerate.share)
+    if config.explore.prompts < least:
+        raise ValueError(
+            f"explore.prompts is {config.explore.prompts} for {world.size} ranks; expected at least {least}, so that a "
+            f"service regenerates some of each rank's prompts at regenerate.share={config.regenerate.share:g}"
+        )
     folder = find_prompts(config.prompts)
     train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
     with _service(config, world) as service:
@@ -148,7 +160,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         backbone = load_backbone(config.model, device=device, revision=config.revision)
         note_long_prompts(backbone, {"training": train, "held-out": test[: config.evaluate.prompts]}, note)
         rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone, config.reward_options)
-        source = supply = None
+        source = supply = regeneration = None
         if service is None:
             _check_local(config, backbone, note)
         if service is not None and first is not None:
@@ -156,7 +168,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             parts = part_digests(backbone.parts)
             check_bindings(config.bindings, model_digest(parts), config.model)
             digests = parts | rewards.digests()
-            check_service(first, config.model_name, config.trained, digests)
+            check_service(first, config.model_name, config.served_rewards, digests)
             served = first.model(config.model_name)
             emulated = [tier.precision for tier in served.precisions if tier.numerics == "emulated"]
             note_emulation(emulated, config.explore.precision, note)
@@ -173,8 +185,10 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
                 numerics={tier.precision: tier.numerics for tier in served.precisions},
                 restore=supply.restore if supply else None,
             )
+            if config.regenerate.at == "service":
+                regeneration = _regeneration(config, source, backbone, digests, served)
         models = Models.build(backbone, config, note, world)
-        yield connect(config, models.world, note, models, rewards, source, supply, train, test)
+        yield connect(config, models.world, note, models, rewards, source, supply, train, test, regeneration)
 
 
 def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutClient | None]:
@@ -183,6 +197,20 @@ def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutC
     # Rank 0 pushes versions that the service lost again; the other ranks wait for it.
     awaited = LOST if world.rank else ()
     return RolloutClient(config.rollout_url, token=rollout_token(), patience=config.patience, awaited=awaited)
+
+
+def _regeneration(
+    config: RunConfig, source: RolloutSource, backbone: Backbone, digests: Mapping[str, str], served: ModelInfo
+) -> RegenerationSource:
+    rewards = config.served_rewards
+    asked = replace(
+        source,
+        plan=regeneration_plan(config),
+        rewards=rewards,
+        fingerprint=fingerprint(digests, [spec.name for spec in rewards]),
+    )
+    exact = backbone.device.type == "cpu" and served.arithmetic == arithmetic(backbone.device)
+    return RegenerationSource(asked, backbone.latent_shape, exact)
 
 
 def _check_local(config: RunConfig, backbone: Backbone, note: Callable[[str], None]) -> None:
@@ -204,6 +232,7 @@ def connect(
     supply: AdapterSupply | None,
     train: list[PromptItem],
     test: list[PromptItem],
+    regeneration: RegenerationSource | None = None,
 ) -> Session:
     """Connect loaded parts to a session. Sessions may share models, one after the other; each has its own optimiser.
 
@@ -215,6 +244,7 @@ def connect(
         rewards: all rewards of the settings.
         source, supply: of the service; None if the trainer's device explores.
         train, test: training and held-out prompts.
+        regeneration: the service, if it regenerates.
     """
     explore, optimizer, backbone = config.explore, config.optimizer, models.backbone
     adamw = torch.optim.AdamW(
@@ -252,6 +282,19 @@ def connect(
         else:
             maker = TrainedCandidates(sampler(models.explorer, explore.steps), scorer)
         explorer = LocalExplorer(maker, own_prompts, candidates=explore.candidates, seed=config.seed)
+    regenerated = sampler(models.generator, config.regenerate.steps)
+    regenerator: Regenerator = LocalRegenerator(regenerated)
+    if regeneration is not None:
+        regenerator = ServiceRegenerator(
+            regeneration,
+            regenerated,
+            models,
+            own_prompts,
+            seed=config.seed,
+            share=config.regenerate.share,
+            weights=config.weights,
+            shown=0 if world.rank else SHOWN_PROMPTS,
+        )
     return Session(
         config=config,
         world=world,
@@ -260,8 +303,9 @@ def connect(
         algorithm=algorithm,
         supply=supply,
         explorer=explorer,
-        regenerator=Regenerator(sampler(models.generator, config.regenerate.steps)),
+        regenerator=regenerator,
         scorer=scorer,
+        sampler=regenerated,
         optimizer=adamw,
         updater=Updater(
             backbone=backbone,

@@ -17,10 +17,10 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.loop import train
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.policy import CURRENT
-from solrl_trainer.presets import resolve
+from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.progress import RichReporter
 from solrl_trainer.rollouts.groups import GroupSelection, recording_rows
-from solrl_trainer.rollouts.regenerate import Regenerator, Sampler
+from solrl_trainer.rollouts.regenerate import LocalRegenerator, Sampler
 from solrl_trainer.update import training_pairs
 from training_helpers import TINY, make_policy, updater
 
@@ -56,12 +56,17 @@ def configured(*overrides: str) -> RunConfig:
     return resolve("mini-sana/naive_scaling/clipscore", overrides=[*TINY, "optimizer.updates=1", *settings]).config
 
 
+def test_a_service_cannot_regenerate_recorded_samples() -> None:
+    with pytest.raises(ConfigError, match="ClippedRatio trains on every step or uses a solver of its own"):
+        configured("explore.source=service", "regenerate.at=service")
+
+
 @pytest.fixture
 def samples(loaded: Backbone) -> TrainingSamples:
     """Four seeds of one prompt, regenerated with recordings."""
     data = ClippedRatio(ClippedSettings()).trains_on
     sampler = Sampler(Generator(loaded, "bf16"), STEPS, data.solver("euler"), 1.0, data.recorded)
-    found = Regenerator(sampler).regenerate(GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4)))
+    found = LocalRegenerator(sampler).regenerate(GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4)), 0)
     assert found.recording is not None
     conditioning, prompts = loaded.conditioning(PROMPT.text), torch.zeros(4, dtype=torch.long)
     return TrainingSamples(found.latents, torch.tensor(ADVANTAGES), conditioning, prompts, found.recording)

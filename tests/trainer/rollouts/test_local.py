@@ -17,7 +17,7 @@ from solrl_trainer.rollouts.candidates import TrainedCandidates
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.local import LocalExplorer
 from solrl_trainer.rollouts.overlap import SideStream
-from solrl_trainer.rollouts.regenerate import Regenerator, Sampler
+from solrl_trainer.rollouts.regenerate import LocalRegenerator, Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst, select
@@ -62,7 +62,7 @@ def test_training_uses_the_selected_candidates_themselves(precision: str, tmp_pa
     (group,) = exploration
     root = seed_root(config.seed, 3)
     selection = select(group, config.explore, root)
-    kept = scorer.score(prompt, Regenerator(sampler).regenerate(selection))()
+    kept = scorer.score(prompt, LocalRegenerator(sampler).regenerate(selection, 0))()
     assert kept is selection.samples
     summary = exploration.summary
     assert (summary.version, summary.precision, summary.score_count) == (3, precision, 12)

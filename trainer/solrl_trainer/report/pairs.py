@@ -8,6 +8,9 @@ from solrl_trainer.report.gallery import Pair
 from solrl_trainer.rollouts.exploration import ImageSource
 from solrl_trainer.rollouts.iteration import IterationSamples
 
+SHOWN_PROMPTS = 3
+"""The most of an iteration's prompts of which pairs are shown."""
+
 
 @dataclass(frozen=True)
 class CandidatePairs:

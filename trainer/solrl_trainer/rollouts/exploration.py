@@ -71,8 +71,11 @@ class ImageSource(Protocol):
 class Explorer(ImageSource, Protocol):
     """A source of candidates."""
 
-    def look_ahead(self, version: int) -> None:
-        """Begin all explorations that are possible now that `version` is the behaviour policy."""
+    def look_ahead(self, version: int, *, beyond: bool = True) -> None:
+        """Begin all explorations that are possible now that `version` is the behaviour policy.
+
+        Without `beyond`, only that of its own iteration.
+        """
 
     def explore(self, iteration: int) -> Exploration:
         """The candidates of an iteration."""

@@ -26,7 +26,7 @@ class GroupSamples:
 
 @dataclass(frozen=True)
 class ScoredSamples(GroupSamples):
-    """Samples with their rewards; their images are on the CPU.
+    """Samples with their rewards; their images are on the CPU, and empty if nobody will see them.
 
     Attributes:
         scores: weighted sum of the trained rewards [n].

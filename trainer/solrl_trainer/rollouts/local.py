@@ -30,7 +30,7 @@ class LocalExplorer:
         self._candidates = candidates
         self._seed = seed
 
-    def look_ahead(self, version: int) -> None:
+    def look_ahead(self, version: int, *, beyond: bool = True) -> None:
         """Do nothing: this device is busy with other work."""
 
     def explore(self, iteration: int) -> "LocalExploration":

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from solrl_core.generator import Generator
+import torch
+from solrl_core.generator import Generator, GeneratorOutput
 from solrl_core.solvers import SolverSpec
 
 from solrl_trainer.rollouts.batch_limit import BatchLimit
-from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection
+from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection, ScoredSamples
+from solrl_trainer.rollouts.overlap import Pending
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,15 @@ class Sampler:
 
     def sample(self, text: str, seeds: Sequence[int]) -> GroupSamples:
         """Generate samples of a prompt, one per seed."""
-        generated = self.limit.run(
+        generated = self._generate(text, seeds)
+        return GroupSamples(generated.latents, generated.images, generated.recording)
+
+    def latents(self, text: str, seeds: Sequence[int]) -> torch.Tensor:
+        """Clean latents [N, ...] of the samples alone."""
+        return self._generate(text, seeds, decode=False).latents
+
+    def _generate(self, text: str, seeds: Sequence[int], *, decode: bool = True) -> GeneratorOutput:
+        return self.limit.run(
             lambda size: self.generator.generate(
                 text,
                 seeds,
@@ -40,19 +51,26 @@ class Sampler:
                 solver=self.solver,
                 guidance=self.guidance,
                 batch_limit=size,
+                decode=decode,
                 record=self.record,
             )
         )
-        return GroupSamples(generated.latents, generated.images, generated.recording)
+
+
+class Regenerator(Protocol):
+    """Regenerates the candidates of a selection under the behaviour policy, in BF16 and with all steps."""
+
+    def regenerate(self, selection: GroupSelection, iteration: int) -> GroupSamples | Pending[ScoredSamples]:
+        """Samples of an iteration's selected seeds, or those that a service is generating and scoring."""
 
 
 @dataclass(frozen=True)
-class Regenerator:
-    """Regenerates the candidates of a selection under the behaviour policy, in BF16 and with all steps."""
+class LocalRegenerator:
+    """Regenerates on this device."""
 
     sampler: Sampler
 
-    def regenerate(self, selection: GroupSelection) -> GroupSamples:
+    def regenerate(self, selection: GroupSelection, iteration: int) -> GroupSamples:
         """Samples of the selected seeds; samples that were generated locally for training are returned unchanged."""
         if selection.samples is not None:
             return selection.samples

@@ -35,8 +35,10 @@ class Scorer:
         """Whether samples are scored while others are generated."""
         return self._side.overlaps
 
-    def score(self, prompt: PromptItem, samples: GroupSamples) -> Pending[ScoredSamples]:
+    def score(self, prompt: PromptItem, samples: GroupSamples | Pending[ScoredSamples]) -> Pending[ScoredSamples]:
         """Begin to apply every reward to a prompt's samples. Samples with scores are returned unchanged."""
+        if not isinstance(samples, GroupSamples):
+            return samples
         if isinstance(samples, ScoredSamples):
             return lambda: samples
 

@@ -39,15 +39,18 @@ class ServiceExplorer:
         self._lag = lag
         self._iterations = iterations
         self._ahead: dict[int, ServiceExploration] = {}
+        self._begun = 0
+        """The first iteration that has not begun."""
 
-    def look_ahead(self, version: int) -> None:
-        """Begin to explore every iteration up to `version` + lag that has not begun."""
-        for iteration in range(version, min(version + self._lag + 1, self._iterations)):
-            if iteration not in self._ahead:
-                prompts = self._prompts_of(iteration)
-                explored, root = max(0, iteration - self._lag), seed_root(self._seed, iteration)
-                request = partial(self._request, prompts, explored, root)
-                self._ahead[iteration] = ServiceExploration(prompts, explored, request)
+    def look_ahead(self, version: int, *, beyond: bool = True) -> None:
+        """Begin all explorations that have not begun, up to `version` + lag, or to `version` without `beyond`."""
+        last = version + self._lag if beyond else version
+        for iteration in range(max(version, self._begun), min(last + 1, self._iterations)):
+            prompts = self._prompts_of(iteration)
+            explored, root = max(0, iteration - self._lag), seed_root(self._seed, iteration)
+            request = partial(self._request, prompts, explored, root)
+            self._ahead[iteration] = ServiceExploration(prompts, explored, request)
+            self._begun = iteration + 1
 
     def explore(self, iteration: int) -> "ServiceExploration":
         """The exploration of an iteration, which `look_ahead` has begun."""

@@ -91,6 +91,12 @@ class RolloutSource:
         spent = answer.seconds
         return ExploredImages(torch.stack(images), spent.switch + spent.generate + spent.reward)
 
+    def group_of(self, prompt: PromptItem, seeds: Sequence[int], version: int) -> RolloutGroup:
+        """The candidates of these seeds under `version`, with their latents. Raises as `candidates_of`."""
+        explicit = Candidates(seeds=(tuple(seeds),))
+        (group,) = self._answer([prompt], version, explicit, self._whole, latents=True).groups
+        return group
+
     @property
     def _whole(self) -> Plan:
         return self.plan.model_copy(update={"prune": None})
@@ -103,6 +109,7 @@ class RolloutSource:
         plan: Plan,
         *,
         images: bool = False,
+        latents: bool = False,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> RolloutAnswer:
         request = RolloutRequest(
@@ -113,6 +120,7 @@ class RolloutSource:
             plan=plan,
             rewards=self.rewards,
             images="png" if images else "none",
+            latents="float32" if latents else None,
         )
         return self.client.rollouts(
             request,
@@ -143,6 +151,11 @@ def rollout_source(
         numerics=numerics,
         restore=restore,
     )
+
+
+def regeneration_plan(config: RunConfig) -> Plan:
+    """The plan by which a service regenerates the run's samples."""
+    return Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance, precision="bf16")
 
 
 def exploration_plan(config: RunConfig) -> Plan:

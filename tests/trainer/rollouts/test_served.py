@@ -1,0 +1,265 @@
+"""Regeneration at a service: the same run bit for bit, and no run on samples that this process would not make."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from real_runs import Watcher
+from service_helpers import RunningService, running_service
+from solrl_core.adapter import adapter_digest
+from solrl_minis import catalog
+from solrl_proto.problems import ProblemError
+from solrl_trainer import client
+from solrl_trainer.loop import Result, train
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.presets import ConfigError
+from solrl_trainer.prompts import read_prompts
+from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.served import RegenerationSource, ServedSamples
+from solrl_trainer.transport import read_lines
+from training_helpers import tiny_config
+
+Line = dict[str, Any]
+
+SMALL = (
+    *("explore.prompts=3", "explore.candidates=8", "explore.keep=4", "explore.precision=nvfp4", "explore.steps=2"),
+    *("regenerate.steps=2", "iterations=3", "optimizer.updates=1", "optimizer.batch=6", "lora.rank=2"),
+    *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=1"),
+    *("rewards={clipscore: 1, verifier: 0}", "optimizer.learning_rate=1e-2"),
+)
+AT_SERVICE = "regenerate.at=service"
+PROMPTS = read_prompts(catalog.prompts(), "train")
+
+
+@dataclass
+class Run:
+    """A finished training."""
+
+    result: Result
+    metrics: list[Line]
+    """Without clocks."""
+
+    @property
+    def samples(self) -> IterationSamples:
+        assert self.result.samples is not None
+        return self.result.samples
+
+
+def go(folder: Path, url: str, *settings: str, **arguments: Any) -> Run:
+    config = tiny_config(*SMALL, *settings, output=folder, run=folder.name, rollout_url=url)
+    folder.mkdir(exist_ok=True)
+    result = train(config, Watcher(), **arguments)
+    lines = read_metrics(folder / "metrics.jsonl")
+    return Run(result, [{k: v for k, v in line.items() if k not in ("time", "seconds")} for line in lines])
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with running_service("--rewards", "clipscore", "verifier") as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["lag 0", "lag 1"])
+def lag(request: pytest.FixtureRequest) -> int:
+    assert isinstance(request.param, int)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def here(lag: int, service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that regenerates in the trainer."""
+    return go(tmp_path_factory.mktemp("served") / f"here-{lag}", service.url, f"explore.lag={lag}")
+
+
+def require_equal(one: Run, other: Run) -> None:
+    """Both runs trained on the same samples, and ended with the same weights."""
+    assert one.metrics == other.metrics
+    assert sum("digest" in line for line in one.metrics) == 3
+    for ours, theirs in zip(one.samples.groups, other.samples.groups, strict=True):
+        assert ours.selection.prompt == theirs.selection.prompt
+        assert ours.selection.seeds == theirs.selection.seeds
+        assert torch.equal(ours.samples.latents, theirs.samples.latents)
+        assert torch.equal(ours.samples.scores, theirs.samples.scores)
+        assert torch.equal(ours.samples.images, theirs.samples.images)
+        assert ours.samples.rewards.keys() == theirs.samples.rewards.keys() == {"clipscore", "verifier"}
+        for name, values in ours.samples.rewards.items():
+            assert torch.equal(values, theirs.samples.rewards[name])
+    for name, values in one.result.after.scores.items():
+        assert torch.equal(values, other.result.after.scores[name])
+    assert torch.equal(one.result.after.images, other.result.after.images)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Version and number of seeds of each request for samples."""
+    found: list[tuple[int, int]] = []
+    ask = RegenerationSource.samples_of
+
+    def samples_of(self: RegenerationSource, prompt: Any, seeds: Any, version: int, adapter: str) -> ServedSamples:
+        found.append((version, len(seeds)))
+        return ask(self, prompt, seeds, version, adapter)
+
+    monkeypatch.setattr(RegenerationSource, "samples_of", samples_of)
+    return found
+
+
+@pytest.mark.parametrize(("share", "prompts"), [(1.0, 3), (0.4, 1)])
+def test_a_service_regenerates_the_same_samples_bit_for_bit(
+    share: float,
+    prompts: int,
+    lag: int,
+    here: Run,
+    service: RunningService,
+    asked: list[tuple[int, int]],
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / f"served-{lag}-{prompts}"
+    served = go(folder, service.url, f"explore.lag={lag}", AT_SERVICE, f"regenerate.share={share}")
+    require_equal(here, served)
+    # Never under the lagged version.
+    assert sorted(asked) == [(version, 4) for version in range(3) for _ in range(prompts)]
+
+
+def test_a_resumed_run_regenerates_the_same_samples(
+    here: Run, lag: int, service: RunningService, tmp_path: Path
+) -> None:
+    folder, settings = tmp_path / f"resumed-{lag}", (f"explore.lag={lag}", AT_SERVICE)
+    go(folder, service.url, *settings)
+    resumed = go(folder, service.url, *settings, resume=True, checkpoint=2)
+    require_equal(here, resumed)
+
+
+def test_the_trainer_regenerates_by_default(
+    service: RunningService, asked: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    go(tmp_path, service.url, "run=default", "iterations=1")
+    assert asked == []
+
+
+Lie = Callable[[Line, httpx.Client], None]
+
+
+def values_of(group: Line) -> list[bytearray]:
+    return [bytearray(base64.b64decode(value)) for value in group["latents"]["values"]]
+
+
+def set_values(group: Line, values: list[bytearray]) -> None:
+    group["latents"]["values"] = [base64.b64encode(value).decode() for value in values]
+    group["latents"]["digest"] = f"sha256:{hashlib.sha256(b''.join(values)).hexdigest()}"
+
+
+def change_a_bit(line: Line, service: httpx.Client) -> None:
+    values = values_of(line["group"])
+    for value in values:
+        value[0] ^= 1
+    set_values(line["group"], values)
+
+
+def rotate_values(line: Line, service: httpx.Client) -> None:
+    values = values_of(line["group"])
+    set_values(line["group"], values[1:] + values[:1])
+
+
+def reverse_seeds(line: Line, service: httpx.Client) -> None:
+    line["group"]["seeds"].reverse()
+
+
+def use_another_version(line: Line, service: httpx.Client) -> None:
+    """Replace version 1 by version 0."""
+    served, group = line["served"], line["group"]
+    if served["adapter"]["version"] != 1:
+        return
+    (prompt,) = (p for p in PROMPTS if p.id == group["prompt_id"])
+    request = {
+        "model": served["model"],
+        "adapter": served["adapter"] | {"version": 0},
+        "prompts": [prompt.model_dump(mode="json")],
+        "candidates": {"seeds": [group["seeds"]]},
+        "plan": served["plan"],
+        "rewards": [{"name": "clipscore"}],
+        "latents": "float32",
+    }
+    response = service.post("/v1/rollouts", json=request)
+    assert response.status_code == 200, response.text
+    (other,) = response.json()["groups"]
+    set_values(group, values_of(other))
+
+
+def name_another_version(line: Line, service: httpx.Client) -> None:
+    line["group"]["latents"]["adapter"] = adapter_digest(b"")
+
+
+def keep_the_digest(line: Line, service: httpx.Client) -> None:
+    before = line["group"]["latents"]["digest"]
+    change_a_bit(line, service)
+    line["group"]["latents"]["digest"] = before
+
+
+def answer_none(line: Line, service: httpx.Client) -> None:
+    del line["group"]["latents"]
+
+
+BITS = ("latents of seed", "of their root mean square", "the same bits")
+LIES: dict[str, tuple[Lie, tuple[str, ...]]] = {
+    "a changed bit": (change_a_bit, BITS),
+    "latents of other seeds": (rotate_values, BITS),
+    "latents of another version": (use_another_version, BITS),
+    "another version": (name_another_version, ("latents.adapter", adapter_digest(b""))),
+    "seeds in another order": (reverse_seeds, ("seeds[0]",)),
+    "damaged latents": (keep_the_digest, ("latents.digest", "of the values")),
+    "no latents": (answer_none, ("latents", "not given")),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_stops_the_run(
+    name: str, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lie, words = LIES[name]
+
+    def lying(answer: httpx.Response, limit: int) -> Iterator[bytes]:
+        for text in read_lines(answer, limit):
+            line = json.loads(text)
+            if "latents" in line.get("group", ()):
+                lie(line, service.client)
+            yield json.dumps(line).encode()
+
+    monkeypatch.setattr(client, "read_lines", lying)
+    with pytest.raises(ProblemError) as raised:
+        go(tmp_path, service.url, f"run=lie-{list(LIES).index(name)}", AT_SERVICE)
+    message = str(raised.value)
+    assert raised.value.problem.kind == "served-differently"
+    for word in ("got", "expected", *words):
+        assert word in message
+    problem = raised.value.problem
+    assert problem.action
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("explore.source=local", AT_SERVICE), "at=service needs a service; expected explore.source=service"),
+        (("regenerate.share=0.5",), "share is 0.5, but at=trainer; expected at=service"),
+        ((AT_SERVICE, "regenerate.share=0"), "regenerate.share"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny_config(*settings, output=tmp_path)
+
+
+def test_a_share_of_too_few_prompts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"explore\.prompts is 3 for 1 ranks; expected at least 4"):
+        go(tmp_path, "http://127.0.0.1:9", AT_SERVICE, "regenerate.share=0.3")
+
+
+def test_a_service_must_score_the_logged_rewards_too(tmp_path: Path) -> None:
+    with running_service() as plain, pytest.raises(ProblemError, match="does not score verifier"):
+        go(tmp_path, plain.url, AT_SERVICE, "run=rewards")

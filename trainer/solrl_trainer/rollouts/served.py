@@ -1,0 +1,165 @@
+"""Regeneration at a rollout service, which also scores the samples; this process repeats one of each iteration."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from solrl_core.rewards.base import weighted_sum
+from solrl_proto.noise import expand_seeds
+from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.rollouts import PromptItem
+
+from solrl_trainer.models import Models
+from solrl_trainer.rollouts.exploration import PromptsOf
+from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection, ScoredSamples
+from solrl_trainer.rollouts.latents import from_base64
+from solrl_trainer.rollouts.overlap import Pending
+from solrl_trainer.rollouts.regenerate import Sampler
+from solrl_trainer.rollouts.source import RolloutSource
+
+TOLERANCE = 0.05
+"""Largest difference of repeated latents, relative to their root mean square, if the arithmetic may differ."""
+_AT_ONCE = 4
+"""Requests in progress, each for one group, so that the service always has a next one."""
+
+
+@dataclass(frozen=True)
+class ServedSamples:
+    """Samples of a group as a service answered them.
+
+    Attributes:
+        latents: clean latents x0, float32 [n, ...].
+        rewards: reward → values [n].
+    """
+
+    latents: torch.Tensor
+    rewards: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RegenerationSource:
+    """The service as a source of a run's training samples.
+
+    Attributes:
+        source: requests with the plan of regeneration and all rewards of the run.
+        latent_shape: shape of one candidate's latents.
+        exact: whether the service computes with the same arithmetic on a CPU, so that latents have the same bits.
+    """
+
+    source: RolloutSource
+    latent_shape: Sequence[int]
+    exact: bool
+
+    @property
+    def url(self) -> str:
+        """URL of the service."""
+        return self.source.client.url
+
+    def samples_of(self, prompt: PromptItem, seeds: Sequence[int], version: int, adapter: str) -> ServedSamples:
+        """Samples of a prompt under `version`, whose adapter's file has the digest `adapter`.
+
+        Raises:
+            ProblemError: refused or unreachable; 409 `served-differently`: the answer does not match the request.
+        """
+        group = self.source.group_of(prompt, seeds, version)
+        rewards = {spec.name: torch.tensor(group.rewards[spec.name]) for spec in self.source.rewards}
+        return ServedSamples(from_base64(group, self.latent_shape, adapter=adapter, url=self.url), rewards)
+
+
+class ServiceRegenerator:
+    """Has the service regenerate and score the selections of a share of the prompts; this device does the others.
+
+    The version is always that of the iteration, which was pushed before it began. Of each iteration, one latent of the
+    service, drawn from the run's seed, is generated here, too. If it differs, the run stops.
+    """
+
+    def __init__(
+        self,
+        source: RegenerationSource,
+        sampler: Sampler,
+        models: Models,
+        prompts_of: PromptsOf,
+        *,
+        seed: int,
+        share: float,
+        weights: Mapping[str, float],
+        shown: int,
+    ) -> None:
+        """Set up a regenerator.
+
+        Args:
+            source: the service.
+            sampler: draws the same samples on this device.
+            models: with the behaviour policy merged.
+            prompts_of: this rank's prompts of an iteration.
+            seed: seed of the run.
+            share: share of the prompts that the service regenerates.
+            weights: trained reward → its weight in the score.
+            shown: number of each iteration's first prompts whose images are decoded, for the report.
+        """
+        self._source = source
+        self._sampler = sampler
+        self._models = models
+        self._prompts_of = prompts_of
+        self._seed = seed
+        self._share = share
+        self._weights = weights
+        self._shown = shown
+        self._slots = threading.BoundedSemaphore(_AT_ONCE)
+
+    def regenerate(self, selection: GroupSelection, iteration: int) -> GroupSamples | Pending[ScoredSamples]:
+        """Samples of the selected seeds under the behaviour policy; those of the service arrive later."""
+        prompts = [prompt.id for prompt in self._prompts_of(iteration)]
+        served = [prompt for i, prompt in enumerate(prompts) if int((i + 1) * self._share) > int(i * self._share)]
+        prompt, seeds = selection.prompt, selection.seeds
+        if prompt.id not in served:
+            return self._sampler.sample(prompt.text, seeds)
+        arriving = self._request(selection, iteration)
+        which, place = expand_seeds(self._seed, f"repeat/{iteration}", 2)
+        repeats, place = prompt.id == served[which % len(served)], place % len(seeds)
+        repeated = self._sampler.latents(prompt.text, [seeds[place]]) if repeats else None
+        decoded = prompt.id in prompts[: self._shown]
+
+        def arrived() -> ScoredSamples:
+            samples = arriving.result()
+            if repeated is not None:
+                self._compare(samples.latents[place], repeated[0].cpu(), selection, place)
+            latents = samples.latents.to(self._models.backbone.device)
+            images = self._models.generator.decode(latents).cpu() if decoded else torch.empty(0)
+            return ScoredSamples(latents, images, None, weighted_sum(samples.rewards, self._weights), samples.rewards)
+
+        return arrived
+
+    def _request(self, selection: GroupSelection, version: int) -> Future[ServedSamples]:
+        adapter, arriving = self._models.behaviour_digest, Future[ServedSamples]()
+
+        def run() -> None:
+            with self._slots:
+                try:
+                    arriving.set_result(self._source.samples_of(selection.prompt, selection.seeds, version, adapter))
+                except BaseException as error:
+                    arriving.set_exception(error)
+
+        # A daemon thread, so that a failed run does not wait for samples.
+        threading.Thread(target=run, name="solrl-regenerate", daemon=True).start()
+        return arriving
+
+    def _compare(self, served: torch.Tensor, repeated: torch.Tensor, selection: GroupSelection, place: int) -> None:
+        difference = relative_difference(served, repeated)
+        if torch.equal(served, repeated) or (not self._source.exact and difference <= TOLERANCE):
+            return
+        raise ProblemError(
+            ProblemKind.SERVED_DIFFERENTLY,
+            f"the service at {self._source.url} regenerated other latents than this process does from the same seed",
+            where=f"group {selection.prompt.id!r}: latents of seed {selection.seeds[place]}",
+            got=f"latents that differ by {difference:.2g} of their root mean square",
+            expected="the same bits, as on any CPU of this kind" if self._source.exact else f"at most {TOLERANCE}",
+            action="look for other software or a faulty device on either machine; regenerate.at=trainer does without",
+        )
+
+
+def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Root mean square of the difference, relative to that of `other`."""
+    return float((one - other).norm() / other.norm())
