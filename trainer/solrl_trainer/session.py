@@ -294,6 +294,7 @@ def connect(
             share=config.regenerate.share,
             weights=config.weights,
             shown=0 if world.rank else SHOWN_PROMPTS,
+            note=note,
         )
     return Session(
         config=config,

@@ -16,13 +16,15 @@ from service_helpers import RunningService, running_service
 from solrl_core.adapter import adapter_digest
 from solrl_minis import catalog
 from solrl_proto.problems import ProblemError
-from solrl_trainer import client
+from solrl_proto.rollouts import RolloutAnswer, RolloutGroup
+from solrl_trainer import client, session
 from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import ConfigError
 from solrl_trainer.prompts import read_prompts
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.served import RegenerationSource, ServedSamples
+from solrl_trainer.rollouts.source import RolloutSource
 from solrl_trainer.transport import read_lines
 from training_helpers import tiny_config
 
@@ -143,6 +145,46 @@ def test_the_trainer_regenerates_by_default(
     assert asked == []
 
 
+def test_later_explorations_begin_after_regeneration(
+    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, int]] = []
+    ask, explore = RolloutSource.group_of, RolloutSource.candidates_of
+
+    def group_of(self: RolloutSource, prompt: Any, seeds: Any, version: int) -> RolloutGroup:
+        group = ask(self, prompt, seeds, version)
+        events.append(("regenerated", version))
+        return group
+
+    def candidates_of(self: RolloutSource, prompts: Any, version: int, *args: Any, **more: Any) -> RolloutAnswer:
+        if not more.get("whole"):  # which measures fidelity
+            events.append(("exploring under", version))
+        return explore(self, prompts, version, *args, **more)
+
+    monkeypatch.setattr(RolloutSource, "group_of", group_of)
+    monkeypatch.setattr(RolloutSource, "candidates_of", candidates_of)
+    go(tmp_path, service.url, "run=order", "explore.lag=1", "explore.prompts=2", AT_SERVICE)
+    rounds = [[("exploring under", explored), *[("regenerated", new)] * 2] for new, explored in enumerate((0, 0, 1))]
+    assert events == [event for events in rounds for event in events]
+
+
+def test_another_arithmetic_may_round_differently(
+    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A changed bit is noted, and latents of another seed are still refused."""
+    monkeypatch.setattr(session, "arithmetic", lambda device: {"device": "another"})
+    folder = tmp_path / "rounding"
+    folder.mkdir()
+    config = tiny_config(*SMALL, AT_SERVICE, output=folder, run="rounding", rollout_url=service.url)
+    watcher = Watcher()
+    monkeypatch.setattr(client, "read_lines", telling(change_a_bit, service))
+    train(config, watcher)
+    assert any("latents of the service differ by rounding" in note for note in watcher.notes)
+    monkeypatch.setattr(client, "read_lines", telling(rotate_values, service))
+    with pytest.raises(ProblemError, match=r"at most 0\.2"):
+        go(tmp_path / "others", service.url, AT_SERVICE)
+
+
 Lie = Callable[[Line, httpx.Client], None]
 
 
@@ -206,6 +248,19 @@ def answer_none(line: Line, service: httpx.Client) -> None:
     del line["group"]["latents"]
 
 
+def telling(lie: Lie, service: RunningService) -> Callable[[httpx.Response, int], Iterator[bytes]]:
+    """`read_lines` of a service that changes groups with latents."""
+
+    def lines(answer: httpx.Response, limit: int) -> Iterator[bytes]:
+        for text in read_lines(answer, limit):
+            line = json.loads(text)
+            if "latents" in line.get("group", ()):
+                lie(line, service.client)
+            yield json.dumps(line).encode()
+
+    return lines
+
+
 BITS = ("latents of seed", "of their root mean square", "the same bits")
 LIES: dict[str, tuple[Lie, tuple[str, ...]]] = {
     "a changed bit": (change_a_bit, BITS),
@@ -223,15 +278,7 @@ def test_a_lie_stops_the_run(
     name: str, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lie, words = LIES[name]
-
-    def lying(answer: httpx.Response, limit: int) -> Iterator[bytes]:
-        for text in read_lines(answer, limit):
-            line = json.loads(text)
-            if "latents" in line.get("group", ()):
-                lie(line, service.client)
-            yield json.dumps(line).encode()
-
-    monkeypatch.setattr(client, "read_lines", lying)
+    monkeypatch.setattr(client, "read_lines", telling(lie, service))
     with pytest.raises(ProblemError) as raised:
         go(tmp_path, service.url, f"run=lie-{list(LIES).index(name)}", AT_SERVICE)
     message = str(raised.value)

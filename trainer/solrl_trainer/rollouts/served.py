@@ -1,7 +1,7 @@
 """Regeneration at a rollout service, which also scores the samples; this process repeats one of each iteration."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -19,8 +19,9 @@ from solrl_trainer.rollouts.overlap import Pending
 from solrl_trainer.rollouts.regenerate import Sampler
 from solrl_trainer.rollouts.source import RolloutSource
 
-TOLERANCE = 0.05
-"""Largest difference of repeated latents, relative to their root mean square, if the arithmetic may differ."""
+TOLERANCE = 0.2
+"""Largest difference of repeated latents, relative to their root mean square, if the arithmetic may differ: BF16 rounds
+differently in a batch of another size, and later steps amplify that. Latents of different seeds differ by about 1.4."""
 _AT_ONCE = 4
 """Requests in progress, each for one group, so that the service always has a next one."""
 
@@ -86,6 +87,7 @@ class ServiceRegenerator:
         share: float,
         weights: Mapping[str, float],
         shown: int,
+        note: Callable[[str], None],
     ) -> None:
         """Set up a regenerator.
 
@@ -98,6 +100,7 @@ class ServiceRegenerator:
             share: share of the prompts that the service regenerates.
             weights: trained reward → its weight in the score.
             shown: number of each iteration's first prompts whose images are decoded, for the report.
+            note: shows a line of text to the user.
         """
         self._source = source
         self._sampler = sampler
@@ -107,6 +110,8 @@ class ServiceRegenerator:
         self._share = share
         self._weights = weights
         self._shown = shown
+        self._note = note
+        self._largest = 0.0
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
     def regenerate(self, selection: GroupSelection, iteration: int) -> GroupSamples | Pending[ScoredSamples]:
@@ -147,8 +152,13 @@ class ServiceRegenerator:
         return arriving
 
     def _compare(self, served: torch.Tensor, repeated: torch.Tensor, selection: GroupSelection, place: int) -> None:
+        if torch.equal(served, repeated):
+            return
         difference = relative_difference(served, repeated)
-        if torch.equal(served, repeated) or (not self._source.exact and difference <= TOLERANCE):
+        if not self._source.exact and difference <= TOLERANCE:
+            if difference > 2 * self._largest:
+                self._note(f"latents of the service differ by rounding: {difference:.2g} of their root mean square")
+                self._largest = difference
             return
         raise ProblemError(
             ProblemKind.SERVED_DIFFERENTLY,
