@@ -9,12 +9,14 @@ ROLL_OUTS = ("naive", "sol_rl", "sol_rl, 4 fitted steps")
 """Recipes, and names of their rows: the samples of one prompt per GPU."""
 TRAINING, OLD_TRAINING = "training", "training, baseline"
 GPUS = (1, 2, 4, 8)
+REGENERATED = ("by the trainer", "by the service", "by both")
 INTRODUCTION = """By `torchrun --nproc-per-node 2 benchmarks/equal_gpus.py` on {}: true shapes, random weights, the
 presets' settings (24 of 96 candidates, 10 steps in BF16, 6 in FP8), and a reward of CLIP-H's size in float32. All rows
 generate with the same compiled BF16 or FP8 transformer. Each part was timed once. 4 fitted steps are a plan that
 [plan_fidelity.md](plan_fidelity.md) admits for every miniature and reward; how FP8 ranks at this size is not known.
 The baseline trainer has diffusers' uncompiled blocks and PEFT's layers, and recomputes the activations of FLUX.1 and
-SD3.5. Rows with several serving GPUs are estimates: a service uses one GPU."""
+SD3.5. Rows with several serving GPUs are estimates: a service uses one GPU. Apart from these, a table of each model
+computes what `regenerate.at=service` gives: the whole of regenerating, or with `regenerate.share` a part of it."""
 WANTED = {"flux": (1.35, 1.4, 1.75), "sd3": (1.25, 1.25, 1.5), "sana": (1.15, 1.15, 1.25)}
 """Model → ratio to naive scaling with the same trainer on 1 and on 2 GPUs, and with the baseline trainer."""
 
@@ -46,7 +48,7 @@ def render(rows: list[Row]) -> str:
     for model, name in NAMES.items():
         own = {(row["gpus"], row["part"]): row for row in rows if row["model"] == model}
         if all((1, part) in own for part in (*ROLL_OUTS, TRAINING, OLD_TRAINING)):
-            lines += [f"## {name}", "", *_parts(own), "", *_layouts(model, own), ""]
+            lines += [f"## {name}", "", *_parts(own), "", *_layouts(model, own), "", *_served(own), ""]
     return "\n".join(lines)
 
 
@@ -87,6 +89,45 @@ def _layouts(model: str, own: dict[tuple[int, str], Row]) -> Iterator[str]:
             for parts in ((TRAINING,), (ROLL_OUTS[-1], TRAINING))
         )
         yield f"Two GPUs train {trained:.2f} × as fast as one, and run an iteration {iteration:.2f} × as fast."
+
+
+def _served(own: dict[tuple[int, str], Row]) -> Iterator[str]:
+    yield "Seconds per prompt with a service, by where samples are regenerated; all computed. In brackets: × naive with"
+    yield "the same trainer, and the best number of serving and of training GPUs."
+    yield ""
+    yield "| GPUs | layout | " + " | ".join(REGENERATED) + " |"
+    yield "|---|---|" + "---|" * len(REGENERATED)
+    for gpus in GPUS[1:]:
+        naive = (_of(own, gpus, ROLL_OUTS[0]) + _of(own, gpus, TRAINING)) / gpus
+        for way in ROLL_OUTS[1:]:
+            for lag in (1, 0):
+                each = [regenerated(own, way, gpus, serving, lag) for serving in range(1, gpus)]
+                best = [min((found[by], serving) for serving, found in enumerate(each, 1)) for by in REGENERATED]
+                cells = [f"{s:.2f} ({naive / s:.2f}, {serving} + {gpus - serving})" for s, serving in best]
+                yield f"| {gpus} | {way}, lag {lag} | " + " | ".join(cells) + " |"
+
+
+def regenerated(own: dict[tuple[int, str], Row], way: str, gpus: int, serving: int, lag: int) -> dict[str, float]:
+    """Seconds per prompt by where samples are regenerated, with `serving` of the GPUs for the service.
+
+    The newest version regenerates, so at a lag of one training waits for it, and only training overlaps the exploration
+    of the next iteration. With none, exploring overlaps only what the trainers regenerate. If both sides regenerate,
+    each does as much as its GPUs can.
+    """
+    explore, regenerate = own[1, way]["explore"], own[1, way]["regenerate"]
+    training = gpus - serving
+    explored, trained, here = explore / serving, own[1, TRAINING]["s"] / training, regenerate / training
+    if lag:
+        seconds = (
+            max(explored, here + trained),
+            regenerate / serving + max(explored, trained),
+            regenerate / gpus + max(explored, trained),
+        )
+    else:
+        # The service helps only if it has explored before the trainers have regenerated.
+        together = explored + max(0.0, regenerate - explored * training) / gpus
+        seconds = (max(explored, here) + trained, explored + regenerate / serving + trained, together + trained)
+    return dict(zip(REGENERATED, seconds, strict=True))
 
 
 def _of(own: dict[tuple[int, str], Row], gpus: int, part: str) -> float:

@@ -2,11 +2,13 @@
 
 Writes FLUX.1 and a reward of HPSv2's size with random weights (38 GB) to FOLDER. `solrl-rollout serve` and
 `solrl-train run` load them like published ones. Measures how much of the exploration is hidden behind training at a
-lag of one. Writes docs/results/true_run.{json,md}.
+lag of one, and how long an iteration takes if trainer, service or both regenerate. Writes
+docs/results/true_run.{json,md}, which keep the newest run of each.
 """
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import torch
 from solrl_proto.rollouts import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.demo import rollout_service
+from solrl_trainer.folder import saved_settings
 from solrl_trainer.metrics import read_metrics
 from true_size import written
 
@@ -34,15 +37,23 @@ SETTINGS = (
     "evaluate.fidelity_prompts=0",
 )
 """Changes to the preset flux1/sol_rl/hpsv2: small evaluations and one prompt per iteration."""
+WAYS = {
+    "trainer": (),
+    "service": ("regenerate.at=service",),
+    "both": ("regenerate.at=service", "regenerate.share=0.5"),
+}
+"""Where samples are regenerated: settings. `both` needs two prompts per iteration."""
+PARTS = ("wait", "regenerate", "train", "push")
 
 
 def main() -> None:
-    """Start the service, time exploration alone, train, and write the result."""
+    """Start the service, time exploration alone, train in each way, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, required=True, help="folder of the random weights; written if missing")
     parser.add_argument("--iterations", type=int, default=5, help="at least 3")
     parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"], help="devices of service and trainer")
-    parser.add_argument("--set", nargs="*", default=[], help="further settings of the trainer, key=value")
+    parser.add_argument("--regenerate", nargs="+", default=["trainer"], choices=list(WAYS), help="a run for each")
+    parser.add_argument("--set", nargs="*", default=[], help="further settings of all runs, key=value")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
     if args.iterations < 3:
@@ -57,25 +68,45 @@ def main() -> None:
         ready = time.perf_counter() - began
         explore, served = alone(url)
         print(f"ready after {ready:.0f} s; exploring alone: {explore}", file=sys.stderr, flush=True)
+        where = ["a CPU" if name == "cpu" else f"{torch.cuda.get_device_name(name)} ({name})" for name in args.devices]
         settings = (
             *SETTINGS,
-            *args.set,
             f"model={model}",
             f"device={training}",
             f"reward_options={json.dumps(options)}",
         )
-        command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", "flux1/sol_rl/hpsv2"]
-        command += ["--rollout-url", url, "--output", str(OUTPUT), "--iterations", str(args.iterations)]
-        command += [part for setting in settings for part in ("--set", setting)]
-        with (OUTPUT / "train.log").open("w+") as log:
-            if code := subprocess.run(command, stdout=log, stderr=log).returncode:
-                sys.exit(f"the trainer ended with {code}; the end of its log:\n{Path(log.name).read_text()[-4000:]}")
-    where = ["a CPU" if name == "cpu" else f"{torch.cuda.get_device_name(name)} ({name})" for name in args.devices]
-    result = {"model": served, "devices": where, "ready": ready, **compared(explore, OUTPUT / "metrics.jsonl")}
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "true_run.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "true_run.md").write_text(table(result))
-    print(table(result))
+        for way in args.regenerate:
+            folder = OUTPUT / way
+            trained(url, folder, args.iterations, (*settings, *WAYS[way], *args.set))
+            result = {"model": served, "devices": where, "ready": ready, **compared(explore, folder)}
+            write(args.out, way_of(folder), result)
+
+
+def trained(url: str, folder: Path, iterations: int, settings: tuple[str, ...]) -> None:
+    """Train into `folder`, with the trainer's output in its train.log."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", "flux1/sol_rl/hpsv2"]
+    command += ["--rollout-url", url, "--output", str(folder), "--iterations", str(iterations)]
+    command += [part for setting in (*settings, f"run=true-{folder.name}") for part in ("--set", setting)]
+    with (folder / "train.log").open("w+") as log:
+        if code := subprocess.run(command, stdout=log, stderr=log).returncode:
+            sys.exit(f"the trainer ended with {code}; the end of its log:\n{Path(log.name).read_text()[-4000:]}")
+
+
+def way_of(folder: Path) -> str:
+    """Where a run's samples were regenerated, a key of `WAYS`."""
+    regenerate = saved_settings(folder).regenerate
+    return "both" if regenerate.share < 1 else regenerate.at
+
+
+def write(out: Path, way: str, result: dict[str, Any]) -> None:
+    """Replace the result of a way, and print the table of all."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "true_run.json"
+    runs = (json.loads(file.read_text())["runs"] if file.is_file() else {}) | {way: result}
+    file.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    (out / "true_run.md").write_text(table(runs))
+    print(table(runs), flush=True)
 
 
 def alone(url: str) -> tuple[list[float], str]:
@@ -97,36 +128,64 @@ def alone(url: str) -> tuple[list[float], str]:
     return seconds[1:], f"{hosted.family}, {hosted.width}×{hosted.height} px, {served.precision}"
 
 
-def compared(explore: list[float], metrics: Path) -> dict[str, Any]:
-    """Share of the shorter of exploration and the rest that is hidden, over the iterations after the first two."""
-    lines = read_metrics(metrics)
+def compared(explore: list[float], folder: Path) -> dict[str, Any]:
+    """Share of the shorter of exploration and the rest that is hidden, over the iterations after the first two.
+
+    `repeated` is the largest difference, relative to the root mean square, of latents that both sides generated.
+    """
+    lines, prompts = read_metrics(folder / "metrics.jsonl"), saved_settings(folder).explore.prompts
     pushes = {line["version"]: line["seconds"] for line in lines if line["event"] == "push"}
     each = [line["seconds"] | pushes[line["version"]] for line in lines if line["event"] == "iteration"]
     middle = {name: statistics.median(one[name] for one in each[2:]) for name in each[-1]}
-    alone = statistics.median(explore)
+    alone = statistics.median(explore) * prompts
     rest = sum(middle[name] for name in ("regenerate", "train", "push"))
     hidden = (alone - middle["wait"]) / min(alone, rest)
-    return {"explore_alone": explore, "iterations": each, "medians": middle, "rest": rest, "hidden": hidden}
+    noted = re.findall(r"differ\s+by\s+rounding:\s+([\d.e+-]+)", (folder / "train.log").read_text())
+    found = {"explore_alone": explore, "prompts": prompts, "iterations": each, "medians": middle}
+    return found | {"rest": rest, "hidden": hidden, "repeated": max(map(float, noted), default=0.0)}
 
 
-def table(result: dict[str, Any]) -> str:
-    """Markdown table of the result."""
-    middle, alone = result["medians"], statistics.median(result["explore_alone"])
+def table(runs: dict[str, dict[str, Any]]) -> str:
+    """Markdown table of all ways."""
+    names = [way for way in WAYS if way in runs]
+    chosen = [runs[name] for name in names]
+
+    def row(title: str, values: list[float], form: str = ".2f") -> str:
+        return f"| {title} | " + " | ".join(format(value, form) for value in values) + " |"
+
+    def each(part: str) -> list[float]:
+        return [run["medians"][part] / run["prompts"] for run in chosen]
+
+    about = chosen[0]
+    repeated = max(run["repeated"] for run in chosen)
     return "\n".join(
         [
             "# Service and trainer with FLUX.1 at true size, random weights",
             "",
-            f"By `python benchmarks/true_run.py`: {result['model']}; the service on {result['devices'][0]},",
-            f"the trainer on {result['devices'][1]}. Seconds, medians over the iterations after the first two.",
+            f"By `python benchmarks/true_run.py`: {about['model']}; the service on {about['devices'][0]},",
+            f"the trainer on {about['devices'][1]}. Seconds per prompt, medians of the iterations after the first two.",
             "",
-            "| | s |",
-            "|---|---|",
-            f"| service ready, including reading weights from disk | {result['ready']:.1f} |",
-            f"| exploring {CANDIDATES} candidates of one prompt, alone | {alone:.2f} |",
-            *(f"| {name} | {middle[name]:.2f} |" for name in ("regenerate", "train", "push", "wait")),
+            "| regenerated by | " + " | ".join(names) + " |",
+            "|---|" + "---|" * len(names),
+            row("prompts per iteration", [run["prompts"] for run in chosen], "d"),
+            row("service ready, including reading weights from disk", [run["ready"] for run in chosen], ".1f"),
+            row(
+                f"exploring {CANDIDATES} candidates of one prompt, alone",
+                [statistics.median(run["explore_alone"]) for run in chosen],
+            ),
+            *(row(part, each(part)) for part in PARTS),
+            row("these four together", [sum(parts) for parts in zip(*map(each, PARTS), strict=True)]),
+            row(
+                "hidden at a lag of one, of the shorter of exploration and the rest",
+                [r["hidden"] for r in chosen],
+                ".1%",
+            ),
             "",
-            f"At a lag of one, {result['hidden']:.1%} of the shorter of exploration and the rest is hidden.",
-            "",
+            *(
+                [f"Latents that both sides generated differ by up to {repeated:.2g} of their root mean square.", ""]
+                if repeated
+                else []
+            ),
         ]
     )
 
