@@ -1,35 +1,15 @@
 """Size limits of heads and bodies, counted as data arrives: a declared length may be wrong or missing."""
 
-import io
-from collections.abc import Callable
-
 from solrl_proto.problems import Problem, ProblemKind
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from solrl_rollout.http.bodies import read_body
 from solrl_rollout.http.problems import body_too_large, respond
 
 MAX_HEAD_BYTES = 32 * 1024
 """Limit of a request's first line and headers together."""
-
-
-async def read_body(request: Request, limit: int, refuse: Callable[[str], Exception]) -> bytes:
-    """Read a raw body of at most `limit` bytes; raise `refuse(size)` as soon as it is known to be larger."""
-    declared = request.headers.get("content-length", "")
-    length = int(declared) if declared.isdecimal() else 0
-    if length > limit:
-        raise refuse(f"{length} bytes")
-    body = io.BytesIO()  # getvalue does not copy; joining parts would take twice the memory
-    async for part in request.stream():
-        if body.tell() + len(part) > limit:
-            raise refuse(f"{body.tell() + len(part)} bytes and more")
-        if not body.tell():
-            # Now it counts. One allocation for a declared length takes memory only as it is written to; many buffers
-            # that grow beside each other leave holes between them.
-            body = io.BytesIO(bytes(length))
-        body.write(part)
-    body.truncate()
-    return body.getvalue()
 
 
 def head_too_large(got: str) -> Problem:
@@ -74,29 +54,29 @@ class HeadLimit:
 
 
 class JsonBodyLimit:
-    """Middleware that limits bodies to `limit` bytes, except those of PUT, whose route counts by itself."""
+    """Middleware that collects bodies of at most `limit` bytes, except those of PUT, whose route does so by itself."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a counting `receive`."""
+        """Pass the request on with a `receive` that returns the body as one message."""
         if scope["type"] != "http" or scope["method"] == "PUT":
             await self._app(scope, receive, send)
             return
-        declared = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
-        size = 0
+        complete = False
 
-        async def counted() -> Message:
-            nonlocal size
+        async def collected() -> Message:
+            nonlocal complete
+            if complete:
+                return await receive()
             # Raised here, not before the app is called, so that the app's exception handlers answer.
-            if declared.isdecimal() and int(declared) > self._limit:
-                raise body_too_large(f"{declared} bytes", self._limit, "max_body_bytes")
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._limit:
-                raise body_too_large(f"{size} bytes and more", self._limit, "max_body_bytes")
-            return message
+            body = await read_body(Request(scope, receive), self._limit, self._refuse)
+            complete = True
+            return {"type": "http.request", "body": body, "more_body": False}
 
-        await self._app(scope, counted, send)
+        await self._app(scope, collected, send)
+
+    def _refuse(self, got: str) -> HTTPException:
+        return body_too_large(got, self._limit, "max_body_bytes")

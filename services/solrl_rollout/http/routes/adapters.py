@@ -20,7 +20,7 @@ from solrl_proto.identifiers import ModelName, RunName, Version
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.http.access import access
-from solrl_rollout.http.limits import read_body
+from solrl_rollout.http.bodies import read_body
 from solrl_rollout.http.problems import body_too_large
 from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
 from solrl_rollout.service import Service
