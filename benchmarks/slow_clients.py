@@ -9,12 +9,13 @@ more than 10 % or a 99th percentile by more than 25 %.
 
 import argparse
 import contextlib
+import multiprocessing
 import socket
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import httpx
@@ -40,35 +41,39 @@ ROLLOUT = {
 
 @contextlib.contextmanager
 def slow_clients(port: int, count: int) -> Iterator[None]:
-    """Run `count` clients that each send one byte per second and reconnect when they are cut off."""
-    over = threading.Event()
-
-    def trickle() -> None:
-        socks: list[socket.socket | None] = [None] * count
-        while not over.is_set():
-            for i, sock in enumerate(socks):
-                try:
-                    if sock is None:
-                        sock = socks[i] = socket.create_connection(("127.0.0.1", port))
-                        sock.sendall(BEGUN[i % len(BEGUN)])
-                    else:
-                        sock.sendall(b"1\r\nx\r\n" if i % len(BEGUN) == 2 else b"x")
-                except OSError:
-                    socks[i] = None
-                if over.wait(1 / count):
-                    break
-        for sock in socks:
-            if sock is not None:
-                sock.close()
-
-    thread = threading.Thread(target=trickle)
-    thread.start()
-    time.sleep(2)
+    """Run `count` slow clients, in a process of their own: a thread would slow the healthy client down itself."""
+    context = multiprocessing.get_context("spawn")
+    begun, over = context.Event(), context.Event()
+    process = context.Process(target=trickle, args=(port, count, begun, over))
+    process.start()
     try:
+        if not begun.wait(60):
+            raise RuntimeError("the slow clients did not start")
         yield
     finally:
         over.set()
-        thread.join()
+        process.join()
+
+
+def trickle(port: int, count: int, begun: Event, over: Event) -> None:
+    """Send one byte per second from each of `count` clients, which reconnect when they are cut off."""
+    socks: list[socket.socket | None] = [None] * count
+    while not over.is_set():
+        for i, sock in enumerate(socks):
+            try:
+                if sock is None:
+                    sock = socks[i] = socket.create_connection(("127.0.0.1", port))
+                    sock.sendall(BEGUN[i % len(BEGUN)])
+                else:
+                    sock.sendall(b"1\r\nx\r\n" if i % len(BEGUN) == 2 else b"x")
+            except OSError:
+                socks[i] = None
+            if over.wait(1 / count):
+                break
+        begun.set()
+    for sock in socks:
+        if sock is not None:
+            sock.close()
 
 
 def measure(port: int, requests: int) -> dict[str, list[float]]:
