@@ -1,4 +1,4 @@
-"""The demo's service never outlives the demo."""
+"""The demo's settings are checked first, and its service never outlives it."""
 
 import os
 import signal
@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+import solrl_trainer.cli
+from typed import typed
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-train")
 
@@ -46,3 +48,13 @@ def test_the_service_ends_with_the_demo(tmp_path: Path, number: int, code: int) 
         finally:
             if not ended(service):
                 os.kill(service, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("setting", ["TYPO=1", "explore.prompts=many"])
+def test_an_invalid_setting_is_refused_before_anything_is_deleted_or_started(tmp_path: Path, setting: str) -> None:
+    earlier = tmp_path / "metrics.jsonl"
+    earlier.write_text("")
+    done = typed(solrl_trainer.cli.main, "demo", "--output", str(tmp_path), "--set", setting)
+    assert done.returncode == 2
+    assert setting.partition("=")[0] in done.stderr
+    assert list(tmp_path.iterdir()) == [earlier]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from solrl_core.interrupts import STATUS, last_words, raised
 
 from solrl_trainer.commands import (
-    DEFAULT_PRESET,
     Calibrate,
     Command,
     Demo,
@@ -28,6 +27,7 @@ from solrl_trainer.commands import (
     SettingsCommand,
     parse,
 )
+from solrl_trainer.defaults import DEFAULT_PRESET
 from solrl_trainer.ranks.place import Place, read_place
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, get_args
 import tyro
 from solrl_core.suggestions import check_command
 
-DEFAULT_PRESET = "mini-sana/sol_rl/clipscore"
+from solrl_trainer.defaults import DEFAULT_PRESET
+
 _URL = "http://127.0.0.1:8100"
 
 Overrides = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE")]

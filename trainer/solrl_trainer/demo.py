@@ -90,7 +90,13 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
         output: folder of the run; an earlier demo there is deleted.
         seed: seed of the run.
         overrides: `key=value` settings, as for `run --set`.
+
+    Raises:
+        ConfigError: an override is invalid; nothing is deleted or started.
     """
+    # Before anything is deleted or started.
+    arguments = {"output": output, "run": "demo", "seed": seed}
+    config = resolve(PRESET, overrides=[*DEMO_SETTINGS, *overrides], arguments=arguments).config
     console = Console(stderr=True)
     # Unwind the stack, as Ctrl+C does, so that the service is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -98,12 +104,7 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
         _clear(output)
         console.print("starting the rollout service (mini-sana, NVFP4 emulated on this CPU)")
         with rollout_service("mini-sana", output / "service.log") as url:
-            config = resolve(
-                PRESET,
-                overrides=[*DEMO_SETTINGS, *overrides],
-                arguments={"rollout_url": url, "output": output, "run": "demo", "seed": seed},
-            ).config
-            summary = run(config)
+            summary = run(config.model_copy(update={"rollout_url": url}))
     Console().print(result_table(summary))
     print(json.dumps(last_line(summary, output)))
 

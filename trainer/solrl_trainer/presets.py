@@ -17,8 +17,7 @@ from solrl_core.suggestions import did_you_mean
 from solrl_trainer.algorithms.base import AlgorithmSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.config import RunConfig
-
-DEFAULT_PRESET = "mini-sana/sol_rl/clipscore"
+from solrl_trainer.defaults import DEFAULT_PRESET
 
 Layer = tuple[str, Mapping[str, Any]]
 """(source, dotted key → value)."""
