@@ -6,14 +6,20 @@ import platform
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from solrl_core.rewards.loading import Source
 
 State = Literal["ok", "n/a", "warn", "missing"]
 """n/a: not available on this machine, and not needed. missing: the requested work will fail."""
+
+Options = Mapping[str, Mapping[str, Any]]
+"""Reward name → options."""
 
 _COLOURS = {"ok": 32, "n/a": 2, "warn": 33, "missing": 31}
 """State → terminal style: green, dim, yellow, red."""
@@ -22,6 +28,9 @@ _PACKAGES = ("torch", "diffusers", "transformers", "peft", "safetensors", "huggi
 _WEIGHTS = (".safetensors", ".bin")
 _SHARDS = ("diffusion_pytorch_model.safetensors.index.json", "model.safetensors.index.json")
 _HUB_SECONDS = 10.0
+_INDEX = "model_index.json"
+_CACHED = "in the hub's cache on this machine"
+_NOT_CACHED = "it is not in the hub's cache on this machine"
 
 
 class Finding(NamedTuple):
@@ -158,33 +167,38 @@ def model(name: str, *, revision: str | None = None) -> Finding:
 
 
 def _on_hub(where: str, revision: str | None) -> Finding:
-    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-
-    from solrl_core.families.load import advice
+    from huggingface_hub import errors, try_to_load_from_cache
 
     try:
-        cached = try_to_load_from_cache(where, "model_index.json", revision=revision)
+        cached = try_to_load_from_cache(where, _INDEX, revision=revision)
     except errors.HFValidationError as error:
         return Finding("model", "missing", str(error), "expected a hub id such as owner/name")
-    fault = "it is not in the hub's cache on this machine"
+    fault = _NOT_CACHED
     if isinstance(cached, str):
         fault = _fault_of_folder(Path(cached).parent)
         if not fault:
-            return Finding("model", "ok", f"{where}, in the hub's cache on this machine")
-        fault = f"in the hub's cache on this machine {fault}"
+            return Finding("model", "ok", f"{where}, {_CACHED}")
+        fault = f"{_CACHED} {fault}"
+    return Finding("model", *_to_download(where, _INDEX, fault, revision))
+
+
+def _to_download(where: str, file: str, fault: str, revision: str | None = None) -> tuple[State, str, str]:
+    """State, finding and remedy of something that is not on this machine but may be on the hub."""
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    from solrl_core.families.load import advice
+
+    found = f"{where}: {fault}"
     try:
-        url = hf_hub_url(where, "model_index.json", revision=revision)
-        get_hf_file_metadata(url, timeout=_HUB_SECONDS)
+        get_hf_file_metadata(hf_hub_url(where, file, revision=revision), timeout=_HUB_SECONDS)
     except errors.EntryNotFoundError:
-        action = "the hub has no model_index.json there: use the id of a model in diffusers format"
-        return Finding("model", "missing", f"{where}: {fault}", action)
+        kind = "model in diffusers format" if file == _INDEX else "repository that has it"
+        return "missing", found, f"the hub has no {file} there: use the id of a {kind}"
     except errors.HfHubHTTPError as error:
-        return Finding("model", "missing", f"{where}: {fault}", advice(error, where))
+        return "missing", found, advice(error, where)
     except Exception as error:  # of the HTTP library, which depends on the version of huggingface_hub
-        unreachable = errors.LocalEntryNotFoundError(str(error))
-        return Finding("model", "missing", f"{where}: {fault}", advice(unreachable, where))
-    action = f"the start downloads it; `hf download {where}` does so now"
-    return Finding("model", "warn", f"{where}: {fault}", action)
+        return "missing", found, advice(errors.LocalEntryNotFoundError(str(error)), where)
+    return "warn", found, f"the start downloads it; `hf download {where}` does so now"
 
 
 def _fault_of_folder(folder: Path) -> str:
@@ -192,9 +206,9 @@ def _fault_of_folder(folder: Path) -> str:
     from solrl_core.families.load import family_of
 
     try:
-        index = json.loads((folder / "model_index.json").read_text())
+        index = json.loads((folder / _INDEX).read_text())
         parts = [name for name, value in index.items() if _is_part(value)]
-        family_of(index.get("_class_name"), "model_index.json")
+        family_of(index.get("_class_name"), _INDEX)
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
     lacking = [part for part in parts if not _is_whole(folder / part)]
@@ -215,14 +229,86 @@ def _is_whole(part: Path) -> bool:
     return bool(files) and weighed and shards <= files
 
 
-def rewards(names: Sequence[str]) -> Iterator[Finding]:
-    """Findings about rewards: whether they can be imported. Weights are not checked."""
+def rewards(
+    names: Sequence[str],
+    model: str,
+    *,
+    revision: str | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Iterator[Finding]:
+    """Findings about rewards: whether they can be imported, and whether their weights are on this machine or the hub.
+
+    Built-in rewards that are not named are only looked for on this machine, and are not needed.
+
+    Args:
+        names: rewards, by registered name or `package.module:attribute`.
+        model: model whose `solrl.json` has options of rewards: registered name, folder or hub id.
+        revision: the model's hub commit or tag.
+        options: win over those of the model.
+    """
     from solrl_core.rewards.base import REWARDS
 
-    for name in names:
+    defaults = _reward_options(model, revision)
+    others = (name for name in REWARDS.names() if REWARDS.is_built_in(name) and name not in names)
+    for name in (*names, *others):
         try:
             found = REWARDS.find(name)
         except ValueError as error:
             yield Finding(f"reward {name}", "missing", str(error))
         else:
-            yield Finding(f"reward {name}", "ok", f"in {getattr(found, '__module__', type(found).__module__)}")
+            given = {**defaults.get(name, {}), **(options or {}).get(name, {})}
+            yield Finding(f"reward {name}", *_of_reward(found, given, needed=name in names))
+
+
+def _reward_options(model: str, revision: str | None) -> Options:
+    """Options of rewards in the `solrl.json` of a model that is on this machine; none if it cannot be read."""
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    from solrl_core.families.load import locate, read_options
+
+    try:
+        where = locate(model)
+        if not Path(where).is_dir():
+            cached = try_to_load_from_cache(where, _INDEX, revision=revision)
+            where = str(Path(cached).parent) if isinstance(cached, str) else ""
+        return read_options(where).rewards if where else {}
+    except (ValueError, OSError, errors.HFValidationError):
+        return {}  # the finding about the model says why
+
+
+def _of_reward(reward: Any, options: Mapping[str, Any], *, needed: bool) -> tuple[State, str, str]:
+    """State, finding and remedy of a reward: the first of its sources that is not on this machine, if any."""
+    sources = reward.sources(options) if hasattr(reward, "sources") else ()
+    for source in sources:
+        fault, downloadable = _fault_of_source(source)
+        if fault and not needed:
+            return "n/a", f"{source.where}: {fault}", ""
+        if downloadable:
+            return _to_download(source.where, source.file, fault)
+        if fault:
+            return "missing", f"{source.where}: {fault}", "give its place by the reward's options"
+    if not sources:
+        return "ok", f"in {getattr(reward, '__module__', type(reward).__module__)}", ""
+    return "ok", ", ".join(dict.fromkeys(source.where for source in sources)), ""
+
+
+def _fault_of_source(source: "Source") -> tuple[str, bool]:
+    """The fault of something that a reward loads, empty if it is on this machine; and whether the hub may have it."""
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    from solrl_core.rewards.loading import CONFIG
+
+    place = Path(source.where)
+    if not source.file:
+        return ("" if place.is_file() else "not a file"), False
+    if place.is_dir():
+        whole = _is_whole(place) if source.file == CONFIG else True
+        return ("" if whole and (place / source.file).is_file() else "incomplete"), False
+    try:
+        cached = try_to_load_from_cache(source.where, source.file)
+    except errors.HFValidationError:
+        return "neither a folder nor a hub id", False
+    if not isinstance(cached, str):
+        return _NOT_CACHED, True
+    whole = source.file != CONFIG or _is_whole(Path(cached).parent)
+    return ("" if whole else f"{_CACHED} its weights are missing or incomplete"), not whole

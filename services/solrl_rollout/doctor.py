@@ -19,10 +19,16 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield from diagnosis.machine(settings.device, settings.precision)
     for spec in settings.models:
         yield diagnosis.model(spec.location, revision=spec.revision)
-    yield from diagnosis.rewards(settings.rewards)
+    yield from dict.fromkeys(_rewards(settings))  # models with the same options have the same findings
     yield from redis_findings(settings.store_url)
     yield from _access(settings)
     yield _port(settings)
+
+
+def _rewards(settings: Settings) -> Iterator[Finding]:
+    for spec in settings.models:
+        options = settings.reward_options
+        yield from diagnosis.rewards(settings.rewards, spec.location, revision=spec.revision, options=options)
 
 
 def redis_findings(url: str | None) -> Iterator[Finding]:

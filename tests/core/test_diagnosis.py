@@ -18,6 +18,8 @@ from solrl_core.precision import PrecisionSupport
 
 COMMIT = "0" * 40
 INDEX = b'{"_class_name": "KolorsPipeline"}'
+MINI_SANA = Path(locate("mini-sana"))
+MINI_CLIP = MINI_SANA.parent / "mini-clip"
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -67,12 +69,12 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.server_close()
 
 
-def cached(cache: Path, name: str) -> Path:
-    """A whole model in the hub's cache."""
+def cached(cache: Path, name: str, content: Path = MINI_SANA) -> Path:
+    """A whole model in the hub's cache, or another folder."""
     repository = cache / f"models--{name.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(COMMIT)
-    return Path(shutil.copytree(locate("mini-sana"), repository / "snapshots" / COMMIT))
+    return Path(shutil.copytree(content, repository / "snapshots" / COMMIT))
 
 
 @pytest.mark.parametrize(
@@ -154,9 +156,74 @@ def test_a_missing_shard_is_found(tmp_path: Path) -> None:
     assert diagnosis.model(str(folder)).state == "ok"
 
 
+def reward(name: str, **options: str) -> Finding:
+    """The finding about a reward that is needed, with options that are given for it."""
+    return next(diagnosis.rewards([name], "a/model", options={name: options}))
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "action"),
+    [
+        ("gated/model", "missing", "accept the terms at https://huggingface.co/gated/model, and set HF_TOKEN"),
+        ("private/model", "missing", "set HF_TOKEN to a token that may read it"),
+        ("plain/model", "missing", "the hub has no config.json there"),
+        ("open/model", "warn", "`hf download open/model`"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_weights_of_a_reward_are_not_ok_before_they_are_here(name: str, state: str, action: str) -> None:
+    finding = reward("clipscore", model=name)
+    assert finding.state == state
+    assert finding.found == f"{name}: it is not in the hub's cache on this machine"
+    assert action in finding.action
+
+
+def test_weights_of_a_reward_in_the_hubs_cache_are_ok_when_they_are_whole(cache: Path) -> None:
+    folder = cached(cache, "openai/clip-vit-large-patch14", MINI_CLIP)
+    assert reward("clipscore") == Finding("reward clipscore", "ok", "openai/clip-vit-large-patch14")
+    (folder / "tokenizer_config.json").unlink()
+    assert reward("clipscore").state == "missing"
+    assert reward("clipscore", processor=str(MINI_CLIP)).state == "ok"
+    (folder / "model.safetensors").unlink()
+    finding = reward("clipscore", processor=str(MINI_CLIP))
+    assert finding.state == "missing"
+    assert "its weights are missing or incomplete" in finding.found
+
+
+@pytest.mark.parametrize("lost", ["config.json", "model.safetensors", "tokenizer_config.json"])
+def test_a_folder_of_a_reward_that_is_not_whole_is_not_ok(tmp_path: Path, lost: str) -> None:
+    folder = Path(shutil.copytree(MINI_CLIP, tmp_path / "clip"))
+    assert reward("clipscore", model=str(folder)).state == "ok"
+    (folder / lost).unlink()
+    finding = reward("clipscore", model=str(folder))
+    assert (finding.state, finding.found) == ("missing", f"{folder}: incomplete")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_checkpoint_of_a_reward_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "HPS.pt"
+    assert reward("hpsv2", checkpoint=str(path)) == Finding(
+        "reward hpsv2", "missing", f"{path}: not a file", "give its place by the reward's options"
+    )
+    path.touch()
+    assert reward("hpsv2", checkpoint=str(path), processor=str(MINI_CLIP)).state == "ok"
+    # The file of its configuration lies beside it.
+    assert "med_config.json: not a file" in reward("imagereward", checkpoint=str(path)).found
+
+
+@pytest.mark.usefixtures("cache")
+def test_rewards_that_are_not_needed_are_only_looked_for_here() -> None:
+    rows = {finding.subject: finding for finding in diagnosis.rewards(["verifier"], "a/model")}
+    assert rows.pop("reward verifier").state == "ok"
+    assert sorted(rows) == ["reward clipscore", "reward hpsv2", "reward imagereward", "reward pickscore"]
+    assert {(finding.state, finding.action) for finding in rows.values()} == {("n/a", "")}
+    # A model's solrl.json says where its rewards are.
+    assert {finding.state for finding in diagnosis.rewards([], "mini-sana")} == {"ok"}
+
+
 def test_names_that_are_near_are_suggested() -> None:
     assert "did you mean 'mini-sana'" in diagnosis.model("mini-sanna").found
-    (finding,) = diagnosis.rewards(["clipscor"])
+    finding = next(diagnosis.rewards(["clipscor"], "mini-sana"))
     assert finding.state == "missing"
     assert "did you mean 'clipscore'" in finding.found
 

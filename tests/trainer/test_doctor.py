@@ -36,10 +36,11 @@ def test_unsupported_precisions_are_shown_with_the_reason(monkeypatch: pytest.Mo
 def test_both_doctors_agree(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}")
     own = {"prompts"}
-    there = {"reward clipscore", "adapter store", "access", "port"}
+    there = {"adapter store", "access", "port"}
     ours = [finding for finding in check(model, None, "shapes") if finding.subject not in own]
     theirs = [finding for finding in check_service(Settings(model=(model,))) if finding.subject not in there]
     assert ours == theirs
+    assert {f"reward {name}" for name in ("clipscore", "hpsv2")} <= {finding.subject for finding in ours}
     codes = {
         typed(program, "doctor", "--model", model, *more).returncode
         for program, more in ((solrl_trainer.cli.main, ()), (solrl_rollout.cli.main, ("--port", "0")))
@@ -57,3 +58,10 @@ def test_unknown_prompts_and_an_unreachable_service_are_missing(monkeypatch: pyt
     (last,) = [finding for finding in check("mini-sana", "htp://x", "shapes") if finding.subject == "service"]
     assert last.state == "missing"
     assert "expected http://HOST:PORT" in last.found
+
+
+def test_the_rewards_of_a_training_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}")
+    done = typed(solrl_trainer.cli.main, "doctor", "--rewards", "clipscore", "clipscor")
+    assert done.returncode == 1
+    assert "did you mean 'clipscore'" in done.stdout

@@ -118,7 +118,7 @@ def _dispatch(command: Command, place: Place) -> int:
         case Doctor():
             from solrl_trainer.doctor import doctor
 
-            return doctor(command.model, command.rollout_url, command.prompts)
+            return doctor(command.model, command.rollout_url, command.prompts, command.rewards)
     return 0
 
 

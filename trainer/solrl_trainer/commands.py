@@ -177,6 +177,8 @@ class Doctor:
     """Base URL of a rollout service to check, too."""
     prompts: str = "shapes"
     """A registered set, or a folder with train and test prompts."""
+    rewards: tuple[str, ...] = ("clipscore",)
+    """Rewards that must be there, by name or package.module:attribute."""
 
 
 Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Presets | Report | Runs | Doctor

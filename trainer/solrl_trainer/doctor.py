@@ -1,6 +1,6 @@
 """`solrl-train doctor`: checks of this machine and of a service, with a remedy for everything that is missing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from solrl_core import diagnosis
 from solrl_core.diagnosis import Finding
@@ -8,21 +8,25 @@ from solrl_core.errors import MismatchError
 from solrl_proto.problems import ProblemError
 
 
-def doctor(model: str, rollout_url: str | None, prompts: str) -> int:
+def doctor(model: str, rollout_url: str | None, prompts: str, rewards: Sequence[str]) -> int:
     """Print the findings; returns 1 if something is missing, else 0."""
-    return diagnosis.show("solrl-train doctor", check(model, rollout_url, prompts))
+    return diagnosis.show("solrl-train doctor", check(model, rollout_url, prompts, rewards))
 
 
-def check(model: str, rollout_url: str | None, prompts: str) -> Iterator[Finding]:
+def check(
+    model: str, rollout_url: str | None, prompts: str, rewards: Sequence[str] = ("clipscore",)
+) -> Iterator[Finding]:
     """Findings about everything that a training needs.
 
     Args:
         model: registered name, local folder in diffusers format, or hub id.
         rollout_url: base URL of a rollout service, or None for none.
         prompts: a registered set, or a folder.
+        rewards: names of the rewards to train on.
     """
     yield from diagnosis.machine()
     yield diagnosis.model(model)
+    yield from diagnosis.rewards(rewards, model)
     yield _prompts(prompts)
     if rollout_url is not None:
         yield from _service(rollout_url, model)

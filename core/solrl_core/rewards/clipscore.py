@@ -1,10 +1,21 @@
 """CLIPScore: logits_per_image / 100 of a CLIP model. Source: the FlowGRPO and DiffusionNFT reward servers."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from solrl_core.rewards.clip import ClipReward
 from solrl_core.rewards.images import Normalize, short_side_then_centre
-from solrl_core.rewards.loading import dtype_named, image_processor_at, pretrained, tokenizer_at
+from solrl_core.rewards.loading import (
+    CONFIG,
+    TOKENIZER,
+    Source,
+    dtype_named,
+    image_processor_at,
+    pretrained,
+    tokenizer_at,
+)
 
 DEFAULT_MODEL = "openai/clip-vit-large-patch14"
 
@@ -24,6 +35,12 @@ class ClipScore(ClipReward):
 
     parameters = 427_616_847
     """Parameters of the published model, for memory plans."""
+
+    @staticmethod
+    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+        """What is loaded with these options, as a Source each; `doctor` looks for it."""
+        model = options.get("model", DEFAULT_MODEL)
+        return Source(model, CONFIG), Source(options.get("processor") or model, TOKENIZER)
 
     def __init__(
         self,

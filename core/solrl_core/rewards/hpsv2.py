@@ -2,14 +2,16 @@
 
 import html
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from solrl_core.rewards.clip import ClipReward
 from solrl_core.rewards.convert import open_clip_model
 from solrl_core.rewards.images import Normalize, long_side_then_pad
-from solrl_core.rewards.loading import dtype_named, hub_file, pretrained, tokenizer_at
+from solrl_core.rewards.loading import CONFIG, TOKENIZER, Source, dtype_named, hub_file, pretrained, tokenizer_at
 
 REPOSITORY, CHECKPOINT = "xswu/HPSv2", "HPS_v2.1_compressed.pt"
 DEFAULT_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -43,6 +45,14 @@ class HpsV2(ClipReward):
     parameters = 986_109_775
     """Parameters of the published model, for memory plans."""
 
+    @staticmethod
+    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+        """What is loaded with these options, as a Source each; `doctor` looks for it."""
+        model, checkpoint = options.get("model"), options.get("checkpoint")
+        published = Source(checkpoint) if checkpoint else Source(REPOSITORY, CHECKPOINT)
+        weights = Source(model, CONFIG) if model else published
+        return weights, Source(_processor_of(model, options.get("processor")), TOKENIZER)
+
     def __init__(
         self,
         model: str | None = None,
@@ -59,7 +69,7 @@ class HpsV2(ClipReward):
 
         if model and checkpoint:
             raise ValueError(f"got model {model!r} and checkpoint {checkpoint!r}; expected one of them")
-        processor = processor or (model if model and Path(model).is_dir() else DEFAULT_PROCESSOR)
+        processor = _processor_of(model, processor)
         if model:
             clip = pretrained(CLIPModel, model, dtype_named(dtype))
         else:
@@ -82,3 +92,8 @@ class HpsV2(ClipReward):
 
     def _score(self, cosines: torch.Tensor) -> torch.Tensor:
         return cosines
+
+
+def _processor_of(model: str | None, processor: str | None) -> str:
+    """Folder or hub id of the tokenizer: the one given, that of the model's folder, or the published one."""
+    return processor or (model if model and Path(model).is_dir() else DEFAULT_PROCESSOR)

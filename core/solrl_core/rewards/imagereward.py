@@ -9,7 +9,16 @@ import torch
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
 from solrl_core.rewards.images import Normalize, as_pil, pil_short_side_then_centre
-from solrl_core.rewards.loading import batches, dtype_named, hub_file, pretrained, tokenizer_at
+from solrl_core.rewards.loading import (
+    CONFIG,
+    TOKENIZER,
+    Source,
+    batches,
+    dtype_named,
+    hub_file,
+    pretrained,
+    tokenizer_at,
+)
 
 REPOSITORY, CHECKPOINT, MED_CONFIG = "zai-org/ImageReward", "ImageReward.pt", "med_config.json"
 DEFAULT_TOKENIZER = "bert-base-uncased"
@@ -38,6 +47,18 @@ class ImageReward:
     parameters = 446_206_689
     """Parameters of the published model, for memory plans."""
 
+    @staticmethod
+    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+        """What is loaded with these options, as a Source each; `doctor` looks for it."""
+        model, checkpoint = options.get("model"), options.get("checkpoint")
+        tokenizer = Source(_tokenizer_of(model, options.get("processor")), TOKENIZER)
+        if model:
+            return Source(model, CONFIG), tokenizer
+        if checkpoint:
+            med_config = options.get("med_config") or str(Path(checkpoint).parent / MED_CONFIG)
+            return Source(checkpoint), Source(med_config), tokenizer
+        return Source(REPOSITORY, CHECKPOINT), Source(REPOSITORY, MED_CONFIG), tokenizer
+
     def __init__(
         self,
         model: str | None = None,
@@ -64,9 +85,7 @@ class ImageReward:
                 med_config = med_config or hub_file(REPOSITORY, MED_CONFIG, "med_config")
             med_config = med_config or str(Path(checkpoint).parent / MED_CONFIG)
             network = image_reward_model(checkpoint, med_config, vision_heads, dtype_named(dtype))
-        self._tokenizer = _with_blip_tokens(
-            tokenizer_at(processor or (model if model and Path(model).is_dir() else DEFAULT_TOKENIZER))
-        )
+        self._tokenizer = _with_blip_tokens(tokenizer_at(_tokenizer_of(model, processor)))
         if len(self._tokenizer) > network.config.text_config.vocab_size:
             raise ValueError(
                 f"got a tokenizer of {len(self._tokenizer)} tokens; the model expects at most "
@@ -115,3 +134,8 @@ def _with_blip_tokens(tokenizer: Any) -> Any:
     if "[ENC]" not in tokenizer.get_vocab():
         tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
     return tokenizer
+
+
+def _tokenizer_of(model: str | None, processor: str | None) -> str:
+    """Folder or hub id of the tokenizer: the one given, that of the model's folder, or the published one."""
+    return processor or (model if model and Path(model).is_dir() else DEFAULT_TOKENIZER)

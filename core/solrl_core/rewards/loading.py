@@ -3,9 +3,23 @@
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+"""Files in every folder of a model, and of a tokenizer."""
+
+
+class Source(NamedTuple):
+    """What a reward loads: a file of a folder or hub repository `where`, or the local file `where` itself.
+
+    `CONFIG` stands for a model with its weights, `TOKENIZER` for a tokenizer.
+    """
+
+    where: str
+    file: str = ""
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -1,12 +1,22 @@
 """PickScore: exp(logit_scale) · cosine / 26. Source: Kirstain et al. 2023 (arXiv 2305.01569) and its reward servers."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from solrl_core.rewards.clip import ClipReward
 from solrl_core.rewards.images import as_pil
-from solrl_core.rewards.loading import dtype_named, image_processor_at, pretrained, tokenizer_at
+from solrl_core.rewards.loading import (
+    CONFIG,
+    TOKENIZER,
+    Source,
+    dtype_named,
+    image_processor_at,
+    pretrained,
+    tokenizer_at,
+)
 
 DEFAULT_MODEL = "yuvalkirstain/PickScore_v1"
 DEFAULT_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -30,6 +40,12 @@ class PickScore(ClipReward):
     parameters = 986_109_775
     """Parameters of the published model, for memory plans."""
 
+    @staticmethod
+    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+        """What is loaded with these options, as a Source each; `doctor` looks for it."""
+        model = options.get("model", DEFAULT_MODEL)
+        return Source(model, CONFIG), Source(_processor_of(model, options.get("processor")), TOKENIZER)
+
     def __init__(
         self,
         model: str = DEFAULT_MODEL,
@@ -42,7 +58,7 @@ class PickScore(ClipReward):
         from transformers import CLIPModel
 
         clip = pretrained(CLIPModel, model, dtype_named(dtype))
-        processor = processor or (model if Path(model).is_dir() else DEFAULT_PROCESSOR)
+        processor = _processor_of(model, processor)
         self._processor = image_processor_at(processor)
         super().__init__(
             clip,
@@ -58,3 +74,8 @@ class PickScore(ClipReward):
 
     def _score(self, cosines: torch.Tensor) -> torch.Tensor:
         return cosines * self._logit_scale / DIVISOR
+
+
+def _processor_of(model: str, processor: str | None) -> str:
+    """Folder or hub id of the processor: the one given, that of the model's folder, or the published one."""
+    return processor or (model if Path(model).is_dir() else DEFAULT_PROCESSOR)
