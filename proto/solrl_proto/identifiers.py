@@ -1,9 +1,10 @@
 """Names and numbers that travel in paths and messages, with the one pattern each must match."""
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from solrl_proto.noise import SEED_LIMIT
 
@@ -22,6 +23,9 @@ TenantName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Tier = Literal["nvfp4", "fp8", "bf16"]
 """A precision that a backbone computes in."""
 
+_MOST_UNKNOWN = 64
+"""Unknown fields that are named one by one."""
+
 Version = Annotated[int, Field(ge=0, lt=2**53)]
 """An adapter version: the number of iterations behind the behaviour policy."""
 
@@ -33,9 +37,29 @@ Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 
 
 class Message(BaseModel):
-    """Base of all messages: immutable; unknown fields are errors."""
+    """Base of all messages: immutable; unknown fields are errors.
+
+    The number of errors is bounded, because each takes about a kilobyte: sequences that a client sends stop at their
+    first wrong item (`fail_fast`), and objects are counted first.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        return _counted(value, len(cls.model_fields) + _MOST_UNKNOWN)
+
+
+def at_most(entries: int) -> BeforeValidator:
+    """Validator of a dict's size that runs before its entries are validated, unlike pydantic's `max_length`."""
+    return BeforeValidator(lambda value: _counted(value, entries))
+
+
+def _counted(value: Any, most: int) -> Any:
+    if isinstance(value, Mapping) and len(value) > most:
+        raise ValueError(f"{len(value)} entries; expected at most {most}")
+    return value
 
 
 def default_model_name(model: str) -> str:

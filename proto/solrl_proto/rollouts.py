@@ -67,12 +67,16 @@ def _depth(value: Any) -> int:
     return depth
 
 
+Group = Annotated[tuple[Seed, ...], Field(min_length=1, fail_fast=True)]
+"""Seeds of one prompt's candidates."""
+
+
 class Candidates(Message):
     """The seeds of each group: `count` seeds expanded from `seed_root`, or one explicit list per prompt."""
 
     count: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] | None = None
     seed_root: Seed | None = None
-    seeds: Annotated[tuple[Annotated[tuple[Seed, ...], Field(min_length=1)], ...], Field(min_length=1)] | None = None
+    seeds: Annotated[tuple[Group, ...], Field(min_length=1, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -102,7 +106,7 @@ class Prune(Message):
     keep: Annotated[int, Field(ge=2)]
 
 
-Weights = tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
+Weights = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(fail_fast=True)]
 
 
 class ModelBinding(Message):
@@ -123,9 +127,9 @@ class FittedSolver(Message):
     final latents: pruning scores it, and after the last step it is the candidate.
     """
 
-    sigmas: Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_FITTED)]
-    moves: tuple[Weights, ...]
-    ends: tuple[Weights, ...]
+    sigmas: Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_FITTED, fail_fast=True)]
+    moves: Annotated[tuple[Weights, ...], Field(fail_fast=True)]
+    ends: Annotated[tuple[Weights, ...], Field(fail_fast=True)]
     fitted_for: ModelBinding | None = None
     """Requests for another model, solver or guidance are refused. Null is unchecked."""
 
@@ -183,10 +187,10 @@ class RolloutRequest(Message):
 
     model: ModelName
     adapter: AdapterRef | None = None
-    prompts: Annotated[tuple[PromptItem, ...], Field(min_length=1, max_length=MAX_PROMPTS)]
+    prompts: Annotated[tuple[PromptItem, ...], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     candidates: Candidates
     plan: Plan = Plan()
-    rewards: Annotated[tuple[RewardSpec, ...], Field(min_length=1, max_length=16)]
+    rewards: Annotated[tuple[RewardSpec, ...], Field(min_length=1, max_length=16, fail_fast=True)]
     images: Images = "none"
     latents: LatentsFormat | None = None
     """Whether, and in which format, groups contain the candidates' final latents."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from solrl_proto.identifiers import Message, ModelName, RunName, Seed, Tier, Version
+from solrl_proto.identifiers import Message, ModelName, RunName, Seed, Tier, Version, at_most
 from solrl_proto.models import PrecisionInfo
 
 THUMBNAIL_SIDE = 128
@@ -47,7 +47,7 @@ class Samples(Message):
     """The adapter version that they were explored under."""
     precision: Tier
     numerics: Literal["native", "emulated"]
-    pairs: Annotated[tuple[SamplePair, ...], Field(min_length=1, max_length=4)]
+    pairs: Annotated[tuple[SamplePair, ...], Field(min_length=1, max_length=4, fail_fast=True)]
 
 
 class Point(Message):
@@ -62,8 +62,8 @@ class Point(Message):
     proxy_mean: Figure
     """Mean score of all explored candidates."""
     loss: Figure
-    rewards: Annotated[dict[Label, Spread], Field(default_factory=dict, max_length=16)]
-    seconds: Annotated[dict[Label, Seconds], Field(default_factory=dict, max_length=16)]
+    rewards: Annotated[dict[Label, Spread], Field(default_factory=dict, max_length=16), at_most(16)]
+    seconds: Annotated[dict[Label, Seconds], Field(default_factory=dict, max_length=16), at_most(16)]
     """Duration of each phase."""
     planned: Version | None = None
     """Planned iterations of the run."""

@@ -99,7 +99,10 @@ def plain(value: Any) -> Any:
     return str(value)[:_SHOWN]
 
 
-def _of_validation(errors: Sequence[Any]) -> Problem:
+def _of_validation(found: Sequence[Any]) -> Problem:
+    # pydantic also calls a tuple too short whose first item is wrong, because it stops there (`fail_fast`).
+    places = {one["loc"][:depth] for one in found for depth in range(len(one["loc"]))}
+    errors = [one for one in found if one["type"] != "too_short" or one["loc"] not in places]
     first = errors[0]
     where = ".".join(str(part) for part in first["loc"])
     faults = [f"{'.'.join(str(part) for part in e['loc'])}: {_message(e)}"[: _SHOWN * 2] for e in errors[:5]]

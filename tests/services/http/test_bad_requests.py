@@ -47,6 +47,11 @@ def test_an_invalid_field_is_named(service: RunningService, change: dict[str, An
     assert document["expected"]
 
 
+def test_a_list_with_a_wrong_item_is_not_called_too_short(service: RunningService) -> None:
+    detail = problem(post(service, {"prompts": [{"id": "a", "text": ""}, 1], "surprise": 1}))["detail"]
+    assert [part.partition(": ")[0] for part in detail.split("; ")] == ["body.prompts.0.text", "body.surprise"]
+
+
 @pytest.mark.parametrize(
     ("change", "status", "kind"),
     [

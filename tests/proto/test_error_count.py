@@ -1,0 +1,70 @@
+"""The errors of a bad message are few, however many entries it has: each takes a kilobyte and is built at once."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from solrl_proto.identifiers import Message
+from solrl_proto.rollouts import RolloutRequest
+from solrl_proto.status import IterationReport
+
+MANY = 10_000
+SPREAD = {"mean": 0, "best": 0, "worst": 0}
+REQUEST: dict[str, Any] = {
+    "model": "mini-sana",
+    "prompts": [{"id": "p", "text": "a red circle"}],
+    "candidates": {"count": 2, "seed_root": 1},
+    "rewards": [{"name": "clipscore"}],
+}
+REPORT: dict[str, Any] = {
+    "iteration": 1,
+    "version": 1,
+    "explored_version": 1,
+    "score": SPREAD,
+    "proxy_mean": 0,
+    "loss": 0,
+}
+SAMPLES = {"iteration": 1, "version": 1, "precision": "bf16", "numerics": "native"}
+NAMES = {str(i): "x" for i in range(MANY)}
+
+
+def fitted(**rows: Any) -> dict[str, Any]:
+    return {"plan": {"steps": 1, "fitted": {"sigmas": [1.0], "moves": [], "ends": [[0.0, 1.0]]} | rows}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        (RolloutRequest, NAMES),
+        (RolloutRequest, {"prompts": [1] * MANY}),
+        (RolloutRequest, {"prompts": [{}] * MANY}),
+        (RolloutRequest, {"prompts": [{"id": "p", "text": "x"} | NAMES]}),
+        (RolloutRequest, {"rewards": [1] * MANY}),
+        (RolloutRequest, {"candidates": {"seeds": ["x"] * MANY}}),
+        (RolloutRequest, {"candidates": {"seeds": [[]] * MANY}}),
+        (RolloutRequest, {"candidates": {"seeds": [["x"] * MANY]}}),
+        (RolloutRequest, fitted(sigmas=["x"] * MANY)),
+        (RolloutRequest, fitted(moves=["x"] * MANY)),
+        (RolloutRequest, fitted(ends=[["x"] * MANY])),
+        (IterationReport, NAMES),
+        (IterationReport, {"rewards": NAMES}),
+        (IterationReport, {"seconds": NAMES}),
+        (IterationReport, {"samples": SAMPLES | {"pairs": [1] * MANY}}),
+    ],
+    ids=range(15),
+)
+def test_many_wrong_entries_are_few_errors(kind: type[Message], changed: dict[str, Any]) -> None:
+    whole = (REQUEST if kind is RolloutRequest else REPORT) | changed
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(whole)
+    assert caught.value.error_count() <= 10
+
+
+def test_wrong_entries_are_named() -> None:
+    wrong = REQUEST | {"prompts": [{"id": "p", "text": ""}, 1], "typo": 1, "images": "gif"}
+    with pytest.raises(ValidationError) as caught:
+        RolloutRequest.model_validate(wrong)
+    places = {".".join(map(str, error["loc"])) for error in caught.value.errors()}
+    assert places - {"prompts"} == {"prompts.0.text", "typo", "images"}
+    with pytest.raises(ValidationError, match=f"{MANY + len(REQUEST)} entries; expected at most 71"):
+        RolloutRequest.model_validate(REQUEST | NAMES)
