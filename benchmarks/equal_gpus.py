@@ -37,8 +37,8 @@ from solrl_trainer.loop import roll_out, train_iteration, training_samples
 from solrl_trainer.models import Models
 from solrl_trainer.policy import CURRENT, OLD
 from solrl_trainer.presets import resolve
-from solrl_trainer.ranks.joined import joined
-from solrl_trainer.ranks.place import read_place
+from solrl_trainer.ranks.process_group import process_group
+from solrl_trainer.ranks.rank_info import read_rank_info
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.run_log import RunLog
 from solrl_trainer.session import Session, connect
@@ -100,11 +100,11 @@ def main() -> None:
     file = args.out / "equal_gpus.json"
     rows: list[Row] = json.loads(file.read_text())["rows"] if file.is_file() else []
     if not args.render:
-        with joined(read_place()) as ranks:
-            world = ranks.world(args.device, 0.0)
+        with process_group(read_rank_info()) as processes:
+            world = processes.world(args.device, 0.0)
             for model in args.models:
                 measure_model(model, args, world, rows, file)
-            if not ranks.first:
+            if not processes.is_rank_zero:
                 return
     (args.out / "equal_gpus.md").write_text(render(rows))
     print(render(rows))

@@ -1,11 +1,11 @@
 """Entry point of `solrl-rollout` and `python -m solrl_rollout`; handles Ctrl-C from before the other imports."""
 
-from solrl_core.interrupts import end_at_once
+from solrl_core.interrupts import exit_on_interrupt
 
 
 def main() -> None:
     """Run the command line."""
-    end_at_once("solrl-rollout: stopped")
+    exit_on_interrupt("solrl-rollout: stopped")
     from solrl_rollout import cli
 
     cli.main()

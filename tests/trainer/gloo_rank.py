@@ -13,8 +13,8 @@ import httpx
 import torch
 from solrl_trainer import loop
 from solrl_trainer.policy import CURRENT, OLD
-from solrl_trainer.ranks.joined import joined
-from solrl_trainer.ranks.place import read_place
+from solrl_trainer.ranks.process_group import process_group
+from solrl_trainer.ranks.rank_info import read_rank_info
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.session import Session
 from training_helpers import TINY, resolve
@@ -76,8 +76,8 @@ def main(url: str, folder: str) -> None:
     arguments = {"output": output, "run": "together", "rollout_url": url}
     config = resolve("mini-sana/sol_rl/clipscore", overrides=SETTINGS, arguments=arguments).config
     reporter = Silent()
-    with joined(read_place()) as ranks:
-        result = loop.train(config, reporter, world=ranks.world(config.device, config.patience))
+    with process_group(read_rank_info()) as processes:
+        result = loop.train(config, reporter, world=processes.world(config.device, config.patience))
     session = sessions[-1]
     assert result.samples is not None
     facts = {

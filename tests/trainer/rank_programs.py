@@ -35,7 +35,7 @@ def with_a_slow_rank(argv: Sequence[str]) -> None:
     from solrl_trainer.ranks import collectives
     from solrl_trainer.rollouts.iteration import IterationSamples
 
-    collectives._LONGEST = 1.0
+    collectives._TRANSFER_TIMEOUT = 1.0
     gather = IterationSamples.gather.__func__  # type: ignore[attr-defined]
 
     def slow(cls: type[IterationSamples], *arguments: Any) -> IterationSamples:
@@ -59,16 +59,16 @@ def held_bytes(overrides: Sequence[str], output: str) -> None:
     from solrl_trainer.models import Models
     from solrl_trainer.policy import Policy
     from solrl_trainer.presets import resolve
-    from solrl_trainer.ranks.joined import joined
-    from solrl_trainer.ranks.place import read_place
+    from solrl_trainer.ranks.process_group import process_group
+    from solrl_trainer.ranks.rank_info import read_rank_info
     from torch.distributed.tensor import DTensor
 
     def local(weight: torch.Tensor) -> torch.Tensor:
         return weight.to_local() if isinstance(weight, DTensor) else weight
 
     config = resolve("mini-sana/diffusionnft/clipscore", overrides=["lora.rank=2", *overrides[1:]]).config
-    with joined(read_place()) as ranks:
-        models = Models.build(load_backbone("mini-sana"), config, print, ranks.world("cpu", 0))
+    with process_group(read_rank_info()) as processes:
+        models = Models.build(load_backbone("mini-sana"), config, print, processes.world("cpu", 0))
         policy: Policy = models.policy
         backbone = models.backbone
         latents = torch.zeros(1, *backbone.latent_shape)
@@ -99,4 +99,89 @@ def with_another_device(argv: Sequence[str]) -> None:
 
     if os.environ["RANK"] == "1":
         world.pick_device = lambda name, process: "cuda:1"
+    solrl_train(argv)
+
+
+def with_late_news(argv: Sequence[str]) -> None:
+    """`solrl-train`, which learns of a rank's death six seconds late."""
+    from solrl_trainer.ranks.liveness import Liveness
+    from solrl_trainer.ranks.shutdown import Shutdown
+
+    begin = Liveness._begin_shutdown
+
+    def late(liveness: Liveness, shutdown: Shutdown) -> None:
+        if shutdown.kind == "died":
+            time.sleep(6)
+        begin(liveness, shutdown)
+
+    Liveness._begin_shutdown = late  # type: ignore[method-assign]
+    solrl_train(argv)
+
+
+def with_a_death_in_a_collective(argv: Sequence[str]) -> None:
+    """`with_late_news`, where rank 1 dies when the other has entered a collective."""
+    import signal
+
+    import torch.distributed as dist
+
+    reduce, calls = dist.all_gather, []
+
+    def deadly(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if os.environ["RANK"] == "1" and len(calls) == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reduce(*arguments)
+
+    dist.all_gather = deadly
+    with_late_news(argv)
+
+
+def with_a_broken_reward(argv: Sequence[str], rank: int) -> None:
+    """`solrl-train`, where a reward of one rank fails."""
+    from solrl_core.rewards import RewardSet
+
+    def broken(*arguments: Any) -> Any:
+        raise ValueError("the reward is broken")
+
+    if os.environ["RANK"] == str(rank):
+        RewardSet.score = broken  # type: ignore[method-assign]
+    solrl_train(argv)
+
+
+def with_few_plans(argv: Sequence[str]) -> None:
+    """`solrl-train calibrate` with few plans, and solvers fitted to few prompts."""
+    from solrl_trainer import calibrate
+
+    calibrate.STEPS = (1, 4)
+    calibrate.SCHEDULES = calibrate.SCHEDULES[:1]
+    calibrate.FITTED_PROMPTS = 2
+    solrl_train(argv)
+
+
+def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> None:
+    """`solrl-train`; when rank 0 has all candidates of iteration 1, the service loses the run before rank 1 asks."""
+    from pathlib import Path
+
+    from solrl_trainer.rollouts.iteration import IterationSamples
+    from solrl_trainer.rollouts.service import ServiceExplorer
+
+    request, gather, complete = ServiceExplorer._request, IterationSamples.gather.__func__, Path(explored)  # type: ignore[attr-defined]
+
+    def late(explorer: ServiceExplorer, prompts: Any, version: int, *rest: Any) -> Any:
+        if version == 1:
+            while not complete.exists():
+                time.sleep(0.02)
+            explorer.source.client.delete(run)
+        return request(explorer, prompts, version, *rest)
+
+    def noted(cls: type[IterationSamples], *arguments: Any) -> IterationSamples:
+        if arguments[2].version == 1:
+            complete.touch()
+        found: IterationSamples = gather(cls, *arguments)
+        return found
+
+    if os.environ["RANK"] == "1":
+        ServiceExplorer._request = late  # type: ignore[method-assign]
+    else:
+        IterationSamples.gather = classmethod(noted)  # type: ignore[assignment,method-assign]
     solrl_train(argv)

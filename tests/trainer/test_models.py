@@ -37,9 +37,6 @@ def test_serving_another_adapter_restores_the_behaviour_policy(models: Models) -
     with models.serving(None) as generator:
         assert same(weights(generator), base)
     assert same(weights(models.generator), behaviour)
-    with pytest.raises(KeyboardInterrupt), models.serving(models.policy.average_adapter()):
-        raise KeyboardInterrupt
-    assert same(weights(models.generator), behaviour)
 
 
 def test_the_local_explorers_generator_has_the_behaviour_policy(backbone: Backbone) -> None:

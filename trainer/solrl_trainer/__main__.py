@@ -1,11 +1,11 @@
 """Entry point of `solrl-train` and `python -m solrl_trainer`; handles Ctrl-C from before the other imports."""
 
-from solrl_core.interrupts import end_at_once
+from solrl_core.interrupts import exit_on_interrupt
 
 
 def main() -> None:
     """Run the command line."""
-    end_at_once("solrl-train: stopped")
+    exit_on_interrupt("solrl-train: stopped")
     from solrl_trainer import cli
 
     cli.main()

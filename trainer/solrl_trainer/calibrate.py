@@ -26,7 +26,7 @@ from solrl_trainer.evaluation import mean_interval
 from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.preflight import require_judges
 from solrl_trainer.prompts import find_prompts, read_prompts
-from solrl_trainer.ranks.joined import ALONE, Ranks
+from solrl_trainer.ranks.process_group import SINGLE_PROCESS, ProcessGroup
 from solrl_trainer.report.figures import few_prompts_text, sum_text
 from solrl_trainer.report.frontier import write_frontier
 from solrl_trainer.rollouts.batch_limit import BatchLimit
@@ -108,7 +108,7 @@ def calibrate(
     *,
     prompts: int,
     wanted: float,
-    ranks: Ranks = ALONE,
+    processes: ProcessGroup = SINGLE_PROCESS,
     progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Measure every plan on this machine; writes calibration.json, frontier.png and plan.yaml to `folder`.
@@ -119,7 +119,7 @@ def calibrate(
         note: called with each progress message.
         prompts: number of training prompts to measure on. Held-out prompts are reserved for evaluation.
         wanted: required separation. The cheapest plan whose whole interval reaches it is chosen.
-        ranks: processes that share the prompts; the first writes.
+        processes: processes that share the prompts; the first writes.
         progress: called with the solver steps of candidates that this rank has taken, and will take.
 
     Returns:
@@ -127,7 +127,7 @@ def calibrate(
     """
     measured_on = _prompts(config, prompts)
     require_judges(config.rewards, measured_on, "train")
-    world = ranks.world(config.device, config.patience)
+    world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=device, revision=config.revision)
@@ -167,7 +167,7 @@ def calibrate(
 
     true, _ = scores_of_all(true_generator, truth)
     note(f"fitting {len(SCHEDULES)} solvers of few steps")
-    fitted = _on_all(fit_solvers(config, true_generator, SCHEDULES) if ranks.first else [], ranks)
+    fitted = _on_all(fit_solvers(config, true_generator, SCHEDULES) if processes.is_rank_zero else [], processes)
     work.finish(_fitting_steps(config))
     measured = []
     for tier, group in itertools.groupby(plans(config, tiers, fitted), key=lambda plan: plan.precision):
@@ -186,17 +186,17 @@ def calibrate(
         model=model_digest(part_digests(backbone.parts)), solver=config.solver, guidance=config.guidance
     )
     summary = _summary(config, measured_on, measured, chosen, wanted)
-    if ranks.first:
+    if processes.is_rank_zero:
         weights = sum_text(config.weights)
         about = f"{config.model}, {weights}, {prompts} prompts × {explore.candidates} candidates"
         _write(folder, summary, chosen, binding, about)
     return summary
 
 
-def _on_all(fitted: Sequence[FittedSolver], ranks: Ranks) -> list[FittedSolver]:
+def _on_all(fitted: Sequence[FittedSolver], processes: ProcessGroup) -> list[FittedSolver]:
     """The solvers that the first rank fitted, on every rank."""
-    text = json.dumps([solver.model_dump(mode="json") for solver in fitted]) if ranks.first else None
-    return [FittedSolver.model_validate(solver) for solver in json.loads(ranks.share(text))]
+    text = json.dumps([solver.model_dump(mode="json") for solver in fitted]) if processes.is_rank_zero else None
+    return [FittedSolver.model_validate(solver) for solver in json.loads(processes.broadcast_text(text))]
 
 
 def _prompts(config: RunConfig, count: int) -> list[PromptItem]:

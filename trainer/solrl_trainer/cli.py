@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from solrl_core.interrupts import STATUS, last_words, raised
+from solrl_core.interrupts import INTERRUPTED, interrupt_message, keyboard_interrupts
 
 from solrl_trainer.commands import (
     Calibrate,
@@ -28,7 +28,7 @@ from solrl_trainer.commands import (
     parse,
 )
 from solrl_trainer.defaults import DEFAULT_PRESET
-from solrl_trainer.ranks.place import Place, read_place
+from solrl_trainer.ranks.rank_info import RankInfo, read_rank_info
 
 if TYPE_CHECKING:
     from solrl_trainer.config import RunConfig
@@ -47,13 +47,13 @@ def main() -> None:
     from solrl_trainer.text import printable
 
     try:
-        place = read_place()
+        rank_info = read_rank_info()
         # Ranks end together, which an interrupt handled elsewhere would prevent.
-        with raised() if place.size > 1 else nullcontext():
-            sys.exit(_dispatch(_parse(words, place), place))
+        with keyboard_interrupts() if rank_info.size > 1 else nullcontext():
+            sys.exit(_dispatch(_parse(words, rank_info), rank_info))
     except KeyboardInterrupt:
         print("solrl-train: stopped", file=sys.stderr)
-        sys.exit(STATUS)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if os.environ.get("SOLRL_TRACEBACK"):
             raise
@@ -61,42 +61,42 @@ def main() -> None:
         sys.exit(2)
 
 
-def _parse(words: list[str], place: Place) -> Command:
+def _parse(words: list[str], rank_info: RankInfo) -> Command:
     """The command that the words give; exits with 2 if they are invalid.
 
     With several ranks, only the first prints the error; the others end without one.
     """
     with ExitStack() as stack:
-        if not place.first:
+        if not rank_info.is_rank_zero:
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
         try:
             return parse(words)
         except SystemExit:
-            if place.first:
+            if rank_info.is_rank_zero:
                 raise
             sys.exit(0)
 
 
-def _dispatch(command: Command, place: Place) -> int:
+def _dispatch(command: Command, rank_info: RankInfo) -> int:
     alone = not isinstance(command, Run | Evaluate | Calibrate) or (isinstance(command, Run) and command.dry_run)
-    if alone and not place.first:
+    if alone and not rank_info.is_rank_zero:
         return 0
     match command:
         case Run():
-            return _run(command, place)
+            return _run(command, rank_info)
         case Demo():
             from solrl_trainer.demo import demo
 
-            with raised():
+            with keyboard_interrupts():
                 demo(command.output, seed=command.seed, overrides=command.set)
         case Evaluate():
-            _evaluate(command, place)
+            _evaluate(command, rank_info)
         case Export():
             _export(command)
         case Calibrate():
-            _calibrate(command, place)
+            _calibrate(command, rank_info)
         case Memory():
             config = _settings(command)
             from solrl_trainer.memory import plan
@@ -122,25 +122,25 @@ def _dispatch(command: Command, place: Place) -> int:
     return 0
 
 
-def _run(command: Run, place: Place) -> int:
+def _run(command: Run, rank_info: RankInfo) -> int:
     if command.dry_run:
         return _dry_run(_resolve(command), resume=command.resume is not None)
 
     from solrl_trainer.config import RunConfig
-    from solrl_trainer.ranks.joined import joined
+    from solrl_trainer.ranks.process_group import process_group
 
     resume, version = command.resume is not None, command.checkpoint
-    with ExitStack() as held, joined(place) as ranks:
-        if not ranks.first:
-            config = RunConfig.model_validate_json(ranks.share(None))
-            ranks.advise(_advice(config, place))
+    with ExitStack() as held, process_group(rank_info) as processes:
+        if not processes.is_rank_zero:
+            config = RunConfig.model_validate_json(processes.broadcast_text(None))
+            processes.set_hint(_resume_hint(config, rank_info))
             from solrl_trainer.run import follow
 
-            follow(config, resume=resume, version=version, world=ranks.world(config.device, config.patience))
+            follow(config, resume=resume, version=version, world=processes.world(config.device, config.patience))
             return 0
         config = _checked(command, held)
-        ranks.share(config.model_dump_json())
-        ranks.advise(_advice(config, place))
+        processes.broadcast_text(config.model_dump_json())
+        processes.set_hint(_resume_hint(config, rank_info))
 
         from rich.console import Console
 
@@ -148,8 +148,8 @@ def _run(command: Run, place: Place) -> int:
         from solrl_trainer.run import run
         from solrl_trainer.text import printable
 
-        with last_words(printable(f"solrl-train: stopped; {_advice(config, place)}")):
-            summary = run(config, resume=resume, version=version, world=ranks.world(config.device, config.patience))
+        with interrupt_message(printable(f"solrl-train: stopped; {_resume_hint(config, rank_info)}")):
+            summary = run(config, resume=resume, version=version, world=processes.world(config.device, config.patience))
         console = Console()
         console.print(result_table(summary))
         console.print(f"report: {config.output / 'report.html'}", soft_wrap=True)
@@ -168,8 +168,8 @@ def _checked(command: Run, held: ExitStack) -> "RunConfig":
     return check_run(config, _note, resume=command.resume is not None)
 
 
-def _advice(config: "RunConfig", place: Place) -> str:
-    program = ["solrl-train"] if place.size == 1 else ["torchrun", "…", "-m", "solrl_trainer"]
+def _resume_hint(config: "RunConfig", rank_info: RankInfo) -> str:
+    program = ["solrl-train"] if rank_info.size == 1 else ["torchrun", "…", "-m", "solrl_trainer"]
     return f"continue with: {' '.join(program)} {shlex.join(['run', '--resume', str(config.output)])}"
 
 
@@ -232,33 +232,33 @@ def _report(folder: Path) -> None:
     print(write_report(folder))
 
 
-def _calibrate(command: Calibrate, place: Place) -> None:
+def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
     from solrl_trainer.folder import locked
     from solrl_trainer.presets import read_settings_file
-    from solrl_trainer.ranks.joined import joined
+    from solrl_trainer.ranks.process_group import process_group
 
-    with ExitStack() as held, joined(place) as ranks:
+    with ExitStack() as held, process_group(rank_info) as processes:
         if command.prompts < 1 or not 0 <= command.wanted <= 1:
             raise ValueError(
                 f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
             )
         config = _settings(command)
-        if ranks.first:
+        if processes.is_rank_zero:
             held.enter_context(locked(command.output))
         from solrl_trainer.calibrate import calibrate
         from solrl_trainer.time_left import Countdown
 
-        with Countdown("calibrating", quiet=not ranks.first) as shown:
+        with Countdown("calibrating", quiet=not processes.is_rank_zero) as shown:
             summary = calibrate(
                 config,
                 command.output,
                 shown.note,
                 prompts=command.prompts,
                 wanted=command.wanted,
-                ranks=ranks,
+                processes=processes,
                 progress=shown,
             )
-    if not place.first:
+    if not rank_info.is_rank_zero:
         return
     print(f"frontier: {command.output / 'frontier.png'}")
     if summary["chosen"] is None:
@@ -293,13 +293,13 @@ def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:
     return words
 
 
-def _evaluate(command: Evaluate, place: Place) -> None:
+def _evaluate(command: Evaluate, rank_info: RankInfo) -> None:
     from rich.console import Console
 
-    from solrl_trainer.ranks.joined import joined
+    from solrl_trainer.ranks.process_group import process_group
 
     counts = {"prompts": command.prompts, "seeds": command.seeds, "steps": command.steps}
-    with joined(place) as ranks:
+    with process_group(rank_info) as processes:
         for name, value in counts.items():
             if value is not None and value < 1:
                 raise ValueError(f"got --{name} {value}; expected at least 1")
@@ -308,7 +308,7 @@ def _evaluate(command: Evaluate, place: Place) -> None:
         from solrl_trainer.progress import evaluation_table
         from solrl_trainer.time_left import Countdown
 
-        with Countdown("evaluating", quiet=not ranks.first) as shown:
+        with Countdown("evaluating", quiet=not processes.is_rank_zero) as shown:
             summary = evaluate_run(
                 command.folder,
                 shown.note,
@@ -316,10 +316,10 @@ def _evaluate(command: Evaluate, place: Place) -> None:
                 rewards=command.rewards,
                 overrides=command.set,
                 checkpoint=command.checkpoint,
-                ranks=ranks,
+                processes=processes,
                 **counts,
             )
-    if place.first:
+    if rank_info.is_rank_zero:
         console = Console()
         console.print(evaluation_table(summary))
         console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}", soft_wrap=True)

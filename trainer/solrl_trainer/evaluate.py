@@ -19,7 +19,7 @@ from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.preflight import require_judges, usable_judges
 from solrl_trainer.presets import ConfigError, parse_override, refused
 from solrl_trainer.prompts import find_prompts, read_prompts
-from solrl_trainer.ranks.joined import ALONE, Ranks
+from solrl_trainer.ranks.process_group import SINGLE_PROCESS, ProcessGroup
 from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
@@ -41,7 +41,7 @@ def evaluate_run(
     seeds: int | None = None,
     steps: int | None = None,
     checkpoint: int | None = None,
-    ranks: Ranks = ALONE,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint of a run; writes evaluation/{evaluation.json, grid.png} to its folder.
 
@@ -53,7 +53,7 @@ def evaluate_run(
         overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.
         prompts, seeds, steps: override the run's settings; seeds is the number of images per prompt.
         checkpoint: version of the checkpoint, by default the newest.
-        ranks: processes that share the prompts; all read the folder, and rank 0 writes.
+        processes: processes that share the prompts; all read the folder, and rank 0 writes.
 
     Returns:
         Content of evaluation.json.
@@ -76,9 +76,9 @@ def evaluate_run(
         names = usable_judges([*config.rewards, *settings.rewards], held_out, note)
         if not names:
             raise ValueError(f"none of the run's rewards can score {config.prompts}; choose others with --rewards")
-    world = ranks.world(config.device, config.patience)
+    world = processes.world(config.device, config.patience)
     # Rank 0's, because a run that still trains may write a newer one meanwhile.
-    newest = checkpoints.require(folder / "checkpoints", saved, checkpoint) if ranks.first else None
+    newest = checkpoints.require(folder / "checkpoints", saved, checkpoint) if processes.is_rank_zero else None
     found = checkpoints.broadcast(newest, world)
     assert found is not None
     note(f"loading {config.model}")
@@ -119,7 +119,7 @@ def evaluate_run(
         "steps": steps or settings.steps,
         "rewards": compare(before, after, config.weights),
     }
-    if ranks.first:
+    if processes.is_rank_zero:
         about = trained_text(config.model, config.preset, config.weights)
         title = f"{config.run}, version {found.version}"
         _write(folder / "evaluation", summary, held_out, before, after, title, about)

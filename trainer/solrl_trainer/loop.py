@@ -21,7 +21,7 @@ from solrl_trainer.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.selection import select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.update import UpdateFigures
-from solrl_trainer.world import SoloWorld, World, require_equal, wait_for_first
+from solrl_trainer.world import SoloWorld, World, require_equal, wait_for_rank_zero
 
 _SHOWN_EACH = 3
 
@@ -99,7 +99,7 @@ def train(
             samples = roll_out(session, log, iteration)
             if iteration + 1 == config.iterations:
                 pairs = _pairs(session, log, samples)
-                wait_for_first(session.world)
+                wait_for_rank_zero(session.world)
             train_iteration(session, log, iteration, samples)
             every = config.evaluate.every
             if every and (iteration + 1) % every == 0 and iteration + 1 < config.iterations:

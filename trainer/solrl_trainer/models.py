@@ -75,13 +75,15 @@ class Models:
 
     @contextmanager
     def serving(self, adapter: Adapter | None) -> Iterator[Generator]:
-        """Merge `adapter` (None: the base) into the BF16 generator within the block, then the behaviour policy."""
+        """Merge `adapter` (None: the base) into the BF16 generator within the block, then the behaviour policy again.
+
+        After an error in the block the generator keeps `adapter`.
+        """
         self.generator.set_adapter(adapter)
-        try:
-            yield self.generator
-        finally:
-            if self._behaviour is not None:
-                self.generator.set_adapter(self._behaviour)
+        yield self.generator
+        # Not after an error: merging into a sharded base is a collective, which the other ranks would not join.
+        if self._behaviour is not None:
+            self.generator.set_adapter(self._behaviour)
 
 
 def explored_precision(config: RunConfig, fastest: Tier) -> Tier:

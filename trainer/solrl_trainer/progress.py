@@ -40,8 +40,8 @@ _HEADER = f"{'iteration':>9}" + "".join(
     f"{name:>{width}}" for name, width in [*_TIMES.items(), *((n, 9) for n in ("proxy", "best", "worst", "loss"))]
 )
 _HEADER_EVERY = 20
-_WORDS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how well the proxy ranks"}
-_LIVE_WORDS = {"evaluate": "evaluating", "fidelity": "ranking"}
+_LABELS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how well the proxy ranks"}
+_LIVE_LABELS = {"evaluate": "evaluating", "fidelity": "ranking"}
 """Shorter, because the live line has no more room than the terminal."""
 
 
@@ -106,12 +106,12 @@ class RichReporter:
         if self._progress is not None:
             in_iteration = name in _TIMES
             current = min(iteration + 1, self._iterations) if in_iteration else iteration
-            shown = _LIVE_WORDS.get(name, name)
+            shown = _LIVE_LABELS.get(name, name)
             self._progress.update(
                 self._task, completed=iteration, current=current, phase=shown, within="", refresh=True
             )
-        elif name in _WORDS:
-            self._print(f"{_WORDS[name]} (version {iteration})")
+        elif name in _LABELS:
+            self._print(f"{_LABELS[name]} (version {iteration})")
 
     def progress(self, done: float, total: float) -> None:
         """So much of the phase is done."""
@@ -119,7 +119,7 @@ class RichReporter:
         if self._progress is not None:
             self._progress.update(self._task, within=left.text(done, total, brief=True), refresh=True)
         elif left.line_is_due():
-            self._print(f"{_WORDS.get(self._phase, self._phase)}: {left.text(done, total)}")
+            self._print(f"{_LABELS.get(self._phase, self._phase)}: {left.text(done, total)}")
 
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""

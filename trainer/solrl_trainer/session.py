@@ -15,12 +15,13 @@ from solrl_core.precision import numerics, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
 from solrl_proto.models import ModelInfo
+from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer import checkpoints
 from solrl_trainer.algorithms.base import Algorithm
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.client import RolloutClient, rollout_token
+from solrl_trainer.client import Restore, RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.models import Models
@@ -40,7 +41,7 @@ from solrl_trainer.rollouts.service import ServiceExplorer
 from solrl_trainer.rollouts.source import RolloutSource, exploration_plan, regeneration_plan, rollout_source
 from solrl_trainer.sharding import InStepWorld
 from solrl_trainer.update import Updater
-from solrl_trainer.world import World, pick_device, share, wait_for_first
+from solrl_trainer.world import World, pick_device, share, wait_for_rank_zero
 
 _FIRST_PATIENCE = 15.0
 """Seconds to try to reach the service before anything is loaded; a wrong address should be reported soon."""
@@ -118,7 +119,7 @@ class Session:
 
     def _serve(self, version: int, adapter: bytes) -> None:
         # No rank may explore under a version before rank 0 has pushed it.
-        wait_for_first(self.world)
+        wait_for_rank_zero(self.world)
         self.models.merge_behaviour(adapter)
         self.explorer.look_ahead(version, beyond=self.config.regenerate.at != "service")
 
@@ -183,7 +184,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
                 service,
                 fingerprint=own,
                 numerics={tier.precision: tier.numerics for tier in served.precisions},
-                restore=supply.restore if supply else None,
+                restore=_restore(supply, world),
             )
             if config.regenerate.at == "service":
                 regeneration = _regeneration(config, source, backbone, digests, served)
@@ -194,7 +195,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
 def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutClient | None]:
     if not config.uses_service:
         return nullcontext()
-    # Rank 0 pushes versions that the service lost again; the other ranks wait for it.
+    # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
     return RolloutClient(config.rollout_url, token=rollout_token(), patience=config.patience, awaited=awaited)
 
@@ -211,6 +212,20 @@ def _regeneration(
     )
     exact = backbone.device.type == "cpu" and served.arithmetic == arithmetic(backbone.device)
     return RegenerationSource(asked, backbone.latent_shape, exact)
+
+
+def _restore(supply: AdapterSupply | None, world: World) -> Restore:
+    """Push versions that the service lost again, on rank 0; another rank notifies rank 0, whatever that is doing."""
+    if supply is not None:
+        world.on_notice(lambda text: supply.restore(Problem.model_validate_json(text)))
+        return supply.restore
+
+    def notify(problem: Problem) -> bool:
+        if problem.kind in LOST:
+            world.notify(problem.model_dump_json())
+        return False
+
+    return notify
 
 
 def _check_local(config: RunConfig, backbone: Backbone, note: Callable[[str], None]) -> None:

@@ -58,6 +58,14 @@ class InStepWorld:
         self._finish()
         return self._world.broadcast(tensor)
 
+    def notify(self, text: str) -> None:
+        """Send a text to rank 0, without waiting."""
+        self._world.notify(text)
+
+    def on_notice(self, handle: Callable[[str], object]) -> None:
+        """On rank 0: call `handle` with the text of each notice, in another thread. Its error shuts all ranks down."""
+        self._world.on_notice(handle)
+
     def _finish(self) -> None:
         while any(gather_values(False, self._world)):
             self._take_part()

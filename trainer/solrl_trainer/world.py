@@ -1,7 +1,7 @@
-"""The processes that train one run together. All compute; only rank 0 writes files, reports and pushes."""
+"""Ranks of a run. All ranks compute; only rank 0 writes files, reports and pushes."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -9,7 +9,7 @@ import torch
 Item = TypeVar("Item")
 
 
-class Placed(Protocol):
+class Process(Protocol):
     """A process of a run."""
 
     @property
@@ -25,7 +25,7 @@ class Placed(Protocol):
         """Rank of this process on its machine, from 0."""
 
 
-class World(Placed, Protocol):
+class World(Process, Protocol):
     """Ranks of a run and their collectives, which every rank must call in the same order."""
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -36,6 +36,12 @@ class World(Placed, Protocol):
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Rank 0's tensor, on every rank; `tensor` has its shape. No rank returns before rank 0 has called it."""
+
+    def notify(self, text: str) -> None:
+        """Send a text to rank 0, without waiting."""
+
+    def on_notice(self, handle: Callable[[str], object]) -> None:
+        """On rank 0: call `handle` with the text of each notice, in another thread. Its error shuts all ranks down."""
 
 
 class SoloWorld:
@@ -56,6 +62,12 @@ class SoloWorld:
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself."""
         return tensor
+
+    def notify(self, text: str) -> None:
+        """Do nothing: no other rank has anything to tell."""
+
+    def on_notice(self, handle: Callable[[str], object]) -> None:
+        """Do nothing: there is no other rank."""
 
 
 def share(items: Sequence[Item], world: World) -> Sequence[Item]:
@@ -107,7 +119,7 @@ def require_equal(what: str, value: str, world: World) -> None:
         )
 
 
-def pick_device(name: str, process: Placed) -> str:
+def pick_device(name: str, process: Process) -> str:
     """Resolve a device name; `auto` is CUDA if available, otherwise the CPU. Each of several ranks uses a separate GPU.
 
     Raises:
@@ -128,7 +140,7 @@ def pick_device(name: str, process: Placed) -> str:
     return f"cuda:{process.local_rank}"
 
 
-def wait_for_first(world: World) -> None:
+def wait_for_rank_zero(world: World) -> None:
     """Wait until rank 0 has reached this point."""
     if world.size > 1:
         world.broadcast(torch.zeros(1))

@@ -1,63 +1,15 @@
-"""Several processes train one run: any number gives the same weights, and an early end gives one message."""
+"""Several processes train one run: any number of them gives the same weights, bit for bit."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from fault_trials.processes import RankPrograms
-from rank_programs import held_bytes, solrl_train, with_a_slow_rank, with_another_device, with_weights_apart
-from safetensors.torch import load_file
-from solrl_trainer.metrics import read_metrics
-from support.ports import free_port
+from rank_programs import held_bytes, with_a_slow_rank, with_few_plans
+from rank_runs import LAST, arguments, iterations, run, state
 
 pytestmark = pytest.mark.slow
-
-SETTINGS = (
-    *("lora.rank=2", "lora.alpha=4", "explore.prompts=4", "explore.candidates=6", "explore.keep=4", "explore.steps=2"),
-    *("regenerate.steps=4", "optimizer.updates=2", "optimizer.batch=4", "evaluate.prompts=3", "evaluate.seeds=1"),
-    *("evaluate.steps=1", "evaluate.rewards=[]", "patience=0", "keep_checkpoints=9"),
-)
-LAST = 3
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-CLOCKED = ("time", "seconds")
-
-
-def arguments(folder: Path, iterations: int = LAST) -> list[str]:
-    """Arguments of a run with local exploration."""
-    words = ["run", "--preset", "mini-sana/diffusionnft/clipscore", "--resume", str(folder)]
-    words += ["--iterations", str(iterations)]
-    return [*words, *(word for setting in SETTINGS for word in ("--set", setting))]
-
-
-def run(size: int, words: list[str], log: Path, program: Callable[..., None] = solrl_train) -> list[int]:
-    """Exit codes of a program's ranks."""
-    return RankPrograms(size, program, (words,), log).wait(120)
-
-
-def state(folder: Path, version: int = LAST) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = load_file(folder / "checkpoints" / f"{version:06d}" / "state.safetensors")
-    return found
-
-
-def iterations(folder: Path) -> list[dict[str, Any]]:
-    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
-    return [{key: value for key, value in line.items() if key not in CLOCKED} for line in lines]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a run in one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    assert run(1, arguments(folder), folder / "log") == [0], (folder / "log").read_text()
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +74,7 @@ def test_only_rank_0_prints(together: Path) -> None:
         assert log.count(line) == (1 if line.startswith("continuing") else 2), log
 
 
-def test_several_ranks_evaluate_and_calibrate_like_one(alone: Path, together: Path, tmp_path: Path) -> None:
+def test_several_ranks_evaluate_like_one(alone: Path, together: Path, tmp_path: Path) -> None:
     words = ["evaluate", str(together), "--prompts", "3", "--seeds", "2", "--steps", "2"]
     assert run(2, words, tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
     shared = json.loads((together / "evaluation" / "evaluation.json").read_text())
@@ -132,111 +84,29 @@ def test_several_ranks_evaluate_and_calibrate_like_one(alone: Path, together: Pa
     assert (shared["prompts"], shared["version"]) == (3, LAST)
 
 
-def test_a_refusal_ends_all_ranks_with_one_message(alone: Path, tmp_path: Path) -> None:
-    words = ["--output" if word == "--resume" else word for word in arguments(alone)]
-    assert run(2, words, tmp_path / "log") == [2, 2]
-    log = (tmp_path / "log").read_text()
-    assert log.splitlines() == [line for line in log.splitlines() if line.startswith("solrl-train: ")][:1], log
-    assert "already contains a run" in log
-
-
-def test_a_mistyped_command_is_refused_once(tmp_path: Path) -> None:
-    codes = run(2, ["run", "--iterationz", "2"], tmp_path / "log")
-    assert codes == [2, 0]
-    assert (tmp_path / "log").read_text().count("--iterationz") == 1
-
-
-def test_ranks_with_different_weights_stop(tmp_path: Path) -> None:
-    assert run(2, arguments(tmp_path), tmp_path / "log", with_weights_apart) == [2, 2]
-    (line,) = [one for one in (tmp_path / "log").read_text().splitlines() if one.startswith("solrl-train: ")]
-    assert "the adapter after iteration 0 is sha256:" in line
-    assert " on rank 0; sha256:" in line
-    assert " on rank 1; expected the same on all" in line
-    assert not (tmp_path / "checkpoints").exists()
-
-
-def test_ranks_on_different_kinds_of_device_are_refused(tmp_path: Path) -> None:
-    assert run(2, arguments(tmp_path), tmp_path / "log", with_another_device) == [2, 2]
-    assert "rank 1 computes on cuda, and rank 0 on cpu; expected the same" in (tmp_path / "log").read_text()
+def test_several_ranks_calibrate_like_one(tmp_path: Path) -> None:
+    words = ["calibrate", "--preset", "mini-sana/sol_rl/clipscore", "--prompts", "3", "--wanted", "0.1"]
+    settings = ("explore.candidates=12", "explore.keep=4", "explore.precision=nvfp4", "regenerate.steps=4")
+    words += [word for setting in settings for word in ("--set", setting)]
+    found = {}
+    for size in (1, 2):
+        output = tmp_path / str(size)
+        codes = run(size, [*words, "--output", str(output)], tmp_path / f"log-{size}", with_few_plans)
+        assert codes == [0] * size, (tmp_path / f"log-{size}").read_text()
+        found[size] = json.loads((output / "calibration.json").read_text())
+        assert (output / "plan.yaml").is_file()
+    assert (found[2]["prompts"], len(found[2]["plans"])) == (3, 10)
+    for own, shared in zip(found[1]["plans"], found[2]["plans"], strict=True):
+        assert own["name"] == shared["name"]
+        assert own["seconds"] > 0 < shared["seconds"]
+        for figure in ("separation", "spearman"):
+            assert shared[figure] == pytest.approx(own[figure], abs=1e-3), own["name"]
+    log = (tmp_path / "log-2").read_text()
+    for line in ("loading mini-sana", "frontier: ", "use it: "):
+        assert log.count(line) == 1, log
 
 
 def test_ranks_wait_for_a_late_rank_outside_the_collectives(alone: Path, tmp_path: Path) -> None:
     """A rank that waits for its candidates longer than the time limit of a collective."""
     assert run(2, arguments(tmp_path, 1), tmp_path / "log", with_a_slow_rank) == [0, 0], (tmp_path / "log").read_text()
     assert torch.equal(state(tmp_path, 1)["optimizer/0/exp_avg"], state(alone, 1)["optimizer/0/exp_avg"])
-
-
-def torchrun(words: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Two ranks, started as a user would."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", str(free_port()), "-m", "solrl_trainer", *words]
-    with log.open("wb") as output:
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | ONE_THREAD)
-
-
-def process_of(rank: int, started: subprocess.Popen[bytes]) -> int:
-    """Process id of a rank that torchrun started."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == started.pid and f"RANK={rank}\0" in (path / "environ").read_text().replace("LOCAL_RANK", ""):
-                return int(path.name)
-        except OSError:
-            continue
-    raise AssertionError(f"no rank {rank}")
-
-
-def test_torchrun_ends_if_a_rank_is_killed_and_the_resumed_run_is_the_same(alone: Path, tmp_path: Path) -> None:
-    started = torchrun(arguments(tmp_path), tmp_path / "log")
-    while not (tmp_path / "checkpoints" / "000001").exists():
-        assert started.poll() is None, (tmp_path / "log").read_text()
-        time.sleep(0.02)
-    os.kill(process_of(1, started), signal.SIGKILL)
-    assert started.wait(60) != 0
-    log = (tmp_path / "log").read_text()
-    assert log.count("solrl-train: rank 1 died") == 1, log
-    assert not (tmp_path / "result.json").exists()
-    assert run(2, arguments(tmp_path), tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
-    found = state(tmp_path)
-    assert all(torch.equal(found[name], value) for name, value in state(alone).items())
-    assert iterations(tmp_path) == iterations(alone)
-
-
-@pytest.fixture
-def training(tmp_path: Path) -> Iterator[RankPrograms]:
-    """Two ranks during a long run."""
-    ranks = RankPrograms(2, solrl_train, (arguments(tmp_path, 500),), tmp_path / "log")
-    while not (tmp_path / "checkpoints" / "000001").exists():
-        assert ranks.alive, (tmp_path / "log").read_text()
-        time.sleep(0.02)
-    yield ranks
-    ranks.stop()
-
-
-def test_ctrl_c_on_any_rank_stops_all_ranks(training: RankPrograms, tmp_path: Path) -> None:
-    training.send(1, signal.SIGINT)
-    assert training.wait(60) == [130, 130]
-    log = (tmp_path / "log").read_text()
-    assert "Traceback" not in log
-    (line,) = [one for one in log.splitlines() if one.startswith("solrl-train: ")]
-    again = f"continue with: torchrun … -m solrl_trainer run --resume {tmp_path}"
-    assert line == f"solrl-train: stopped by Ctrl-C on rank 1; {again}"
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_all_ranks_and_is_named(training: RankPrograms, tmp_path: Path, rank: int) -> None:
-    training.kill(rank)
-    codes = training.wait(60)
-    assert codes == [-9 if other == rank else 2 for other in range(2)]
-    log = (tmp_path / "log").read_text()
-    assert "Traceback" not in log
-    (line,) = [one for one in log.splitlines() if one.startswith("solrl-train: ")]
-    assert line.startswith(f"solrl-train: rank {rank} died")
-
-
-def test_a_terminated_rank_ends_all_ranks(training: RankPrograms, tmp_path: Path) -> None:
-    training.send(1, signal.SIGTERM)
-    codes = training.wait(60)
-    assert codes == [143, 143], (tmp_path / "log").read_text()
-    assert "solrl-train: stopped by a signal on rank 1" in (tmp_path / "log").read_text()
-    assert os.listdir(tmp_path / "checkpoints")

@@ -1,1 +1,1 @@
-"""Several processes, started by torchrun, that train one run: their ranks, connections and collectives."""
+"""Ranks of a run, started by torchrun: process group, liveness and collectives."""

@@ -1,4 +1,4 @@
-"""A world of processes: collectives over torch.distributed."""
+"""Collectives over `torch.distributed`."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -7,37 +7,37 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from solrl_trainer.ranks.lifeline import Lifeline, ToldToEndError
-from solrl_trainer.ranks.place import Place
+from solrl_trainer.ranks.liveness import Liveness
+from solrl_trainer.ranks.rank_info import RankInfo
 
-_LONGEST = 600.0
+_TRANSFER_TIMEOUT = 600.0
 """Time limit of a collective, beyond the run's patience. Ranks begin it together, so only its transfer takes time."""
 
 
 class DistributedWorld:
     """Ranks as processes: gloo for tensors on a CPU, NCCL for those on a GPU.
 
-    Before each collective the ranks meet. So if one waits for a service, the others wait for it outside the collective.
+    A barrier without a time limit precedes each collective. So the ranks wait for a slow one outside the collective.
     """
 
-    def __init__(self, place: Place, line: Lifeline, store: Any, *, on_gpu: bool, patience: float) -> None:
-        """Join the process group.
+    def __init__(self, rank_info: RankInfo, liveness: Liveness, store: Any, *, on_gpu: bool, patience: float) -> None:
+        """Initialise torch's process group.
 
         Args:
-            place: place of this process.
-            line: connections to the other ranks.
-            store: rendezvous store of the processes.
+            rank_info: rank of this process.
+            liveness: barriers of the ranks.
+            store: store of the ranks, without keys of an earlier process group.
             on_gpu: whether the run's device is a GPU.
             patience: the run's patience in seconds.
         """
-        self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
-        self._line = line
+        self.rank, self.size, self.local_rank = rank_info.rank, rank_info.size, rank_info.local_rank
+        self._liveness = liveness
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             store=store,
-            rank=place.rank,
-            world_size=place.size,
-            timeout=timedelta(seconds=patience + _LONGEST),
+            rank=rank_info.rank,
+            world_size=rank_info.size,
+            timeout=timedelta(seconds=patience + _TRANSFER_TIMEOUT),
         )
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -64,15 +64,18 @@ class DistributedWorld:
         self._call(dist.broadcast, sent, 0)
         return sent
 
+    def notify(self, text: str) -> None:
+        """Send a text to rank 0, without waiting."""
+        self._liveness.notify(text)
+
+    def on_notice(self, handle: Callable[[str], object]) -> None:
+        """On rank 0: call `handle` with the text of each notice, in another thread. Its error shuts all ranks down."""
+        self._liveness.on_notice(handle)
+
     def close(self) -> None:
-        """Leave the process group."""
+        """Destroy torch's process group."""
         dist.destroy_process_group()
 
     def _call(self, collective: Callable[..., Any], *arguments: Any) -> None:
-        self._line.meet()
-        try:
-            collective(*arguments)
-        except RuntimeError:
-            if self._line.await_end() is not None:  # a rank died, which explains more than the collective's error
-                raise ToldToEndError from None
-            raise
+        self._liveness.barrier()
+        collective(*arguments)

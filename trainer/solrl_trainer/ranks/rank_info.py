@@ -1,4 +1,4 @@
-"""Place of a process among the processes that torchrun started."""
+"""Rank and world size of a process that torchrun started."""
 
 import os
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
-    """Place of a process among the processes of a run.
+class RankInfo:
+    """Rank of a process among the processes of a run.
 
     Attributes:
         rank, size: rank of this process, from 0, and number of processes.
-        local_rank: rank of this process on its machine, which is also the index of its GPU.
+        local_rank: rank of this process on its node, which is also the index of its GPU.
         address, port: address of rank 0; unused by a single process.
     """
 
@@ -22,24 +22,24 @@ class Place:
     port: int = 0
 
     @property
-    def first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this process is rank 0, the only one that writes files and prints."""
         return self.rank == 0
 
-    def speaks(self, lost: int | None = None) -> bool:
-        """Whether this process prints for its machine: its first rank, or the second if the first was lost."""
+    def prints_for_node(self, died: int | None = None) -> bool:
+        """Whether this process prints for its node: the node's first rank, or its second if the first `died`."""
         first = self.rank - self.local_rank
-        return self.rank == (first + 1 if lost == first else first)
+        return self.rank == (first + 1 if died == first else first)
 
 
-def read_place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Read the place from torchrun's environment variables; a single process without torchrun.
+def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
+    """Read the rank from torchrun's environment variables; without torchrun, the rank of a single process.
 
     Raises:
         ValueError: a variable is missing or not a number.
     """
     if environment.get("WORLD_SIZE", "1") == "1":
-        return Place()
+        return RankInfo()
     numbers = {}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         value = environment.get(name, "")
@@ -52,4 +52,4 @@ def read_place(environment: Mapping[str, str] = os.environ) -> Place:
     address = environment.get("MASTER_ADDR", "")
     if not address:
         raise ValueError("WORLD_SIZE is set, and MASTER_ADDR is not; start with torchrun, or unset WORLD_SIZE")
-    return Place(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"], address, numbers["MASTER_PORT"])
+    return RankInfo(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"], address, numbers["MASTER_PORT"])

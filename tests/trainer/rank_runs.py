@@ -1,0 +1,77 @@
+"""Small runs of several ranks, as forked processes or under torchrun."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from fault_trials.processes import RankPrograms
+from rank_programs import solrl_train
+from safetensors.torch import load_file
+from solrl_trainer.metrics import read_metrics
+from support.ports import free_port
+
+SETTINGS = (
+    *("lora.rank=2", "lora.alpha=4", "explore.prompts=4", "explore.candidates=6", "explore.keep=4", "explore.steps=2"),
+    *("regenerate.steps=4", "optimizer.updates=2", "optimizer.batch=4", "evaluate.prompts=3", "evaluate.seeds=1"),
+    *("evaluate.steps=1", "evaluate.rewards=[]", "patience=0", "keep_checkpoints=9"),
+)
+LAST = 3
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+CLOCKED = ("time", "seconds")
+
+
+def arguments(folder: Path, iterations: int = LAST) -> list[str]:
+    """Arguments of a run with local exploration."""
+    words = ["run", "--preset", "mini-sana/diffusionnft/clipscore", "--resume", str(folder)]
+    words += ["--iterations", str(iterations)]
+    return [*words, *(word for setting in SETTINGS for word in ("--set", setting))]
+
+
+def run(size: int, words: list[str], log: Path, program: Callable[..., None] = solrl_train) -> list[int]:
+    """Exit codes of a program's ranks."""
+    return RankPrograms(size, program, (words,), log).wait(120)
+
+
+def messages(log: Path) -> list[str]:
+    """Lines that `solrl-train` prints about its end."""
+    return [line for line in log.read_text().splitlines() if line.startswith("solrl-train: ")]
+
+
+def same_weights(one: Path, other: Path, version: int = LAST) -> bool:
+    """Whether policy and optimiser of two runs are equal, bit for bit."""
+    found, expected = state(one, version), state(other, version)
+    return found.keys() == expected.keys() and all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def state(folder: Path, version: int = LAST) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = load_file(folder / "checkpoints" / f"{version:06d}" / "state.safetensors")
+    return found
+
+
+def iterations(folder: Path) -> list[dict[str, Any]]:
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
+    return [{key: value for key, value in line.items() if key not in CLOCKED} for line in lines]
+
+
+def torchrun(words: list[str], log: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Two ranks, started as a user would."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
+    command += ["--master-port", str(free_port()), "-m", "solrl_trainer", *words]
+    with log.open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | ONE_THREAD)
+
+
+def process_of(rank: int, started: subprocess.Popen[bytes]) -> int:
+    """Process id of a rank that torchrun started."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == started.pid and f"RANK={rank}\0" in (path / "environ").read_text().replace("LOCAL_RANK", ""):
+                return int(path.name)
+        except OSError:
+            continue
+    raise AssertionError(f"no rank {rank}")
