@@ -21,9 +21,9 @@ def started(target: Callable[..., None], arguments: Sequence[Any], log: str) -> 
     target(*arguments)
 
 
-def as_rank(place: dict[str, str], target: Callable[..., None], *arguments: Any) -> None:
+def as_rank(environment: dict[str, str], target: Callable[..., None], *arguments: Any) -> None:
     """Run `target` with the environment that torchrun gives a rank, on one thread."""
-    os.environ.update(place)
+    os.environ.update(environment)
     torch.set_num_threads(1)
     target(*arguments)
 

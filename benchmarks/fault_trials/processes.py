@@ -73,10 +73,10 @@ class RankPrograms:
     def __init__(self, size: int, target: Any, arguments: Sequence[Any], log: Path) -> None:
         from fault_trials.child import as_rank
 
-        place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         self.log = log
         self._programs = [
-            Program(as_rank, (place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, target, *arguments), log)
+            Program(as_rank, (shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, target, *arguments), log)
             for rank in range(size)
         ]
 
