@@ -136,7 +136,13 @@ def calibrate(
     rewards = RewardSet.load(list(config.rewards), backbone, options)
     if few := few_prompts_text(prompts):
         note(few)
-    scorer = Scorer(rewards, [spec.name for spec in config.trained], config.trained, SideStream(backbone.device))
+    scorer = Scorer(
+        rewards,
+        [spec.name for spec in config.trained],
+        config.trained,
+        SideStream(backbone.device),
+        BatchLimit(note, doing="scoring"),
+    )
     explore = config.explore
     seeds = {
         prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in measured_on

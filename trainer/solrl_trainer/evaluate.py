@@ -13,7 +13,7 @@ from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluation import Evaluation, compare, evaluate_together, verdicts
+from solrl_trainer.evaluation import Evaluation, Limits, compare, evaluate_together, verdicts
 from solrl_trainer.folder import saved_settings
 from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.preflight import require_judges, usable_judges
@@ -23,6 +23,7 @@ from solrl_trainer.ranks.process_group import SINGLE_PROCESS, ProcessGroup
 from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
+from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.time_left import OnProgress
 from solrl_trainer.world import pick_device
 
@@ -89,6 +90,7 @@ def evaluate_run(
     options |= given.get("reward_options", {})
     judges = RewardSet.load(names, backbone, options)
     generator = Generator(backbone, "bf16")
+    limits = Limits(BatchLimit(note), BatchLimit(note, doing="scoring"))
 
     def look(name: str, earlier: int) -> Evaluation:
         result = evaluate_together(
@@ -96,6 +98,7 @@ def evaluate_run(
             judges,
             held_out,
             world,
+            limits,
             seeds=seeds or settings.seeds,
             steps=steps or settings.steps,
             solver=config.solver,

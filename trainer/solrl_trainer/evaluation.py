@@ -1,7 +1,7 @@
 """Evaluation on held-out prompts with fixed seeds, and paired comparison of two evaluations."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.report.figures import TRAINED_SUM
+from solrl_trainer.rollouts.batch_limit import BatchLimit
+from solrl_trainer.rollouts.scoring import score_within
 from solrl_trainer.time_left import OnProgress
 from solrl_trainer.world import World, gather_rows, share
 
@@ -39,10 +41,19 @@ class Evaluation:
         return float(self.scores[reward].mean())
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Largest batches of an evaluation, for its generator and for its rewards."""
+
+    generating: BatchLimit = field(default_factory=BatchLimit)
+    scoring: BatchLimit = field(default_factory=lambda: BatchLimit(doing="scoring"))
+
+
 def evaluate(
     generator: Generator,
     rewards: RewardSet,
     prompts: Sequence[PromptItem],
+    limits: Limits,
     *,
     seeds: int,
     steps: int,
@@ -65,15 +76,33 @@ def evaluate(
     for start in range(0, len(pairs), CHUNK_SIZE):
         chunk = pairs[start : start + CHUNK_SIZE]
         texts = [prompt.text for prompt, _ in chunk]
-        made = generator.generate(texts, [seed for _, seed in chunk], steps=steps, solver=solver, guidance=guidance)
-        scored = rewards.score(rewards.names, made.images, texts, [prompt.metadata for prompt, _ in chunk])
-        for name, values in scored.items():
+        made = _images(generator, texts, [seed for _, seed in chunk], limits.generating, steps, solver, guidance)
+        metadata = [prompt.metadata for prompt, _ in chunk]
+        for name, values in score_within(limits.scoring, rewards, rewards.names, made, texts, metadata).items():
             scores[name].append(values)
-        images.append(made.images.cpu())
+        images.append(made.cpu())
         progress(start + len(chunk), len(pairs))
     return Evaluation(
         scores={name: torch.cat(parts).view(len(prompts), seeds) for name, parts in scores.items()},
         images=torch.cat(images)[::seeds],
+    )
+
+
+def _images(
+    generator: Generator,
+    texts: Sequence[str],
+    seeds: Sequence[int],
+    limit: BatchLimit,
+    steps: int,
+    solver: str,
+    guidance: float,
+) -> torch.Tensor:
+    """Images of these seeds, in batches that fit into memory."""
+    return limit.run(
+        len(seeds),
+        lambda size: (
+            generator.generate(texts, seeds, steps=steps, solver=solver, guidance=guidance, batch_limit=size).images
+        ),
     )
 
 
@@ -82,6 +111,7 @@ def evaluate_together(
     rewards: RewardSet,
     prompts: Sequence[PromptItem],
     world: World,
+    limits: Limits,
     *,
     seeds: int,
     steps: int,
@@ -97,6 +127,7 @@ def evaluate_together(
         generator,
         rewards,
         share(prompts, world),
+        limits,
         seeds=seeds,
         steps=steps,
         solver=solver,

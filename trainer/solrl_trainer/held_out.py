@@ -5,7 +5,7 @@ import math
 import torch
 from solrl_core.fidelity import rank_fidelity
 
-from solrl_trainer.evaluation import Evaluation, evaluate_together
+from solrl_trainer.evaluation import Evaluation, Limits, evaluate_together
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.run_log import RunLog
 from solrl_trainer.saved_evaluation import load_evaluation, save_evaluation
@@ -20,12 +20,14 @@ def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
     """Evaluate the averaged weights of a version; version 0 is the base."""
     config, settings, policy = session.config, session.config.evaluate, session.models.policy
     average = policy.average_adapter() if version else None
+    limits = Limits(session.regenerator.sampler.limit, session.scorer.limit)
     with log.measuring(version, "evaluate"), session.models.serving(average) as generator:
         found = evaluate_together(
             generator,
             session.rewards,
             session.test_prompts,
             session.world,
+            limits,
             seeds=settings.seeds,
             steps=settings.steps,
             solver=config.solver,

@@ -281,7 +281,8 @@ def connect(
         return Sampler(generator, steps, solver, config.guidance, data.recorded, limit(generator))
 
     side = SideStream(backbone.device)
-    scorer = Scorer(rewards, tuple(config.rewards), config.trained, side)
+    scoring = BatchLimit(note, doing="scoring")
+    scorer = Scorer(rewards, tuple(config.rewards), config.trained, side, scoring)
 
     def own_prompts(iteration: int) -> Sequence[PromptItem]:
         return share(prompts_of_iteration(train, explore.prompts, config.seed, iteration), world)
@@ -292,7 +293,7 @@ def connect(
     else:
         maker: CandidateMaker
         if config.two_stage:
-            proxy = Scorer(rewards, [spec.name for spec in config.trained], config.trained, side)
+            proxy = Scorer(rewards, [spec.name for spec in config.trained], config.trained, side, scoring)
             maker = PlannedCandidates(models.explorer, exploration_plan(config), proxy, limit(models.explorer))
         else:
             maker = TrainedCandidates(sampler(models.explorer, explore.steps), scorer)

@@ -78,8 +78,8 @@ def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: Sco
     assert torch.allclose(found, expected, atol=1e-5, equal_nan=True)
     assert small.batches == [24, 12, *[6] * 3]
     assert notes == [
-        "memory ran out with 24 candidates in a batch; the limit is now 12",
-        "memory ran out with 12 candidates in a batch; the limit is now 6",
+        "memory ran out generating 24 images at once; the limit is now 12",
+        "memory ran out generating 12 images at once; the limit is now 6",
     ]
     sampler = Sampler(Small(generator, 0), 2, "euler", 1.0)  # type: ignore[arg-type]
     with pytest.raises(torch.OutOfMemoryError):
@@ -93,5 +93,5 @@ def test_a_sharded_generator_does_not_try_a_smaller_batch() -> None:
 
     limit = BatchLimit(retries=False)
     with pytest.raises(torch.OutOfMemoryError):
-        limit.run(work)
+        limit.run(CHUNK_SIZE, work)
     assert limit.size == CHUNK_SIZE

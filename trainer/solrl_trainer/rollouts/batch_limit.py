@@ -11,26 +11,34 @@ Result = TypeVar("Result")
 
 
 class BatchLimit:
-    """Largest number of candidates in a batch of one generator.
+    """Largest number of candidates in a batch of one generator, or of images that are scored at once.
 
     Attributes:
         size: the limit; it is halved when memory runs out.
     """
 
-    def __init__(self, note: Callable[[str], None] = lambda text: None, *, retries: bool = True) -> None:
+    def __init__(
+        self, note: Callable[[str], None] = lambda text: None, *, doing: str = "generating", retries: bool = True
+    ) -> None:
         """Set up the largest limit.
 
         Args:
             note: shows a line of text to the user.
+            doing: the kind of work in that line.
             retries: false for a generator whose weights are sharded: its passes are collectives, and the other ranks
                 would not repeat theirs.
         """
         self.size = CHUNK_SIZE
         self._note = note
+        self._doing = doing
         self._retries = retries
 
-    def run(self, work: Callable[[int], Result]) -> Result:
-        """Call `work` with the limit; on exhausted memory, halve the limit and call it again.
+    def run(self, count: int, work: Callable[[int], Result]) -> Result:
+        """Call `work` with the limit; on exhausted memory, halve its batch and call it again.
+
+        Args:
+            count: number of candidates; `work` never has more of them in a batch.
+            work: called with the largest size of a batch.
 
         Raises:
             torch.OutOfMemoryError: not even one candidate fits, or there are no retries.
@@ -39,10 +47,11 @@ class BatchLimit:
             try:
                 return work(self.size)
             except torch.OutOfMemoryError:
-                if self.size == 1 or not self._retries:
+                batch = min(self.size, count)
+                if batch <= 1 or not self._retries:
                     raise
             # Outside `except`, because the error's traceback holds tensors.
-            self._note(f"memory ran out with {self.size} candidates in a batch; the limit is now {self.size // 2}")
-            self.size //= 2
+            self.size = batch // 2
+            self._note(f"memory ran out {self._doing} {batch} images at once; the limit is now {self.size}")
             gc.collect()
             torch.cuda.empty_cache()  # does nothing if CUDA was never used

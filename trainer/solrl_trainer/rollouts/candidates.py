@@ -87,6 +87,7 @@ class PlannedCandidates:
     ) -> GeneratorOutput:
         plan = self.plan
         return self.limit.run(
+            len(seeds),
             lambda size: self.generator.generate(
                 prompt.text,
                 seeds,
@@ -96,7 +97,7 @@ class PlannedCandidates:
                 start=start,
                 until=until,
                 batch_limit=size,
-            )
+            ),
         )
 
 

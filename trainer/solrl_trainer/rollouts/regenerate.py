@@ -44,6 +44,7 @@ class Sampler:
 
     def _generate(self, text: str, seeds: Sequence[int], *, decode: bool = True) -> GeneratorOutput:
         return self.limit.run(
+            len(seeds),
             lambda size: self.generator.generate(
                 text,
                 seeds,
@@ -53,7 +54,7 @@ class Sampler:
                 batch_limit=size,
                 decode=decode,
                 record=self.record,
-            )
+            ),
         )
 
 

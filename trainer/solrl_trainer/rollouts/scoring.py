@@ -1,21 +1,32 @@
 """Rewards of samples, and the score that training optimises."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
 from solrl_proto.rollouts import PromptItem, RewardSpec
 
+from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.groups import GroupSamples, ScoredSamples
 from solrl_trainer.rollouts.overlap import Pending, SideStream
 
 
 class Scorer:
-    """Scores a prompt's samples, on a GPU while others are generated."""
+    """Scores a prompt's samples, on a GPU while others are generated.
+
+    Attributes:
+        limit: largest number of images that are scored at once.
+    """
 
     def __init__(
-        self, rewards: RewardSet, names: Sequence[str], trained: Sequence[RewardSpec], side: SideStream
+        self,
+        rewards: RewardSet,
+        names: Sequence[str],
+        trained: Sequence[RewardSpec],
+        side: SideStream,
+        limit: BatchLimit | None = None,
     ) -> None:
         """Set up a scorer.
 
@@ -24,7 +35,9 @@ class Scorer:
             names: rewards to apply.
             trained: rewards that make up the score, with their weights.
             side: stream to score on.
+            limit: largest number of images that are scored at once; scorers of the same rewards share it.
         """
+        self.limit = limit or BatchLimit(doing="scoring")
         self._rewards = rewards
         self._names = tuple(names)
         self._weights = {spec.name: spec.weight for spec in trained}
@@ -54,5 +67,25 @@ class Scorer:
 
     def _rate(self, prompt: PromptItem, images: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         count = len(images)
-        rewards = self._rewards.score(self._names, images, [prompt.text] * count, [prompt.metadata] * count)
+        rewards = score_within(
+            self.limit, self._rewards, self._names, images, [prompt.text] * count, [prompt.metadata] * count
+        )
         return weighted_sum(rewards, self._weights), rewards
+
+
+def score_within(
+    limit: BatchLimit,
+    rewards: RewardSet,
+    names: Sequence[str],
+    images: torch.Tensor,
+    texts: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]],
+) -> dict[str, torch.Tensor]:
+    """Scores of images as by `RewardSet.score`, in batches that fit into memory."""
+
+    def score(size: int) -> dict[str, torch.Tensor]:
+        batches = [slice(start, start + size) for start in range(0, len(images), size)]
+        parts = [rewards.score(names, images[rows], texts[rows], metadata[rows]) for rows in batches]
+        return {name: torch.cat([part[name] for part in parts]) for name in names}
+
+    return limit.run(len(images), score)

@@ -1,0 +1,98 @@
+"""Exhausted memory while images are scored or evaluated: smaller batches, and the same scores."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from solrl_core.families import Backbone
+from solrl_core.generator import Generator, GeneratorOutput
+from solrl_core.rewards import RewardSet
+from solrl_proto.rollouts import PromptItem, RewardSpec
+from solrl_trainer.evaluation import Limits, evaluate
+from solrl_trainer.rollouts.batch_limit import BatchLimit
+from solrl_trainer.rollouts.groups import GroupSamples
+from solrl_trainer.rollouts.overlap import SideStream
+from solrl_trainer.rollouts.scoring import Scorer
+
+PROMPTS = [PromptItem(id=str(number), text=f"{number} circles", metadata={"number": number}) for number in range(3)]
+
+
+class Brightness:
+    """A reward on a device with memory for only so many images. It reads text and metadata, too."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.batches: list[int] = []
+
+    def __call__(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        assert len(images) == len(prompts) == len(metadata)
+        self.batches.append(len(images))
+        if len(images) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        extra = [len(text) + item["number"] for text, item in zip(prompts, metadata, strict=True)]
+        return images.mean((1, 2, 3)) + torch.tensor(extra)
+
+
+class Small(Generator):
+    """A generator on a device with memory for only so many candidates."""
+
+    most = 2
+    batches: list[int]
+
+    def generate(self, prompt: Any, seeds: Sequence[int], *, batch_limit: int = 24, **rest: Any) -> GeneratorOutput:
+        self.batches.append(batch_limit)
+        if min(batch_limit, len(seeds)) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().generate(prompt, seeds, batch_limit=batch_limit, **rest)
+
+
+def scorer(reward: Brightness, limit: BatchLimit | None = None) -> Scorer:
+    side = SideStream(torch.device("cpu"))
+    return Scorer(RewardSet({"brightness": reward}), ["brightness"], [RewardSpec(name="brightness")], side, limit)
+
+
+def test_scoring_is_repeated_with_fewer_images() -> None:
+    images = torch.rand(12, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    notes: list[str] = []
+    small, large = Brightness(5), Brightness(24)
+    frugal = scorer(small, BatchLimit(notes.append, doing="scoring"))
+    expected = scorer(large).scores(PROMPTS[2], images)()
+    assert torch.equal(frugal.scores(PROMPTS[2], images)(), expected)
+    assert (small.batches, large.batches) == ([12, 6, 3, 3, 3, 3], [12])
+    assert notes == [
+        "memory ran out scoring 12 images at once; the limit is now 6",
+        "memory ran out scoring 6 images at once; the limit is now 3",
+    ]
+    small.batches.clear()
+    samples = frugal.score(PROMPTS[2], GroupSamples(torch.zeros(12, 1), images, None))()
+    assert torch.equal(samples.scores, expected)
+    assert small.batches == [3] * 4
+    with pytest.raises(torch.OutOfMemoryError):
+        scorer(Brightness(0)).scores(PROMPTS[2], images)
+
+
+def test_an_evaluation_fits_its_batches_into_memory(loaded: Backbone) -> None:
+    def evaluated(generator: Generator, reward: Brightness, limits: Limits) -> torch.Tensor:
+        rewards = RewardSet({"brightness": reward})
+        return evaluate(generator, rewards, PROMPTS, limits, seeds=2, steps=2).scores["brightness"]
+
+    notes: list[str] = []
+    small = Small(loaded, "bf16")
+    small.batches = []
+    reward = Brightness(1)
+    limits = Limits(BatchLimit(notes.append), BatchLimit(notes.append, doing="scoring"))
+    found = evaluated(small, reward, limits)
+    expected = evaluated(Generator(loaded, "bf16"), Brightness(24), Limits())
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert found.unique().numel() == found.numel()
+    assert small.batches == [24, 3, 1]
+    assert reward.batches == [6, 3, *[1] * 6]
+    assert [note.partition(" images")[0] for note in notes] == [
+        "memory ran out generating 6",
+        "memory ran out generating 3",
+        "memory ran out scoring 6",
+        "memory ran out scoring 3",
+    ]
