@@ -86,16 +86,16 @@ def measure(family: str, device: str) -> dict[str, Any]:
         ).config
         gpu = torch.cuda.get_device_properties(device).total_memory if device != "cpu" else 80 * 10**9
         plan = plan_run(config, skeleton(family, Path(folder), device), fastest_tier(torch.device(device)))
-        recomputed = plan.recomputed(gpu)
+        layout = plan.layout(gpu)
         train(config, family, Path(folder), device)
     measured, reserved = peaks(device)
     # One prompt is encoded here; a full cache of them is planned.
-    planned = plan.total(recomputed) - plan.iteration["cached prompts"]
+    planned = plan.total(layout) - plan.iteration["cached prompts"]
     return {
         "model": family,
         "device": "CPU, the miniature" if device == "cpu" else torch.cuda.get_device_name(),
         "micro_batch": config.optimizer.batch,
-        "recomputed": recomputed,
+        "recomputed": layout.recomputed,
         "planned": planned / 2**30,
         "measured": measured / 2**30,
         "reserved": reserved / 2**30,

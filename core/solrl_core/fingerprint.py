@@ -40,12 +40,13 @@ def _without_ignored(value: Any) -> Any:
     return value
 
 
-def module_digest(module: nn.Module) -> str:
+def module_digest(module: nn.Module, device: torch.device | None = None) -> str:
     """Digest of a module's class, configuration and weights, the weights rounded to bfloat16.
 
-    It detects different weights, but not weights constructed to have a given digest.
+    It detects different weights, but not weights constructed to have a given digest. `device` computes it; by default,
+    each weight's own.
     """
-    weights = [f"{name} {_tensor_digest(tensor)}" for name, tensor in sorted(module.state_dict().items())]
+    weights = [f"{name} {_tensor_digest(tensor.to(device))}" for name, tensor in sorted(module.state_dict().items())]
     settings = _settings(module.config) if hasattr(module, "config") else ""
     return combined_digest(type(module).__name__, settings, *weights)
 
@@ -90,14 +91,14 @@ def source_digest(function: Any) -> str:
     return combined_digest(own_source(function))
 
 
-def part_digests(parts: Mapping[str, Any]) -> dict[str, str]:
-    """Digest of each part of a backbone: module, tokenizer, or anything with a `config`."""
-    return {name: _part_digest(part) for name, part in parts.items()}
+def part_digests(parts: Mapping[str, Any], device: torch.device | None = None) -> dict[str, str]:
+    """Digest of each part of a backbone: module, tokenizer, or anything with a `config`; see `module_digest`."""
+    return {name: _part_digest(part, device) for name, part in parts.items()}
 
 
-def _part_digest(part: Any) -> str:
+def _part_digest(part: Any, device: torch.device | None) -> str:
     if isinstance(part, nn.Module):
-        return module_digest(part)
+        return module_digest(part, device)
     if hasattr(part, "backend_tokenizer"):
         return tokenizer_digest(part)
     return combined_digest(type(part).__name__, _settings(part.config))

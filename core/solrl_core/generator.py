@@ -73,7 +73,7 @@ class Generator:
         clean = target_modules(backbone.transformer, backbone.lora_targets)
         self.transformer = _copy(backbone.transformer, {id(module.weight) for module in clean.values()})
         if precision != "bf16":
-            apply_policy(self.transformer, backbone.policy_at(precision), precision)
+            apply_policy(self.transformer, backbone.policy_at(precision), precision, backbone.device)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
         self._merger = Merger(clean, self.transformer)
         if backbone.device.type == "cuda":
@@ -83,7 +83,7 @@ class Generator:
         self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]
     ) -> None:
         """Merge adapters into weights that are read and written by these from now on; see `Merger.through`."""
-        self._merger.through(read, write)
+        self._merger.through(read, write, self.backbone.device)
 
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Merge an adapter (None: the base) in place; on an error the previous one stays merged."""

@@ -50,9 +50,14 @@ class Merger:
         self._write: Callable[[nn.Module, torch.Tensor], None] = refresh_weight_
         self._finite: weakref.WeakSet[Adapter] = weakref.WeakSet()
 
-    def through(self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]) -> None:
-        """Read clean weights and write merged ones, float32, by these from now on; processes may share them."""
-        self._read, self._write = read, write
+    def through(
+        self,
+        read: Callable[[str], torch.Tensor],
+        write: Callable[[nn.Module, torch.Tensor], None],
+        device: torch.device,
+    ) -> None:
+        """Read clean weights and write merged ones, float32 on `device`, by these from now on; ranks may share them."""
+        self._read, self._write, self._device = read, write, device
 
     def merge(self, adapter: Adapter | None) -> None:
         """Merge `adapter`; None restores the clean base.

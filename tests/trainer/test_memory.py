@@ -1,9 +1,11 @@
 """`solrl-train memory`: a run's memory is planned without weights, and says which blocks recompute on which GPU."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from solrl_core.families import Backbone
@@ -16,12 +18,15 @@ from solrl_minis import catalog
 from solrl_proto.identifiers import Tier
 from solrl_trainer import run_memory
 from solrl_trainer.cli import main
-from solrl_trainer.run_memory import RunMemory, plan_run
+from solrl_trainer.presets import resolve
+from solrl_trainer.run_memory import Layout, RunMemory, Wanted, plan_run
 from solrl_trainer.training_memory import TrainingPlan, iteration_bytes
 from training_helpers import tiny_config
+from true_shapes import write_skeleton
 from typed import typed
 
 MIB = 2**20
+STAYING = Layout(sharded=False, visiting=False, recomputed=0)
 LOCAL = ("explore.source=local", "optimizer.batch=12")
 
 
@@ -43,9 +48,9 @@ def test_weights_are_those_of_the_model_and_of_each_generator(
     monkeypatch.setattr(run_memory, "plan_training", lambda *_: PLAN.training)  # it compiles
     alone = planned(bare, "explore.precision=bf16")
     served = plan_memory(bare, "bf16", 4).weights
-    assert alone.weights == {name: served[name] for name in served if name != "served"} | {
-        "generator": served["served"]
-    }
+    assert alone.encoders == {"text_encoder": served.pop("text_encoder")}
+    served["generator"] = served.pop("served")
+    assert alone.weights == served
     for precision in ("fp8", "nvfp4"):
         both = planned(bare, f"explore.precision={precision}")
         assert both.weights == alone.weights | {"explorer": plan_memory(bare, precision, 4).weights["served"]}
@@ -57,12 +62,13 @@ def test_weights_are_those_of_the_model_and_of_each_generator(
 
 def test_every_phase_is_planned_at_the_precision_it_runs_at(bare: PipelineBackbone) -> None:
     alone, both = planned(bare, "explore.precision=bf16"), planned(bare, "explore.precision=nvfp4")
-    assert alone.phases(0).keys() == {"encode", "decode", "denoise, bf16", "train"}
-    assert both.phases(0).keys() - alone.phases(0).keys() == {"denoise, nvfp4"}
+    phases = both.phases(STAYING)
+    assert alone.phases(STAYING).keys() == {"encode", "decode", "denoise, bf16", "train"}
+    assert phases.keys() - alone.phases(STAYING).keys() == {"denoise, nvfp4"}
     peaks = plan_memory(bare, "nvfp4", 24).activations
-    assert both.phases(0)["denoise, nvfp4"] == peaks["denoise"]
-    assert both.phases(0)["decode"] == peaks["decode"]
-    assert both.total(0) == both.held + max(both.phases(0).values())
+    assert phases["denoise, nvfp4"] == peaks["denoise"]
+    assert phases["decode"] == peaks["decode"]
+    assert both.total(STAYING) == both.held(STAYING) + max(phases.values())
     layers = adapter_layout(bare.transformer, bare.lora_targets).values()
     # A [2, in] and B [out, 2] in float32, six times: two policies, two moments, two gradients.
     assert both.training.state == 6 * 4 * 2 * sum(sum(layer) for layer in layers)
@@ -70,21 +76,131 @@ def test_every_phase_is_planned_at_the_precision_it_runs_at(bare: PipelineBackbo
 
 PLAN = RunMemory(
     weights={"transformer": 100 * MIB, "generator": 20 * MIB},
+    sharded={"transformer": 30 * MIB, "generator": 5 * MIB},
+    gathered=4 * MIB,
+    encoders={"text_encoder": 40 * MIB},
     rewards={"known": 30 * MIB, "unknown": None},
     iteration={"samples": 10 * MIB},
-    generation={"decode": 25 * MIB},
+    generation={"encode": 3 * MIB, "denoise, bf16": 12 * MIB, "decode": 25 * MIB},
     training=TrainingPlan(kept=(10 * MIB,) * 4, inputs=(MIB,) * 4, state=5 * MIB),
-    wanted=None,
+    wanted=Wanted(sharded=False, visiting=False, recomputed=None),
 )
 
 
+def with_wanted(**wanted: Any) -> RunMemory:
+    return replace(PLAN, wanted=replace(PLAN.wanted, **wanted))
+
+
+def gpu_for(layout: Layout) -> int:
+    """Bytes of the smallest GPU that a layout fits in."""
+    return RESERVED + PLAN.total(layout)
+
+
 def test_as_few_blocks_recompute_as_the_gpu_allows() -> None:
-    assert PLAN.held == (100 + 20 + 30 + 10 + 5) * MIB
-    assert [PLAN.total(count) - PLAN.held for count in (0, 4)] == [(40 + 10) * MIB, 25 * MIB]
-    assert PLAN.recomputed(RESERVED + PLAN.total(0)) == 0
-    assert PLAN.recomputed(RESERVED + PLAN.total(0) - 1) == 2
-    assert PLAN.recomputed(0) == 4
-    assert replace(PLAN, wanted=1).recomputed(0) == 1
+    four = replace(STAYING, recomputed=4)
+    assert PLAN.held(STAYING) == (100 + 20 + 40 + 30 + 10 + 5) * MIB
+    assert [PLAN.total(layout) - PLAN.held(layout) for layout in (STAYING, four)] == [(40 + 10) * MIB, 25 * MIB]
+    assert PLAN.layout(gpu_for(STAYING)) == STAYING
+    assert PLAN.layout(gpu_for(STAYING) - 1).recomputed == 2
+    assert PLAN.layout(0) == four
+    assert with_wanted(recomputed=1).layout(0).recomputed == 1
+
+
+def test_encoders_leave_the_gpu_if_that_lets_the_run_fit_or_keep_more_activations() -> None:
+    free = with_wanted(visiting=None)
+    assert free.layout(gpu_for(STAYING)) == STAYING
+    # One byte less, and two blocks would recompute beside them.
+    visiting = replace(STAYING, visiting=True)
+    assert free.layout(gpu_for(STAYING) - 1) == visiting
+    assert free.total(visiting) == free.total(STAYING) - 40 * MIB
+    assert PLAN.layout(gpu_for(STAYING) - 1).visiting is False
+    assert with_wanted(visiting=True).layout(10**12) == visiting
+    # They come to encode, while nothing is trained.
+    large = replace(free, encoders={"text_encoder": 90 * MIB})
+    assert large.phases(visiting) == PLAN.phases(STAYING) | {"encode": (90 + 3) * MIB}
+    # Where the settings determine how many recompute, they leave only if the run does not fit with them.
+    every = with_wanted(visiting=None, recomputed=0)
+    assert not every.layout(gpu_for(STAYING)).visiting
+    assert every.layout(gpu_for(STAYING) - 1).visiting
+
+
+def test_the_base_is_sharded_if_training_does_not_fit_otherwise() -> None:
+    free = with_wanted(sharded=None, visiting=None)
+    smallest = Layout(sharded=False, visiting=True, recomputed=4)
+    needed = RESERVED + PLAN.held(smallest) + PLAN.phases(smallest)["train"]
+    assert not free.layout(needed).sharded
+    found = free.layout(needed - 1)
+    assert found == Layout(sharded=True, visiting=False, recomputed=0)
+    assert free.held(found) == (30 + 5 + 40 + 30 + 10 + 5) * MIB
+    assert free.phases(found) == {
+        "encode": 3 * MIB,
+        "denoise, bf16": (12 + 4) * MIB,
+        "decode": 25 * MIB,
+        "train": (40 + 10 + 4) * MIB,
+    }
+    assert not with_wanted(sharded=False).layout(0).sharded
+    assert with_wanted(sharded=True).layout(10**12).sharded
+
+
+def test_the_largest_micro_batch_is_found() -> None:
+    assert PLAN.largest_batch(8, gpu_for(STAYING)) == 8
+    one = with_wanted(recomputed=0)
+    held = RESERVED + PLAN.held(STAYING)
+    assert one.largest_batch(8, held + 26 * MIB) == 4
+    assert one.largest_batch(8, held) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "expected"),
+    [
+        ((), 1, Wanted(False, None, None)),
+        ((), 4, Wanted(None, None, None)),
+        (("optimizer.shard_base=true", "optimizer.encoders=cpu"), 4, Wanted(True, True, None)),
+        (("optimizer.shard_base=false", "optimizer.encoders=gpu", "optimizer.checkpointing=3"), 2, STAYING),
+    ],
+)
+def test_settings_determine_parts_of_the_layout(
+    settings: tuple[str, ...], ranks: int, expected: Wanted | Layout
+) -> None:
+    wanted = Wanted.of(tiny_config(*settings), 5, ranks)
+    if isinstance(expected, Layout):
+        assert wanted.layout == replace(expected, recomputed=3)
+    else:
+        assert wanted == expected
+        assert wanted.layout is None
+
+
+@pytest.mark.slow
+def test_flux1_dev_fits_in_four_gpus_of_24_gb_if_its_base_is_sharded(tmp_path: Path) -> None:
+    folder = write_skeleton("flux", catalog.mini_flux(), tmp_path / "flux")
+    skeleton = load_skeleton(str(folder))
+
+    def run(ranks: int, *settings: str) -> RunMemory:
+        config = resolve("flux1/sol_rl/hpsv2", overrides=settings).config
+        return plan_run(config, skeleton, "fp8", ranks)
+
+    gpu, words = 24 * 10**9, ("--preset", "flux1/sol_rl/hpsv2")
+    done = typed(main, "memory", *words, "--set", f"model={folder}", "--gpu", "24", "--gpus", "4", COLUMNS="200")
+    assert "On 4 GPUs of 24 GB the run does not fit" in done.stdout
+    assert "It fits with reward_options={hpsv2: {dtype: bfloat16}}." in done.stdout
+    half = "reward_options={hpsv2: {dtype: bfloat16}}"
+    four = run(4, half)
+    layout = four.layout(gpu)
+    assert layout.sharded
+    assert layout.visiting
+    assert four.fits(layout, gpu)
+    assert not four.fits(replace(layout, visiting=False), gpu)
+    # A quarter of 11.9 · 10⁹ BF16 weights, all but the embedders sharded; a quarter of the generator's own.
+    assert four.sharded["transformer"] == pytest.approx(2 * 11.9e9 / 4, rel=0.03)
+    assert four.sharded["generator"] == pytest.approx(2 * 190 * 3072**2 / 4, rel=0.01)
+    assert four.weights["transformer"] == pytest.approx(2 * 11.9e9, rel=0.01)
+    assert four.encoders["text_encoder_2"] == pytest.approx(2 * 4.76e9, rel=0.01)
+    alone = replace(four, wanted=replace(four.wanted, sharded=False))
+    assert not alone.fits(alone.layout(gpu), gpu)
+    assert not alone.layout(gpu).sharded
+    for remaining in ("optimizer.encoders=gpu", "optimizer.shard_base=false"):
+        other = replace(four, wanted=Wanted.of(resolve("flux1/sol_rl/hpsv2", overrides=[remaining]).config, 57, 4))
+        assert not other.fits(other.layout(gpu), gpu)
 
 
 def test_samples_are_counted_as_an_iteration_holds_them(loaded: Backbone) -> None:
@@ -129,6 +245,8 @@ def test_the_command_prints_what_fits(tmp_path: Path, columns: int) -> None:
     assert written["recomputed"] == 0
     assert written["weights"]["explorer"] > 0
     assert written["gpu"] == 24 * 10**9
+    assert (written["sharded"], written["visiting"], written["gpus"]) == (False, False, 1)
+    assert "Text encoders stay on the GPU." in text
 
 
 def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
@@ -139,6 +257,35 @@ def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
     assert "explore.precision=auto" not in done.stdout
     done = typed(main, "memory", "--set", "explore.source=local", "--set", "optimizer.batch=4", COLUMNS="200")
     assert "explore.precision=auto is planned as fp8." in done.stdout
+
+
+def test_the_command_plans_each_of_several_gpus() -> None:
+    words = ("--set", "optimizer.shard_base=true", "--set", "optimizer.encoders=cpu", "--gpu", "24", "--gpus", "4")
+    done = typed(main, "memory", *words, COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "On 4 GPUs of 24 GB the run fits" in done.stdout
+    for words in (
+        "frozen base, this rank's part",
+        "BF16 generator, merged, this rank's part",
+        "train: weights of the block at work",
+        "stay in host memory, except while prompts are encoded, as optimizer.encoders sets.",
+        "The base is sharded across the 4 ranks, as optimizer.shard_base sets.",
+    ):
+        assert words in done.stdout
+    assert "text encoder " not in done.stdout.partition("largest phase")[0]
+    done = typed(main, "memory", "--set", "optimizer.shard_base=true")
+    assert done.stderr.splitlines()[-1].endswith("is true for one GPU; expected several: --gpus 4")
+    assert "got --gpus 0; expected at least 1" in typed(main, "memory", "--gpus", "0").stderr
+
+
+def test_the_command_names_a_micro_batch_that_fits() -> None:
+    words = ("--set", "optimizer.batch=4096", "--set", "optimizer.checkpointing=0", "--gpu", "6")
+    done = typed(main, "memory", *words, COLUMNS="200")
+    assert "the run does not fit" in done.stdout
+    found = re.search(r"It fits with optimizer.batch=(\d+)\.", done.stdout)
+    assert found is not None
+    again = ("--set", f"optimizer.batch={found[1]}", *words[2:])
+    assert "On a GPU of 6 GB the run fits" in typed(main, "memory", *again, COLUMNS="200").stdout
 
 
 def test_a_gpu_without_memory_is_refused() -> None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
-from solrl_trainer.models import Models, explored_precision
+from solrl_trainer.models import Models
+from solrl_trainer.run_memory import explored_precision
 from training_helpers import tiny_config
 
 

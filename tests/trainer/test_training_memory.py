@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from solrl_core.families import Backbone, load_backbone
+from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_trainer.config import Lora
 from solrl_trainer.lora import inject
-from solrl_trainer.training_memory import TrainingPlan, blocks_to_recompute, plan_training
+from solrl_trainer.training_memory import TrainingPlan, plan_training, wanted_blocks
 from training_helpers import tiny_config
 
 MIB = 2**20
@@ -88,11 +88,11 @@ def test_the_fewest_blocks_that_fit_recompute() -> None:
     assert plan.recomputed(0) == 4
 
 
-@pytest.mark.parametrize(("setting", "share"), [("auto", 0), ("false", 0), ("true", 1), ("0", 0), ("99", 1)])
-def test_a_runs_setting_overrides_the_plan(loaded: Backbone, setting: str, share: int) -> None:
-    config = tiny_config(f"optimizer.checkpointing={setting}")
-    blocks = len(list(loaded.transformer.get_submodule("transformer_blocks").children()))
-    notes: list[str] = []
-    assert blocks_to_recompute(config, loaded, notes.append) == share * blocks
-    assert notes == []
-    assert blocks_to_recompute(tiny_config("optimizer.checkpointing=1"), loaded, notes.append) == 1
+@pytest.mark.parametrize(("setting", "expected"), [("auto", None), ("false", 0), ("true", 5), ("2", 2), ("99", 5)])
+def test_a_runs_setting_overrides_the_plan(setting: str, expected: int | None) -> None:
+    assert wanted_blocks(tiny_config(f"optimizer.checkpointing={setting}"), 5) == expected
+
+
+def test_a_plan_is_proportional_to_the_micro_batch() -> None:
+    plan = TrainingPlan(kept=(10 * MIB,) * 4, inputs=(MIB,) * 4, state=5 * MIB)
+    assert plan.scaled(0.5) == TrainingPlan(kept=(5 * MIB,) * 4, inputs=(MIB // 2,) * 4, state=5 * MIB)

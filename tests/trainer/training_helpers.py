@@ -10,6 +10,7 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.models import build_policy
 from solrl_trainer.policy import Policy
 from solrl_trainer.presets import resolve
+from solrl_trainer.training_memory import wanted_blocks
 from solrl_trainer.update import UpdateFigures, Updater
 from solrl_trainer.world import SoloWorld, World
 
@@ -24,7 +25,8 @@ def tiny_config(*overrides: str, **arguments: Any) -> RunConfig:
 
 def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
     """A new policy and its optimiser."""
-    policy = build_policy(backbone, config, print)
+    blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
+    policy = build_policy(backbone, config, wanted_blocks(config, blocks) or 0)
     return policy, torch.optim.AdamW(policy.parameters, lr=config.optimizer.learning_rate)
 
 

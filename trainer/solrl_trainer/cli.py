@@ -101,7 +101,7 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
             config = _settings(command)
             from solrl_trainer.memory import plan
 
-            plan(config, gpu=command.gpu, out=command.out)
+            plan(config, gpu=command.gpu, gpus=command.gpus, out=command.out)
         case Presets():
             from solrl_trainer.presets import print_presets
 

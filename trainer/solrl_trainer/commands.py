@@ -122,6 +122,8 @@ class Memory(SettingsCommand):
 
     gpu: Annotated[float | None, _shown("GB", "this machine's GPU, else 80")] = None
     """Memory of the GPU, 10⁹ bytes each as vendors count."""
+    gpus: int = 1
+    """Number of GPUs that train the run together; each is planned."""
     out: Annotated[Path | None, _shown("FILE", "none")] = None
     """Also write the plan as JSON to this file."""
 

@@ -121,6 +121,10 @@ class Optimizer(Section):
     shard_base: bool | Literal["auto"] = "auto"
     """Spread the frozen base over the ranks, which is slower; LoRA weights stay whole. auto does so if it does not fit
     in each rank's GPU beside its training state."""
+    encoders: Literal["auto", "gpu", "cpu"] = "auto"
+    """Where text encoders wait while no prompt is encoded. cpu: in host memory; they are moved to the GPU once per
+    iteration, and encode there. auto does so if with them on the GPU the run would not fit, or would recompute the
+    activations of more blocks."""
     reference: Literal["bf16", "fp8"] = "bf16"
     """Precision of the reference's velocities on a GPU. fp8 takes about half the time and a second copy of the weights;
     at the default weight of the pull to the reference it changes the gradient by about 1e-5."""

@@ -1,6 +1,6 @@
 """Evaluation on held-out prompts with fixed seeds, and paired comparison of two evaluations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,8 @@ SEED_ROOT = 0
 STRICT = "verifier"
 """The reward that is 1 for a correct image and 0 otherwise."""
 _RESAMPLES = 10_000
+_AHEAD = 4
+"""Batches whose prompts are encoded together; the cache of prompts has room for them."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,13 @@ def evaluate(
     steps: int,
     solver: str = "euler",
     guidance: float = 1.0,
+    encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,
     progress: OnProgress = lambda done, total: None,
 ) -> Evaluation:
     """Generate `seeds` images per prompt, always from the same seeds, and score them with every loaded reward.
 
-    `progress` is called with the numbers of images made and wanted.
+    `encode` is called with the texts of the next few batches, and the guidance; `progress` with the numbers of images
+    made and wanted.
     """
     if not prompts:
         height, width = generator.backbone.height, generator.backbone.width
@@ -74,6 +78,8 @@ def evaluate(
     images = []
     progress(0, len(pairs))
     for start in range(0, len(pairs), CHUNK_SIZE):
+        if start % (_AHEAD * CHUNK_SIZE) == 0:
+            encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * CHUNK_SIZE]], guidance)
         chunk = pairs[start : start + CHUNK_SIZE]
         texts = [prompt.text for prompt, _ in chunk]
         made = _images(generator, texts, [seed for _, seed in chunk], limits.generating, steps, solver, guidance)
@@ -117,11 +123,12 @@ def evaluate_together(
     steps: int,
     solver: str = "euler",
     guidance: float = 1.0,
+    encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,
     progress: OnProgress = lambda done, total: None,
 ) -> Evaluation:
     """Evaluate on all ranks: each generates its share of the prompts, and all get the whole result.
 
-    `progress` is called with the numbers of this rank.
+    `encode` and `progress` are called as by `evaluate`, for this rank.
     """
     own = evaluate(
         generator,
@@ -132,6 +139,7 @@ def evaluate_together(
         steps=steps,
         solver=solver,
         guidance=guidance,
+        encode=encode,
         progress=progress,
     )
     scores = {name: gather_rows(values, world) for name, values in own.scores.items()}

@@ -32,6 +32,7 @@ def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
             steps=settings.steps,
             solver=config.solver,
             guidance=config.guidance,
+            encode=session.models.encoders.encode,
             progress=log.progress,
         )
         log.evaluation(version, {name: found.mean(name) for name in found.scores})

@@ -125,6 +125,8 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     """
     config = session.config
     root = seed_root(config.seed, iteration)
+    prompts = session.prompts(iteration)
+    session.models.encoders.encode([prompt.text for prompt in prompts], config.guidance)
     selected = []
     exploration = session.explorer.explore(iteration)
     for group in log.candidates(iteration, exploration):
@@ -135,7 +137,7 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
         selected.append((selection, scored))
     with log.phase(iteration, "regenerate"):
         groups = [ScoredGroup(selection, scored()) for selection, scored in selected]
-    samples = IterationSamples.gather(session.prompts(iteration), groups, exploration.summary, session.world)
+    samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
     session.explorer.look_ahead(iteration)
     return samples

@@ -33,7 +33,7 @@ class LoraLinear(nn.Module):
             both adapters share compiled code.
     """
 
-    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+    def __init__(self, base: nn.Linear, rank: int, alpha: float, device: torch.device | None = None) -> None:
         super().__init__()
         self.base = base
         self.scale = alpha / rank
@@ -42,8 +42,7 @@ class LoraLinear(nn.Module):
         b = nn.Linear(rank, base.out_features, bias=False, device="cpu").weight
         nn.init.normal_(a, std=1 / rank)
         nn.init.zeros_(b)
-        device = base.weight.device
-        self.lora_A, self.lora_B = (nn.Parameter(weight.detach().to(device)) for weight in (a, b))
+        self.lora_A, self.lora_B = (nn.Parameter(weight.detach().to(device or base.weight.device)) for weight in (a, b))
         self.current = Pair(self.lora_A, self.lora_B)
         self.old = Pair(*(nn.Parameter(weight.detach().clone()) for weight in self.current))
         self.active: Pair | None = self.current
@@ -79,11 +78,16 @@ class LoraLinear(nn.Module):
         ]
 
 
-def inject(transformer: nn.Module, targets: str, rank: int, alpha: float) -> dict[str, LoraLinear]:
-    """Replace each linear layer whose full dotted name matches `targets` by a `LoraLinear`; return these by name."""
+def inject(
+    transformer: nn.Module, targets: str, rank: int, alpha: float, device: torch.device | None = None
+) -> dict[str, LoraLinear]:
+    """Replace each linear layer whose full dotted name matches `targets` by a `LoraLinear`; return these by name.
+
+    `device` holds the adapters; by default, that of each layer.
+    """
     layers = {}
     for name, module in target_modules(transformer, targets).items():
-        layers[name] = LoraLinear(module, rank, alpha)
+        layers[name] = LoraLinear(module, rank, alpha, device)
         parent, _, child = name.rpartition(".")
         setattr(transformer.get_submodule(parent), child, layers[name])
     return layers

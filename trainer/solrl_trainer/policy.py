@@ -46,7 +46,7 @@ class Policy:
         self._on_gpu = backbone.device.type == "cuda"
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            layers = inject(self.transformer, backbone.lora_targets, lora.rank, lora.alpha)
+            layers = inject(self.transformer, backbone.lora_targets, lora.rank, lora.alpha, backbone.device)
         self.layers = layers
         self._weights: dict[str, dict[str, torch.nn.Parameter]] = {CURRENT: {}, OLD: {}}
         for module, layer in layers.items():

@@ -158,7 +158,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         device = pick_device(config.device, world)
         if service is None and config.explore.precision == "fp8":
             require_fp8(torch.device(device))
-        backbone = load_backbone(config.model, device=device, revision=config.revision)
+        backbone = load_backbone(config.model, device=device, revision=config.revision, waiting=True)
         note_long_prompts(backbone, {"training": train, "held-out": test[: config.evaluate.prompts]}, note)
         rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone, config.reward_options)
         source = supply = regeneration = None
@@ -166,7 +166,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             _check_local(config, backbone, note)
         if service is not None and first is not None:
             # Take digests before the policy modifies the backbone's transformer.
-            parts = part_digests(backbone.parts)
+            parts = part_digests(backbone.parts, backbone.device)
             check_bindings(config.bindings, model_digest(parts), config.model)
             digests = parts | rewards.digests()
             check_service(first, config.model_name, config.served_rewards, digests)
@@ -231,7 +231,7 @@ def _restore(supply: AdapterSupply | None, world: World) -> Restore:
 def _check_local(config: RunConfig, backbone: Backbone, note: Callable[[str], None]) -> None:
     """Check the exploration plan against the loaded model and its device."""
     if config.bindings:
-        check_bindings(config.bindings, model_digest(part_digests(backbone.parts)), config.model)
+        check_bindings(config.bindings, model_digest(part_digests(backbone.parts, backbone.device)), config.model)
     tiers = supported_tiers(backbone.device)
     emulated = [tier for tier in tiers if numerics(tier, backbone.device) == "emulated"]
     note_emulation(emulated, config.explore.precision, note)

@@ -5,7 +5,7 @@ Every pass through the blocks is then a collective of all ranks. They train equa
 step: a rank with nothing to generate takes part in the others' passes until all have finished.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,17 +14,20 @@ from solrl_core.generator import Generator
 from solrl_core.lanes import lane_count
 from solrl_core.precision import refresh_weight_
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.trained_blocks import wrap_blocks
-from solrl_trainer.training_memory import run_plan
 from solrl_trainer.world import World, gather_values
 
 if TYPE_CHECKING:
     from solrl_trainer.policy import Policy
+
+
+SHARDED = ("transformer", "generator")
+"""Parts of a run, by the names of the memory plan, whose blocks are sharded."""
 
 
 class InStepWorld:
@@ -71,43 +74,65 @@ class InStepWorld:
             self._take_part()
 
 
-def is_sharded(config: RunConfig, backbone: Backbone, world: World) -> bool:
-    """Whether the run spreads its base over the ranks: as set, or for `auto` if it does not fit beside its training.
-
-    Args:
-        config: the run's settings.
-        backbone: the loaded model, without a policy.
-        world: the ranks; all decide alike.
+def check_sharding(config: RunConfig, device: torch.device, world: World) -> None:
+    """Refuse `optimizer.shard_base=true` where it cannot be done.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: there is one process, or a CPU with several threads.
     """
-    wanted = config.optimizer.shard_base
-    if wanted is True and world.size == 1:
+    if config.optimizer.shard_base is not True:
+        return
+    if world.size == 1:
         raise ValueError("optimizer.shard_base is true for one process; expected several ranks: start with torchrun")
-    if wanted is True and backbone.device.type == "cpu" and lane_count() > 1:
+    if device.type == "cpu" and lane_count() > 1:
         raise ValueError(
             f"optimizer.shard_base is true on a CPU with {lane_count()} threads; expected one: set OMP_NUM_THREADS=1"
         )
-    if wanted != "auto" or world.size == 1 or backbone.device.type == "cpu":
-        return wanted is True
-    plan, limit = run_plan(config, backbone)
-    short = plan.total(len(plan.kept)) > limit
-    return any(gather_values(short, world))
 
 
-def freed_bytes(backbone: Backbone, generator: Generator, size: int) -> int:
-    """GPU memory that spreading the blocks over `size` ranks frees, two gathered blocks allowed for."""
-    held: dict[int, int] = {}
-    shards = largest = 0
-    for transformer in (backbone.transformer, generator.transformer):
-        for name in backbone.blocks:
-            for block in transformer.get_submodule(name).children():
-                own = {id(weight): weight.nbytes for weight in block.parameters()}
-                held |= own
-                shards += -(-sum(own.values()) // size)
-                largest = max(largest, sum(own.values()))
-    return sum(held.values()) - shards - 2 * largest
+def place(module: nn.Module, device: torch.device) -> None:
+    """Move a module's weights to a device; modules that share them keep sharing them."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.to(device)
+
+
+def sharded_bytes(modules: Mapping[str, nn.Module], blocks: Sequence[str], ranks: int) -> tuple[dict[str, int], int]:
+    """Bytes of weights on each rank after `shard_base`.
+
+    Args:
+        modules: parts that a rank holds, by name; the blocks of those in `SHARDED` are sharded.
+        blocks: names of their lists of blocks.
+        ranks: number of ranks.
+
+    Returns:
+        Part → bytes that no earlier part has, and the bytes of a block while it is gathered.
+    """
+    seen: set[tuple[int, bool]] = set()
+    found = {}
+    for name, module in modules.items():
+        split = set()
+        if name in SHARDED:
+            split = {id(weight) for part in blocks for weight in module.get_submodule(part).parameters()}
+        found[name] = 0
+        for tensor in (*module.parameters(), *module.buffers()):
+            shared = (id(tensor), id(tensor) in split)
+            if shared not in seen:
+                found[name] += _share(tensor, ranks) if id(tensor) in split else tensor.nbytes
+                if _is_shared(tensor, ranks) or id(tensor) not in split:
+                    seen.add(shared)
+    every = [block for part in blocks for block in modules["transformer"].get_submodule(part).children()]
+    largest = max(sum(weight.nbytes for weight in block.parameters()) for block in every)
+    # The gathered parts, and the weights that they are copied to.
+    return found, 2 * largest
+
+
+def _share(weight: torch.Tensor, ranks: int) -> int:
+    return -(-weight.shape[0] // ranks) * (weight.nbytes // weight.shape[0])
+
+
+def _is_shared(weight: torch.Tensor, ranks: int) -> bool:
+    """Whether policy and generator share their parts of a weight; those of an uneven one are padded copies."""
+    return weight.shape[0] % ranks == 0
 
 
 def shard_base(
@@ -115,9 +140,12 @@ def shard_base(
 ) -> InStepWorld:
     """Spread the blocks of a policy and of its BF16 generator over the ranks, in place.
 
+    Weights may be in host memory. Block after block moves to the device, where only this rank's part remains. All other
+    weights follow.
+
     Args:
         backbone: the model around them.
-        generator: of the samples.
+        generator: of the samples. It shares its parts of the weights that no adapter changes with the policy.
         others: generators at other precisions. They stay whole, and read the base's weights for merging.
         policy: of the run.
         world: the ranks.
@@ -126,12 +154,13 @@ def shard_base(
         The world to use from now on.
     """
     mesh = init_device_mesh(backbone.device.type, (world.size,))
-    for block in policy.blocks:
-        fully_shard(block, mesh=mesh, ignored_params=set(policy.parameters), reshard_after_forward=True)
-    served = [
-        fully_shard(block, mesh=mesh, reshard_after_forward=True)
-        for block in wrap_blocks(generator.transformer, backbone)
+    served = wrap_blocks(generator.transformer, backbone)
+    adapters = set(policy.parameters)
+    sharded = [
+        _shard_together(trained, own, mesh, adapters) for trained, own in zip(policy.blocks, served, strict=True)
     ]
+    for transformer in (policy.transformer, generator.transformer):
+        _place_rest(transformer, backbone.device)
 
     def read(name: str) -> torch.Tensor:
         weight = policy.layers[name].base.weight.detach()
@@ -147,9 +176,33 @@ def shard_base(
 
     for one in (generator, *others):
         one.merge_through(read, write)
-    in_step = InStepWorld(world, lambda: _take_part(served))
+    in_step = InStepWorld(world, lambda: _take_part(sharded))
     generator.transformer.register_forward_pre_hook(lambda *_: in_step.begin_pass())
     return in_step
+
+
+def _shard_together(trained: nn.Module, served: nn.Module, mesh: DeviceMesh, whole: set[nn.Parameter]) -> FSDPModule:
+    """Shard a block of the policy, except its `whole` weights, and that of its generator; return the latter."""
+    names = {id(weight): name for name, weight in trained.named_parameters()}
+    shared = {
+        name: names[id(weight)]
+        for name, weight in served.named_parameters()
+        if id(weight) in names and _is_shared(weight, mesh.size())
+    }
+    fully_shard(trained, mesh=mesh, ignored_params=whole, reshard_after_forward=True)
+    sharded = fully_shard(served, mesh=mesh, reshard_after_forward=True)
+    parts = dict(trained.named_parameters())
+    for name, same in shared.items():
+        owner, _, own = name.rpartition(".")
+        setattr(served.get_submodule(owner), own, parts[same])
+    return sharded
+
+
+def _place_rest(transformer: nn.Module, device: torch.device) -> None:
+    """Move the weights outside of sharded blocks."""
+    for tensor in (*transformer.parameters(), *transformer.buffers()):
+        if not isinstance(tensor, DTensor):
+            tensor.data = tensor.data.to(device)
 
 
 @torch.inference_mode()

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from solrl_core.families import Backbone, Conditioning
+from solrl_core.families.pipeline import meta_copy
 from solrl_core.families.skeleton import Meta
-from solrl_core.memory import RESERVED
 from solrl_core.prompt_cache import PROMPT_CACHE_BYTES
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -53,6 +53,11 @@ class TrainingPlan:
             "inputs": sum(self.inputs[:recomputed]),
             "working": max(self.kept) * (2 if recomputed else 1),
         }
+
+    def scaled(self, share: float) -> "TrainingPlan":
+        """The plan of a micro-batch of another size, given as the share of this one's."""
+        kept, inputs = (tuple(math.ceil(share * size) for size in sizes) for sizes in (self.kept, self.inputs))
+        return TrainingPlan(kept, inputs, self.state)
 
     def recomputed(self, limit: int) -> int:
         """The fewest blocks that must recompute to stay within `limit` bytes; all blocks if no count fits."""
@@ -102,33 +107,6 @@ def plan_training(
     return TrainingPlan(kept, inputs, _STATE * sum(weight.numel() for layer in layers for weight in layer.current))
 
 
-def blocks_to_recompute(config: RunConfig, backbone: Backbone, note: Callable[[str], None], freed: int = 0) -> int:
-    """Number of blocks that recompute their activations: the run's setting, or for `auto` the memory plan's.
-
-    Args:
-        config: the run's settings.
-        backbone: the loaded model, without a policy.
-        note: receives a line about the plan.
-        freed: bytes of the base that will leave the GPU.
-    """
-    blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
-    wanted = wanted_blocks(config, blocks)
-    if wanted is not None:
-        return wanted
-    if backbone.device.type != "cuda":
-        return 0
-    batch = config.optimizer.batch
-    plan, limit = run_plan(config, backbone)
-    limit += freed
-    recomputed = plan.recomputed(limit)
-    note(
-        f"training in micro-batches of {batch} needs about {gib(plan.total(recomputed))} of {gib(limit)} GiB: "
-        f"{blocks - recomputed} of {blocks} blocks keep their activations, {recomputed} recompute them; "
-        "optimizer.checkpointing overrides this"
-    )
-    return recomputed
-
-
 def wanted_blocks(config: RunConfig, blocks: int) -> int | None:
     """Number of blocks, of `blocks`, that the run's settings let recompute; None for `auto`."""
     wanted = config.optimizer.checkpointing
@@ -152,34 +130,10 @@ def iteration_bytes(config: RunConfig, backbone: Backbone, row: Conditioning) ->
     return {"samples": samples, "prompts": prompts, "cached prompts": PROMPT_CACHE_BYTES}
 
 
-def run_plan(config: RunConfig, backbone: Backbone) -> tuple[TrainingPlan, int]:
-    """The plan of a run's training, and the bytes that it may take; `backbone` has no policy yet."""
-    row = backbone.encode(["a"], config.guidance)
-    plan = plan_training(backbone, config.lora, config.optimizer.batch, row, config.guidance)
-    return plan, free_bytes(backbone.device) - sum(iteration_bytes(config, backbone, row).values())
-
-
-def gib(size: int) -> str:
-    """Bytes in GiB."""
-    return f"{size / 2**30:.1f}"
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes that this process can still allocate on a GPU."""
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + cached - RESERVED
-
-
 def _on_meta(backbone: Backbone) -> Backbone:
     """The backbone with a copy of its transformer on the meta device."""
-    transformer = backbone.transformer
-    memo: dict[int, Any] = {
-        id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
-        for weight in transformer.parameters()
-    }
-    memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in transformer.buffers()}
     own = copy.copy(backbone)
-    own.transformer = copy.deepcopy(transformer, memo)
+    own.transformer = meta_copy(backbone.transformer)
     own.device = torch.device("meta")
     return own
 

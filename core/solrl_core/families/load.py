@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from huggingface_hub import errors
 
-from solrl_core.families.base import Backbone, ModelOptions
-from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.families.base import ModelOptions
+from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
 from solrl_core.registry import FolderRegistry, Registry
 
 
@@ -139,7 +139,8 @@ def load_backbone(
     device: str = "cpu",
     revision: str | None = None,
     dtype: torch.dtype | None = None,
-) -> Backbone:
+    waiting: bool = False,
+) -> PipelineBackbone:
     """Load a model's pipeline and wrap it in its family.
 
     By default, weights and arithmetic are bfloat16 on CUDA. On a CPU the weights are the same bfloat16 values stored
@@ -150,6 +151,7 @@ def load_backbone(
         device: "cpu", "cuda", "cuda:1", …
         revision: hub commit or tag.
         dtype: dtype of all weights, without rounding to bfloat16; None for the default above.
+        waiting: leave transformer and text encoders in host memory, for a caller that decides what the device holds.
 
     Raises:
         ValueError: unknown model or family.
@@ -173,13 +175,16 @@ def load_backbone(
     if device.startswith("cuda"):
         # Triton launches kernels on the thread's current device, whichever device the tensors are on.
         torch.cuda.set_device(torch.device(device).index or 0)
-    pipeline.to(device)
-    for part in pipeline.components.values():
+    for part_name, part in pipeline.components.items():
         if isinstance(part, torch.nn.Module):
+            if not (waiting and (part_name == "transformer" or is_text_encoder(part_name))):
+                part.to(device)
             part.eval().requires_grad_(False)
             if dtype is None and held is torch.float32:
                 for tensor in part.state_dict().values():
                     if tensor.is_floating_point():
                         tensor.copy_(tensor.bfloat16())
     name = model if where != model else Path(model).name.lower()
-    return family(pipeline, name, read_options(str(folder)))
+    backbone = family(pipeline, name, read_options(str(folder)))
+    backbone.device = next(pipeline.vae.parameters()).device
+    return backbone

@@ -1,5 +1,6 @@
 """Base class of the families: a backbone around a loaded diffusers pipeline."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -60,6 +61,19 @@ class PipelineBackbone(Backbone):
         }
         if options.max_sequence_length is not None:
             self.max_sequence_length = options.max_sequence_length
+
+    @property
+    def text_encoders(self) -> dict[str, nn.Module]:
+        """The parts that encode prompts, by name."""
+        return {name: part for name, part in self.parts.items() if is_text_encoder(name)}
+
+    def on_meta(self) -> Self:
+        """The same model on the meta device, where tensors have shapes but no values."""
+        parts = {
+            name: meta_copy(part) if isinstance(part, nn.Module) else part
+            for name, part in self._pipeline.components.items()
+        }
+        return type(self)(type(self._pipeline)(**parts), self.name, self.options)
 
     def again(self) -> Self:
         """Rebuild this backbone from its pipeline, after the pipeline's parts have moved to another device."""
@@ -144,6 +158,21 @@ class PipelineBackbone(Backbone):
         scheduler.set_timesteps(steps, sigmas=unshifted, mu=mu)
         sigmas: list[float] = scheduler.sigmas.tolist()
         return sigmas
+
+
+def is_text_encoder(part: str) -> bool:
+    """Whether the part of a pipeline with this name encodes prompts."""
+    return part.startswith("text_encoder")
+
+
+def meta_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module on the meta device."""
+    memo: dict[int, Any] = {
+        id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+        for weight in module.parameters()
+    }
+    memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in module.buffers()}
+    return copy.deepcopy(module, memo)
 
 
 def token_counts(tokenizer: Any, texts: Sequence[str]) -> list[int]:

@@ -1,5 +1,6 @@
 """Layer policy: selects and swaps the layers to quantise, and measures their share of a backbone's linear FLOPs."""
 
+import copy
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,18 +71,22 @@ class LayerPolicy:
         return selected
 
 
-def apply_policy(model: nn.Module, policy: LayerPolicy, precision: str = "nvfp4") -> list[str]:
+def apply_policy(
+    model: nn.Module, policy: LayerPolicy, precision: str = "nvfp4", device: torch.device | None = None
+) -> list[str]:
     """Replace the layers that ``policy`` selects with quantised ones, in place; return their names.
 
     precision: "nvfp4" (native if the model's device supports it) or "fp8"; for tests and benchmarks also "nvfp4
     emulated" and "fp8 by transformer engine". ValueError if the device or a layer's size does not support it.
+    device: of the quantised layers; by default the model's.
     """
     names = policy.select(model)
-    if precision == "nvfp4" and names and nvfp4_obstacle(next(model.parameters()).device) is not None:
+    device = device or next(model.parameters()).device
+    if precision == "nvfp4" and names and nvfp4_obstacle(device) is not None:
         precision = "nvfp4 emulated"
     linear, pointwise = _LAYERS[precision]
     for name in names:
-        module = model.get_submodule(name)
+        module = _moved(model.get_submodule(name), device)
         parent, _, child = name.rpartition(".")
         if isinstance(module, nn.Conv2d):
             quantised: nn.Module = pointwise.from_conv(module)
@@ -90,6 +95,16 @@ def apply_policy(model: nn.Module, policy: LayerPolicy, precision: str = "nvfp4"
             quantised = linear.from_linear(module)
         setattr(model.get_submodule(parent), child, quantised.train(module.training))
     return names
+
+
+def _moved(layer: nn.Module, device: torch.device) -> nn.Module:
+    """A layer with its weights on `device`; those of `layer` stay where they are."""
+    moved = copy.copy(layer)
+    moved._parameters = {
+        name: weight if weight is None else nn.Parameter(weight.detach().to(device), requires_grad=False)
+        for name, weight in layer._parameters.items()
+    }
+    return moved
 
 
 def linear_flops(model: nn.Module, run: Callable[[], object]) -> dict[str, int]:

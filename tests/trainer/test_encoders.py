@@ -1,0 +1,137 @@
+"""Text encoders that wait in host memory: they are moved once per iteration, and change no result."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_runs import Watcher
+from solrl_core.families import load_backbone
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.fingerprint import part_digests
+from solrl_trainer.encoders import Encoders
+from solrl_trainer.loop import train
+from solrl_trainer.models import Models
+from torch import nn
+from training_helpers import PROMPTS, tiny_config
+
+Move = tuple[str, str]
+"""Class of a moved encoder, and the device."""
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[Move]:
+    """Moves of text encoders, as they happen."""
+    found: list[Move] = []
+    to = nn.Module.to
+
+    def counted(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        if type(module).__module__.startswith("transformers") and isinstance(args[0], torch.device):
+            found.append((type(module).__name__, args[0].type))
+        return to(module, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "to", counted)
+    return found
+
+
+def loaded(name: str, device: str = "cpu") -> PipelineBackbone:
+    return load_backbone(name, device=device, waiting=True)
+
+
+def test_visiting_encoders_come_and_leave_once_for_many_prompts(moves: list[Move]) -> None:
+    backbone = loaded("mini-sd3")
+    encoders = Encoders(backbone, visiting=True)
+    kinds = sorted(type(encoder).__name__ for encoder in backbone.text_encoders.values())
+    assert len(kinds) > 1
+    moves.clear()
+    encoders.encode(PROMPTS, 1.0)
+    assert len(moves) == 2 * len(kinds)
+    assert sorted(kind for kind, _ in moves[: len(kinds)]) == sorted(kind for kind, _ in moves[len(kinds) :]) == kinds
+    moves.clear()
+    encoders.encode(PROMPTS, 1.0)
+    found = [backbone.conditioning(prompt) for prompt in PROMPTS]
+    assert moves == []  # all are in the cache
+    backbone.conditioning("a prompt that nobody announced")
+    assert len(moves) == 2 * len(kinds)
+    moves.clear()
+    other = loaded("mini-sd3")
+    staying = Encoders(other, visiting=False)
+    staying.encode(PROMPTS, 1.0)
+    for prompt, row in zip(PROMPTS, found, strict=True):
+        assert all(torch.equal(row[key], value) for key, value in other.conditioning(prompt).items())
+    assert moves == [(kind, "cpu") for kind, _ in moves]
+    assert len(moves) == len(kinds)  # to their place, at first
+
+
+def test_they_leave_after_an_error(moves: list[Move], monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = loaded("mini-sana")
+    encoders = Encoders(backbone, visiting=True)
+    (encoder,) = backbone.text_encoders.values()
+    moves.clear()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(encoder, "forward", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        encoders.encode(PROMPTS, 1.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        backbone.conditioning(PROMPTS[0])
+    assert len(moves) == 4
+
+
+def test_a_run_moves_them_once_per_iteration_and_trains_the_same(moves: list[Move], tmp_path: Path) -> None:
+    adapters = {}
+    for where in ("gpu", "cpu"):
+        overrides = [
+            *("explore.source=local", "explore.prompts=2", "explore.candidates=4", "explore.keep=2", "explore.steps=1"),
+            *("regenerate.steps=2", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "iterations=2"),
+            *("evaluate.fidelity_prompts=0", f"optimizer.encoders={where}"),
+        ]
+        moves.clear()
+        config = tiny_config(*overrides, output=tmp_path / where, run=where)
+        train(config, Watcher())
+        adapters[where] = (config.output / "checkpoints" / "000002" / "state.safetensors").read_bytes()
+        # At first; for the evaluation; and for each of two iterations.
+        assert len(moves) == (1 + 2 + 2 * 2 if where == "cpu" else 1)
+    assert adapters["cpu"] == adapters["gpu"]
+
+
+def test_waiting_parts_have_the_same_digests() -> None:
+    whole, waiting = load_backbone("mini-flux"), loaded("mini-flux")
+    assert waiting.device == torch.device("cpu")
+    assert part_digests(waiting.parts, waiting.device) == part_digests(whole.parts)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_on_a_gpu_they_wait_in_host_memory(name: str) -> None:
+    rows = {}
+    for where in ("gpu", "cpu"):
+        backbone = loaded(name, "cuda")
+        assert not any(weight.is_cuda for weight in backbone.transformer.parameters())
+        whole = load_backbone(name, device="cuda")
+        assert part_digests(backbone.parts, backbone.device) == part_digests(whole.parts)
+        settings = (f"optimizer.encoders={where}", "optimizer.checkpointing=0")
+        models = Models.build(backbone, tiny_config(*settings), print)
+        assert all(weight.is_cuda for weight in models.policy.transformer.parameters())
+        before = torch.cuda.memory_allocated()
+        models.encoders.encode(PROMPTS[:3], 1.0)
+        rows[where] = [backbone.conditioning(prompt) for prompt in PROMPTS]
+        assert all(value.is_cuda for row in rows[where] for value in row.values())
+        weights = [weight for encoder in backbone.text_encoders.values() for weight in encoder.parameters()]
+        assert all(weight.is_cuda == (where == "gpu") for weight in weights)
+        if where == "cpu":
+            cached = sum(value.untyped_storage().nbytes() for row in rows[where] for value in row.values())
+            assert torch.cuda.memory_allocated() - before < cached + sum(weight.nbytes for weight in weights) / 2
+        models.generator.generate(PROMPTS[0], [1], steps=1)
+    for one, other in zip(rows["gpu"], rows["cpu"], strict=True):
+        assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_plan_decides_on_a_gpu() -> None:
+    notes: list[str] = []
+    Models.build(loaded("mini-flux", "cuda"), tiny_config("explore.source=local"), notes.append)
+    assert len(notes) == 1
+    assert "0 recompute them" in notes[0]

@@ -1,0 +1,59 @@
+"""Text encoders that wait in host memory, for GPUs that need their room while nothing is encoded."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from solrl_core.families.pipeline import PipelineBackbone
+from torch import nn
+
+_HOST = torch.device("cpu")
+
+
+class Encoders:
+    """Text encoders of a model. Visiting ones are on its device only while prompts are encoded.
+
+    A visiting encoder comes when it is called. It leaves after the call, or after all calls within `encode`. Results
+    are those of one that stays, because the same device computes them.
+    """
+
+    def __init__(self, backbone: PipelineBackbone, *, visiting: bool) -> None:
+        """Move the encoders to the model's device, or to host memory if they are `visiting`."""
+        self._backbone = backbone
+        self._here: set[nn.Module] = set()
+        self._encoding = False
+        self._visiting = visiting
+        for encoder in backbone.text_encoders.values():
+            encoder.to(_HOST if visiting else backbone.device)
+            if visiting:
+                encoder.register_forward_pre_hook(self._come)
+                encoder.register_forward_hook(self._called, always_call=True)
+
+    def encode(self, prompts: Sequence[str], guidance: float) -> None:
+        """With visiting encoders, encode the prompts that the model's cache lacks; they come and leave once.
+
+        Others encode a prompt when it is needed.
+        """
+        if not self._visiting:
+            return
+        self._encoding = True
+        try:
+            for prompt in prompts:
+                self._backbone.conditioning(prompt, guidance)
+        finally:
+            self._encoding = False
+            self._leave()
+
+    def _come(self, encoder: nn.Module, args: Any) -> None:
+        if encoder not in self._here:
+            encoder.to(self._backbone.device)
+            self._here.add(encoder)
+
+    def _called(self, encoder: nn.Module, args: Any, output: Any) -> None:
+        if not self._encoding:
+            self._leave()
+
+    def _leave(self) -> None:
+        for encoder in self._here:
+            encoder.to(_HOST)
+        self._here.clear()
