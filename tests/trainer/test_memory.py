@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solrl_core.families import Backbone
+import torch
+from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
+from solrl_core.fingerprint import part_digests
 from solrl_core.lora import adapter_layout
 from solrl_core.memory import RESERVED, plan_memory
 from solrl_core.rewards.size import reward_bytes
@@ -58,6 +60,23 @@ def test_weights_are_those_of_the_model_and_of_each_generator(
     assert planned(bare, fastest="bf16").weights == alone.weights
     assert planned(bare, "explore.source=service").weights == alone.weights
     assert planned(bare, "explore.source=service", "optimizer.reference=fp8").weights["reference"] > 0
+
+
+def test_a_loaded_model_is_planned_like_its_configurations(
+    bare: PipelineBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_memory, "plan_training", lambda *_: PLAN.training)
+    real = load_backbone("mini-sana", dtype=torch.bfloat16)
+    before = part_digests(real.parts)
+    found = planned(real.on_meta(), "explore.precision=fp8", "optimizer.shard_base=true")
+    expected = planned(bare, "explore.precision=fp8", "optimizer.shard_base=true")
+    # diffusers keeps some weights in float32.
+    assert found.weights == pytest.approx(expected.weights, rel=0.01)
+    assert found.sharded == pytest.approx(expected.sharded, rel=0.01)
+    for name in ("gathered", "encoders", "iteration", "generation"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert part_digests(real.parts) == before
+    assert not any(part.is_meta for part in real.transformer.parameters())
 
 
 def test_every_phase_is_planned_at_the_precision_it_runs_at(bare: PipelineBackbone) -> None:

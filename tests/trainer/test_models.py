@@ -4,8 +4,9 @@ import pytest
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
+from solrl_trainer import models as models_module
 from solrl_trainer.models import Models
-from solrl_trainer.run_memory import explored_precision
+from solrl_trainer.run_memory import Layout, explored_precision
 from training_helpers import tiny_config
 
 
@@ -53,6 +54,19 @@ def test_the_local_explorers_generator_has_the_behaviour_policy(backbone: Backbo
         assert same(weights(models.explorer), behaviours[1])
     assert same(weights(models.generator), behaviours[0])
     assert same(weights(models.explorer), behaviours[1])
+
+
+@pytest.mark.parametrize(("precision", "whole"), [("bf16", []), ("nvfp4", ["nvfp4"])])
+def test_a_sharded_base_is_never_placed_whole(
+    precision: str, whole: list[str], backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed: list[torch.nn.Module] = []
+    monkeypatch.setattr(models_module, "place", lambda transformer, device: placed.append(transformer))
+    monkeypatch.setattr(models_module, "find_layout", lambda *_: Layout(sharded=True, visiting=False, recomputed=0))
+    monkeypatch.setattr(models_module, "shard_base", lambda backbone, generator, others, policy, world: world)
+    models = Models.build(backbone, tiny_config("explore.source=local", f"explore.precision={precision}"), print)
+    assert placed == [models.explorer.transformer for _ in whole]
+    assert [models.explorer.precision] == (whole or ["bf16"])
 
 
 def test_unadapted_weights_are_stored_once(backbone: Backbone) -> None:

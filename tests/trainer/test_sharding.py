@@ -1,14 +1,22 @@
 """A base sharded across the ranks, as far as one process can tell; `ranks/test_processes.py` has several."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from solrl_core.families import Backbone
+from solrl_core.families import Backbone, load_backbone
 from solrl_core.generator import Generator
 from solrl_trainer import sharding
-from solrl_trainer.sharding import check_sharding, place, sharded_bytes
-from solrl_trainer.world import SoloWorld
+from solrl_trainer.policy import Policy
+from solrl_trainer.sharding import check_sharding, place, shard_base, sharded_bytes
+from solrl_trainer.world import SoloWorld, World
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from training_helpers import tiny_config
+
+MIB = 2**20
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 class Two:
@@ -64,7 +72,65 @@ def test_each_rank_has_a_part_of_the_blocks_and_all_else() -> None:
     assert found["generator"] == bytes_of(2 * 8, 2 * 10)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.fixture
+def four_ranks() -> Iterator[World]:
+    """The first of four ranks, whose collectives do nothing."""
+    import torch.testing._internal.distributed.fake_pg  # registers the backend
+
+    dist.init_process_group("fake", rank=0, world_size=4, store=dist.HashStore())
+
+    class Four(SoloWorld):
+        size = 4
+
+        def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+            return [tensor] * 4
+
+    yield Four()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize("name", ["mini-flux", "mini-sd3", "mini-sana"])
+def test_a_device_holds_what_the_plan_says(name: str, device: str, four_ranks: World) -> None:
+    torch._dynamo.reset()
+    backbone = load_backbone(name, device=device, waiting=True)
+    config = tiny_config("optimizer.shard_base=true", "optimizer.checkpointing=1", "optimizer.encoders=cpu")
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    generator = Generator(backbone, "bf16")
+    modules = {"transformer": backbone.transformer, "generator": generator.transformer}
+    planned, gathered = sharded_bytes(modules, backbone.blocks, 4)
+    policy = Policy(backbone, config.lora, config.seed)
+    shard_base(backbone, generator, [], policy, four_ranks)
+    own = set(policy.parameters)
+    weights = [
+        weight.to_local() if isinstance(weight, DTensor) else weight
+        for transformer in (policy.transformer, generator.transformer)
+        for weight in (*transformer.parameters(), *transformer.buffers())
+        if weight not in own
+    ]
+    held = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights}
+    assert sum(held.values()) == pytest.approx(sum(planned.values()), rel=0.01)
+    assert all(weight.device == backbone.device for weight in weights)
+    # As in a pass: gathering a block keeps the parts that are shared.
+    for block in policy.blocks:
+        block.unshard()
+        block.reshard()
+    again = {
+        part.untyped_storage().data_ptr()
+        for weight in (*policy.transformer.parameters(), *generator.transformer.parameters())
+        if isinstance(weight, DTensor) and len(part := weight.to_local())
+    }
+    assert again <= held.keys()
+    if device == "cuda":
+        adapters = 2 * sum(weight.nbytes for weight in policy.parameters)
+        most = sum(planned.values()) + adapters + 1.5 * gathered
+        assert torch.cuda.max_memory_allocated() - before < most + MIB
+
+
+@NEEDS_GPU
 def test_placed_weights_stay_shared(backbone: Backbone) -> None:
     generator = Generator(backbone, "bf16")
     shared = set(generator.transformer.parameters()) & set(backbone.transformer.parameters())

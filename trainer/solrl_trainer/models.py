@@ -9,6 +9,7 @@ from solrl_core.families import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import Generator
 from solrl_core.precision import fastest_tier
+from solrl_proto.identifiers import Tier
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.encoders import Encoders
@@ -65,8 +66,7 @@ class Models:
             place(backbone.transformer, backbone.device)
         generator = Generator(backbone, "bf16")
         precision = explored_precision(config, fastest_tier(backbone.device))
-        explorer = generator if precision == generator.precision else Generator(backbone, precision)
-        place(explorer.transformer, backbone.device)
+        explorer = generator if precision == generator.precision else _whole(backbone, precision)
         policy = build_policy(backbone, config, layout.recomputed)
         if layout.sharded:
             others = [] if explorer is generator else [explorer]
@@ -94,6 +94,13 @@ class Models:
             self.generator.set_adapter(self._behaviour)
 
 
+def _whole(backbone: Backbone, precision: Tier) -> Generator:
+    """A generator that stays whole on the model's device, also where the base is sharded."""
+    generator = Generator(backbone, precision)
+    place(generator.transformer, backbone.device)
+    return generator
+
+
 def build_policy(backbone: Backbone, config: RunConfig, recomputed: int = 0) -> Policy:
     """Inject the run's adapters into the backbone's transformer.
 
@@ -104,8 +111,7 @@ def build_policy(backbone: Backbone, config: RunConfig, recomputed: int = 0) -> 
     """
     reference = None
     if config.optimizer.reference == "fp8" and backbone.device.type == "cuda":
-        reference = Generator(backbone, "fp8").transformer
-        place(reference, backbone.device)
+        reference = _whole(backbone, "fp8").transformer
     policy = Policy(backbone, config.lora, config.seed, reference=reference)
     policy.recompute(recomputed)
     return policy

@@ -63,8 +63,8 @@ def test_each_rank_holds_its_part_of_the_base(tmp_path: Path) -> None:
         assert codes == [0, 0], (tmp_path / "log").read_text()
         held[setting] = [json.loads((tmp_path / f"{setting}-{rank}").read_text()) for rank in range(2)]
     for spread, whole in zip(held["true"], held["false"], strict=True):
-        # Half of the policy's weights and half of the generator's, which share some of the whole ones.
-        assert spread["base"] < 0.66 * whole["base"]
+        # Half of the policy's weights, and half of those that the generator does not share with it.
+        assert spread["base"] < 0.51 * whole["base"]
         assert whole["process"] - spread["process"] > 0.3 * whole["base"]
 
 
