@@ -94,7 +94,7 @@ def trained(url: str, folder: Path, iterations: int, settings: tuple[str, ...]) 
 
 
 def way_of(folder: Path) -> str:
-    """Where a run's samples were regenerated, a key of `WAYS`."""
+    """Key of `WAYS`: the side that regenerated a run's samples."""
     regenerate = saved_settings(folder).regenerate
     return "both" if regenerate.share < 1 else regenerate.at
 

@@ -20,7 +20,7 @@ def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
     """Evaluate the averaged weights of a version; version 0 is the base."""
     config, settings, policy = session.config, session.config.evaluate, session.models.policy
     average = policy.average_adapter() if version else None
-    limits = Limits(session.regenerator.sampler.limit, session.scorer.limit)
+    limits = Limits(session.sampler.limit, session.scorer.limit)
     with log.measuring(version, "evaluate"), session.models.serving(average) as generator:
         found = evaluate_together(
             generator,

@@ -38,7 +38,7 @@ class ClipScore(ClipReward):
 
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
-        """What is loaded with these options, as a Source each; `doctor` looks for it."""
+        """Sources of everything that these options load; `doctor` looks for them."""
         model = options.get("model", DEFAULT_MODEL)
         return Source(model, CONFIG), Source(options.get("processor") or model, TOKENIZER)
 

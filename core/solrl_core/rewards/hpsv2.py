@@ -47,7 +47,7 @@ class HpsV2(ClipReward):
 
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
-        """What is loaded with these options, as a Source each; `doctor` looks for it."""
+        """Sources of everything that these options load; `doctor` looks for them."""
         model, checkpoint = options.get("model"), options.get("checkpoint")
         published = Source(checkpoint) if checkpoint else Source(REPOSITORY, CHECKPOINT)
         weights = Source(model, CONFIG) if model else published

@@ -49,7 +49,7 @@ class ImageReward:
 
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
-        """What is loaded with these options, as a Source each; `doctor` looks for it."""
+        """Sources of everything that these options load; `doctor` looks for them."""
         model, checkpoint = options.get("model"), options.get("checkpoint")
         tokenizer = Source(_tokenizer_of(model, options.get("processor")), TOKENIZER)
         if model:

@@ -42,7 +42,7 @@ class PickScore(ClipReward):
 
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
-        """What is loaded with these options, as a Source each; `doctor` looks for it."""
+        """Sources of everything that these options load; `doctor` looks for them."""
         model = options.get("model", DEFAULT_MODEL)
         return Source(model, CONFIG), Source(_processor_of(model, options.get("processor")), TOKENIZER)
 
