@@ -66,5 +66,6 @@ def test_wrong_entries_are_named() -> None:
         RolloutRequest.model_validate(wrong)
     places = {".".join(map(str, error["loc"])) for error in caught.value.errors()}
     assert places - {"prompts"} == {"prompts.0.text", "typo", "images"}
-    with pytest.raises(ValidationError, match=f"{MANY + len(REQUEST)} entries; expected at most {64 + len(RolloutRequest.model_fields)}"):
+    most = 64 + len(RolloutRequest.model_fields)
+    with pytest.raises(ValidationError, match=f"{MANY + len(REQUEST)} entries; expected at most {most}"):
         RolloutRequest.model_validate(REQUEST | NAMES)

@@ -12,7 +12,7 @@ CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 
 
 class Source(NamedTuple):
-    """What a reward loads: a file of a folder or hub repository `where`, or the local file `where` itself.
+    """A file that a reward loads, of a folder or hub repository `where`, or the local file `where` itself.
 
     `CONFIG` stands for a model with its weights, `TOKENIZER` for a tokenizer.
     """
