@@ -20,6 +20,7 @@ from solrl_rollout.engine.held_adapters import HeldAdapters
 from solrl_rollout.engine.problems import draining
 from solrl_rollout.engine.rollout import Rollout
 from solrl_rollout.engine.work import HostedModel, Job, VersionedAdapter, release
+from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status import logs
 from solrl_rollout.status.curves import OverviewCurves
@@ -139,7 +140,7 @@ async def running_service(settings: Settings, metrics: Metrics, load_backend: Ba
         ValueError, OSError, RuntimeError: the model or a reward cannot be loaded.
     """
     store = open_store(settings.store_url, settings.retain, settings.tenant_adapter_bytes)
-    engine = Engine(settings, metrics, load_backend=load_backend)
+    engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))
     try:
         await store.ping()
         for warning in await store.warnings():

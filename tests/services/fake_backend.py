@@ -13,9 +13,11 @@ from solrl_core.solvers import Euler
 from solrl_proto import Plan, PromptItem
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
-from solrl_rollout.engine.backends.base import Capabilities, Generation, GenerationRequest, Identity
+from solrl_rollout.engine.backends import load_backend
+from solrl_rollout.engine.backends.base import BackendLoader, Capabilities, Generation, GenerationRequest, Identity
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job, VersionedAdapter
+from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import ModelSpec, Settings
 from solrl_rollout.status.metrics import Metrics
 
@@ -98,10 +100,16 @@ class Gate:
             assert self.opened.wait(60)
 
 
+def engine_of(settings: Settings, load_backend: BackendLoader = load_backend, overlap: bool | None = None) -> Engine:
+    """An engine with one worker in this process, not started."""
+    metrics = Metrics()
+    return Engine(settings, metrics, [LocalWorker(settings, metrics, load_backend, overlap=overlap)])
+
+
 def started_engine(backend: FakeBackend, *, overlap: bool = False, **settings: Any) -> Engine:
     """A running engine on a backend."""
     chosen = Settings(**{"rewards": (REWARD,), **settings})
-    engine = Engine(chosen, Metrics(), load_backend=backend.load, overlap=overlap)
+    engine = engine_of(chosen, backend.load, overlap=overlap)
     engine.start().result(60)
     return engine
 

@@ -1,94 +1,75 @@
-"""The engine thread, which takes chunks from the fair queue, generates and scores them, and resolves their results.
+"""The engine: workers that take chunks from one fair queue, each in a thread of its own.
 
-All calls to the backends come from this one thread. If a backend leaves the CPU free, a second thread scores one chunk
-while the next is generated. A request that fails by its own fault gets an error; a fault of a thread or a device ends
-the engine, and the health routes report it.
+A request that fails by its own fault gets an error. A worker that dies is loaded again, and its chunks are made again.
+Once no worker is left, the engine is dead, and the health routes report it.
 """
 
 import logging
-import math
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from functools import partial
 
-from solrl_core.errors import RewardError
-from solrl_proto.problems import ProblemError, ProblemKind
-
-from solrl_rollout.engine.backends import load_backend
-from solrl_rollout.engine.backends.base import BackendLoader
-from solrl_rollout.engine.costs import StepCosts
-from solrl_rollout.engine.fair_queue import FairQueue, QueueFull
-from solrl_rollout.engine.model_runner import ModelRunner, load_models
-from solrl_rollout.engine.problems import engine_dead, generation_failed, queue_full
-from solrl_rollout.engine.scoring_thread import ScoringThread
-from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job, ScoredChunk
+from solrl_rollout.engine.dispatch import Dispatch
+from solrl_rollout.engine.feed import WorkerFeed
+from solrl_rollout.engine.hosting import describe, require_equal
+from solrl_rollout.engine.problems import engine_dead, generation_failed
+from solrl_rollout.engine.work import Chunk, HostedModel, Job
+from solrl_rollout.engine.workers.base import Worker, WorkerDiedError
 from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics, QueueState
-from solrl_rollout.status.throughput import FinishedChunk, RecentThroughput
+from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.status.throughput import RecentThroughput
 
 logger = logging.getLogger(__name__)
 
-_TURN = 4
-"""Consecutive chunks of one run: a group of 96 candidates."""
-
-
-class Cancelled(Exception):  # noqa: N818
-    """The client disconnected, or the service is closing."""
+_MOST_DEATHS = 5
+"""Deaths of a worker without a finished chunk between them, after which it is given up."""
+_LONGEST_PAUSE = 30.0
+"""Seconds before a worker is loaded again, at most. There is no pause after its first death."""
 
 
 class Engine:
-    """Owns the engine thread. Other threads submit work here; once it is `dead`, submitting fails."""
+    """Owns the workers' threads. Other threads submit work here; once it is `dead`, submitting fails."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        metrics: Metrics,
-        *,
-        load_backend: BackendLoader = load_backend,
-        overlap: bool | None = None,
-    ) -> None:
-        """Prepare the thread.
+    def __init__(self, settings: Settings, metrics: Metrics, workers: Sequence[Worker]) -> None:
+        """Prepare the threads.
 
         Args:
-            settings: models, rewards and limits.
+            settings: limits of the queue.
             metrics: metrics to update.
-            load_backend: loads each model's backend, in the engine thread.
-            overlap: score a chunk while the next is generated; None if the backends support it.
+            workers: at least one, not loaded yet.
         """
-        self._settings = settings
         self._metrics = metrics
-        self._load_backend = load_backend
-        self._overlap = overlap
-        self.throughput = RecentThroughput()
-        metrics.watch_queue(self._queue_state)
-        self._wake = threading.Condition()
-        self._costs = StepCosts()
-        self._queue: FairQueue[Chunk] = FairQueue(
-            settings.queue_limit,
-            tenant_limit=settings.tenant_queue_limit,
-            turn=_TURN,
-            weight=lambda chunk: self._costs.weight(chunk.kind),
-        )
-        self._pings: deque[Future[None]] = deque()
-        self._running: Job | None = None
-        self._scoring: ScoringThread | None = None
-        self._closing = False
-        self.dead = False
-        self._seconds_per_cost = 0.0
-        self._last_end = 0.0
-        self._thread: threading.Thread | None = None
+        self._dispatch = Dispatch(settings, metrics)
+        several = len(workers) > 1
+        self._feeds = [WorkerFeed(worker, self._dispatch, keeps_run=several) for worker in workers]
+        self._loading = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._hosted: list[list[HostedModel]] = []
+        self._ready: Future[list[HostedModel]] = Future()
+
+    @property
+    def dead(self) -> bool:
+        """Whether no worker will serve again."""
+        return self._dispatch.dead
+
+    @property
+    def throughput(self) -> RecentThroughput:
+        """Throughput of the last minute."""
+        return self._dispatch.throughput
+
+    @property
+    def serving(self) -> dict[str, bool]:
+        """Whether each worker serves, by its name."""
+        return {feed.worker.name: feed.serving for feed in self._feeds}
 
     def start(self) -> Future[list[HostedModel]]:
-        """Start the thread. The future resolves with the models once they are warm, or with the error of loading."""
-        ready: Future[list[HostedModel]] = Future()
-        ready.set_running_or_notify_cancel()  # the caller may stop waiting, but loading continues
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="solrl-engine")
-        self._thread.start()
-        return ready
+        """Load the workers, one after another: each reads all weights through the host's memory.
+
+        The future resolves with the models once all are warm, or with the error of the first that cannot be loaded.
+        """
+        self._ready.set_running_or_notify_cancel()  # the caller may stop waiting, but loading continues
+        self._start_next()
+        return self._ready
 
     def submit(self, chunks: list[Chunk], *, reserved: bool = False) -> None:
         """Queue chunks.
@@ -100,11 +81,7 @@ class Engine:
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
         """
-        with self._wake:
-            self._require_alive()
-            with self._refuse_when_full(sum(chunk.candidates for chunk in chunks)):
-                self._queue.put(chunks, reserved=reserved)
-            self._wake.notify()
+        self._dispatch.submit(chunks, reserved=reserved)
 
     def require_capacity(self, tenant: str) -> None:
         """Check that the queue has room for at least one more candidate of a tenant.
@@ -112,231 +89,146 @@ class Engine:
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
         """
-        with self._wake:
-            self._require_alive()
-            with self._refuse_when_full(None):
-                self._queue.require_capacity({tenant: 1})
+        self._dispatch.require_capacity(tenant)
 
     def cancel(self, job: Job) -> None:
-        """Remove a job's waiting chunks and stop its running one at the next step. Harmless after its end."""
-        with self._wake:
-            job.cancelled.set()
-            removed = self._queue.remove(lambda chunk: chunk.job is job)
-            self._queue.release(job.tenant, job)
-        for chunk in removed:
-            chunk.result.cancel()
+        """Remove a job's waiting chunks and stop its running ones at the next step. Harmless after its end."""
+        self._dispatch.cancel(job)
+        for feed in self._feeds:
+            feed.worker.cancel(job)
 
     def ping(self) -> Future[None]:
-        """Return a future that the thread resolves before its next step.
+        """Return a future that resolves once every serving worker has answered, each before its next step.
 
         Raises:
             ProblemError: 503 `engine-dead`.
         """
-        ping: Future[None] = Future()
-        with self._wake:
-            self._require_alive()
-            self._pings.append(ping)
-            self._wake.notify()
-        return ping
+        with self._dispatch.changed:
+            self._dispatch.require_alive()
+            return _all_of([feed.worker.ping() for feed in self._feeds if feed.serving])
 
     def waiting(self, tenant: str) -> tuple[list[Chunk], bool]:
         """A tenant's waiting chunks, and whether one of its chunks is running."""
-        with self._wake:
-            return self._queue.of_tenant(tenant), self._running is not None and self._running.tenant == tenant
+        with self._dispatch.changed:
+            running = any(chunk.tenant == tenant for feed in self._feeds for chunk in feed.chunks)
+            return self._dispatch.waiting(tenant), running
 
     def close(self) -> None:
-        """Cancel unfinished work and end the thread."""
-        with self._wake:
-            self._closing = True
-            if self._running is not None:
-                self._running.cancelled.set()
-            self._wake.notify()
-        if self._thread is not None and self._thread.ident is not None:
-            self._thread.join()
+        """Cancel unfinished work and end the threads."""
+        with self._dispatch.changed:
+            self._dispatch.closing = True
+            jobs = [chunk.job for feed in self._feeds for chunk in feed.chunks]
+            self._dispatch.changed.notify_all()
+        for job in jobs:
+            self.cancel(job)
+        for thread in self._threads:  # a thread that is loading may add another
+            thread.join()
 
-    def _require_alive(self) -> None:
-        if self.dead or self._closing:
-            raise engine_dead()
+    def _start_next(self) -> None:
+        feed = self._feeds[len(self._threads)]
+        name = f"solrl-engine-{feed.worker.name}"
+        self._threads.append(threading.Thread(target=self._run, args=(feed,), name=name))
+        self._threads[-1].start()
 
-    @contextmanager
-    def _refuse_when_full(self, requested: int | None) -> Iterator[None]:
-        """Turn QueueFull into a 429 with an estimate for Retry-After."""
+    def _run(self, feed: WorkerFeed) -> None:
+        """Main function of a worker's thread."""
         try:
-            yield
-        except QueueFull as full:
-            wait = max(1, min(60, math.ceil(self._queue.cost * self._seconds_per_cost)))
-            raise queue_full(full.waiting, full.limit, full.tenant, requested=requested, retry_after=wait) from None
-
-    def _run(self, ready: Future[list[HostedModel]]) -> None:
-        """The thread's main function."""
-        try:
-            runners = load_models(self._settings, self._metrics, self._load_backend)
+            self._hosted.append(feed.worker.load())
+            require_equal(feed.worker.name, self._hosted[-1], self._feeds[0].worker.name, self._hosted[0])
         except BaseException as error:
-            self._end()
-            ready.set_exception(error)
+            with self._dispatch.changed:
+                self._dispatch.closing = True
+                self._dispatch.changed.notify_all()
+            self._end(feed, error)
+            self._ready.set_exception(error)
             return
-        overlaps = any(runner.backend.capabilities.overlaps for runner in runners.values())
-        if overlaps if self._overlap is None else self._overlap:
-            self._scoring = ScoringThread(self._notify)
-        ready.set_result([runner.hosted for runner in runners.values()])
-        try:
-            while (chunk := self._next_chunk()) is not None:
-                self._process(runners[chunk.job.model], chunk)
-        except BaseException:
-            logger.exception("the engine thread died; health routes answer 503 from now on")
-        finally:
-            self._end()
-            for runner in runners.values():
-                runner.backend.close()
-
-    def _notify(self) -> None:
-        with self._wake:
-            self._wake.notify()
-
-    def _next_chunk(self) -> Chunk | None:
-        """Wait for the next chunk; None once the engine closes."""
-        while True:
-            self._answer_pings()
-            with self._wake:
-                self._running = None
-                if self._scoring is not None:
-                    self._scoring.check()
-                if self._closing:
-                    return None
-                chunk = self._queue.take()
-                if chunk is not None:
-                    self._running = chunk.job
-                    return chunk
-                if not self._pings:
-                    self._wake.wait()
-
-    def _process(self, runner: ModelRunner, chunk: Chunk) -> None:
-        """Generate a chunk, then score it here or on the scoring thread."""
-        if not chunk.result.set_running_or_notify_cancel():
-            return
-
-        def between_steps() -> None:
-            self._answer_pings()
-            self._stop_if_cancelled(chunk)
-
-        generated = None
-        with self._resolving_errors(chunk, runner.backend.check):
-            generated = runner.generate(chunk, between_steps, self._wait_for_scoring)
-            self._wait_for_scoring()
-        if generated is None:
-            return
-        if self._scoring is None:
-            self._score(runner, generated)
+        self._set_serving(feed, True)
+        if self._dispatch.closing:
+            self._ready.set_exception(engine_dead())
+        elif len(self._hosted) < len(self._feeds):
+            self._start_next()
         else:
-            self._scoring.run(partial(self._score, runner, generated))
+            self._ready.set_result(describe(self._hosted))
+        self._end(feed, self._supervise(feed))
 
-    def _score(self, runner: ModelRunner, generated: GeneratedChunk) -> None:
-        chunk = generated.chunk
-        with self._resolving_errors(chunk, runner.scorer.check):
-            self._stop_if_cancelled(chunk)
-            scored = runner.scorer.score(generated)
-            self._record(chunk, scored)
-            chunk.result.set_result(scored)
+    def _supervise(self, feed: WorkerFeed) -> BaseException | None:
+        """Run a worker until the engine closes, again after each death; returns the error that ended it for good."""
+        while True:
+            try:
+                feed.worker.run(feed)
+            except WorkerDiedError as died:
+                logger.error("worker %s died: %s", feed.worker.name, died)
+                self._set_serving(feed, False)
+                feed.put_back(died.chunks)
+                if self._revive(feed):
+                    continue
+            except BaseException as error:
+                logger.exception("the engine thread died; health routes answer 503 from now on")
+                return error
+            return None
 
-    def _wait_for_scoring(self) -> bool:
-        """Wait for the chunk being scored, and answer pings; returns whether there was one."""
-        if self._scoring is None:
-            return False
-        busy = not self._scoring.idle
-        while not self._scoring.idle:
-            self._answer_pings()
-            with self._wake:
-                if not self._scoring.idle and not self._pings:
-                    self._wake.wait()
-        self._scoring.wait()
-        return busy
+    def _revive(self, feed: WorkerFeed) -> bool:
+        """Load a worker again, if need be several times; returns whether it serves."""
+        name = feed.worker.name
+        while (deaths := feed.died()) < _MOST_DEATHS:
+            pause = min(2.0 ** (deaths - 2), _LONGEST_PAUSE) if deaths > 1 else 0.0
+            with self._dispatch.changed:
+                if self._dispatch.changed.wait_for(lambda: self._dispatch.closing, pause):
+                    return False
+            try:
+                with self._loading:
+                    require_equal(name, feed.worker.load(), self._feeds[0].worker.name, self._hosted[0])
+            except Exception:
+                logger.exception("worker %s cannot be loaded again", name)
+                continue
+            self._metrics.worker_restarted(name)
+            logger.warning("worker %s serves again", name)
+            self._set_serving(feed, True)
+            return True
+        logger.error("worker %s died %d times without finishing a chunk and is given up", name, _MOST_DEATHS)
+        return False
 
-    def _stop_if_cancelled(self, chunk: Chunk) -> None:
-        if chunk.job.cancelled.is_set():
-            raise Cancelled
+    def _set_serving(self, feed: WorkerFeed, serving: bool) -> None:
+        with self._dispatch.changed:
+            feed.serving = serving
+            self._dispatch.serving = sum(one.serving for one in self._feeds)
+        self._metrics.worker_up(feed.worker.name, serving)
 
-    @contextmanager
-    def _resolving_errors(self, chunk: Chunk, check: Callable[[], None]) -> Iterator[None]:
-        """Resolve the chunk's result with any error raised within the block. Faults of the thread are raised, too.
+    def _end(self, feed: WorkerFeed, error: BaseException | None) -> None:
+        """End a worker for good: the others make its chunks. After the last one, resolve all with an error."""
+        self._set_serving(feed, False)
+        with self._dispatch.changed:
+            feed.ended = True
+            if all(one.ended for one in self._feeds[: len(self._threads)]):
+                self._dispatch.dead = True
+            left, feed.chunks = feed.chunks, []
+        if not self._dispatch.dead:
+            self._dispatch.put_back(left)
+        else:
+            for chunk in left:
+                chunk.result.set_exception(generation_failed() if isinstance(error, Exception) else engine_dead())
+            for chunk in self._dispatch.clear():
+                if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
+                    chunk.result.set_exception(engine_dead())
+        feed.worker.close()
 
-        `check` raises if the device no longer works.
-        """
-        try:
-            yield
-        except ProblemError as error:
-            if isinstance(error.__cause__, RewardError):
-                self._metrics.reward_failed(error.__cause__.reward)
-            chunk.result.set_exception(error)
-            if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
-                check()
-        except Cancelled:
-            # Only seen if the service was forced to stop; a client that disconnected reads nothing.
-            chunk.result.set_exception(engine_dead())
-        except Exception:
-            logger.exception("a chunk of run %r of %r failed", chunk.job.run, chunk.tenant)
-            chunk.result.set_exception(generation_failed())
-            check()
-        except BaseException:
-            chunk.result.set_exception(engine_dead())
-            raise
 
-    def _record(self, chunk: Chunk, scored: ScoredChunk) -> None:
-        """Account for a finished chunk in the queue's shares, the status page and metrics."""
-        now, job = time.monotonic(), chunk.job
-        # Excludes the time of overlap with the previous chunk. Merging the adapter is billed to its run, rather than
-        # to all work of this kind.
-        whole = now - max(scored.started_at, self._last_end)
-        seconds = max(0.0, whole - scored.switch) / chunk.cost
-        self._last_end = now
-        with self._wake:
-            self._costs.record(chunk.kind, seconds)
-            self._queue.charge(chunk, self._costs.cost_of(scored.switch))
-        self._seconds_per_cost = 0.9 * (self._seconds_per_cost or seconds) + 0.1 * seconds
-        self.throughput.add(
-            FinishedChunk(
-                tenant=job.tenant,
-                candidates=chunk.candidates,
-                steps=chunk.steps,
-                started_at=scored.started_at,
-                ended_at=now,
-                generate=scored.generate,
-                switched=scored.switched,
-            )
-        )
-        if scored.switched:
-            self._metrics.adapter_switched(job.model, job.precision, scored.switch)
-        self._metrics.chunk_finished(
-            job.tenant,
-            job.run,
-            job.model,
-            job.precision,
-            candidates=chunk.candidates,
-            steps=chunk.steps,
-            generate=scored.generate,
-            reward=scored.reward,
-        )
+def _all_of(pings: Sequence[Future[None]]) -> Future[None]:
+    """A future that resolves once all have; with the error of one of them, if there is any."""
+    whole: Future[None] = Future()
+    lock, left = threading.Lock(), len(pings)
 
-    def _queue_state(self) -> QueueState:
-        with self._wake:
-            oldest = min((chunk.queued_at for chunk in self._queue.heads()), default=None)
-            age = 0.0 if oldest is None else time.monotonic() - oldest
-            return QueueState(dict(self._queue.by_tenant), age)
+    def answered(ping: Future[None]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = not left
+        if last and whole.set_running_or_notify_cancel():
+            error = ping.exception()
+            whole.set_exception(error) if error else whole.set_result(None)
 
-    def _answer_pings(self) -> None:
-        while self._pings:
-            ping = self._pings.popleft()
-            if ping.set_running_or_notify_cancel():
-                ping.set_result(None)
-
-    def _end(self) -> None:
-        """Resolve all remaining futures with `engine-dead`."""
-        if self._scoring is not None:
-            self._scoring.close()
-        with self._wake:
-            self.dead = True
-            left = self._queue.remove(lambda _: True)
-            pings, self._pings = self._pings, deque()
-        futures: list[Future[ScoredChunk] | Future[None]] = [*(chunk.result for chunk in left), *pings]
-        for future in futures:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(engine_dead())
+    if not pings:
+        whole.set_result(None)
+    for ping in pings:
+        ping.add_done_callback(answered)
+    return whole

@@ -5,6 +5,7 @@ Not thread-safe: its owner holds a lock.
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from solrl_rollout.engine.fair_share import FairShare
@@ -60,12 +61,30 @@ class QueueFull(Exception):  # noqa: N818
         self.waiting, self.limit, self.tenant = waiting, limit, tenant
 
 
+@dataclass
+class Turn:
+    """The turns of one server of the queue.
+
+    Attributes:
+        keeps_run: its run gets another turn while it is less than a turn ahead of the least served one. With several
+            servers, each then keeps an adapter for longer, and all runs are still served.
+        tenant, run: the run that it served last.
+        taken: number of items in the current turn.
+    """
+
+    keeps_run: bool = False
+    tenant: str = ""
+    run: Run = None
+    taken: int = 0
+
+
 class FairQueue(Generic[Item]):
     """Items by tenant and run. Next is the tenant with the least cost so far, and its run with the least.
 
-    A run is served up to `turn` items in a row, because changing the run means merging another adapter. A newcomer
-    does not wait for the end of a turn. A tenant is a newcomer only without debt, whatever its runs are named. A new
-    run overtakes only other runs of its tenant, and only `NEWCOMERS_IN_A_ROW` runs do so in a row.
+    A server takes up to `turn` items of a run in a row, because changing the run means merging another adapter. Several
+    servers share the costs, and each has turns of its own. A newcomer does not wait for the end of a turn. A tenant is
+    a newcomer only without debt, whatever its runs are named. A new run overtakes only other runs of its tenant, and
+    only `NEWCOMERS_IN_A_ROW` runs do so in a row.
 
     Attributes:
         limit, tenant_limit: the most candidates that may wait, of all tenants and of one.
@@ -93,8 +112,7 @@ class FairQueue(Generic[Item]):
         self._waiting: dict[str, dict[Run, deque[Item]]] = {}
         self._tenants: FairShare[str] = FairShare()
         self._runs: dict[str, FairShare[Run]] = {}
-        self._last: tuple[str, Run] = ("", None)
-        self._in_turn = 0
+        self._only_turn = Turn()
         self._newcomers_served = 0
 
     def put(self, items: Sequence[Item], *, reserved: bool = False) -> None:
@@ -137,13 +155,14 @@ class FairQueue(Generic[Item]):
             if taken + candidates > self.tenant_limit:
                 raise QueueFull(taken, self.tenant_limit, tenant)
 
-    def take(self) -> Item | None:
-        """Remove and return the next item; None when the queue is empty."""
+    def take(self, turn: Turn | None = None) -> Item | None:
+        """Remove and return the next item of a server, which may be the only one; None when the queue is empty."""
+        turn = turn or self._only_turn
         if not self._waiting:
             return None
-        tenant, run = chosen = self._next_run()
-        self._in_turn = self._in_turn + 1 if chosen == self._last and self._in_turn < self._turn else 1
-        self._last = chosen
+        tenant, run = chosen = self._next_run(turn)
+        turn.taken = turn.taken + 1 if chosen == (turn.tenant, turn.run) and turn.taken < self._turn else 1
+        turn.tenant, turn.run = chosen
         item = self._waiting[tenant][run].popleft()
         self._drop_empty(tenant)
         self._count(item, -1)
@@ -159,6 +178,14 @@ class FairQueue(Generic[Item]):
         self._tenants.charge(item.tenant, cost)
         if item.tenant in self._runs:
             self._runs[item.tenant].charge(item.run, cost)
+
+    def put_back(self, item: Item) -> None:
+        """Return an item that was taken and will not be finished; it is the next of its run, which pays nothing."""
+        self._arrive(item)
+        self._waiting[item.tenant][item.run].appendleft(item)
+        self._count(item, 1)
+        self._reserve(item, -item.reserved)
+        self.charge(item, -item.cost * self._weight(item))
 
     def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
         """Remove and return the unwanted items."""
@@ -207,28 +234,39 @@ class FairQueue(Generic[Item]):
             self._runs.setdefault(tenant, FairShare()).arrive(run, runs.keys())
             runs[run] = deque()
 
-    def _next_run(self) -> tuple[str, Run]:
+    def _next_run(self, turn: Turn) -> tuple[str, Run]:
         tenant = self._tenants.newcomer(self._waiting.keys())
         if tenant is None:
-            last_tenant, last_run = self._last
-            continues = last_run in self._waiting.get(last_tenant, {}) and self._in_turn < self._turn
-            tenant = last_tenant if continues else self._tenants.least_served(self._waiting.keys(), last_tenant)
+            if turn.run in self._waiting.get(turn.tenant, {}) and turn.taken < self._turn:
+                tenant = turn.tenant
+            else:
+                tenant = self._tenants.least_served(self._waiting.keys(), turn.tenant, self._lead(turn))
         self._tenants.admit(tenant)
-        return tenant, self._next_of(tenant)
+        return tenant, self._next_of(tenant, turn)
 
-    def _next_of(self, tenant: str) -> Run:
+    def _next_of(self, tenant: str, turn: Turn) -> Run:
         """A newcomer of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
         runs, share = self._waiting[tenant], self._runs[tenant]
         newcomer = share.newcomer(runs.keys())
-        last = self._last[1] if self._last[0] == tenant else None
+        last = turn.run if turn.tenant == tenant else None
         if newcomer is not None and self._newcomers_served < NEWCOMERS_IN_A_ROW:
             chosen = newcomer
             self._newcomers_served += 1
         else:
             self._newcomers_served = 0
-            chosen = last if last in runs and self._in_turn < self._turn else share.least_served(runs.keys(), last)
+            if last in runs and turn.taken < self._turn:
+                chosen = last
+            else:
+                chosen = share.least_served(runs.keys(), last, self._lead(turn))
         share.admit(chosen)
         return chosen
+
+    def _lead(self, turn: Turn) -> float:
+        """The cost by which a server's run may be ahead of the least served one and get another turn."""
+        items = self._waiting.get(turn.tenant, {}).get(turn.run)
+        if not turn.keeps_run or not items:
+            return 0.0
+        return (self._turn - 1) * items[0].cost * self._weight(items[0])
 
     def _drop_empty(self, tenant: str) -> None:
         runs = self._waiting[tenant]

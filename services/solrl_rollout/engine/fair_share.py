@@ -47,9 +47,17 @@ class FairShare(Generic[Key]):
         """Record that a key is being served; it is no longer a newcomer."""
         self._newcomers.pop(key, None)
 
-    def least_served(self, waiting: Collection[Key], last: Key | None) -> Key:
-        """The waiting key that has spent the least, newcomers after all others; `last` wins a tie."""
-        return min(waiting, key=lambda key: (key in self._newcomers, self._spent[key], key != last))
+    def least_served(self, waiting: Collection[Key], last: Key | None, lead: float = 0.0) -> Key:
+        """The waiting key that has spent the least, newcomers after all others.
+
+        `last` wins a tie, and against keys that have spent up to `lead` less.
+        """
+
+        def order(key: Key) -> tuple[bool, float, bool]:
+            ahead = lead if key == last else 0.0
+            return key in self._newcomers, self._spent[key] - ahead, key != last
+
+        return min(waiting, key=order)
 
     def charge(self, key: Key, cost: float) -> None:
         """Add to a key's cost; does nothing for a key whose debt was forgotten."""

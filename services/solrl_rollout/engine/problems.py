@@ -65,6 +65,15 @@ def generation_failed() -> ProblemError:
     )
 
 
+def workers_lost(losses: int) -> ProblemError:
+    """The 500 for a chunk that was being made by each of several workers when it died."""
+    return ProblemError(
+        ProblemKind.GENERATION_FAILED,
+        f"{losses} workers died while they made the same candidates, which are not tried again",
+        action="the service's log says how the workers ended; other requests are still served",
+    )
+
+
 def out_of_memory(model: str, precision: str, batch: int | None) -> ProblemError:
     """Memory ran out: 503 if a smaller batch may fit, otherwise 507.
 

@@ -80,6 +80,7 @@ class Chunk:
         reserved: the most candidates that may continue afterwards, in separate chunks.
         result: resolved with the scored chunk, or with the error that ended it.
         queued_at: by `time.monotonic`.
+        losses: number of workers that died while they made it.
     """
 
     job: Job
@@ -90,6 +91,7 @@ class Chunk:
     reserved: int = 0
     result: "Future[ScoredChunk]" = field(default_factory=Future)
     queued_at: float = field(default_factory=time.monotonic)
+    losses: int = 0
 
     @property
     def tenant(self) -> str:

@@ -73,6 +73,9 @@ class Metrics:
             "model",
             "part",
         )
+        self._worker_up = Gauge("solrl_worker_up", "1 while the worker serves.", ["worker"], registry=registry)
+        self._worker_chunks = counter("worker_chunks", "Chunks finished by the worker.", "worker")
+        self._worker_restarts = counter("worker_restarts", "Times that the worker died and serves again.", "worker")
         self._requests = counter("http_requests", "Requests answered.", "route", "method", "status")
         self._latency = histogram(
             "http_request_seconds", "Seconds until the end of the answer.", "route", "method", buckets=_REQUEST
@@ -142,6 +145,19 @@ class Metrics:
     def out_of_memory(self, model: str, part: str) -> None:
         """Count a batch that did not fit into memory. `part` is its precision, or "rewards"."""
         self._memory.labels(model, part).inc()
+
+    def worker_up(self, worker: str, serving: bool) -> None:
+        """Record whether a worker serves."""
+        self._worker_up.labels(worker).set(serving)
+        self._worker_restarts.labels(worker)
+
+    def worker_finished_chunk(self, worker: str) -> None:
+        """Count a chunk that a worker finished."""
+        self._worker_chunks.labels(worker).inc()
+
+    def worker_restarted(self, worker: str) -> None:
+        """Count a worker that died and serves again."""
+        self._worker_restarts.labels(worker).inc()
 
     def request_answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count an answered request; `route` is a template, never a path."""

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import torch
-from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job, started_engine
+from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, engine_of, job, started_engine
 from fastapi import FastAPI
 from faulty_rewards import fatal
 from service_helpers import problem, rollout_request
@@ -21,7 +21,6 @@ from solrl_rollout.engine.backends.base import Capabilities, GenerationRequest
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
 
 FATAL = f"{fatal.__module__}:{fatal.__name__}"
 
@@ -76,7 +75,7 @@ def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pyt
         now[0] += 8.0 if request.precision == "nvfp4" else 1.0
 
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("solrl_rollout.engine.engine.time", clock)
+    monkeypatch.setattr("solrl_rollout.engine.dispatch.time", clock)
     monkeypatch.setattr("solrl_rollout.engine.model_runner.time", clock)
     engine = started_engine(FakeBackend(on_step=step))
     try:
@@ -189,7 +188,7 @@ def test_a_failed_start_reports_the_model_that_cannot_be_loaded() -> None:
     def load(*_: object) -> FakeBackend:
         raise OSError("no such folder")
 
-    engine = Engine(Settings(rewards=(REWARD,)), Metrics(), load_backend=load)
+    engine = engine_of(Settings(rewards=(REWARD,)), load)
     with pytest.raises(OSError, match="no such folder"):
         engine.start().result(60)
     engine.close()

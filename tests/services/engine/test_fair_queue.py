@@ -4,12 +4,13 @@ import contextlib
 import itertools
 import random
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import pytest
 from solrl_rollout.engine.costs import StepCosts
-from solrl_rollout.engine.fair_queue import FairQueue, QueueFull
+from solrl_rollout.engine.fair_queue import FairQueue, QueueFull, Turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,3 +333,52 @@ def test_absent_runs_are_forgotten() -> None:
         queue.put([Item(f"run-{number}", tenant=f"t-{number}")])
         taken(queue, 2)
     assert queue.tracked < 100
+
+
+def served(servers: int, runs: int, takes: int, chance: random.Random, *, keeps_run: bool = True) -> list[list[object]]:
+    """Runs that each of several servers takes, in random order of the servers; each run always has more items."""
+    queue = queue_of(*(Item(run) for _ in range(takes) for run in range(runs)), limit=takes * runs, turn=4)
+    turns = [Turn(keeps_run=keeps_run) for _ in range(servers)]
+    found: list[list[object]] = [[] for _ in turns]
+    for _ in range(takes):
+        server = chance.randrange(servers)
+        item = queue.take(turns[server])
+        assert item is not None
+        found[server].append(item.run)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("servers", "runs"), [(2, 8), (2, 3), (8, 3), (3, 1)])
+def test_several_servers_share_the_runs_equally(servers: int, runs: int, seed: int) -> None:
+    takes = 400
+    counts = Counter(itertools.chain(*served(servers, runs, takes, random.Random(seed))))
+    for run in range(runs):
+        assert counts[run] == pytest.approx(takes / runs, rel=0.1, abs=4)
+
+
+@pytest.mark.parametrize("runs", [2, 3, 8])
+def test_several_servers_change_runs_less_often_if_they_keep_them(runs: int) -> None:
+    def changes(keeps_run: bool) -> int:
+        found = served(2, runs, 400, random.Random(3), keeps_run=keeps_run)
+        return sum(one != other for taken in found for one, other in itertools.pairwise(taken))
+
+    kept, left = changes(keeps_run=True), changes(keeps_run=False)
+    assert kept < 0.7 * left
+
+
+def test_an_item_that_is_put_back_is_next_and_its_run_pays_once() -> None:
+    queue = queue_of(*(Item(run, job=f"{run}{i}", reserved=1) for i in range(3) for run in "ab"), turn=1)
+    first = queue.take()
+    assert first is not None
+    before = queue.candidates, queue.by_tenant.copy(), queue.cost
+    again = queue.take()
+    assert again is not None
+    queue.put_back(again)
+    assert (queue.candidates, queue.by_tenant, queue.cost) == before
+    assert queue.take() is again
+    assert sorted(map(str, taken(queue))) == ["a", "a", "b", "b"]
+    with contextlib.suppress(QueueFull):
+        queue.require_capacity({"t": 1000 - 6})
+    with pytest.raises(QueueFull):
+        queue.require_capacity({"t": 1000 - 5})

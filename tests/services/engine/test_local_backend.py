@@ -1,15 +1,14 @@
 """The local backend in an engine: overlapped scoring does not change scores."""
 
 import torch
+from fake_backend import engine_of
 from solrl_proto import Plan, PromptItem
-from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
 
 
 def scores(overlap: bool) -> torch.Tensor:
-    engine = Engine(Settings(), Metrics(), overlap=overlap)
+    engine = engine_of(Settings(), overlap=overlap)
     engine.start().result()
     try:
         job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=2), ("clipscore",), images=False)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import small_memory
 import torch
-from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
+from fake_backend import REWARD, FakeBackend, chunk, engine_of, job, started_engine
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, problem, rollout_request, running_service, scores
 from solrl_core.generator import CHUNK_SIZE
@@ -18,7 +18,6 @@ from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
 
 TO_MAKE, TO_SCORE = 12, 9
 ONE_LANE = {"OMP_NUM_THREADS": "1"}  # so that a whole chunk is one batch, as on a GPU
@@ -113,7 +112,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Engine]]:
     engines = []
 
     def start() -> Engine:
-        engines.append(Engine(Settings(precision="nvfp4"), Metrics()))
+        engines.append(engine_of(Settings(precision="nvfp4")))
         engines[-1].start().result()
         return engines[-1]
 

@@ -41,6 +41,9 @@ def metrics() -> Metrics:
     made.adapter_served("a", "demo", 5, head=7)
     made.reward_failed("hpsv2")
     made.out_of_memory("mini", "nvfp4")
+    made.worker_up("cuda:0", True)
+    made.worker_finished_chunk("cuda:0")
+    made.worker_restarted("cuda:0")
     made.request_answered("/v1/models", "GET", 200, 0.002)
     with made.in_progress():
         pass
@@ -60,6 +63,8 @@ def test_recorded_numbers_become_metrics(metrics: Metrics) -> None:
     assert value(samples, "solrl_step_seconds_sum", **tier) == 0.5
     assert value(samples, "solrl_reward_seconds_sum", model="mini") == 0.5
     assert value(samples, "solrl_switch_seconds_count", **tier) == 1
+    for name in ("up", "chunks_total", "restarts_total"):
+        assert value(samples, f"solrl_worker_{name}", worker="cuda:0") == 1
     assert value(samples, "solrl_adapter_pushes_total", tenant="a") == 1
     assert value(samples, "solrl_adapter_bytes_total", tenant="a") == 1000
     assert value(samples, "solrl_adapter_lag_versions", tenant="a", run="demo") == 2

@@ -1,0 +1,177 @@
+"""Chunks between requests and workers: the fair queue under one lock, and the accounts of finished chunks."""
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from solrl_rollout.engine.costs import StepCosts
+from solrl_rollout.engine.fair_queue import FairQueue, QueueFull, Turn
+from solrl_rollout.engine.problems import engine_dead, queue_full, workers_lost
+from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics, QueueState
+from solrl_rollout.status.throughput import FinishedChunk, RecentThroughput
+
+_TURN = 4
+"""Consecutive chunks of one run on a worker: a group of 96 candidates."""
+_MOST_LOSSES = 1
+"""Times that a chunk is made again because its worker died."""
+
+
+class Dispatch:
+    """Thread-safe, except for what says that its caller holds `changed`.
+
+    Attributes:
+        changed: the lock of all waiting work; notified when there is work, or none will come any more.
+        serving: number of workers that serve.
+        closing: no more chunks are given out.
+        dead: no worker will serve again.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.changed = threading.Condition()
+        self.serving = 0
+        self.closing = False
+        self.dead = False
+        self.throughput = RecentThroughput()
+        self._metrics = metrics
+        self._costs = StepCosts()
+        self._queue: FairQueue[Chunk] = FairQueue(
+            settings.queue_limit,
+            tenant_limit=settings.tenant_queue_limit,
+            turn=_TURN,
+            weight=lambda chunk: self._costs.weight(chunk.kind),
+        )
+        self._seconds_per_cost = 0.0
+        metrics.watch_queue(self._state)
+
+    def submit(self, chunks: list[Chunk], *, reserved: bool) -> None:
+        """Queue chunks; see `Engine.submit`."""
+        with self.changed:
+            self.require_alive()
+            with self._refuse_when_full(sum(chunk.candidates for chunk in chunks)):
+                self._queue.put(chunks, reserved=reserved)
+            self.changed.notify_all()
+
+    def require_alive(self) -> None:
+        """Raise 503 `engine-dead` once no work is accepted any more."""
+        if self.dead or self.closing:
+            raise engine_dead()
+
+    def require_capacity(self, tenant: str) -> None:
+        """Check that the queue has room for at least one more candidate of a tenant; see `Engine`."""
+        with self.changed:
+            self.require_alive()
+            with self._refuse_when_full(None):
+                self._queue.require_capacity({tenant: 1})
+
+    def take(self, turn: Turn) -> Chunk | None:
+        """The next chunk of the worker that has this turn, or None. The caller holds `changed`."""
+        while (chunk := self._queue.take(turn)) is not None:
+            # A chunk that was put back is running already.
+            if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
+                return chunk
+        return None
+
+    def put_back(self, chunks: list[Chunk]) -> None:
+        """Queue taken chunks again, which their worker will not finish, at the front of their runs.
+
+        A chunk that has been lost too often, or that nobody waits for, is resolved with its error instead.
+        """
+        resolved: list[tuple[Chunk, Exception]] = []
+        with self.changed:
+            for chunk in reversed(chunks):
+                if self.closing or self.dead or chunk.job.cancelled.is_set():
+                    resolved.append((chunk, engine_dead()))
+                elif chunk.losses > _MOST_LOSSES:
+                    resolved.append((chunk, workers_lost(chunk.losses)))
+                else:
+                    self._queue.put_back(chunk)
+            self.changed.notify_all()
+        for chunk, error in resolved:
+            chunk.result.set_exception(error)
+
+    def cancel(self, job: Job) -> None:
+        """Set a job's `cancelled`, and remove its waiting chunks."""
+        with self.changed:
+            job.cancelled.set()
+            removed = self._queue.remove(lambda chunk: chunk.job is job)
+            self._queue.release(job.tenant, job)
+        for chunk in removed:
+            if not chunk.result.cancel():  # it was put back
+                chunk.result.set_exception(engine_dead())
+
+    def clear(self) -> list[Chunk]:
+        """Remove and return all waiting chunks."""
+        with self.changed:
+            return self._queue.remove(lambda _: True)
+
+    def waiting(self, tenant: str) -> list[Chunk]:
+        """A tenant's waiting chunks."""
+        with self.changed:
+            return self._queue.of_tenant(tenant)
+
+    def record(self, worker: str, chunk: Chunk, scored: ScoredChunk, last_end: float) -> float:
+        """Account for a finished chunk in the queue's shares, the status page and metrics.
+
+        Args:
+            worker: name of its worker.
+            chunk: the chunk.
+            scored: its result.
+            last_end: when its worker finished the chunk before.
+
+        Returns:
+            The time of its end.
+        """
+        now, job = time.monotonic(), chunk.job
+        # Excludes the time of overlap with the worker's previous chunk. Merging the adapter is billed to its run,
+        # rather than to all work of this kind.
+        whole = now - max(scored.started_at, last_end)
+        seconds = max(0.0, whole - scored.switch) / chunk.cost
+        with self.changed:
+            self._costs.record(chunk.kind, seconds)
+            self._queue.charge(chunk, self._costs.cost_of(scored.switch))
+            self._seconds_per_cost = 0.9 * (self._seconds_per_cost or seconds) + 0.1 * seconds
+        self.throughput.add(
+            FinishedChunk(
+                tenant=job.tenant,
+                candidates=chunk.candidates,
+                steps=chunk.steps,
+                started_at=scored.started_at,
+                ended_at=now,
+                generate=scored.generate,
+                switched=scored.switched,
+            )
+        )
+        if scored.switched:
+            self._metrics.adapter_switched(job.model, job.precision, scored.switch)
+        self._metrics.chunk_finished(
+            job.tenant,
+            job.run,
+            job.model,
+            job.precision,
+            candidates=chunk.candidates,
+            steps=chunk.steps,
+            generate=scored.generate,
+            reward=scored.reward,
+        )
+        self._metrics.worker_finished_chunk(worker)
+        return now
+
+    @contextmanager
+    def _refuse_when_full(self, requested: int | None) -> Iterator[None]:
+        """Turn QueueFull into a 429 with an estimate for Retry-After."""
+        try:
+            yield
+        except QueueFull as full:
+            seconds = self._queue.cost * self._seconds_per_cost / max(1, self.serving)
+            wait = max(1, min(60, math.ceil(seconds)))
+            raise queue_full(full.waiting, full.limit, full.tenant, requested=requested, retry_after=wait) from None
+
+    def _state(self) -> QueueState:
+        with self.changed:
+            oldest = min((chunk.queued_at for chunk in self._queue.heads()), default=None)
+            age = 0.0 if oldest is None else time.monotonic() - oldest
+            return QueueState(dict(self._queue.by_tenant), age)

@@ -1,0 +1,98 @@
+"""The engine's side of one worker: gives it chunks in its turns and takes their results."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from solrl_rollout.engine.dispatch import Dispatch
+from solrl_rollout.engine.fair_queue import Turn
+from solrl_rollout.engine.work import Chunk, ScoredChunk
+from solrl_rollout.engine.workers.base import Worker
+
+
+class WorkerFeed:
+    """A `Feed` from the fair queue.
+
+    Attributes:
+        worker: the worker.
+        serving: whether it is loaded and takes chunks.
+        ended: whether it will never serve again.
+        deaths: number of times that it died since it last finished a chunk.
+        chunks: chunks that it has taken and not finished. Guarded by `changed` of the dispatch.
+    """
+
+    def __init__(self, worker: Worker, dispatch: Dispatch, *, keeps_run: bool) -> None:
+        """`keeps_run`: whether it stays with its run beyond a turn while that is fair."""
+        self.worker = worker
+        self.serving = False
+        self.ended = False
+        self.deaths = 0
+        self.chunks: list[Chunk] = []
+        self._dispatch = dispatch
+        self._turn = Turn(keeps_run=keeps_run)
+        self._woken = False
+        self._last_end = 0.0
+
+    def take(self, attend: Callable[[], None]) -> Chunk | None:
+        """Wait for the worker's next chunk; see `Feed`."""
+        while True:
+            attend()
+            with self._dispatch.changed:
+                if self._dispatch.closing:
+                    return None
+                chunk = self._dispatch.take(self._turn)
+                if chunk is not None:
+                    self.chunks.append(chunk)
+                    return chunk
+                self._sleep(None)
+
+    def wait(self, until: Callable[[], bool], attend: Callable[[], None], timeout: float | None = None) -> None:
+        """Wait until `until()`; see `Feed`."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            attend()
+            with self._dispatch.changed:
+                if until():
+                    return
+                self._sleep(None if timeout is None else deadline - time.monotonic())
+
+    def wake(self) -> None:
+        """Wake the worker's thread."""
+        with self._dispatch.changed:
+            self._woken = True
+            self._dispatch.changed.notify_all()
+
+    def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
+        """Resolve a chunk with its result."""
+        self._last_end = self._dispatch.record(self.worker.name, chunk, scored, self._last_end)
+        self._drop(chunk)
+        self.deaths = 0
+        chunk.result.set_result(scored)
+
+    def fail(self, chunk: Chunk, error: Exception) -> None:
+        """Resolve a chunk with an error."""
+        self._drop(chunk)
+        chunk.result.set_exception(error)
+
+    def died(self) -> int:
+        """Count a death; returns their number since the worker last finished a chunk."""
+        self.deaths += 1
+        return self.deaths
+
+    def put_back(self, begun: Sequence[Chunk]) -> None:
+        """Queue all chunks again, after the worker's death; it had begun some of them."""
+        with self._dispatch.changed:
+            chunks, self.chunks = self.chunks, []
+        for chunk in begun:
+            chunk.losses += 1
+        self._dispatch.put_back(chunks)
+
+    def _drop(self, chunk: Chunk) -> None:
+        with self._dispatch.changed:
+            self.chunks.remove(chunk)
+
+    def _sleep(self, timeout: float | None) -> None:
+        """Sleep until something changes, unless something has since the last time. The caller holds `changed`."""
+        if not self._woken:
+            self._dispatch.changed.wait(timeout)
+        self._woken = False

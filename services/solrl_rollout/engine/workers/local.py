@@ -1,0 +1,158 @@
+"""A worker in this process: the runners of all hosted models, called from one thread.
+
+If a backend leaves the CPU free, a second thread scores one chunk while the next is generated.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+
+from solrl_core.errors import RewardError
+from solrl_proto.problems import ProblemError, ProblemKind
+
+from solrl_rollout.engine.backends.base import BackendLoader
+from solrl_rollout.engine.model_runner import ModelRunner, load_models
+from solrl_rollout.engine.problems import engine_dead, generation_failed
+from solrl_rollout.engine.scoring_thread import ScoringThread
+from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job
+from solrl_rollout.engine.workers.base import Feed
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+class Cancelled(Exception):  # noqa: N818
+    """The client disconnected, or the service is closing."""
+
+
+class LocalWorker:
+    """Generates in the thread that calls `run`. A fault of the device or of a thread ends it for good."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        load_backend: BackendLoader,
+        *,
+        name: str | None = None,
+        overlap: bool | None = None,
+    ) -> None:
+        """`overlap`: score a chunk while the next is generated; None if the backends support it."""
+        self.name = name or settings.torch_device
+        self._settings = settings
+        self._metrics = metrics
+        self._load_backend = load_backend
+        self._overlap = overlap
+        self._runners: dict[str, ModelRunner] = {}
+        self._scoring: ScoringThread | None = None
+        self._pings: deque[Future[None]] = deque()
+        self._feed: Feed
+
+    def load(self) -> list[HostedModel]:
+        """Load and warm up all models; raises as `load_models` does."""
+        self._runners = load_models(self._settings, self._metrics, self._load_backend)
+        return [runner.hosted for runner in self._runners.values()]
+
+    def run(self, feed: Feed) -> None:
+        """Generate and score chunks until the engine closes; the last one is scored before this returns."""
+        self._feed = feed
+        overlaps = any(runner.backend.capabilities.overlaps for runner in self._runners.values())
+        if overlaps if self._overlap is None else self._overlap:
+            self._scoring = ScoringThread(feed.wake)
+        try:
+            while (chunk := feed.take(self._attend)) is not None:
+                self._serve(self._runners[chunk.job.model], chunk)
+        finally:
+            if self._scoring is not None:
+                self._scoring.close()
+
+    def cancel(self, job: Job) -> None:
+        """Do nothing: `cancelled` of the job is read between steps."""
+
+    def ping(self) -> Future[None]:
+        """Return a future that the thread resolves before its next step."""
+        ping: Future[None] = Future()
+        self._pings.append(ping)
+        self._feed.wake()
+        return ping
+
+    def close(self) -> None:
+        """Close the backends."""
+        self._answer_pings(engine_dead())
+        for runner in self._runners.values():
+            runner.backend.close()
+
+    def _attend(self) -> None:
+        self._answer_pings()
+        if self._scoring is not None:
+            self._scoring.check()
+
+    def _serve(self, runner: ModelRunner, chunk: Chunk) -> None:
+        """Generate a chunk, then score it here or on the scoring thread."""
+
+        def between_steps() -> None:
+            self._answer_pings()
+            _stop_if_cancelled(chunk)
+
+        generated = None
+        with self._reporting_errors(chunk, runner.backend.check):
+            generated = runner.generate(chunk, between_steps, self._wait_for_scoring)
+            self._wait_for_scoring()
+        if generated is None:
+            return
+        if self._scoring is None:
+            self._score(runner, generated)
+        else:
+            self._scoring.run(partial(self._score, runner, generated))
+
+    def _score(self, runner: ModelRunner, generated: GeneratedChunk) -> None:
+        with self._reporting_errors(generated.chunk, runner.scorer.check):
+            _stop_if_cancelled(generated.chunk)
+            self._feed.finish(generated.chunk, runner.scorer.score(generated))
+
+    def _wait_for_scoring(self) -> bool:
+        """Wait for the chunk being scored, and answer pings; returns whether there was one."""
+        scoring = self._scoring
+        if scoring is None:
+            return False
+        busy = not scoring.idle
+        self._feed.wait(lambda: scoring.idle, self._answer_pings)
+        scoring.wait()
+        return busy
+
+    @contextmanager
+    def _reporting_errors(self, chunk: Chunk, check: Callable[[], None]) -> Iterator[None]:
+        """Fail the chunk with an error raised within the block, unless it is a fault of the device or of the thread.
+
+        Such a fault is raised, and the chunk stays unresolved. `check` raises if the device no longer works.
+        """
+        try:
+            yield
+        except ProblemError as error:
+            if isinstance(error.__cause__, RewardError):
+                self._metrics.reward_failed(error.__cause__.reward)
+            if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
+                check()
+            self._feed.fail(chunk, error)
+        except Cancelled:
+            # Only seen if the service was forced to stop; a client that disconnected reads nothing.
+            self._feed.fail(chunk, engine_dead())
+        except Exception:
+            logger.exception("a chunk of run %r of %r failed", chunk.job.run, chunk.tenant)
+            check()
+            self._feed.fail(chunk, generation_failed())
+
+    def _answer_pings(self, error: Exception | None = None) -> None:
+        while self._pings:
+            ping = self._pings.popleft()
+            if ping.set_running_or_notify_cancel():
+                ping.set_exception(error) if error else ping.set_result(None)
+
+
+def _stop_if_cancelled(chunk: Chunk) -> None:
+    if chunk.job.cancelled.is_set():
+        raise Cancelled

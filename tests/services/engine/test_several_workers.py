@@ -1,0 +1,226 @@
+"""Several workers behind one queue: fair turns, equal models, and chunks that outlive their worker."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job
+from solrl_core.noise import initial_noise
+from solrl_proto.problems import ProblemError
+from solrl_rollout.engine.backends.base import GenerationRequest
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.work import Chunk, HostedModel
+from solrl_rollout.engine.workers.base import Feed, WorkerDiedError
+from solrl_rollout.engine.workers.local import LocalWorker
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+
+
+class MortalWorker(LocalWorker):
+    """Dies of a fault of its backend, and can be loaded again."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, backend: FakeBackend, name: str) -> None:
+        super().__init__(settings, metrics, backend.load, name=name)
+        self.loads = 0
+
+    def load(self) -> list[HostedModel]:
+        self.loads += 1
+        return super().load()
+
+    def run(self, feed: Feed) -> None:
+        begun: list[Chunk] = []
+        serve = self._serve
+
+        def noted(runner: Any, chunk: Chunk) -> None:
+            begun[:] = [chunk]
+            serve(runner, chunk)
+
+        self._serve = noted  # type: ignore[method-assign]
+        try:
+            super().run(feed)
+        except ConnectionError as error:
+            raise WorkerDiedError(str(error), begun) from error
+        finally:
+            self._serve = serve  # type: ignore[method-assign]
+
+
+class MortalBackend(FakeBackend):
+    """Breaks down on the prompt `fatal`, at most `times` times."""
+
+    def __init__(self, gate: Gate | None = None, times: int = 0) -> None:
+        super().__init__()
+        self.times, self._gate, self._broken = times, gate, False
+        self.on_step = self._step
+
+    def _step(self, request: GenerationRequest) -> None:
+        if self._gate is not None:
+            self._gate(request)
+        self._broken = request.prompt == "fatal" and self.times > 0
+        if self._broken:
+            self.times -= 1
+            raise ConnectionError("the worker is gone")
+
+    def check(self) -> None:
+        if self._broken:
+            raise ConnectionError("the device is gone")
+
+
+class Workers(SimpleNamespace):
+    engine: Engine
+    metrics: Metrics
+    workers: list[MortalWorker]
+
+    def counted(self, name: str) -> float:
+        return sum(self.metrics.registry.get_sample_value(name, {"worker": one.name}) or 0.0 for one in self.workers)
+
+
+@contextmanager
+def workers_on(*backends: FakeBackend) -> Iterator[Workers]:
+    settings, metrics = Settings(rewards=(REWARD,)), Metrics()
+    made = [MortalWorker(settings, metrics, backend, f"fake:{i}") for i, backend in enumerate(backends)]
+    engine = Engine(settings, metrics, made)
+    try:
+        engine.start().result(60)
+        yield Workers(engine=engine, metrics=metrics, workers=made)
+    finally:
+        engine.close()
+
+
+def scores(of: Chunk) -> torch.Tensor:
+    return of.result.result(60).rewards[REWARD]
+
+
+EXPECTED = initial_noise(range(4), SHAPE).mean((1, 2, 3))
+
+
+def test_a_request_s_chunks_are_spread_over_the_workers() -> None:
+    gates = [Gate(), Gate()]
+    backends = [MortalBackend(gate) for gate in gates]
+    with workers_on(*backends) as one:
+        first, second = chunk(job(), "held"), chunk(job(), "held")
+        one.engine.submit([first, second])
+        try:
+            assert all(gate.reached.wait(60) for gate in gates)
+        finally:
+            for gate in gates:
+                gate.opened.set()
+        assert torch.equal(scores(first), EXPECTED)
+        assert torch.equal(scores(second), EXPECTED)
+        assert one.counted("solrl_worker_chunks_total") == 2
+
+
+def test_a_version_is_merged_once_per_worker() -> None:
+    backends = [MortalBackend(), MortalBackend()]
+    with workers_on(*backends) as one:
+        for backend in backends:
+            backend.served.clear()
+        for version in ("v1", "v2", "v3"):
+            adapter: Any = SimpleNamespace(digest=version, adapter=None, hold=None)
+            chunks = [chunk(job(adapter=adapter)) for _ in range(12)]
+            one.engine.submit(chunks)
+            for part in chunks:
+                scores(part)
+    for backend in backends:
+        assert len(set(backend.served)) == len(backend.served)
+    assert {digest for backend in backends for _, digest in backend.served} == {"v1", "v2", "v3"}
+
+
+def test_a_chunk_whose_worker_dies_is_made_again() -> None:
+    with workers_on(MortalBackend(times=1), MortalBackend()) as one:
+        chunks = [chunk(job(), prompt) for prompt in ("a", "fatal", "fatal", "b")]
+        one.engine.submit(chunks)
+        for part in chunks:
+            assert torch.equal(scores(part), EXPECTED)
+        while one.counted("solrl_worker_restarts_total") < sum(worker.loads for worker in one.workers) - 2:
+            pass
+        assert all(one.engine.serving.values())
+        assert sum(part.losses for part in chunks) == sum(worker.loads for worker in one.workers) - 2
+
+
+def test_a_chunk_that_loses_two_workers_fails_alone() -> None:
+    with workers_on(MortalBackend(times=2)) as one:
+        chunks = [chunk(job(), prompt) for prompt in ("a", "fatal", "b")]
+        one.engine.submit(chunks)
+        with pytest.raises(ProblemError) as refused:
+            scores(chunks[1])
+        assert (refused.value.problem.kind, refused.value.problem.status) == ("generation-failed", 500)
+        assert "2 workers died" in refused.value.problem.detail
+        for part in (chunks[0], chunks[2]):
+            assert torch.equal(scores(part), EXPECTED)
+        assert one.counted("solrl_worker_restarts_total") == 2
+        assert not one.engine.dead
+
+
+def test_a_worker_that_keeps_dying_is_given_up_and_the_engine_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solrl_rollout.engine.engine._LONGEST_PAUSE", 0.0)
+    with workers_on(MortalBackend(times=100)) as one:
+        chunks = [chunk(job(), "fatal") for _ in range(4)]
+        one.engine.submit(chunks)
+        kinds = []
+        for part in chunks:
+            with pytest.raises(ProblemError) as refused:
+                scores(part)
+            kinds.append(refused.value.problem.kind)
+        assert kinds == ["generation-failed", "generation-failed", "engine-dead", "engine-dead"]
+        assert one.engine.dead
+        assert one.workers[0].loads == 5
+
+
+def test_a_lost_chunk_that_was_cancelled_is_not_made_again() -> None:
+    gate = Gate("fatal")
+    with workers_on(MortalBackend(gate, times=1)) as one:
+        lost = chunk(job(), "fatal")
+        one.engine.submit([lost])
+        assert gate.reached.wait(60)
+        one.engine.cancel(lost.job)
+        gate.opened.set()
+        with pytest.raises(ProblemError):
+            scores(lost)
+        assert torch.equal(scores_of_new(one.engine), EXPECTED)
+
+
+def scores_of_new(engine: Engine) -> torch.Tensor:
+    part = chunk(job())
+    engine.submit([part])
+    return scores(part)
+
+
+def test_survivors_of_pruning_keep_their_capacity_when_a_worker_dies() -> None:
+    with workers_on(MortalBackend(times=1)) as one:
+        pruned = chunk(job(steps=2), "fatal", until=1, reserved=2)
+        one.engine.submit([pruned])
+        halfway = pruned.result.result(60).trajectory
+        assert halfway is not None
+        survivors = chunk(pruned.job, count=2, start=halfway.rows([0, 1]))
+        one.engine.submit([survivors], reserved=True)
+        assert len(scores(survivors)) == 2
+        one.engine.cancel(pruned.job)
+        assert not one.engine._dispatch._queue._reserved
+
+
+def test_workers_with_different_models_do_not_start() -> None:
+    other = MortalBackend()
+    other.identity = replace(other.identity, digests={"transformer": f"sha256:{7:064x}"})
+    expected = "worker fake:1 and worker fake:0 loaded mini-sana differently, in digest of transformer: sha256:0"
+    with pytest.raises(RuntimeError, match=expected), workers_on(MortalBackend(), other):
+        pass
+
+
+def test_workers_load_one_after_another() -> None:
+    order: list[str] = []
+
+    class Slow(FakeBackend):
+        def load(self, *_: Any) -> FakeBackend:
+            order.append("begins")
+            return self
+
+        def batch_sizes(self, limit: int) -> tuple[int]:
+            order.append("warm")
+            return (limit,)
+
+    with workers_on(Slow(), Slow()):
+        assert order == ["begins", "warm", "begins", "warm"]
