@@ -7,6 +7,7 @@ because it would silently do nothing.
 import hashlib
 import json
 import math
+import mmap
 import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
@@ -145,6 +146,19 @@ def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapte
             raise AdapterError("nonfinite", detail, where=key, got=got, expected=expected, action=action)
         tensors[key] = tensor
     return Adapter(rank=rank, alpha=alpha, tensors=tensors)
+
+
+def view_adapter(body: mmap.mmap) -> Adapter:
+    """An adapter whose tensors are views of a mapped file, which `encode_adapter` has written; nothing is checked."""
+    start = 8 + int.from_bytes(body[:8], "little")
+    header = json.loads(body[8:start])
+    metadata = header.pop("__metadata__")
+    tensors = {}
+    for key, entry in header.items():
+        begin, end = entry["data_offsets"]
+        values = torch.frombuffer(body, dtype=torch.float32, count=(end - begin) // 4, offset=start + begin)
+        tensors[key] = values.reshape(entry["shape"])
+    return Adapter(rank=int(metadata["r"]), alpha=float(metadata["lora_alpha"]), tensors=tensors)
 
 
 def _parse(body: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

@@ -154,6 +154,18 @@ class HostedStatus(Message):
     """Batch limits below 24, set after running out of memory: per precision, and `rewards` for scoring."""
 
 
+class WorkerStatus(Message):
+    """A worker, which generates and scores on one device."""
+
+    name: str
+    serving: bool
+    """False while it is loaded again, or once it is given up."""
+    chunks: int
+    """Chunks of at most 24 candidates that it has finished."""
+    restarts: int
+    """Times that it died and was loaded again."""
+
+
 class ServiceStatus(Message):
     """The answering process."""
 
@@ -163,6 +175,7 @@ class ServiceStatus(Message):
     draining: bool
     store: Literal["memory", "redis"]
     models: tuple[HostedStatus, ...]
+    workers: tuple[WorkerStatus, ...] = ()
 
 
 class StatusAnswer(Message):

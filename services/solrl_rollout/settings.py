@@ -58,6 +58,15 @@ class Settings(BaseSettings):
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""
 
+    gpus: Annotated[str | None, tyro.conf.arg(metavar="all|0,1,…", help_behavior_hint="(default: one, by device)")] = (
+        None
+    )
+    """GPUs to serve from one queue, each by a worker process of its own: all, or their numbers. A single one is served
+    in this process."""
+
+    workers: Annotated[int, Field(ge=1)] = 1
+    """Worker processes on the CPU, which share its cores (or use OMP_NUM_THREADS threads each)."""
+
     precision: Precision = "auto"
     """Precision of requests with precision auto; auto is the fastest one that is native on the device.
     Every answer states the precision used."""
@@ -188,6 +197,24 @@ class Settings(BaseSettings):
                     f"{name} is {largest} and {bound} {most}: one of the largest size would always be refused; "
                     f"raise {bound}, or lower {name}"
                 )
+        return self
+
+    @field_validator("gpus", mode="after")
+    @classmethod
+    def _gpus_are_listed(cls, value: str | None) -> str | None:
+        numbers = [] if value in (None, "all") else str(value).split(",")
+        if not all(number.isdecimal() for number in numbers) or len(set(map(int, numbers))) < len(numbers):
+            raise ValueError(f"got gpus {value!r}; expected all, or different numbers as in 0,1,3")
+        return value
+
+    @model_validator(mode="after")
+    def _one_way_to_choose_devices(self) -> Self:
+        if self.gpus is not None and self.workers > 1:
+            raise ValueError(
+                f"got gpus {self.gpus} and workers {self.workers}; expected one of them: each GPU has one worker"
+            )
+        if self.gpus is not None and self.device not in ("auto", "cuda"):
+            raise ValueError(f"got gpus {self.gpus} and device {self.device}; expected gpus, or one device")
         return self
 
     @field_validator("model", mode="after")

@@ -4,10 +4,8 @@ As a program: `child_backend.py serve …` is `solrl-rollout serve …` on this 
 which answers on that file descriptor.
 """
 
-import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,8 +16,6 @@ import torch
 from safetensors.torch import load, save
 from solrl_core.adapter import decode_adapter, encode_adapter
 from solrl_core.device_events import DeviceEvent, HostEvent
-from solrl_core.sampler import Trajectory
-from solrl_core.solvers import make_solver
 from solrl_proto import Plan
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
@@ -33,55 +29,13 @@ from solrl_rollout.engine.backends.base import (
 )
 from solrl_rollout.engine.backends.local import LocalBackend
 from solrl_rollout.engine.work import VersionedAdapter
+from solrl_rollout.engine.workers.encoding import pack_trajectory, unpack_trajectory
+from solrl_rollout.engine.workers.messages import Message, Messages
 from solrl_rollout.settings import ModelSpec, Settings
 
 ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (AdapterMergeError, LayerPrecisionError, torch.OutOfMemoryError, ValueError)
 }
-
-
-class Messages:
-    """Messages over a socket: the lengths of both parts, a JSON header, a body."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-
-    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        text = json.dumps(header).encode()
-        self._socket.sendall(struct.pack("!QQ", len(text), len(body)) + text + body)
-
-    def receive(self) -> tuple[dict[str, Any], bytes]:
-        """Receive the next message; ConnectionError if the other side has closed."""
-        sizes = struct.unpack("!QQ", self._read(16))
-        header, body = (self._read(size) for size in sizes)
-        message: dict[str, Any] = json.loads(header)
-        return message, body
-
-    def _read(self, size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            part = self._socket.recv(size - len(parts))
-            if not part:
-                raise ConnectionError("the other side is gone")
-            parts += part
-        return bytes(parts)
-
-
-def packed(trajectory: Trajectory | None) -> tuple[dict[str, Any] | None, dict[str, torch.Tensor]]:
-    """A trajectory as JSON and tensors; its solver is the plan's."""
-    if trajectory is None:
-        return None, {}
-    history = {f"history.{i}": tensor.contiguous() for i, tensor in enumerate(trajectory.solver.history)}
-    return {"index": trajectory.index, "sigma": trajectory.solver.sigma}, {"x": trajectory.x.contiguous(), **history}
-
-
-def unpacked(place: dict[str, Any] | None, tensors: dict[str, torch.Tensor], plan: Plan) -> Trajectory | None:
-    if place is None:
-        return None
-    solver = make_solver(plan.fitted or plan.solver)
-    solver.history = tuple(tensors[f"history.{i}"] for i in range(len(tensors)) if f"history.{i}" in tensors)
-    solver.sigma = place["sigma"]
-    return Trajectory(tensors["x"], solver, place["index"])
 
 
 class ChildBackend:
@@ -112,7 +66,7 @@ class ChildBackend:
         self._call({"do": "set_adapter", "precision": precision, "digest": adapter and adapter.digest}, body)
 
     def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
-        start, tensors = packed(request.start)
+        start, tensors = pack_trajectory(request.start)
         asked = {
             "prompt": request.prompt,
             "seeds": list(request.seeds),
@@ -123,7 +77,7 @@ class ChildBackend:
         }
         self._messages.send({"do": "generate", "request": asked, "start": start}, save(tensors) if tensors else b"")
         stopped: BaseException | None = None
-        while (answer := self._messages.receive())[0].get("step"):
+        while (answer := self._messages.receive()).header.get("step"):
             try:
                 if stopped is None:  # other lanes of the child may have reached their next step, too
                     between()
@@ -132,9 +86,9 @@ class ChildBackend:
             self._messages.send({"stop": stopped is not None})
         if stopped is not None:
             raise stopped
-        header, body = self._checked(*answer)
+        header, body = self._checked(answer)
         made = load(body)
-        return Generation(made.pop("images"), unpacked(header["trajectory"], made, request.plan))
+        return Generation(made.pop("images"), unpack_trajectory(header["trajectory"], made, request.plan))
 
     def record_event(self) -> DeviceEvent:
         return HostEvent()
@@ -148,9 +102,10 @@ class ChildBackend:
 
     def _call(self, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
         self._messages.send(header, body)
-        return self._checked(*self._messages.receive())
+        return self._checked(self._messages.receive())
 
-    def _checked(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def _checked(self, message: Message) -> tuple[dict[str, Any], bytes]:
+        header, body, _ = message
         if "error" in header:
             raise ERRORS.get(header["error"], RuntimeError)(header["message"])
         return header, body
@@ -171,7 +126,7 @@ class Child:
         """Answer requests until the parent closes the socket."""
         while True:
             try:
-                header, body = self._messages.receive()
+                header, body, _ = self._messages.receive()
             except ConnectionError:
                 return
             try:
@@ -203,14 +158,14 @@ class Child:
     ) -> tuple[dict[str, Any], bytes]:
         assert self._backend is not None
         plan = Plan.model_validate(request.pop("plan"))
-        begin = unpacked(start, load(body) if body else {}, plan)
+        begin = unpack_trajectory(start, load(body) if body else {}, plan)
         made = self._backend.generate(GenerationRequest(plan=plan, start=begin, **request), self._between)
-        place, tensors = packed(made.trajectory)
+        place, tensors = pack_trajectory(made.trajectory)
         return {"trajectory": place}, save({"images": made.images.contiguous(), **tensors})
 
     def _between(self) -> None:
         self._messages.send({"step": True})
-        if self._messages.receive()[0]["stop"]:
+        if self._messages.receive().header["stop"]:
             raise Stopped
 
 

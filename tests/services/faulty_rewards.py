@@ -1,5 +1,7 @@
 """Third-party rewards with faults, loaded by the real service as `faulty_rewards:<name>`."""
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,6 +18,13 @@ def picky(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappi
 def fatal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Kills the thread that calls it."""
     sys.exit("the end")
+
+
+def lethal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Kills the process if the metadata says `kill`."""
+    if any(one.get("kill") for one in metadata):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return images.mean((1, 2, 3))
 
 
 gate = threading.Event()

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from solrl_proto.status import WorkerStatus
+
 from solrl_rollout.engine.dispatch import Dispatch
 from solrl_rollout.engine.feed import WorkerFeed
 from solrl_rollout.engine.hosting import describe, require_equal
@@ -58,9 +60,9 @@ class Engine:
         return self._dispatch.throughput
 
     @property
-    def serving(self) -> dict[str, bool]:
-        """Whether each worker serves, by its name."""
-        return {feed.worker.name: feed.serving for feed in self._feeds}
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """The state of each worker."""
+        return tuple(feed.status for feed in self._feeds)
 
     def start(self) -> Future[list[HostedModel]]:
         """Load the workers, one after another: each reads all weights through the host's memory.
@@ -181,6 +183,7 @@ class Engine:
             except Exception:
                 logger.exception("worker %s cannot be loaded again", name)
                 continue
+            feed.restarts += 1
             self._metrics.worker_restarted(name)
             logger.warning("worker %s serves again", name)
             self._set_serving(feed, True)

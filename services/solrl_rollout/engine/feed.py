@@ -4,6 +4,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+from solrl_proto.status import WorkerStatus
+
 from solrl_rollout.engine.dispatch import Dispatch
 from solrl_rollout.engine.fair_queue import Turn
 from solrl_rollout.engine.work import Chunk, ScoredChunk
@@ -18,6 +20,7 @@ class WorkerFeed:
         serving: whether it is loaded and takes chunks.
         ended: whether it will never serve again.
         deaths: number of times that it died since it last finished a chunk.
+        restarts: number of times that it serves again after its death.
         chunks: chunks that it has taken and not finished. Guarded by `changed` of the dispatch.
     """
 
@@ -27,11 +30,19 @@ class WorkerFeed:
         self.serving = False
         self.ended = False
         self.deaths = 0
+        self.restarts = 0
         self.chunks: list[Chunk] = []
         self._dispatch = dispatch
         self._turn = Turn(keeps_run=keeps_run)
         self._woken = False
         self._last_end = 0.0
+        self._finished = 0
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The worker's state."""
+        name = self.worker.name
+        return WorkerStatus(name=name, serving=self.serving, chunks=self._finished, restarts=self.restarts)
 
     def take(self, attend: Callable[[], None]) -> Chunk | None:
         """Wait for the worker's next chunk; see `Feed`."""
@@ -67,6 +78,7 @@ class WorkerFeed:
         self._last_end = self._dispatch.record(self.worker.name, chunk, scored, self._last_end)
         self._drop(chunk)
         self.deaths = 0
+        self._finished += 1
         chunk.result.set_result(scored)
 
     def fail(self, chunk: Chunk, error: Exception) -> None:

@@ -72,7 +72,8 @@ class ScoredGroup:
         """
         images = None
         if self.request.images == "png":
-            images = [_png(pixels) for chunk in self.finished if chunk.images is not None for pixels in chunk.images]
+            files = [png(image) for chunk in self.finished if chunk.images is not None for image in chunk.images]
+            images = [base64.b64encode(file).decode() for file in files]
         rewards = {name: values.tolist() for name, values in self._rewards().items()}
         survived = None if self.places is None else set(self.places)
         return RolloutGroup(
@@ -113,8 +114,10 @@ class ScoredGroup:
         return tuple(found.get(place) for place in range(len(self.seeds)))
 
 
-def _png(pixels: torch.Tensor) -> str:
-    """Base64 PNG of uint8 [H, W, 3]."""
+def png(image: torch.Tensor | bytes) -> bytes:
+    """The PNG file of uint8 [H, W, 3]; the image itself if a worker has compressed it."""
+    if isinstance(image, bytes):
+        return image
     file = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
+    Image.fromarray(image.numpy()).save(file, "PNG")
+    return file.getvalue()

@@ -65,6 +65,16 @@ def generation_failed() -> ProblemError:
     )
 
 
+def no_worker_serves(workers: int) -> RetryLaterError:
+    """The 503 while all workers are loaded again after they died."""
+    return RetryLaterError(
+        ProblemKind.ENGINE_STALLED,
+        f"none of {workers} workers serves: they are loaded again",
+        retry_after=10,
+        action="wait; the service's log says how the workers ended",
+    )
+
+
 def workers_lost(losses: int) -> ProblemError:
     """The 500 for a chunk that was being made by each of several workers when it died."""
     return ProblemError(

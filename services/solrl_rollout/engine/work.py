@@ -160,16 +160,16 @@ class ScoredChunk:
 
     Attributes:
         rewards: name → float32 [N].
-        images: uint8 [N, H, W, 3] if the request asks for images.
+        images: uint8 [N, H, W, 3] if the request asks for images, or the PNG files that a worker process made of them.
         trajectory: latents, if the candidates may continue or the request asks for them.
         unread_tokens: tokens at the prompt's end that no text encoder read.
-        started_at: when the engine took it from the queue, by `time.monotonic`.
+        started_at: when its generation began, by `time.monotonic`.
         switched: whether another adapter was served before.
         switch, generate, reward: seconds spent on each.
     """
 
     rewards: dict[str, torch.Tensor]
-    images: torch.Tensor | None
+    images: torch.Tensor | Sequence[bytes] | None
     trajectory: Trajectory | None
     unread_tokens: int
     started_at: float

@@ -97,4 +97,5 @@ def _service(service: Service, tenant: str) -> ServiceStatus:
             )
             for hosted in service.hosted.values()
         ),
+        workers=service.engine.workers,
     )

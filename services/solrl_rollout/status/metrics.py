@@ -50,6 +50,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._lock = threading.Lock()
         self._runs: dict[tuple[str, str], _Run] = {}
+        self._worker_memory: dict[str, Mapping[str, int]] = {}
         self._queue: Callable[[], QueueState] = QueueState
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -159,6 +160,11 @@ class Metrics:
         """Count a worker that died and serves again."""
         self._worker_restarts.labels(worker).inc()
 
+    def worker_memory(self, worker: str, memory: Mapping[str, int]) -> None:
+        """Record the memory, by kind, of the GPU of a worker's process."""
+        with self._lock:
+            self._worker_memory[worker] = memory
+
     def request_answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count an answered request; `route` is a template, never a path."""
         self._requests.labels(route, method, str(status)).inc()
@@ -193,9 +199,13 @@ class Metrics:
         yield share
         yield lag
         memory = GaugeMetricFamily("solrl_gpu_memory_bytes", "GPU memory by kind.", labels=["device", "kind"])
-        for device, kind, size in _gpu_memory():
+        for device, kind, size in [*gpu_memory(), *self._memory_of_workers()]:
             memory.add_metric([device, kind], size)
         yield memory
+
+    def _memory_of_workers(self) -> list[tuple[str, str, int]]:
+        with self._lock:
+            return [(name, kind, size) for name, kinds in self._worker_memory.items() for kind, size in kinds.items()]
 
     def _busiest(self) -> list[tuple[tuple[str, str], float, int | None]]:
         now = time.monotonic()
@@ -216,7 +226,8 @@ class Metrics:
         return self._runs.setdefault((tenant, run), _Run(at=time.monotonic()))
 
 
-def _gpu_memory() -> Iterator[tuple[str, str, int]]:
+def gpu_memory() -> Iterator[tuple[str, str, int]]:
+    """Device, kind and bytes of the memory of each GPU that this process uses."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return

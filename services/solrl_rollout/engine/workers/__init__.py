@@ -1,8 +1,14 @@
 """Workers, which generate and score the engine's chunks behind one protocol."""
 
+import os
+
+import torch
+
 from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.engine.workers.base import Worker
 from solrl_rollout.engine.workers.local import LocalWorker
+from solrl_rollout.engine.workers.process import ProcessWorker
+from solrl_rollout.engine.workers.shared_adapters import AdapterFiles
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 
@@ -10,5 +16,50 @@ __all__ = ["Worker", "make_workers"]
 
 
 def make_workers(settings: Settings, metrics: Metrics, load_backend: BackendLoader) -> list[Worker]:
-    """The workers of the settings, not loaded yet."""
-    return [LocalWorker(settings, metrics, load_backend)]
+    """The workers of the settings, not loaded yet: a single one in this process, several in processes of their own.
+
+    Raises:
+        ValueError: the settings name GPUs that this machine lacks, or CPU workers on a GPU.
+    """
+    devices = _devices(settings)
+    if len(devices) == 1:
+        return [LocalWorker(settings.model_copy(update={"device": devices[0]}), metrics, load_backend)]
+    files, threads = AdapterFiles(), max(1, len(os.sched_getaffinity(0)) // len(devices))
+    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+    if settings.hf_token is not None:
+        environment["SOLRL_HF_TOKEN"] = settings.hf_token.get_secret_value()
+    workers: list[Worker] = []
+    for i, device in enumerate(devices):
+        kind, _, number = device.partition(":")
+        own = environment | ({"CUDA_VISIBLE_DEVICES": _visible(int(number))} if kind == "cuda" else {})
+        name = device if kind == "cuda" else f"{device}:{i}"
+        there = settings.model_copy(update={"device": kind})
+        workers.append(ProcessWorker(there, metrics, load_backend, name=name, environment=own, files=files))
+    return workers
+
+
+def _devices(settings: Settings) -> list[str]:
+    """The device of each worker."""
+    if settings.gpus is not None:
+        present = torch.cuda.device_count()
+        numbers = range(present) if settings.gpus == "all" else [int(number) for number in settings.gpus.split(",")]
+        if not numbers or max(numbers) >= present:
+            raise ValueError(
+                f"got --gpus {settings.gpus}, and PyTorch finds {present} GPUs; expected numbers below {present}"
+                if present
+                else f"got --gpus {settings.gpus}, and PyTorch finds no GPU; `solrl-rollout doctor` says why, and "
+                "--workers starts several workers on a CPU"
+            )
+        return [f"cuda:{number}" for number in numbers]
+    if settings.workers > 1 and settings.torch_device != "cpu":
+        raise ValueError(
+            f"got --workers {settings.workers} on {settings.torch_device}; expected --gpus all, or their numbers, for "
+            "one worker on each GPU, or --device cpu"
+        )
+    return [settings.device if settings.workers == 1 else "cpu"] * settings.workers
+
+
+def _visible(number: int) -> str:
+    """A GPU in terms of CUDA_VISIBLE_DEVICES; its number counts those that are visible here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[number].strip() if visible else str(number)

@@ -191,5 +191,10 @@ function showFoot(service) {
     return el("span", {}, `${model.name}, ${model.width}×${model.height}: ${tiers.join(", ")}`);
   });
   const kept = service.store === "redis" ? "adapters in Redis" : "adapters in memory";
-  $("foot").replaceChildren(...models, el("span", {}, kept), el("span", {}, `tenant ${service.tenant}`), el("span", {}, `solrl ${service.version}, up ${duration(service.uptime)}`));
+  // A single worker needs no line of its own.
+  const workers = service.workers.length < 2 ? [] : service.workers.map(({ name, serving, chunks, restarts }) => {
+    const died = restarts ? `, restarted ${plural(restarts, "time")}` : "";
+    return el("span", { className: serving ? "" : "bad" }, `${name}: ${serving ? plural(chunks, "chunk") : "does not serve"}${died}`);
+  });
+  $("foot").replaceChildren(...models, ...workers, el("span", {}, kept), el("span", {}, `tenant ${service.tenant}`), el("span", {}, `solrl ${service.version}, up ${duration(service.uptime)}`));
 }

@@ -5,6 +5,7 @@ import asyncio
 from fastapi import APIRouter
 from solrl_proto.problems import ProblemError, ProblemKind
 
+from solrl_rollout.engine.problems import no_worker_serves
 from solrl_rollout.http.access import access
 from solrl_rollout.http.routes.common import PROBLEMS, ServiceDep
 from solrl_rollout.service import Service
@@ -15,19 +16,23 @@ router = APIRouter(prefix="/health", tags=["health"], responses=PROBLEMS)
 @router.get("/live")
 @access("open")
 async def live(service: ServiceDep) -> dict[str, str]:
-    """200 while the engine thread answers; 503 when it is dead or stuck: restart the process."""
+    """200 while all serving workers answer; 503 when the engine is dead or one of them stuck: restart the process."""
     await _ping_engine(service)
     return {"status": "live"}
 
 
 @router.get("/ready")
 @access("open")
-async def ready(service: ServiceDep) -> dict[str, str | list[str]]:
-    """200 while the models are loaded, the engine and the store answer, and new work is accepted."""
+async def ready(service: ServiceDep) -> dict[str, str | list[str] | int]:
+    """200 while the models are loaded, a worker and the store answer, and new work is accepted."""
     service.require_accepting()
     await _ping_engine(service)
     await service.store.ping()
-    return {"status": "ready", "models": list(service.hosted)}
+    workers = service.engine.workers
+    serving = sum(worker.serving for worker in workers)
+    if not serving:
+        raise no_worker_serves(len(workers))
+    return {"status": "ready", "models": list(service.hosted), "workers": len(workers), "serving": serving}
 
 
 async def _ping_engine(service: Service) -> None:
@@ -37,6 +42,6 @@ async def _ping_engine(service: Service) -> None:
     except TimeoutError:
         raise ProblemError(
             ProblemKind.ENGINE_STALLED,
-            f"the engine thread did not answer within {limit} seconds",
+            f"a worker did not answer within {limit} seconds",
             action="restart the service if this persists, or raise live_timeout if its steps take longer",
         ) from None

@@ -1,0 +1,169 @@
+"""Chunks, their results and the hosted models as a JSON header and safetensors bytes, whatever carries them.
+
+Times cross as durations, so that the two sides need no common clock.
+"""
+
+import time
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from solrl_core.sampler import Trajectory
+from solrl_core.solvers import make_solver
+from solrl_proto.models import ModelInfo
+from solrl_proto.problems import Problem, ProblemError, ProblemKind
+from solrl_proto.rollouts import Plan, PromptItem
+
+from solrl_rollout.engine.groups import png
+from solrl_rollout.engine.problems import RetryLaterError, generation_failed
+from solrl_rollout.engine.work import Chunk, HostedModel, Job, ScoredChunk, VersionedAdapter
+
+Header = dict[str, Any]
+Tensors = dict[str, torch.Tensor]
+
+
+def encode_chunk(chunk: Chunk) -> tuple[Header, bytes]:
+    """A chunk without its adapter's weights, of which the header has the digest."""
+    job = chunk.job
+    start, tensors = pack_trajectory(chunk.start)
+    header = {
+        "tenant": job.tenant,
+        "run": job.run,
+        "model": job.model,
+        "adapter": job.adapter.digest if job.adapter else None,
+        "precision": job.precision,
+        "plan": job.plan.model_dump(mode="json"),
+        "rewards": job.rewards,
+        "images": job.images,
+        "prompt": chunk.prompt.model_dump(mode="json"),
+        "seeds": list(chunk.seeds),
+        "start": start,
+        "until": chunk.until,
+    }
+    return header, _save(tensors)
+
+
+def decode_chunk(header: Header, body: bytes, adapter: VersionedAdapter | None) -> Chunk:
+    """The chunk, in a job of its own."""
+    plan = Plan.model_validate(header["plan"])
+    job = Job(
+        tenant=header["tenant"],
+        run=header["run"],
+        model=header["model"],
+        adapter=adapter,
+        precision=header["precision"],
+        plan=plan,
+        rewards=tuple(header["rewards"]),
+        images=header["images"],
+    )
+    start = unpack_trajectory(header["start"], _load(body), plan)
+    prompt = PromptItem.model_validate(header["prompt"])
+    return Chunk(job, prompt, header["seeds"], start=start, until=header["until"])
+
+
+def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
+    """A finished chunk, its images compressed."""
+    place, tensors = pack_trajectory(scored.trajectory)
+    tensors |= {f"reward.{name}": values.contiguous() for name, values in scored.rewards.items()}
+    images = None if scored.images is None else [png(image) for image in scored.images]
+    for i, image in enumerate(images or ()):
+        tensors[f"image.{i}"] = torch.frombuffer(bytearray(image), dtype=torch.uint8)
+    header = {
+        "trajectory": place,
+        "rewards": list(scored.rewards),
+        "images": None if images is None else len(images),
+        "unread_tokens": scored.unread_tokens,
+        "elapsed": time.monotonic() - scored.started_at,
+        "switched": scored.switched,
+        "switch": scored.switch,
+        "generate": scored.generate,
+        "reward": scored.reward,
+    }
+    return header, _save(tensors)
+
+
+def decode_scored(header: Header, body: bytes, plan: Plan) -> ScoredChunk:
+    """The finished chunk of a job with this plan."""
+    tensors = _load(body)
+    images = header["images"]
+    return ScoredChunk(
+        rewards={name: tensors[f"reward.{name}"] for name in header["rewards"]},
+        images=None if images is None else [tensors[f"image.{i}"].numpy().tobytes() for i in range(images)],
+        trajectory=unpack_trajectory(header["trajectory"], tensors, plan),
+        unread_tokens=header["unread_tokens"],
+        started_at=time.monotonic() - header["elapsed"],
+        switched=header["switched"],
+        switch=header["switch"],
+        generate=header["generate"],
+        reward=header["reward"],
+    )
+
+
+def encode_error(error: BaseException) -> Header:
+    """The problem of a chunk; an error without one was reported where it was raised."""
+    known = error if isinstance(error, ProblemError) else generation_failed()
+    retry_after = known.retry_after if isinstance(known, RetryLaterError) else None
+    return {"problem": known.problem.model_dump(mode="json"), "retry_after": retry_after}
+
+
+def decode_error(header: Header) -> ProblemError:
+    """The error with this problem."""
+    problem = Problem.model_validate(header["problem"])
+    kind = next(kind for kind in ProblemKind if kind == problem.kind)
+    fields = problem.model_dump(include={"status", "where", "got", "expected", "action"})
+    if header["retry_after"] is not None:
+        return RetryLaterError(kind, problem.detail, retry_after=header["retry_after"], **fields)
+    return ProblemError(kind, problem.detail, **fields)
+
+
+def encode_hosted(hosted: HostedModel) -> Header:
+    """A hosted model, without its batch limits."""
+    return {
+        "info": hosted.info.model_dump(mode="json"),
+        "default_precision": hosted.default_precision,
+        "adapter_layout": {module: list(shape) for module, shape in hosted.adapter_layout.items()},
+        "prunes": hosted.prunes,
+        "device": hosted.device,
+    }
+
+
+def decode_hosted(header: Header, batch_limits: dict[str, dict[str, int]]) -> HostedModel:
+    """The hosted model; `batch_limits` of each model are read whenever they are asked for."""
+    info = ModelInfo.model_validate(header["info"])
+    return HostedModel(
+        info=info,
+        default_precision=header["default_precision"],
+        adapter_layout={module: (outs, ins) for module, (outs, ins) in header["adapter_layout"].items()},
+        prunes=header["prunes"],
+        device=header["device"],
+        batch_limits=lambda: batch_limits.get(info.name, {}),
+    )
+
+
+def pack_trajectory(trajectory: Trajectory | None) -> tuple[Header | None, Tensors]:
+    """A trajectory as JSON and tensors; its solver is the plan's."""
+    if trajectory is None:
+        return None, {}
+    history = {f"history.{i}": tensor.contiguous() for i, tensor in enumerate(trajectory.solver.history)}
+    return {"index": trajectory.index, "sigma": trajectory.solver.sigma}, {"x": trajectory.x.contiguous(), **history}
+
+
+def unpack_trajectory(place: Header | None, tensors: Tensors, plan: Plan) -> Trajectory | None:
+    """The trajectory of a plan."""
+    if place is None:
+        return None
+    solver = make_solver(plan.fitted or plan.solver)
+    solver.history = tuple(tensors[f"history.{i}"] for i in range(len(tensors)) if f"history.{i}" in tensors)
+    solver.sigma = place["sigma"]
+    return Trajectory(tensors["x"], solver, place["index"])
+
+
+def _save(tensors: Tensors) -> bytes:
+    # Cloned, because safetensors refuses tensors that share memory.
+    saved: bytes = save({name: tensor.clone() for name, tensor in tensors.items()}) if tensors else b""
+    return saved
+
+
+def _load(body: bytes) -> Tensors:
+    loaded: Tensors = load(body) if body else {}
+    return loaded

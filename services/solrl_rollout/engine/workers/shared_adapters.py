@@ -1,0 +1,64 @@
+"""Adapters in shared memory: encoded once by the front, mapped by each worker, without names that could remain."""
+
+import fcntl
+import mmap
+import os
+import tempfile
+import threading
+import weakref
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from solrl_core.adapter import Adapter, encode_adapter, view_adapter
+
+
+class AdapterFiles:
+    """The front's side: an open file in memory for each adapter, closed when nothing refers to the adapter any more."""
+
+    def __init__(self) -> None:
+        self._descriptors: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()
+        self._writing = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._descriptors)
+
+    def descriptor(self, adapter: Adapter) -> int:
+        """The descriptor of an adapter's file; valid as long as the caller refers to the adapter."""
+        with self._writing:
+            descriptor = self._descriptors.get(adapter)
+            if descriptor is None:
+                descriptor = self._descriptors[adapter] = _memory_file(encode_adapter(adapter))
+                weakref.finalize(adapter, os.close, descriptor)
+            return descriptor
+
+
+class MappedAdapters:
+    """A worker's side. An adapter stays mapped as long as something refers to it."""
+
+    def __init__(self) -> None:
+        self._mapped: WeakValueDictionary[str, Adapter] = WeakValueDictionary()
+
+    def map(self, digest: str, descriptor: int) -> Adapter:
+        """The adapter with this digest, from its file, which is closed."""
+        try:
+            adapter = self._mapped.get(digest)
+            if adapter is None:
+                # A private mapping: tensors need writable memory, and nothing written would reach the file.
+                adapter = view_adapter(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+                self._mapped[digest] = adapter
+            return adapter
+        finally:
+            os.close(descriptor)
+
+
+def _memory_file(body: bytes) -> int:
+    """Descriptor of a file in memory, which nobody can change any more."""
+    if not hasattr(os, "memfd_create"):  # not Linux
+        with tempfile.TemporaryFile() as file:
+            file.write(body)
+            file.flush()
+            return os.dup(file.fileno())
+    descriptor = os.memfd_create("solrl-adapter", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(body)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return descriptor

@@ -1,0 +1,196 @@
+"""Messages between the front and its workers: nothing changes on the way, and adapters are not copied."""
+
+import fcntl
+import gc
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_backend import FakeBackend, chunk, job
+from service_helpers import make_adapter
+from solrl_core.adapter import adapter_digest, encode_adapter
+from solrl_core.sampler import Trajectory
+from solrl_core.solvers import Dpm2
+from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_rollout.engine.problems import RetryLaterError, out_of_memory
+from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
+from solrl_rollout.engine.workers import make_workers
+from solrl_rollout.engine.workers.encoding import (
+    decode_chunk,
+    decode_error,
+    decode_scored,
+    encode_chunk,
+    encode_error,
+    encode_scored,
+)
+from solrl_rollout.engine.workers.messages import Messages
+from solrl_rollout.engine.workers.process import importable
+from solrl_rollout.engine.workers.shared_adapters import AdapterFiles, MappedAdapters
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+
+LAYOUT = {"linear": (4, 6), "other": (8, 4)}
+
+
+def halfway(count: int) -> Trajectory:
+    solver = Dpm2()
+    solver.history, solver.sigma = (torch.randn(count, 3, 4, 4),), 1 / 3
+    return Trajectory(torch.randn(count, 3, 4, 4), solver, 2)
+
+
+def same(ours: Trajectory | None, theirs: Trajectory | None) -> bool:
+    assert ours is not None
+    assert theirs is not None
+    tensors = zip((ours.x, *ours.solver.history), (theirs.x, *theirs.solver.history), strict=True)
+    where = ours.index == theirs.index and ours.solver.sigma == theirs.solver.sigma
+    return where and type(ours.solver) is type(theirs.solver) and all(torch.equal(*pair) for pair in tensors)
+
+
+def test_a_chunk_arrives_as_it_was_sent() -> None:
+    adapter = VersionedAdapter("sha256:one", make_adapter(LAYOUT, 1))
+    of = job("r", "t", steps=4, precision="nvfp4", adapter=adapter, images=True)
+    of.plan = of.plan.model_copy(update={"solver": "dpm2", "guidance": 2.5})
+    sent = chunk(of, "a “red” circle", start=halfway(4), until=3, reserved=2)
+    header, body = encode_chunk(sent)
+    arrived = decode_chunk(header, body, adapter)
+    for field in ("tenant", "run", "model", "adapter", "precision", "plan", "rewards", "images"):
+        assert getattr(arrived.job, field) == getattr(of, field), field
+    assert (arrived.prompt, list(arrived.seeds), arrived.until) == (sent.prompt, list(sent.seeds), 3)
+    assert same(arrived.start, sent.start)
+    assert arrived.reserved == 0  # the front reserves
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_result_arrives_with_compressed_images(shared: bool) -> None:
+    values = torch.randn(8)
+    rewards = {"a": values[:4], "b": values[:4] if shared else values[4:]}
+    images = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8)
+    sent = ScoredChunk(rewards, images, halfway(4), 3, 0.0, True, 0.5, 2.0, 0.25)
+    arrived = decode_scored(*encode_scored(sent), job(steps=4).plan.model_copy(update={"solver": "dpm2"}))
+    assert all(torch.equal(arrived.rewards[name], rewards[name]) for name in rewards)
+    assert arrived.images is not None
+    assert [bytes(image)[:4] for image in arrived.images] == [b"\x89PNG"] * 4
+    assert same(arrived.trajectory, sent.trajectory)
+    for field in ("unread_tokens", "switched", "switch", "generate", "reward"):
+        assert getattr(arrived, field) == getattr(sent, field)
+
+
+@pytest.mark.parametrize("batch", [None, 1, 12])
+def test_an_error_keeps_its_problem_and_its_time(batch: int | None) -> None:
+    sent = out_of_memory("mini", "bf16", batch)
+    arrived = decode_error(encode_error(sent))
+    assert type(arrived) is type(sent)
+    assert arrived.problem == sent.problem
+    assert getattr(arrived, "retry_after", None) == getattr(sent, "retry_after", None)
+
+
+def test_an_error_without_a_problem_is_a_failed_generation() -> None:
+    arrived = decode_error(encode_error(KeyError("a bug")))
+    assert (arrived.problem.kind, type(arrived)) == (ProblemKind.GENERATION_FAILED, ProblemError)
+    assert not isinstance(arrived, RetryLaterError)
+
+
+def test_messages_of_any_size_arrive_in_order_with_their_files(tmp_path: Path) -> None:
+    ours, theirs = (Messages(end) for end in socket.socketpair())
+    file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    bodies = [b"", os.urandom(3_000_000), b"x"]
+    sending = threading.Thread(
+        target=lambda: [ours.send({"n": i}, body, file if i == 1 else None) for i, body in enumerate(bodies)]
+    )
+    sending.start()
+    arrived = [theirs.receive() for _ in bodies]
+    sending.join()
+    assert [message.header for message in arrived] == [{"n": i} for i in range(3)]
+    assert [message.body for message in arrived] == bodies
+    assert [message.descriptor is None for message in arrived] == [True, False, True]
+    assert arrived[1].descriptor is not None
+    assert os.path.sameopenfile(arrived[1].descriptor, file)
+    ours.close()
+    with pytest.raises(ConnectionError):
+        theirs.receive()
+
+
+def test_an_adapter_in_shared_memory_is_mapped_once_and_freed_with_its_last_reference() -> None:
+    files, mapped = AdapterFiles(), MappedAdapters()
+    adapter = make_adapter(LAYOUT, 1)
+    descriptor = files.descriptor(adapter)
+    assert files.descriptor(adapter) == descriptor
+    digest = adapter_digest(encode_adapter(adapter))
+    found = mapped.map(digest, os.dup(descriptor))
+    assert mapped.map(digest, os.dup(descriptor)) is found
+    assert (found.rank, found.alpha) == (adapter.rank, adapter.alpha)
+    assert found.tensors.keys() == adapter.tensors.keys()
+    assert all(torch.equal(found.tensors[key], adapter.tensors[key]) for key in adapter.tensors)
+    assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE
+    del adapter
+    gc.collect()
+    assert len(files) == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert all(torch.isfinite(tensor).all() for tensor in found.tensors.values())  # still mapped there
+
+
+@pytest.mark.parametrize("loader", [lambda *_: FakeBackend(), FakeBackend().load])
+def test_a_loader_that_other_processes_cannot_import_is_refused(loader: Any) -> None:
+    with pytest.raises(ValueError, match="which other processes can import"):
+        importable(loader)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"gpus": "0,0"}, "got gpus '0,0'; expected all, or different numbers"),
+        ({"gpus": "first"}, "got gpus 'first'; expected all"),
+        ({"gpus": "all", "workers": 2}, "expected one of them"),
+        ({"gpus": "1", "device": "cuda:0"}, "expected gpus, or one device"),
+    ],
+)
+def test_contradictory_devices_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Settings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "expected"),
+    [
+        ("all", "", [("cuda:0", "0"), ("cuda:1", "1"), ("cuda:2", "2")]),
+        ("2,0", "", [("cuda:2", "2"), ("cuda:0", "0")]),
+        ("0,2", "5, GPU-a,7", [("cuda:0", "5"), ("cuda:2", "7")]),
+    ],
+)
+def test_each_gpu_is_the_only_one_of_its_process(
+    monkeypatch: pytest.MonkeyPatch, gpus: str, visible: str, expected: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    workers: Any = make_workers(Settings(gpus=gpus), Metrics(), FakeBackend)
+    assert [(one.name, one._environment["CUDA_VISIBLE_DEVICES"]) for one in workers] == expected
+    assert {one._settings.device for one in workers} == {"cuda"}
+
+
+def test_gpus_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="PyTorch finds 2 GPUs; expected numbers below 2"):
+        make_workers(Settings(gpus="0,2"), Metrics(), FakeBackend)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="PyTorch finds no GPU"):
+        make_workers(Settings(gpus="all"), Metrics(), FakeBackend)
+    with pytest.raises(ValueError, match="expected --gpus all"):
+        make_workers(Settings(device="cuda", workers=2), Metrics(), FakeBackend)
+
+
+def test_threads_are_shared_by_the_workers_unless_the_environment_says_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    for given, expected in ((None, "4"), ("7", "7")):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if given is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        workers: Any = make_workers(Settings(device="cpu", workers=3), Metrics(), FakeBackend)
+        assert [one._environment["OMP_NUM_THREADS"] for one in workers] == [expected] * 3
+        assert [one.name for one in workers] == ["cpu:0", "cpu:1", "cpu:2"]

@@ -1,0 +1,187 @@
+"""Workers in processes of their own: the same bits as one in the service's process, also when they are killed."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import faulty_rewards
+import pytest
+from fake_backend import REWARD
+from prometheus_client.parser import text_string_to_metric_families
+from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.workers import make_workers
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+from uneven_backend import uneven
+
+LETHAL = f"{faulty_rewards.lethal.__module__}:{faulty_rewards.lethal.__name__}"
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Every process has one thread, on which scores depend."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[RunningService]:
+    with one_thread(), running_service() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RunningService]:
+    with one_thread(), running_service("--workers", "2", "--rewards", "clipscore", LETHAL) as running:
+        yield running
+        workers = children(running)
+        assert len(workers) == 2
+    assert_gone(workers)
+
+
+def children(service: RunningService) -> list[int]:
+    """The service's worker processes."""
+    files = Path(f"/proc/{service.process.pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text().split()]
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+def groups(service: RunningService, plan: dict[str, Any] | None = None, **request: Any) -> Any:
+    body = rollout_request(**request)
+    body["plan"] |= plan or {}
+    response = service.client.post("/v1/rollouts", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()["groups"]
+
+
+def counted(service: RunningService, name: str) -> dict[str, float]:
+    """A metric by worker."""
+    families = text_string_to_metric_families(service.client.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    return {sample.labels["worker"]: sample.value for sample in samples if sample.name == name}
+
+
+def wait_until_all_serve(service: RunningService) -> None:
+    while (ready := service.client.get("/health/ready").json()) != {
+        "status": "ready",
+        "models": ["mini-sana"],
+        "workers": 2,
+        "serving": 2,
+    }:
+        assert ready["workers"] == 2
+        time.sleep(0.05)
+
+
+def test_both_workers_together_host_the_same_model(one: RunningService, two: RunningService) -> None:
+    ours, theirs = (service.client.get("/v1/models").json() for service in (one, two))
+    for model in theirs["models"]:
+        assert model.pop("rewards") == ["clipscore", LETHAL]
+        model["digests"].pop(f"reward:{LETHAL}", None)
+    for model in ours["models"]:
+        model.pop("rewards")
+    assert theirs == ours
+    wait_until_all_serve(two)
+
+
+@pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
+def test_scores_and_images_have_the_same_bits(one: RunningService, two: RunningService, precision: str) -> None:
+    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 30, "precision": precision, "images": "png"}
+    before = counted(two, "solrl_worker_chunks_total")
+    assert groups(two, **asked) == groups(one, **asked)
+    after = counted(two, "solrl_worker_chunks_total")
+    assert all(after[name] > before.get(name, 0) for name in ("cpu:0", "cpu:1"))
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+def test_pruned_groups_have_the_same_bits(one: RunningService, two: RunningService, solver: str) -> None:
+    plan = {"prune": {"after": 2, "keep": 26}, "solver": solver, "guidance": 2.0}
+    theirs, ours = (groups(service, plan, count=40, steps=4) for service in (two, one))
+    assert theirs == ours
+    assert sum(theirs[0]["pruned"]) == 14
+
+
+def test_adapters_can_be_changed(one: RunningService, two: RunningService, layout: Layout) -> None:
+    for service in (one, two):
+        assert service.push("several", 0, adapter_file(layout, 1)).status_code == 201
+        assert service.push("several", 1, adapter_file(layout, 2), parent=0).status_code == 201
+    base = groups(two, count=72)
+    first, second, again = (groups(two, count=72, adapter=("several", version)) for version in (0, 1, 0))
+    assert first == again == groups(one, count=72, adapter=("several", 0))
+    assert second == groups(one, count=72, adapter=("several", 1))
+    assert base == groups(two, count=72) == groups(one, count=72)
+    assert len({json.dumps(found) for found in (base, first, second)}) == 3
+
+
+def test_health_is_answered_between_steps_and_a_disconnect_stops_both_workers(two: RunningService) -> None:
+    endless = two.send(rollout_request(count=4096, steps=200), accept=STREAM_MEDIA_TYPE)
+    endless.socket.sendall(endless.rest)
+    assert endless.socket.recv(15)
+    assert two.client.get("/health/live").status_code == 200
+    assert two.client.get("/health/ready").json()["serving"] == 2
+    endless.leave()
+    assert len(groups(two, count=48, steps=1)[0]["scores"]) == 48
+    assert two.client.get("/v1/status").json()["queue"]["candidates"] == 0
+
+
+def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: RunningService, two: RunningService) -> None:
+    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 20}
+    restarts = sum(counted(two, "solrl_worker_restarts_total").values())
+    chunks = counted(two, "solrl_worker_chunks_total")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(groups, two, **asked)
+        while counted(two, "solrl_worker_chunks_total") == chunks:  # then both are busy
+            time.sleep(0.01)
+        os.kill(children(two)[0], signal.SIGKILL)
+        assert answer.result() == groups(one, **asked)
+    wait_until_all_serve(two)
+    assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 1
+    assert len(children(two)) == 2
+    assert re.search(r"worker cpu:\d died: signal SIGKILL", two.log.read_text())
+
+
+def test_a_request_that_kills_two_workers_fails_alone(two: RunningService) -> None:
+    restarts = sum(counted(two, "solrl_worker_restarts_total").values())
+    with ThreadPoolExecutor(2) as pool:
+        lethal = rollout_request(rewards=(LETHAL,), count=1, metadata={"kill": True})
+        killed = pool.submit(two.client.post, "/v1/rollouts", json=lethal)
+        beside = pool.submit(groups, two, count=60, rewards=("clipscore", LETHAL), steps=8)
+        response = killed.result()
+        assert (response.status_code, problem(response)["kind"]) == (500, "generation-failed")
+        assert "2 workers died" in problem(response)["detail"]
+        assert len(beside.result()[0]["scores"]) == 60
+    wait_until_all_serve(two)
+    assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 2
+
+
+def test_workers_end_when_the_service_is_killed() -> None:
+    with one_thread(), running_service("--workers", "2", ends_with=-signal.SIGKILL) as service:
+        workers = children(service)
+        service.send(rollout_request(count=480, steps=100)).socket.close()
+        service.process.kill()
+        assert_gone(workers)
+
+
+def test_workers_with_different_weights_do_not_start() -> None:
+    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2), Metrics()
+    engine = Engine(settings, metrics, make_workers(settings, metrics, uneven))
+    try:
+        with pytest.raises(RuntimeError, match=r"worker cpu:1 and worker cpu:0 .*digest of transformer: sha256:"):
+            engine.start().result(120)
+    finally:
+        engine.close()
