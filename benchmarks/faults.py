@@ -47,11 +47,12 @@ def rows() -> dict[str, Row]:
         service_killed,
         trainer_killed,
         two_fronts,
+        worker_killed,
     )
 
     modules = (
         *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
-        *(service_killed, trainer_killed, rank_killed),
+        *(service_killed, worker_killed, trainer_killed, rank_killed),
     )
     return {module.ROW.name: module.ROW for module in modules}
 

@@ -32,18 +32,44 @@ def serve(argv: Sequence[str], witness: str) -> None:
     """`solrl-rollout serve`; notes each chunk that is begun, its steps, its end, and each job that is cancelled."""
     from solrl_rollout.cli import main
     from solrl_rollout.engine.engine import Engine
+    from solrl_rollout.engine.work import Job
+    from solrl_rollout.engine.workers import process
+
+    noted, cancel = Witness(Path(witness)), Engine.cancel
+
+    def watched_cancel(self: Engine, job: Job) -> None:
+        cancel(self, job)
+        noted.note("cancelled", job=f"{os.getpid()}/{id(job)}", run=job.run)
+
+    watch_chunks(noted)
+    replace(Engine, "cancel", watched_cancel)
+    # Worker processes load their backend by this name.
+    os.environ["FAULTS_WITNESS"] = witness
+    replace(process, "importable", lambda _: f"{__name__}:{watched_backend.__name__}")
+    sys.argv = ["solrl-rollout", *argv]
+    main()
+
+
+def watched_backend(spec: Any, settings: Any) -> Any:
+    """The backend of a worker process, which notes its chunks like the service."""
+    from solrl_rollout.engine.backends import load_backend
+
+    watch_chunks(Witness(Path(os.environ["FAULTS_WITNESS"])))
+    return load_backend(spec, settings)
+
+
+def watch_chunks(noted: Witness) -> None:
+    """Note each chunk that this process begins, its steps and its end."""
     from solrl_rollout.engine.model_runner import ModelRunner
     from solrl_rollout.engine.scoring import Scorer
-    from solrl_rollout.engine.work import Chunk, GeneratedChunk, Job, ScoredChunk
-
-    noted = Witness(Path(witness))
+    from solrl_rollout.engine.work import Chunk, GeneratedChunk, ScoredChunk
 
     def note(event: str, chunk: Chunk, **more: Any) -> None:
         if chunk.job.tenant:  # the warm-up is nobody's
             job = f"{os.getpid()}/{id(chunk.job)}"
-            noted.note(event, job=job, run=chunk.job.run, prompt=chunk.prompt.id, **more)
+            noted.note(event, pid=os.getpid(), job=job, run=chunk.job.run, prompt=chunk.prompt.id, **more)
 
-    generate, score, cancel = ModelRunner.generate, Scorer.score, Engine.cancel
+    generate, score = ModelRunner.generate, Scorer.score
 
     def watched_generate(self: ModelRunner, chunk: Chunk, between: Callable[[], None], *rest: Any) -> GeneratedChunk:
         note("begun", chunk, seeds=list(chunk.seeds))
@@ -59,15 +85,8 @@ def serve(argv: Sequence[str], witness: str) -> None:
         note("made", generated.chunk, seeds=list(generated.chunk.seeds))
         return scored
 
-    def watched_cancel(self: Engine, job: Job) -> None:
-        cancel(self, job)
-        noted.note("cancelled", job=f"{os.getpid()}/{id(job)}", run=job.run)
-
     replace(ModelRunner, "generate", watched_generate)
     replace(Scorer, "score", watched_score)
-    replace(Engine, "cancel", watched_cancel)
-    sys.argv = ["solrl-rollout", *argv]
-    main()
 
 
 def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:

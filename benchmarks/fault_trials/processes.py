@@ -130,6 +130,12 @@ class RolloutService:
         argv = ["serve", "--model", "mini-sana", "--port", str(self.port), *self._flags]
         self._program = Program(serve, (argv, str(self.witness.path)), self._log)
 
+    @property
+    def pid(self) -> int:
+        """Process id; the service must be running."""
+        assert self._program is not None
+        return self._program.pid
+
     def wait_until_ready(self) -> None:
         """Wait until the service is ready."""
         deadline = time.monotonic() + 180

@@ -55,7 +55,7 @@ SHAPES = (Shape(4, 24), Shape(3, 48))
 
 
 @dataclass
-class _Asked:
+class Asked:
     """An exploration by a trainer's client, in its own thread."""
 
     service: RolloutService
@@ -130,14 +130,14 @@ def _trials(
     shapes = SHAPES if where == "memory" else SHAPES[::-1]
     for shape in shapes[:count]:
         since = service.witness.size
-        whole[shape] = _Asked(service, shape, f"{where.lower()}-whole-{shape.candidates}").finish()
+        whole[shape] = Asked(service, shape, f"{where.lower()}-whole-{shape.candidates}").finish()
         events[shape] = len(service.witness.events(since))
     done = number = 0
     while done < count and not stop.is_set():
         shape, number = shapes[done % 2], number + 1
         name = f"{where.lower()}-{number}"
         since = service.witness.size
-        asked = _Asked(service, shape, name)
+        asked = Asked(service, shape, name)
         _wait_for(service, since, chance.randrange(1, events[shape]))
         time.sleep(chance.uniform(0, 0.02))
         came = len(asked.groups)
@@ -167,7 +167,7 @@ def _judge(
     shape: Shape,
     whole: Sequence[RolloutGroup],
     groups: Sequence[RolloutGroup],
-    asked: _Asked,
+    asked: Asked,
     events: list[dict[str, Any]],
     findings: Findings,
 ) -> None:

@@ -11,12 +11,13 @@ from fault_trials import (
     service_killed,
     trainer_killed,
     two_fronts,
+    worker_killed,
 )
 from fault_trials.findings import Findings, Row
 
 MODULES = (
     *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
-    *(service_killed, trainer_killed, rank_killed),
+    *(service_killed, worker_killed, trainer_killed, rank_killed),
 )
 ROWS = [module.ROW for module in MODULES]
 

@@ -1,0 +1,156 @@
+"""A worker process killed during an exploration: its chunks are made again with the same bits, and it serves again.
+
+The worker dies right after a random event, in turn a chunk begun, a step and a chunk made. In every fourth trial the
+process that replaces it is killed, too, while it loads.
+"""
+
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from prometheus_client.parser import text_string_to_metric_families
+from solrl_proto.rollouts import RolloutGroup
+
+from fault_trials.adapters import layout
+from fault_trials.findings import Findings, Row, Tell
+from fault_trials.processes import RolloutService
+from fault_trials.service_killed import SHAPES, Asked, Shape
+
+_WORKERS = 2
+_AT_ONCE = 2
+_KINDS = ("begun", "step", "made")
+_LOADING = 4
+"""Every this many trials, the process that replaces the killed one is killed, too."""
+_PATIENCE = 120.0
+
+
+def run(trials: int, tell: Tell, findings: Findings) -> None:
+    """Run `trials` kills of one of two workers."""
+    layout()  # fill the cache before threads start
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, OMP_NUM_THREADS="1"))  # in every worker, as scores depend on it
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="solrl-service-")))
+        service = RolloutService(folder, "--workers", str(_WORKERS))
+        stack.callback(service.kill)
+        service.start()
+        chance, whole, events = random.Random("worker"), {}, {}
+        for shape in SHAPES:
+            since = service.witness.size
+            whole[shape] = Asked(service, shape, f"whole-{shape.candidates}").finish()
+            events[shape] = Counter(one["event"] for one in service.witness.events(since))
+        done = number = 0
+        while done < trials:
+            shape, number = SHAPES[done % len(SHAPES)], number + 1
+            trial, since = f"worker-{number}", service.witness.size
+            restarts, failures = _restarts(service), _failures(service)
+            asked = Asked(service, shape, trial)
+            kind = _KINDS[done % len(_KINDS)]
+            last = _wait_for(service, since, kind, chance.randrange(1, events[shape][kind]))
+            time.sleep(chance.uniform(0, 0.01))
+            late = asked.done
+            os.kill(last["pid"], signal.SIGKILL)
+            twice = done % _LOADING == _LOADING - 1
+            if twice:
+                _kill_loading(service, last["pid"], chance)
+            groups = asked.finish()
+            if not _all_serve(service, restarts + 1):
+                findings.require(False, trial, "the worker does not serve again")
+                return
+            if late:
+                findings.add("killed too late, not counted")
+                continue
+            done += 1
+            findings.require(_failures(service) == failures, trial, "a request failed")
+            _judge(trial, shape, whole[shape], groups, asked, service.witness.events(since), findings)
+            findings.trials += 1
+            findings.add(f"killed after {kind}")
+            findings.add("killed again while it loaded", twice)
+            tell(f"{trial}: {kind} of {last['prompt']}")
+
+
+def _wait_for(service: RolloutService, since: int, kind: str, count: int) -> dict[str, Any]:
+    """Wait until the workers have recorded this many events of a kind; returns the last of them."""
+    while True:
+        events = [one for one in service.witness.events(since) if one["event"] == kind]
+        if len(events) >= count:
+            return events[-1]
+        time.sleep(0.002)
+
+
+def workers(pid: int) -> set[int]:
+    """The processes that any thread of a process has started."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for file in files for child in file.read_text().split()}
+
+
+def _kill_loading(service: RolloutService, dead: int, chance: random.Random) -> None:
+    """Kill the process that replaces the dead one, at a random moment of its loading."""
+    before = workers(service.pid) - {dead}
+    while not (fresh := workers(service.pid) - before - {dead}):
+        time.sleep(0.002)
+    time.sleep(chance.uniform(0, 1))
+    os.kill(fresh.pop(), signal.SIGKILL)
+
+
+def _all_serve(service: RolloutService, restarts: int) -> bool:
+    """Whether all workers serve within some time, after this many restarts."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        ready = service.http.get("/health/ready")
+        if ready.status_code == 200 and ready.json()["serving"] == _WORKERS and _restarts(service) == restarts:
+            return True
+        time.sleep(0.03)
+    return False
+
+
+def _restarts(service: RolloutService) -> int:
+    return int(_sum(service, "solrl_worker_restarts_total"))
+
+
+def _failures(service: RolloutService) -> int:
+    return int(_sum(service, "solrl_http_requests_total", "status", "5"))
+
+
+def _sum(service: RolloutService, name: str, label: str = "worker", begin: str = "") -> float:
+    families = text_string_to_metric_families(service.http.get("/metrics").text)
+    samples = [one for family in families for one in family.samples if one.name == name]
+    return sum(one.value for one in samples if one.labels[label].startswith(begin))
+
+
+def _judge(
+    trial: str,
+    shape: Shape,
+    whole: Sequence[RolloutGroup],
+    groups: Sequence[RolloutGroup],
+    asked: Asked,
+    events: list[dict[str, Any]],
+    findings: Findings,
+) -> None:
+    findings.require(tuple(groups) == tuple(whole), trial, "seeds or scores differ from the undisturbed answer's")
+    seeds = [(group.prompt_id, seed) for group in asked.groups for seed in group.seeds]
+    findings.require(len(set(seeds)) == len(seeds) == shape.groups * shape.candidates, trial, "seeds lost or doubled")
+    made = Counter((one["prompt"], tuple(one["seeds"])) for one in events if one["event"] == "made")
+    begun = Counter((one["prompt"], tuple(one["seeds"])) for one in events if one["event"] == "begun")
+    findings.require(len(made) == shape.chunks, trial, f"{len(made)} chunks were made of {shape.chunks}")
+    again = begun.total() - shape.chunks
+    findings.require(0 <= again <= _AT_ONCE and max(begun.values()) <= 2, trial, f"{again} chunks were begun again")
+    findings.most("most chunks begun again", again)
+    findings.most("most chunks made twice", made.total() - shape.chunks)
+
+
+ROW = Row(
+    "worker-killed",
+    "one of two workers killed: the request finishes with the same bits, no seed lost or doubled, at most the two "
+    "chunks it held made again; it serves again",
+    full=200,
+    short=2,
+    run=run,
+)
