@@ -1,6 +1,7 @@
 """Workers, which generate and score the engine's chunks behind one protocol."""
 
 import os
+from collections.abc import Sequence
 
 import torch
 
@@ -12,7 +13,7 @@ from solrl_rollout.engine.workers.shared_adapters import AdapterFiles
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 
-__all__ = ["Worker", "make_workers"]
+__all__ = ["Worker", "make_workers", "process_workers"]
 
 
 def make_workers(settings: Settings, metrics: Metrics, load_backend: BackendLoader) -> list[Worker]:
@@ -24,6 +25,17 @@ def make_workers(settings: Settings, metrics: Metrics, load_backend: BackendLoad
     devices = _devices(settings)
     if len(devices) == 1:
         return [LocalWorker(settings.model_copy(update={"device": devices[0]}), metrics, load_backend)]
+    return process_workers(settings, devices, metrics, load_backend)
+
+
+def process_workers(
+    settings: Settings, devices: Sequence[str], metrics: Metrics, load_backend: BackendLoader
+) -> list[Worker]:
+    """A worker process for each device, `cpu` or `cuda:N`. They share the cores, unless OMP_NUM_THREADS is set.
+
+    Raises:
+        ValueError: the loader cannot be imported by another process.
+    """
     files, threads = AdapterFiles(), max(1, len(os.sched_getaffinity(0)) // len(devices))
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     if settings.hf_token is not None:

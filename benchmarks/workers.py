@@ -1,0 +1,159 @@
+"""Candidates per second of several worker processes against one: `python benchmarks/workers.py [--workers N]`.
+
+Three engines get the same chunks: one worker in this process, one worker process, and N worker processes, of which all
+have the same number of threads unless `--share-cores` gives each of them its part of one worker's. On a CPU the engines
+take turns, so that all see the same load on the machine; on GPUs, one is loaded after another. With `--true-size FOLDER`
+the model is FLUX.1 with random weights, written to that folder, with a reward of HPSv2's size.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from solrl_core.generator import CHUNK_SIZE
+from solrl_proto.rollouts import Plan, PromptItem
+from solrl_rollout.engine.backends import load_backend
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.work import Chunk, Job
+from solrl_rollout.engine.workers import Worker, process_workers
+from solrl_rollout.engine.workers.local import LocalWorker
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+from true_size import written
+
+STEPS = 6
+LOCAL, PROCESS = "one in the service's process", "one process"
+
+
+def main() -> None:
+    """Measure, print the table and write the JSON."""
+    args = arguments()
+    torch.set_num_threads(args.threads)
+    settings = settings_of(args)
+    several = f"{args.workers} processes"
+    names = [LOCAL, PROCESS, several]
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for together in [names] if args.device == "cpu" else [[name] for name in names]:
+        with ExitStack() as stack:
+            engines = {
+                name: stack.enter_context(running(workers_of(name, args, settings), settings)) for name in together
+            }
+            for number in range(-1, args.rounds):  # the first is not counted
+                for name in together[:: 1 if number % 2 else -1]:
+                    rate = measure(engines[name], settings, args.chunks * (args.workers if name == several else 1))
+                    print(f"{name}, round {number + 1}: {rate:.2f} candidates per second", file=sys.stderr, flush=True)
+                    if number >= 0:
+                        rates[name].append(rate)
+    ratios = {
+        "one process / in the service's process": ratio(rates[PROCESS], rates[LOCAL]),
+        f"{several} / one process": ratio(rates[several], rates[PROCESS]),
+    }
+    table = Table("workers", "candidates per second, median")
+    for name in names:
+        table.add_row(name, f"{statistics.median(rates[name]):.2f}")
+    for name, value in ratios.items():
+        table.add_row(name, f"{value:.3f}")
+    Console().print(table)
+    write(args, ratios, rates)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="mini-sana")
+    parser.add_argument("--reward", default="clipscore")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of one worker on a CPU")
+    parser.add_argument("--share-cores", action="store_true", help="each of several has its part of these threads")
+    parser.add_argument("--chunks", type=int, default=8, help="per worker and round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--true-size", type=Path, help="use FLUX.1 with random weights, written to this folder")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/workers.json"))
+    return parser.parse_args()
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """The settings of every engine."""
+    chosen: dict[str, Any] = {"model": (args.model,), "rewards": (args.reward,)}
+    if args.true_size:
+        model, options = written(args.true_size, args.device)
+        chosen = {"model": (str(model),), "rewards": ("hpsv2",), "reward_options": options}
+    return Settings(**chosen, device=args.device, precision=args.precision)
+
+
+def workers_of(name: str, args: argparse.Namespace, settings: Settings) -> list[Worker]:
+    """The workers of an engine, not loaded."""
+    if name == LOCAL:
+        return [LocalWorker(settings, Metrics(), load_backend)]
+    number = 1 if name == PROCESS else args.workers
+    threads = max(1, args.threads // number) if args.share_cores else args.threads
+    devices = [f"cuda:{i}" if args.device == "cuda" else "cpu" for i in range(number)]
+    with patch.dict(os.environ, OMP_NUM_THREADS=str(threads)):
+        return process_workers(settings, devices, Metrics(), load_backend)
+
+
+@contextmanager
+def running(workers: Sequence[Worker], settings: Settings) -> Iterator[Engine]:
+    """An engine with its models loaded and warm."""
+    engine = Engine(settings, Metrics(), workers)
+    try:
+        engine.start().result()
+        yield engine
+    finally:
+        engine.close()
+        if settings.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def measure(engine: Engine, settings: Settings, count: int) -> float:
+    """Candidates per second of this many chunks."""
+    plan = Plan(steps=STEPS, precision=settings.precision)
+    name = settings.models[0].name
+    job = Job("local", None, name, None, settings.precision, plan, settings.rewards, images=False)  # type: ignore[arg-type]
+    prompt = PromptItem(id="speed", text="a red circle and a blue square")
+    chunks = [Chunk(job, prompt, range(i * CHUNK_SIZE, (i + 1) * CHUNK_SIZE)) for i in range(count)]
+    start = time.perf_counter()
+    engine.submit(chunks)
+    for chunk in chunks:
+        chunk.result.result()
+    return count * CHUNK_SIZE / (time.perf_counter() - start)
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of the ratios of each round."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def write(args: argparse.Namespace, ratios: dict[str, float], rates: dict[str, list[float]]) -> None:
+    """Write the JSON."""
+    setting = {
+        "device": "CPU" if args.device == "cpu" else torch.cuda.get_device_name(0),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": args.threads,
+        "share_cores": args.share_cores,
+        "model": "FLUX.1, random weights" if args.true_size else args.model,
+        "precision": args.precision,
+        "steps": STEPS,
+        "candidates_per_round_and_worker": args.chunks * CHUNK_SIZE,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({**setting, "ratios": ratios, "candidates_per_second": rates}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
