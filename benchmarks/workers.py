@@ -2,8 +2,8 @@
 
 Three engines get the same chunks: one worker in this process, one worker process, and N worker processes, of which all
 have the same number of threads unless `--share-cores` gives each of them its part of one worker's. On a CPU the engines
-take turns, so that all see the same load on the machine; on GPUs, one is loaded after another. With `--true-size FOLDER`
-the model is FLUX.1 with random weights, written to that folder, with a reward of HPSv2's size.
+take turns, so that all see the same load on the machine; on GPUs, one is loaded after another. With `--true-size
+FOLDER` the model is FLUX.1 with random weights, written to that folder, with a reward of HPSv2's size.
 """
 
 import argparse

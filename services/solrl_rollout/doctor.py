@@ -17,6 +17,7 @@ def doctor(settings: Settings) -> int:
 def check(settings: Settings) -> Iterator[Finding]:
     """Findings about everything that a service with these settings needs."""
     yield from diagnosis.machine(settings.device, settings.precision)
+    yield _workers(settings)
     for spec in settings.models:
         yield diagnosis.model(spec.location, revision=spec.revision)
     yield from dict.fromkeys(_rewards(settings))  # models with the same options have the same findings
@@ -29,6 +30,18 @@ def _rewards(settings: Settings) -> Iterator[Finding]:
     for spec in settings.models:
         options = settings.reward_options
         yield from diagnosis.rewards(settings.rewards, spec.location, revision=spec.revision, options=options)
+
+
+def _workers(settings: Settings) -> Finding:
+    from solrl_rollout.engine.workers import worker_devices
+
+    try:
+        devices = worker_devices(settings)
+    except ValueError as error:
+        return Finding("workers", "missing", str(error), "correct --gpus or --workers")
+    if len(devices) == 1:
+        return Finding("workers", "ok", "one, in the service's process")
+    return Finding("workers", "ok", f"{len(devices)} processes, on {', '.join(dict.fromkeys(devices))}")
 
 
 def redis_findings(url: str | None) -> Iterator[Finding]:

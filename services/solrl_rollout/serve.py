@@ -117,7 +117,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 class EngineDiedError(RuntimeError):
-    """The engine thread died; only a new process can replace it."""
+    """The engine died; only a new process can replace it."""
 
 
 class DrainingServer(uvicorn.Server):

@@ -61,8 +61,7 @@ class Settings(BaseSettings):
     gpus: Annotated[str | None, tyro.conf.arg(metavar="all|0,1,…", help_behavior_hint="(default: one, by device)")] = (
         None
     )
-    """GPUs to serve from one queue, each by a worker process of its own: all, or their numbers. A single one is served
-    in this process."""
+    """GPUs to serve from one queue: all, or their numbers. Each has a worker process, unless there is only one."""
 
     workers: Annotated[int, Field(ge=1)] = 1
     """Worker processes on the CPU, which share its cores (or use OMP_NUM_THREADS threads each)."""
@@ -137,7 +136,7 @@ class Settings(BaseSettings):
     """Number of adapter versions kept per run."""
 
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds within which the engine thread must respond to /health/live; it responds between two steps."""
+    """Seconds within which each worker must respond to /health/live; it responds between two steps."""
 
     drain_timeout: Annotated[int, Field(ge=0)] = 50
     """Seconds after a SIGTERM to finish accepted work; groups streamed by then are not lost."""

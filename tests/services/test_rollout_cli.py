@@ -235,6 +235,18 @@ def test_the_doctor_names_missing_parts() -> None:
     assert "mini-sana" in done.stdout
 
 
+def test_the_doctor_says_how_many_workers_start() -> None:
+    assert "3 processes, on cpu" in here("doctor", "--port", "0", "--device", "cpu", "--workers", "3").stdout
+    done = here("doctor", "--port", "0", "--gpus", "4096")
+    assert done.returncode == 1
+    assert "got --gpus 4096, and PyTorch finds" in done.stdout
+
+
+def test_serve_refuses_gpus_that_are_not_there() -> None:
+    assert "got --gpus 4096, and PyTorch finds" in refusal("--gpus", "4096", "--port", "0")
+    assert "expected all, or different numbers" in refusal("--gpus", "one")
+
+
 def test_the_doctor_explains_each_precision_on_this_device(tmp_path: Path) -> None:
     package = tmp_path / "transformer_engine"
     package.mkdir()

@@ -150,7 +150,8 @@ class Engine:
         elif len(self._hosted) < len(self._feeds):
             self._start_next()
         else:
-            self._ready.set_result(describe(self._hosted))
+            names = (one.worker.name for one in self._feeds)
+            self._ready.set_result(describe(dict(zip(names, self._hosted, strict=True))))
         self._end(feed, self._supervise(feed))
 
     def _supervise(self, feed: WorkerFeed) -> BaseException | None:
@@ -165,7 +166,7 @@ class Engine:
                 if self._revive(feed):
                     continue
             except BaseException as error:
-                logger.exception("the engine thread died; health routes answer 503 from now on")
+                logger.exception("the engine thread died; with the last one, health routes answer 503 from now on")
                 return error
             return None
 

@@ -1,6 +1,6 @@
 """The hosted models of several workers, which must be equal, as one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ _SHOWN = 3
 
 
 def require_equal(name: str, hosted: Sequence[HostedModel], first: str, expected: Sequence[HostedModel]) -> None:
-    """Check that a worker's models are those of the first worker, whose answers it shares.
+    """Check that a worker's models are those of the first worker.
 
     Raises:
         RuntimeError: names what differs.
@@ -27,12 +27,12 @@ def require_equal(name: str, hosted: Sequence[HostedModel], first: str, expected
             )
 
 
-def describe(workers: Sequence[Sequence[HostedModel]]) -> list[HostedModel]:
-    """The models as the rest of the service sees them: on all workers' devices, with the lowest batch limits."""
-    return [_joined(models) for models in zip(*workers, strict=True)]
+def describe(workers: Mapping[str, Sequence[HostedModel]]) -> list[HostedModel]:
+    """The models of workers, by their names, as the rest of the service sees them: with the lowest batch limits."""
+    return [_joined(models, ", ".join(workers)) for models in zip(*workers.values(), strict=True)]
 
 
-def _joined(models: Sequence[HostedModel]) -> HostedModel:
+def _joined(models: Sequence[HostedModel], device: str) -> HostedModel:
     if len(models) == 1:
         return models[0]
 
@@ -43,7 +43,7 @@ def _joined(models: Sequence[HostedModel]) -> HostedModel:
                 lowest[part] = min(limit, lowest.get(part, limit))
         return lowest
 
-    return replace(models[0], device=f"{len(models)} workers", batch_limits=batch_limits)
+    return replace(models[0], device=device, batch_limits=batch_limits)
 
 
 def _identity(model: HostedModel) -> dict[str, Any]:

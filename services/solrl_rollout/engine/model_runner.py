@@ -77,7 +77,7 @@ def _load_model(
 
 
 class ModelRunner:
-    """One hosted model. All calls come from the engine thread; its scorer may run concurrently on another thread."""
+    """One hosted model. All calls come from the worker's thread; its scorer may run concurrently on another thread."""
 
     def __init__(self, name: str, backend: Backend, scorer: Scorer, default_precision: Tier, metrics: Metrics) -> None:
         self.backend = backend

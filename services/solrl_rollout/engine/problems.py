@@ -48,10 +48,10 @@ def draining(detail: str) -> RetryLaterError:
 
 
 def engine_dead() -> ProblemError:
-    """The 503 after the engine thread ended."""
+    """The 503 after the last worker ended."""
     return ProblemError(
         ProblemKind.ENGINE_DEAD,
-        "the engine thread ended; this process generates no more candidates",
+        "the last engine thread ended; this process generates no more candidates",
         action="restart the service; its log says why the thread ended",
     )
 

@@ -1,4 +1,4 @@
-"""A second thread, which scores one chunk while the engine thread generates the next."""
+"""A second thread, which scores one chunk while its worker generates the next."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

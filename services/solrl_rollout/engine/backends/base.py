@@ -113,7 +113,7 @@ class Generation:
 
 
 class Backend(Protocol):
-    """Generates the candidates of one model. All calls come from the engine thread."""
+    """Generates the candidates of one model. All calls come from one thread of its worker."""
 
     @property
     def identity(self) -> Identity:

@@ -13,7 +13,7 @@ from solrl_rollout.engine.workers.shared_adapters import AdapterFiles
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 
-__all__ = ["Worker", "make_workers", "process_workers"]
+__all__ = ["Worker", "make_workers", "process_workers", "worker_devices"]
 
 
 def make_workers(settings: Settings, metrics: Metrics, load_backend: BackendLoader) -> list[Worker]:
@@ -22,7 +22,7 @@ def make_workers(settings: Settings, metrics: Metrics, load_backend: BackendLoad
     Raises:
         ValueError: the settings name GPUs that this machine lacks, or CPU workers on a GPU.
     """
-    devices = _devices(settings)
+    devices = worker_devices(settings)
     if len(devices) == 1:
         return [LocalWorker(settings.model_copy(update={"device": devices[0]}), metrics, load_backend)]
     return process_workers(settings, devices, metrics, load_backend)
@@ -50,8 +50,8 @@ def process_workers(
     return workers
 
 
-def _devices(settings: Settings) -> list[str]:
-    """The device of each worker."""
+def worker_devices(settings: Settings) -> list[str]:
+    """The device of each worker; raises as `make_workers` does."""
     if settings.gpus is not None:
         present = torch.cuda.device_count()
         numbers = range(present) if settings.gpus == "all" else [int(number) for number in settings.gpus.split(",")]
