@@ -21,7 +21,7 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
-from uneven_backend import uneven
+from unfit_backends import lethal, missing, uneven
 
 LETHAL = f"{faulty_rewards.lethal.__module__}:{faulty_rewards.lethal.__name__}"
 
@@ -177,11 +177,20 @@ def test_workers_end_when_the_service_is_killed() -> None:
         assert_gone(workers)
 
 
-def test_workers_with_different_weights_do_not_start() -> None:
+@pytest.mark.parametrize(
+    ("load_backend", "error", "said"),
+    [
+        (uneven, RuntimeError, r"worker cpu:1 and worker cpu:0 .*digest of transformer: sha256:"),
+        (missing, OSError, "there is no such model"),
+        (lethal, RuntimeError, "worker cpu:0 ended while it loaded: signal SIGKILL"),
+    ],
+)
+def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, error: type[Exception], said: str) -> None:
     settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2), Metrics()
-    engine = Engine(settings, metrics, make_workers(settings, metrics, uneven))
+    engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))
     try:
-        with pytest.raises(RuntimeError, match=r"worker cpu:1 and worker cpu:0 .*digest of transformer: sha256:"):
+        with pytest.raises(error, match=said):
             engine.start().result(120)
     finally:
         engine.close()
+    assert engine.dead

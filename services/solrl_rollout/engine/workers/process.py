@@ -99,7 +99,7 @@ class ProcessWorker:
             return self._loaded.result()
         except BaseException as error:
             how = self._stop()
-            if isinstance(error, OSError) and self._gone:
+            if isinstance(error, ConnectionError):
                 raise RuntimeError(f"worker {self.name} ended while it loaded: {how}") from error
             raise
 
