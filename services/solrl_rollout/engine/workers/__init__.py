@@ -38,8 +38,6 @@ def process_workers(
     """
     files, threads = AdapterFiles(), max(1, len(os.sched_getaffinity(0)) // len(devices))
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-    if settings.hf_token is not None:
-        environment["SOLRL_HF_TOKEN"] = settings.hf_token.get_secret_value()
     workers: list[Worker] = []
     for i, device in enumerate(devices):
         kind, _, number = device.partition(":")

@@ -93,7 +93,7 @@ class ProcessWorker:
         self._messages = Messages(ours)
         self._receiver = threading.Thread(target=self._receive, name=f"solrl-receiver-{self.name}")
         self._receiver.start()
-        chosen = self._settings.model_dump(mode="json", exclude={"hf_token", "redis_url", "redis_url_file"}) | _LOCAL
+        chosen = self._settings.model_dump(mode="json", exclude={"redis_url", "redis_url_file"}) | _LOCAL
         try:
             self._messages.send({"do": "load", "settings": chosen, "loader": self._loader, "name": self.name})
             return self._loaded.result()
