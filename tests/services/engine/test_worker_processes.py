@@ -62,8 +62,10 @@ def assert_gone(pids: list[int]) -> None:
     assert not left
 
 
-def groups(service: RunningService, plan: dict[str, Any] | None = None, **request: Any) -> Any:
-    body = rollout_request(**request)
+def groups(
+    service: RunningService, plan: dict[str, Any] | None = None, *, latents: str | None = None, **request: Any
+) -> Any:
+    body = rollout_request(**request) | {"latents": latents}
     body["plan"] |= plan or {}
     response = service.client.post("/v1/rollouts", json=body)
     assert response.status_code == 200, response.text
@@ -103,7 +105,7 @@ def test_both_workers_together_host_the_same_model(one: RunningService, two: Run
 def test_scores_and_images_have_the_same_bits(one: RunningService, two: RunningService, precision: str) -> None:
     asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 30, "precision": precision, "images": "png"}
     before = counted(two, "solrl_worker_chunks_total")
-    assert groups(two, **asked) == groups(one, **asked)
+    assert groups(two, latents="float32", **asked) == groups(one, latents="float32", **asked)
     after = counted(two, "solrl_worker_chunks_total")
     assert all(after[name] > before.get(name, 0) for name in ("cpu:0", "cpu:1"))
 
@@ -111,7 +113,7 @@ def test_scores_and_images_have_the_same_bits(one: RunningService, two: RunningS
 @pytest.mark.parametrize("solver", ["euler", "dpm2"])
 def test_pruned_groups_have_the_same_bits(one: RunningService, two: RunningService, solver: str) -> None:
     plan = {"prune": {"after": 2, "keep": 26}, "solver": solver, "guidance": 2.0}
-    theirs, ours = (groups(service, plan, count=40, steps=4) for service in (two, one))
+    theirs, ours = (groups(service, plan, latents="float32", count=40, steps=4) for service in (two, one))
     assert theirs == ours
     assert sum(theirs[0]["pruned"]) == 14
 
