@@ -60,6 +60,8 @@ def test_the_settings_of_a_gpu_node_give_a_gpu_and_require_tokens() -> None:
     rollout, trainer = WITH_GPUS["rollout"], WITH_GPUS["trainer"]
     assert rollout["runtime"] == trainer["runtime"] == "nvidia"
     assert rollout["environment"]["NVIDIA_VISIBLE_DEVICES"] != trainer["environment"]["NVIDIA_VISIBLE_DEVICES"]
+    assert rollout["environment"]["SOLRL_GPUS"] == "all"
+    assert "SOLRL_GPUS" not in {key for key, value in SERVICES["rollout"]["environment"].items() if value}
     assert rollout["environment"]["SOLRL_TOKEN_FILE"] == "/tokens/tokens.json"
     assert rollout["environment"]["SOLRL_ALLOW_ANONYMOUS"] == "0", "so that a lost token file is an error"
     dockerfile = (ROOT / "Dockerfile.rollout").read_text()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,12 @@ def uneven(*_: Any) -> FakeBackend:
 def missing(*_: Any) -> FakeBackend:
     """Is not there."""
     raise OSError("there is no such model")
+
+
+def sleepy(*_: Any) -> FakeBackend:
+    """Takes ten minutes."""
+    time.sleep(600)
+    return FakeBackend()
 
 
 def lethal(*_: Any) -> FakeBackend:

@@ -120,7 +120,10 @@ class Engine:
         with self._dispatch.changed:
             self._dispatch.closing = True
             jobs = [chunk.job for feed in self._feeds for chunk in feed.chunks]
+            loading = [feed.worker for feed in self._feeds if not (feed.serving or feed.ended)]
             self._dispatch.changed.notify_all()
+        for worker in loading:
+            worker.close()
         for job in jobs:
             self.cancel(job)
         for thread in self._threads:  # a thread that is loading may add another

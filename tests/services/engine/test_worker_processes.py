@@ -21,7 +21,7 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
-from unfit_backends import lethal, missing, uneven
+from unfit_backends import lethal, missing, sleepy, uneven
 
 LETHAL = f"{faulty_rewards.lethal.__module__}:{faulty_rewards.lethal.__name__}"
 
@@ -196,3 +196,17 @@ def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, erro
     finally:
         engine.close()
     assert engine.dead
+
+
+def test_an_engine_that_closes_does_not_wait_for_its_workers_to_load() -> None:
+    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2), Metrics()
+    workers: Any = make_workers(settings, metrics, sleepy)
+    engine = Engine(settings, metrics, workers)
+    loading = engine.start()
+    while (process := workers[0]._process) is None:
+        time.sleep(0.01)
+    engine.close()
+    assert engine.dead
+    assert process.returncode is not None
+    with pytest.raises(RuntimeError, match="worker cpu:0 ended while it loaded"):
+        loading.result(0)

@@ -75,4 +75,7 @@ class Worker(Protocol):
         """Return a future that the worker resolves before its next step. Called only while it runs; never blocks."""
 
     def close(self) -> None:
-        """Free everything that `load` made, after the end of `run`, and resolve all pings."""
+        """Free everything that `load` made, after the end of `run`, and resolve all pings; may be called again.
+
+        During `load`, in another thread, it may end the loading with an error.
+        """

@@ -1,5 +1,6 @@
 """A worker in a process of its own, as the front sees it."""
 
+import contextlib
 import itertools
 import logging
 import os
@@ -84,7 +85,7 @@ class ProcessWorker:
             command = [sys.executable, "-P", "-m", "solrl_rollout.engine.workers.child", str(theirs.fileno())]
             # Modules are found as in this process, e.g. of rewards.
             found = {"PYTHONPATH": os.pathsep.join(sys.path)}
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **found, **self._environment},
@@ -93,9 +94,11 @@ class ProcessWorker:
         self._messages = Messages(ours)
         self._receiver = threading.Thread(target=self._receive, name=f"solrl-receiver-{self.name}")
         self._receiver.start()
+        self._process = process  # from now on, `close` ends the loading
         chosen = self._settings.model_dump(mode="json", exclude={"redis_url", "redis_url_file"}) | _LOCAL
         try:
-            self._messages.send({"do": "load", "settings": chosen, "loader": self._loader, "name": self.name})
+            with contextlib.suppress(OSError):  # the receiver notices, too
+                self._messages.send({"do": "load", "settings": chosen, "loader": self._loader, "name": self.name})
             return self._loaded.result()
         except BaseException as error:
             how = self._stop()
