@@ -79,8 +79,8 @@ class Workers(SimpleNamespace):
 
 
 @contextmanager
-def workers_on(*backends: FakeBackend) -> Iterator[Workers]:
-    settings, metrics = Settings(rewards=(REWARD,)), Metrics()
+def workers_on(*backends: FakeBackend, **limits: int) -> Iterator[Workers]:
+    settings, metrics = Settings(rewards=(REWARD,), **limits), Metrics()
     made = [MortalWorker(settings, metrics, backend, f"fake:{i}") for i, backend in enumerate(backends)]
     engine = Engine(settings, metrics, made)
     try:
@@ -172,34 +172,33 @@ def test_a_worker_that_keeps_dying_is_given_up_and_the_engine_with_the_last(monk
 
 def test_a_lost_chunk_that_was_cancelled_is_not_made_again() -> None:
     gate = Gate("fatal")
-    with workers_on(MortalBackend(gate, times=1)) as one:
-        lost = chunk(job(), "fatal")
+    backend = MortalBackend(gate, times=1)
+    adapter: Any = SimpleNamespace(digest="v1", adapter=None, hold=None)
+    with workers_on(backend) as one:
+        lost = chunk(job(adapter=adapter), "fatal")
         one.engine.submit([lost])
         assert gate.reached.wait(60)
         one.engine.cancel(lost.job)
         gate.opened.set()
         with pytest.raises(ProblemError):
             scores(lost)
-        assert torch.equal(scores_of_new(one.engine), EXPECTED)
+        after = chunk(job())
+        one.engine.submit([after])
+        assert torch.equal(scores(after), EXPECTED)
+    assert backend.served.count(("bf16", "v1")) == 1
 
 
-def scores_of_new(engine: Engine) -> torch.Tensor:
-    part = chunk(job())
-    engine.submit([part])
-    return scores(part)
-
-
-def test_survivors_of_pruning_keep_their_capacity_when_a_worker_dies() -> None:
-    with workers_on(MortalBackend(times=1)) as one:
+def test_capacity_is_reserved_once_for_survivors_of_pruning_when_a_worker_dies() -> None:
+    with workers_on(MortalBackend(times=1), queue_limit=6) as one:
         pruned = chunk(job(steps=2), "fatal", until=1, reserved=2)
         one.engine.submit([pruned])
         halfway = pruned.result.result(60).trajectory
         assert halfway is not None
+        one.engine.submit([chunk(job(), count=4)])  # fits with two survivors
         survivors = chunk(pruned.job, count=2, start=halfway.rows([0, 1]))
         one.engine.submit([survivors], reserved=True)
         assert len(scores(survivors)) == 2
-        one.engine.cancel(pruned.job)
-        assert not one.engine._dispatch._queue._reserved
+        assert pruned.losses == 1
 
 
 def test_workers_with_different_models_do_not_start() -> None:
