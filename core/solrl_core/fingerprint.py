@@ -7,9 +7,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from solrl_core.errors import MismatchError
@@ -46,9 +48,43 @@ def module_digest(module: nn.Module, device: torch.device | None = None) -> str:
     It detects different weights, but not weights constructed to have a given digest. `device` computes it; by default,
     each weight's own.
     """
-    weights = [f"{name} {_tensor_digest(tensor.to(device))}" for name, tensor in sorted(module.state_dict().items())]
+    return _module_digest(
+        module, {name: _tensor_digest(tensor.to(device)) for name, tensor in module.state_dict().items()}
+    )
+
+
+def checkpoint_digest(module: nn.Module, folder: Path, device: torch.device) -> str:
+    """`module_digest` of a module on the meta device with the weights in its folder, read one at a time.
+
+    Args:
+        module: the module without weights.
+        folder: its part of a model in diffusers format, with safetensors files.
+        device: sums the weights.
+
+    Raises:
+        ValueError: the files have other weights than the module.
+        OSError: there are no safetensors files.
+    """
+    index = folder / "diffusion_pytorch_model.safetensors.index.json"
+    single = folder / "diffusion_pytorch_model.safetensors"
+    files = {folder / name for name in json.loads(index.read_text())["weight_map"].values()} if index.is_file() else ()
+    digests: dict[str, str] = {}
+    for file in sorted(files or (single,)):
+        with safe_open(file, framework="pt") as weights:
+            digests |= {name: _tensor_digest(weights.get_tensor(name).to(device)) for name in weights.keys()}  # noqa: SIM118
+    if odd := sorted(digests.keys() ^ module.state_dict().keys()):
+        raise ValueError(
+            f"{folder}: the files and {type(module).__name__} differ by {len(odd)} weights, such as {odd[0]}; expected "
+            "a model saved by this version of diffusers"
+        )
+    return _module_digest(module, digests)
+
+
+def _module_digest(module: nn.Module, weights: Mapping[str, str]) -> str:
     settings = _settings(module.config) if hasattr(module, "config") else ""
-    return combined_digest(type(module).__name__, settings, *weights)
+    return combined_digest(
+        type(module).__name__, settings, *(f"{name} {digest}" for name, digest in sorted(weights.items()))
+    )
 
 
 def _tensor_digest(tensor: torch.Tensor) -> str:

@@ -168,17 +168,22 @@ class Generator:
         return GeneratorOutput(end, images, Recording.join(recordings) if record else None)
 
     def decode(self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE) -> torch.Tensor:
-        """Decode latents to images [N, 3, H, W]; large images are decoded in batches smaller than `batch_limit`."""
-        size = min(batch_limit, max(1, _DECODED_PIXELS // (self.backbone.height * self.backbone.width)))
-        decode = torch.inference_mode()(self.backbone.decode)
-        if latents.device.type == "cpu":
-            cut = batches(len(latents), size, latents.device)
-            parts = map_in_lanes(decode, [latents[list(batch.rows)] for batch in cut], latents.device)
-            return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
-        size = next(number for number in _DECODED_ON_GPU if number <= size)
-        # Padded, because the decoder is compiled for each shape.
-        padded = torch.cat([latents, *[latents[-1:]] * (-len(latents) % size)])
-        return torch.cat([decode(part) for part in torch.split(padded, size)])[: len(latents)]
+        """Decode latents with the backbone; see `decode_in_batches`."""
+        return decode_in_batches(self.backbone, latents, batch_limit)
+
+
+def decode_in_batches(backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE) -> torch.Tensor:
+    """Decode latents to images [N, 3, H, W]; large images are decoded in batches smaller than `batch_limit`."""
+    size = min(batch_limit, max(1, _DECODED_PIXELS // (backbone.height * backbone.width)))
+    decode = torch.inference_mode()(backbone.decode)
+    if latents.device.type == "cpu":
+        cut = batches(len(latents), size, latents.device)
+        parts = map_in_lanes(decode, [latents[list(batch.rows)] for batch in cut], latents.device)
+        return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
+    size = next(number for number in _DECODED_ON_GPU if number <= size)
+    # Padded, because the decoder is compiled for each shape.
+    padded = torch.cat([latents, *[latents[-1:]] * (-len(latents) % size)])
+    return torch.cat([decode(part) for part in torch.split(padded, size)])[: len(latents)]
 
 
 def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:

@@ -1,7 +1,7 @@
 """Interface of a backbone family: all that the sampler, the algorithms and the service use of a model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -82,7 +82,11 @@ class Backbone(ABC):
         """Share (0 to 1) of the blocks' linear FLOPs that are quantised at a precision."""
         if precision == "bf16":
             return 0.0
-        return share_of_flops(self._flops, self.policy_at(precision).select(self.transformer), self.blocks)
+        return self.share_of(self.policy_at(precision).select(self.transformer))
+
+    def share_of(self, layers: Collection[str]) -> float:
+        """Share (0 to 1) of the blocks' linear FLOPs that the named layers spend."""
+        return share_of_flops(self._flops, layers, self.blocks)
 
     @cached_property
     def _flops(self) -> dict[str, int]:

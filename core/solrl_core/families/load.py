@@ -133,6 +133,22 @@ def explained(where: str) -> Iterator[None]:
         raise OSError(f"cannot load {where!r}: {advice(error, where)}; original error: {error}") from error
 
 
+def model_folder(model: str, *, revision: str | None = None) -> Path:
+    """The local folder of a model with all of its files, which are downloaded if it is on the hub.
+
+    Raises:
+        ValueError: unknown model.
+        OSError: the hub cannot be reached, or access was not granted.
+    """
+    from diffusers import DiffusionPipeline
+
+    where = locate(model)
+    if Path(where).is_dir():
+        return Path(where)
+    with explained(where):
+        return Path(DiffusionPipeline.download(where, revision=revision))
+
+
 def load_backbone(
     model: str,
     *,
@@ -140,6 +156,7 @@ def load_backbone(
     revision: str | None = None,
     dtype: torch.dtype | None = None,
     waiting: bool = False,
+    transformer: torch.nn.Module | None = None,
 ) -> PipelineBackbone:
     """Load a model's pipeline and wrap it in its family.
 
@@ -152,6 +169,7 @@ def load_backbone(
         revision: hub commit or tag.
         dtype: dtype of all weights, without rounding to bfloat16; None for the default above.
         waiting: leave transformer and text encoders in host memory, for a caller that decides what the device holds.
+        transformer: used as it is, on whichever device it is, instead of loading the model's own.
 
     Raises:
         ValueError: unknown model or family.
@@ -168,15 +186,15 @@ def load_backbone(
     with explained(where):
         config = DiffusionPipeline.load_config(where, revision=revision)
     family = family_of(config.get("_class_name"), where)
+    folder = model_folder(model, revision=revision)
     with explained(where):
-        local = Path(where).is_dir()
-        folder = Path(where if local else DiffusionPipeline.download(where, revision=revision))
-        pipeline = DiffusionPipeline.from_pretrained(folder, dtype=held, **family.components(folder, held))
+        parts = family.components(folder, held) if transformer is None else {"transformer": transformer}
+        pipeline = DiffusionPipeline.from_pretrained(folder, dtype=held, **parts)
     if device.startswith("cuda"):
         # Triton launches kernels on the thread's current device, whichever device the tensors are on.
         torch.cuda.set_device(torch.device(device).index or 0)
     for part_name, part in pipeline.components.items():
-        if isinstance(part, torch.nn.Module):
+        if isinstance(part, torch.nn.Module) and part is not transformer:
             if not (waiting and (part_name == "transformer" or is_text_encoder(part_name))):
                 part.to(device)
             part.eval().requires_grad_(False)

@@ -123,6 +123,10 @@ class PipelineBackbone(Backbone):
         """Swap in fused modules, then compile the blocks of the transformer and of the decoder."""
         self.fuse(transformer)
         super().compile(transformer)
+        self.compile_decoder()
+
+    def compile_decoder(self) -> None:
+        """Compile the blocks of the decoder for a GPU, in place."""
         vae = self._pipeline.vae
         decoder = getattr(vae, "decoder", None)
         # A video autoencoder has five axes, for which there is no channels-last layout.
