@@ -18,12 +18,27 @@ def check(settings: Settings) -> Iterator[Finding]:
     """Findings about everything that a service with these settings needs."""
     yield from diagnosis.machine(settings.device, settings.precision)
     yield _workers(settings)
+    yield from _engine(settings)
     for spec in settings.models:
         yield diagnosis.model(spec.location, revision=spec.revision)
     yield from dict.fromkeys(_rewards(settings))  # models with the same options have the same findings
     yield from redis_findings(settings.store_url)
     yield from _access(settings)
     yield _port(settings)
+
+
+def _engine(settings: Settings) -> Iterator[Finding]:
+    if settings.engine != "vllm-omni":
+        return
+    from solrl_rollout.engine.backends.vllm_omni.support import VERSIONS, require_packages
+
+    try:
+        require_packages()
+    except RuntimeError as error:
+        found, _, action = str(error).partition(": ")
+        yield Finding("engine", "missing", found, action)
+    else:
+        yield Finding("engine", "ok", " and ".join(f"{name} {version}" for name, version in VERSIONS.items()))
 
 
 def _rewards(settings: Settings) -> Iterator[Finding]:

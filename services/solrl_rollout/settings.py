@@ -66,6 +66,14 @@ class Settings(BaseSettings):
     workers: Annotated[int, Field(ge=1)] = 1
     """Worker processes on the CPU, which share its cores (or use OMP_NUM_THREADS threads each)."""
 
+    engine: Literal["solrl", "vllm-omni"] = "solrl"
+    """Computes the transformer; vllm-omni (FLUX.1 and SD3.5) needs an environment of its own, see docs/deploy.md."""
+
+    engine_options: Annotated[
+        dict[str, Any], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
+    ] = Field(default_factory=dict)
+    """Fields of vLLM-Omni's OmniDiffusionConfig, such as '{"parallel_config": {"tensor_parallel_size": 2}}'."""
+
     precision: Precision = "auto"
     """Precision of requests with precision auto; auto is the fastest one that is native on the device.
     Every answer states the precision used."""

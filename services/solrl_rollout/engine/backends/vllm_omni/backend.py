@@ -1,0 +1,166 @@
+"""The backend: encodes prompts and decodes latents in this process, and has vLLM-Omni take the steps between."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from solrl_core.arithmetic import arithmetic
+from solrl_core.device_events import DeviceEvent, record_event
+from solrl_core.families.load import load_backbone, model_folder
+from solrl_core.families.skeleton import Meta, load_skeleton
+from solrl_core.fingerprint import checkpoint_digest, part_digests
+from solrl_core.generator import decode_in_batches
+from solrl_core.lora import adapter_layout
+from solrl_core.precision import numerics
+from solrl_core.sampler import Trajectory
+from solrl_core.solvers import make_solver
+from solrl_proto.identifiers import Tier
+from solrl_proto.models import PrecisionInfo
+
+from solrl_rollout.engine.backends.base import (
+    AdapterMergeError,
+    Capabilities,
+    Generation,
+    GenerationRequest,
+    Identity,
+    LayerPrecisionError,
+)
+from solrl_rollout.engine.backends.vllm_omni.adapters import adapter_number, peft_folder
+from solrl_rollout.engine.backends.vllm_omni.orders import Order, pack
+from solrl_rollout.engine.backends.vllm_omni.support import VERSIONS, pipeline_class, require_packages
+from solrl_rollout.engine.work import VersionedAdapter
+from solrl_rollout.settings import ModelSpec, Settings
+
+_FULL_SHARE = 0.9
+"""Share of the blocks' linear FLOPs from which on a precision needs no label."""
+
+
+class VllmOmniBackend:
+    """A model whose transformer runs in vLLM-Omni, at one precision, with adapters beside the weights, not merged."""
+
+    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
+        """Load the model.
+
+        Raises:
+            ValueError: the model or the precision is not supported; says which engine supports it.
+            OSError: the model cannot be loaded.
+            RuntimeError: the packages are missing or untested, or the engine does not start.
+        """
+        require_packages()
+        skeleton = load_skeleton(spec.location, revision=spec.revision)
+        pipeline = pipeline_class(skeleton.family, settings.precision)
+        folder = model_folder(spec.location, revision=spec.revision)
+        device = torch.device(settings.torch_device)
+        self._precision: Tier = "fp8" if settings.precision == "fp8" else "bf16"
+        self._adapter: tuple[str, int] | None = None
+        backbone = load_backbone(str(folder), device=str(device), transformer=skeleton.transformer)
+        self._backbone, self._device = backbone, backbone.device
+        if self._device.type == "cuda":
+            backbone.compile_decoder()
+        others = {name: part for name, part in backbone.parts.items() if part is not skeleton.transformer}
+        transformer = checkpoint_digest(skeleton.transformer, folder / "transformer", self._device)
+        self.identity = Identity(
+            family=backbone.family,
+            height=backbone.height,
+            width=backbone.width,
+            latent_shape=backbone.latent_shape,
+            digests={"transformer": transformer, **part_digests(others)},
+            adapter_layout=adapter_layout(skeleton.transformer, backbone.lora_targets),
+            reward_options=backbone.options.rewards,
+            device=str(self._device),
+            arithmetic={**arithmetic(self._device), **VERSIONS},
+        )
+        # Imported here, where its packages are known to be installed.
+        from solrl_rollout.engine.backends.vllm_omni.engine import OmniEngine
+
+        self._engine = OmniEngine(
+            folder, pipeline, device, quantise=self._precision == "fp8", options=settings.engine_options
+        )
+        try:
+            share = 0.0
+            if self._precision == "fp8":
+                with Meta():
+                    share = skeleton.share_of(self._engine.quantised())
+            self.capabilities = Capabilities(
+                precisions=(self._describe(share),), prunes=True, overlaps=self._device.type == "cuda"
+            )
+        except BaseException:
+            self._engine.close()
+            raise
+
+    def batch_sizes(self, limit: int) -> Sequence[int]:
+        """One size: vLLM-Omni compiles for all of them."""
+        return (limit,)
+
+    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
+        """Load an adapter and check that all of its modules are bound; on an error the previous one is still served."""
+        if precision != self._precision:
+            raise LayerPrecisionError(f"got {precision}; this engine was started at {self._precision}")
+        if adapter is None:
+            self._adapter = None
+            return
+        number, modules = adapter_number(adapter.digest), adapter.adapter.modules
+        try:
+            with peft_folder(adapter.adapter) as folder:
+                bound = self._engine.bind(adapter.digest, number, folder)
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, RuntimeError) as error:
+            raise AdapterMergeError(str(error)) from error
+        if missing := sorted(set(modules) - set(bound)):
+            self._engine.unload(number)
+            raise AdapterMergeError(
+                f"vLLM-Omni bound {len(modules) - len(missing)} of the adapter's {len(modules)} modules; "
+                f"{missing[0]} is the first without"
+            )
+        self._adapter = adapter.digest, number
+
+    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+        """Generate candidates; the images are still being decoded on a GPU when this returns."""
+        plan, start, size = request.plan, request.start, request.batch_limit
+        solver = plan.fitted or plan.solver
+        chosen = make_solver(solver) if start is None else start.solver
+        sigmas = chosen.schedule(plan.steps, self._backbone.sigmas)
+        conditioning = self._backbone.conditioning(request.prompt, plan.guidance)
+        there = {name: tensor.cpu() for name, tensor in conditioning.items()}
+        ends = []
+        for first in range(0, len(request.seeds), size):
+            rows = slice(first, first + size)
+            order = Order(
+                conditioning=there,
+                guidance=plan.guidance,
+                seeds=tuple(request.seeds[rows]),
+                solver=solver,
+                sigmas=sigmas,
+                until=plan.steps if request.until is None else request.until,
+                start=None if start is None else pack(start.rows(rows)),
+            )
+            ends.append(self._engine.generate(order, self._adapter, between))
+        end = Trajectory.join(ends).to(self._device)
+        assert end.clean is not None
+        images = decode_in_batches(self._backbone, end.clean, size)
+        (unread,) = self._backbone.unread_tokens([request.prompt])
+        return Generation(images, end if request.until is not None else None, unread)
+
+    def record_event(self) -> DeviceEvent:
+        """Record an event in this process's work; the engine's is finished whenever `generate` returns."""
+        return record_event(self._device)
+
+    def check(self) -> None:
+        """Raise if the device or a process of the engine no longer works."""
+        torch.ones(1, device=self._device).sum().item()
+        self._engine.check()
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._engine.close()
+
+    def _describe(self, share: float) -> PrecisionInfo:
+        how = f"vLLM-Omni {VERSIONS['vllm-omni']}"
+        if self._precision == "fp8" and share < _FULL_SHARE:
+            how += f", fp8-partial: {share:.0%} of the blocks' linear FLOPs, the rest in bfloat16"
+        return PrecisionInfo(
+            precision=self._precision,
+            numerics=numerics(self._precision, self._device),
+            how=how,
+            quantized_share=share,
+        )

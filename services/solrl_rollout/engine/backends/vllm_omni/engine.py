@@ -1,0 +1,184 @@
+"""The part in the service's process: vLLM-Omni's engine, called step by step from one thread.
+
+Only vLLM-Omni's environment can import this module.
+"""
+
+import multiprocessing
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from solrl_core.sampler import Trajectory
+from vllm.lora.request import LoRARequest
+from vllm_omni.diffusion.data import OmniDiffusionConfig
+from vllm_omni.diffusion.diffusion_engine import DiffusionEngine
+from vllm_omni.diffusion.request import OmniDiffusionRequest
+from vllm_omni.diffusion.sched import StepScheduler
+from vllm_omni.diffusion.sched.interface import DiffusionRequestStatus
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+from solrl_rollout.engine.backends.vllm_omni.orders import ORDER, Order, unpack
+
+_PARTS = "solrl_rollout.engine.backends.vllm_omni.pipeline"
+
+
+class CancellingScheduler(StepScheduler):  # type: ignore[misc]
+    """vLLM-Omni's step scheduler, which calls a function before each step.
+
+    Attributes:
+        between: the function. If it raises, the request is aborted and `schedule` raises the same.
+        request_id: the request.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.between: Callable[[], None] = lambda: None
+        self.request_id = ""
+
+    def schedule(self) -> Any:
+        """Schedule the next step."""
+        try:
+            self.between()
+        except BaseException:
+            # Not an empty step, of which the engine would not tell its processes: they would keep the latents.
+            self.finish_requests(self.request_id, DiffusionRequestStatus.FINISHED_ABORTED)
+            self.pop_request_state(self.request_id)
+            raise
+        return super().schedule()
+
+
+class OmniEngine:
+    """A `DiffusionEngine` with our pipeline."""
+
+    def __init__(
+        self, folder: Path, pipeline: str, device: torch.device, *, quantise: bool, options: Mapping[str, Any]
+    ) -> None:
+        """Load the model.
+
+        Args:
+            folder: the model in diffusers format.
+            pipeline: vLLM-Omni's name of the model's pipeline.
+            device: the (first) GPU.
+            quantise: whether linear layers run at fp8.
+            options: further fields of `OmniDiffusionConfig`.
+
+        Raises:
+            ValueError: an option is unknown, or is the backend's.
+            RuntimeError: the model cannot be loaded.
+        """
+        own: dict[str, Any] = {
+            "model": str(folder),
+            "model_class_name": pipeline,
+            "dtype": torch.bfloat16,
+            "quantization_config": "fp8" if quantise else None,
+            "output_type": "latent",
+            "step_execution": True,
+            "max_num_seqs": 1,
+            "max_cpu_loras": 2,  # the served adapter stays loaded until the next one is
+            "custom_pipeline_args": {"pipeline_class": f"{_PARTS}.RolloutPipeline"},
+            "worker_extension_cls": f"{_PARTS}.RolloutWorker",
+        }
+        allowed = {field.name for field in fields(OmniDiffusionConfig)} - own.keys()
+        if odd := sorted(options.keys() - allowed):
+            raise ValueError(
+                f"got engine option {odd[0]!r}; expected fields of OmniDiffusionConfig other than {', '.join(own)}"
+            )
+        config = OmniDiffusionConfig.from_kwargs(**options, **own)
+        config.enrich_config()
+        self._scheduler = CancellingScheduler()
+        # vLLM-Omni makes its events before it chooses this method, and cannot share them with such processes otherwise.
+        multiprocessing.set_start_method("spawn", force=True)
+        with _first_visible(device):
+            # Not `make_engine`, whose warm-up request is not ours; the service warms up by itself.
+            self._engine = DiffusionEngine(config, scheduler=self._scheduler)
+
+    def generate(self, order: Order, adapter: tuple[str, int] | None, between: Callable[[], None]) -> Trajectory:
+        """Take the steps of an order.
+
+        Args:
+            order: the steps.
+            adapter: name and number of a loaded adapter; None for the base model.
+            between: called before each step; raises to stop.
+
+        Raises:
+            torch.OutOfMemoryError: the batch does not fit.
+            RuntimeError: the engine failed.
+        """
+        request = OmniDiffusionRequest(
+            prompt="",
+            request_id=uuid.uuid4().hex,
+            sampling_params=OmniDiffusionSamplingParams(
+                num_inference_steps=order.steps,
+                num_outputs_per_prompt=len(order.seeds),
+                seed=0,
+                # Loaded already: the path is never read.
+                lora_request=adapter and LoRARequest(*adapter, "loaded"),
+                extra_args={ORDER: order},
+            ),
+        )
+        self._scheduler.between, self._scheduler.request_id = between, request.request_id
+        output = self._engine.add_req_and_wait_for_response(request)
+        if output.error:
+            raise _failure(output.error)
+        return unpack(output.output, order.solver)
+
+    def bind(self, name: str, number: int, folder: Path) -> list[str]:
+        """Load an adapter; return the modules that it is bound to.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit.
+            RuntimeError: it cannot be loaded.
+        """
+        modules: list[str] = self._call("solrl_bind", name, number, str(folder))
+        return modules
+
+    def unload(self, number: int) -> None:
+        """Remove a loaded adapter."""
+        self._call("remove_lora", number)
+
+    def quantised(self) -> list[str]:
+        """Names of the checkpoint's linear layers that run quantised."""
+        names: list[str] = self._call("solrl_quantised")
+        return names
+
+    def check(self) -> None:
+        """Raise if a process of the engine is dead."""
+        self._engine.executor.check_health()
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._engine.close()
+
+    def _call(self, method: str, *args: Any) -> Any:
+        try:
+            (answer,) = self._engine.collective_rpc(method, args=args)  # the first process's; raises for any
+        except RuntimeError as error:
+            raise _failure(str(error)) from error
+        return answer
+
+
+def _failure(text: str) -> RuntimeError:
+    """The exception for an error of another process, of which only the text arrives."""
+    return torch.OutOfMemoryError(text) if "out of memory" in text else RuntimeError(f"vLLM-Omni: {text}")
+
+
+@contextmanager
+def _first_visible(device: torch.device) -> Iterator[None]:
+    """Make a GPU the first one that new processes see: vLLM-Omni always begins with the first."""
+    name = "CUDA_VISIBLE_DEVICES"
+    before = os.environ.get(name)
+    if device.index:
+        seen = before.split(",") if before else [str(index) for index in range(torch.cuda.device_count())]
+        os.environ[name] = ",".join(seen[device.index :])
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

@@ -1,0 +1,53 @@
+"""Versions and models that the backend supports; everything else is refused before a model is loaded."""
+
+from importlib import metadata
+
+from solrl_proto.rollouts import Precision
+
+VERSIONS = {"vllm": "0.26.0", "vllm-omni": "0.26.0"}
+"""The pair of releases that the backend was written against; vllm-omni does not install vllm."""
+LOCK = "deploy/vllm-omni.lock"
+
+_INSTEAD = "serve it with --engine solrl"
+_FAMILIES = {"flux": "FluxPipeline", "sd3": "StableDiffusion3Pipeline"}
+
+
+def require_packages() -> None:
+    """Refuse to start without the tested pair of packages.
+
+    Raises:
+        RuntimeError: one is missing, or another version.
+    """
+    found = {}
+    for name in VERSIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "no"
+    if found != VERSIONS:
+        needed, got = (" and ".join(f"{name} {one}" for name, one in pair.items()) for pair in (VERSIONS, found))
+        raise RuntimeError(
+            f"--engine vllm-omni needs {needed}, and found {got}: install both from {LOCK} into an environment of "
+            "their own (docs/deploy.md, vLLM-Omni), or serve with --engine solrl"
+        )
+
+
+def pipeline_class(family: str, precision: Precision) -> str:
+    """vLLM-Omni's name of a family's pipeline, if it can serve the family at a precision.
+
+    Raises:
+        ValueError: it cannot; says why, and which engine can.
+    """
+    if family not in _FAMILIES:
+        known = " and ".join(_FAMILIES)
+        raise ValueError(f"--engine vllm-omni generates images of {known} models, and this is {family}; {_INSTEAD}")
+    if precision == "nvfp4":
+        raise ValueError(
+            "--engine vllm-omni loads NVFP4 only from checkpoints that were quantised before, and this one is BF16; "
+            + _INSTEAD
+        )
+    if precision == "fp8" and family != "flux":
+        raise ValueError(
+            f"--engine vllm-omni quantises no layer of a {family} model; {_INSTEAD} or at --precision bf16"
+        )
+    return _FAMILIES[family]

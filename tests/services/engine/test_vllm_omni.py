@@ -1,0 +1,367 @@
+"""The vLLM-Omni backend on a fake engine with its call surface: it answers like the local one, or says why not."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import fake_vllm_omni
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from service_helpers import make_adapter
+from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
+from solrl_proto import Plan
+from solrl_proto.rollouts import FittedSolver
+from solrl_rollout.doctor import check
+from solrl_rollout.engine.backends import load_backend
+from solrl_rollout.engine.backends.base import (
+    AdapterMergeError,
+    Backend,
+    Generation,
+    GenerationRequest,
+    LayerPrecisionError,
+)
+from solrl_rollout.engine.backends.vllm_omni import VllmOmniBackend, support
+from solrl_rollout.engine.backends.vllm_omni.adapters import adapter_number, bound_modules, peft_folder
+from solrl_rollout.engine.backends.vllm_omni.backend import checkpoint_digest
+from solrl_rollout.engine.work import VersionedAdapter
+from solrl_rollout.settings import ModelSpec, Settings, parse_model
+
+MODEL = "mini-flux"
+CLOSE = 2e-3
+"""Largest difference of a pixel: a fused projection and an adapter beside it round differently."""
+FITTED = FittedSolver(sigmas=(1.0, 0.5), moves=((0.5, 0.5),), ends=((0.0, 1.0), (0.0, 0.3, 0.7)))
+PLANS = [
+    Plan(steps=4, guidance=2.0),
+    Plan(steps=4, solver="dpm2"),
+    Plan(steps=2, fitted=FITTED),
+]
+
+
+@pytest.fixture(scope="module")
+def patched() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        fake_vllm_omni.install(patch)
+        yield patch
+
+
+def load(engine: str, model: str = MODEL, **settings: Any) -> Backend:
+    return load_backend(parse_model(model), Settings(engine=engine, device="cpu", **settings))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def local() -> Backend:
+    return load("solrl", precision="bf16")
+
+
+@pytest.fixture(scope="module")
+def omni(patched: pytest.MonkeyPatch) -> Iterator[Backend]:
+    backend = load("vllm-omni")
+    yield backend
+    backend.close()
+    assert fake_vllm_omni.DiffusionEngine.last.closed
+
+
+@pytest.fixture(autouse=True)
+def base(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    for name in ("local", "omni"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name).set_adapter("bf16", None)
+
+
+def versioned(backend: Backend, seed: int, size: float = 0.2) -> VersionedAdapter:
+    digest = hashlib.sha256(f"{seed} {size}".encode()).hexdigest()
+    return VersionedAdapter(f"sha256:{digest}", make_adapter(dict(backend.identity.adapter_layout), seed, size))
+
+
+def generate(backend: Backend, between: Callable[[], None] = lambda: None, **fields: Any) -> Generation:
+    request = GenerationRequest(
+        prompt="a red circle",
+        seeds=[3, 1, 4, 1, 5],
+        precision="bf16",
+        plan=Plan(steps=4),
+        start=None,
+        until=None,
+        batch_limit=24,
+    )
+    return backend.generate(replace(request, **fields), between)
+
+
+def off(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+def test_identities_are_equal(local: Backend, omni: Backend) -> None:
+    ours, theirs = local.identity, omni.identity
+    assert theirs.digests == ours.digests
+    assert replace(theirs, digests={}, arithmetic=None) == replace(ours, digests={}, arithmetic=None)
+    assert theirs.arithmetic == {**(ours.arithmetic or {}), "vllm": "0.26.0", "vllm-omni": "0.26.0"}
+    assert "transformer" in theirs.digests
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=["euler", "dpm2", "fitted"])
+def test_images_are_the_local_ones(local: Backend, omni: Backend, plan: Plan) -> None:
+    ours, theirs = (generate(backend, plan=plan) for backend in (local, omni))
+    assert theirs.images.shape == ours.images.shape
+    assert off(theirs.images, ours.images) < CLOSE
+    assert off(theirs.images[1], theirs.images[0]) > 0.1
+    assert torch.equal(theirs.images[1], theirs.images[3])  # of one seed
+    assert theirs.trajectory is None
+
+
+def test_a_batch_limit_cuts_the_chunk(omni: Backend) -> None:
+    steps: list[int] = []
+    together = generate(omni)
+    apart = generate(omni, lambda: steps.append(0), batch_limit=2)
+    assert len(steps) == 3 * 4
+    assert off(apart.images, together.images) < CLOSE
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=["euler", "dpm2", "fitted"])
+def test_pruned_candidates_continue_where_they_stopped(local: Backend, omni: Backend, plan: Plan) -> None:
+    after = plan.steps // 2
+    whole = generate(omni, plan=plan)
+    first = generate(omni, plan=plan, until=after)
+    assert first.trajectory is not None
+    assert first.trajectory.index == after
+    assert off(first.images, generate(local, plan=plan, until=after).images) < CLOSE
+    kept = [4, 0]
+    rest = generate(omni, plan=plan, start=first.trajectory.rows(kept), seeds=[5, 3])
+    assert off(rest.images, whole.images[kept]) < CLOSE
+    assert off(rest.images, first.images[kept]) > 0.05
+
+
+def test_an_adapter_changes_images_like_a_merged_one(local: Backend, omni: Backend) -> None:
+    plain = generate(omni).images
+    for seed in (1, 2, 1):
+        for backend in (local, omni):
+            backend.set_adapter("bf16", versioned(backend, seed))
+        ours, theirs = generate(local).images, generate(omni).images
+        assert off(theirs, plain) > 0.1
+        assert off(theirs, ours) < off(theirs, plain) / 10
+    omni.set_adapter("bf16", None)
+    assert torch.equal(generate(omni).images, plain)
+
+
+def test_the_scale_of_an_adapter_counts(local: Backend, omni: Backend) -> None:
+    adapter = versioned(omni, 1, 0.1)
+    scaled = VersionedAdapter("sha256:" + "f" * 64, replace(adapter.adapter, alpha=8.0))
+    for backend in (local, omni):
+        backend.set_adapter("bf16", scaled)
+    ours, theirs = generate(local).images, generate(omni).images
+    omni.set_adapter("bf16", adapter)
+    assert off(theirs, ours) < off(theirs, generate(omni).images) / 10
+
+
+def test_an_adapter_that_binds_nothing_is_refused(omni: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    omni.set_adapter("bf16", versioned(omni, 1))
+    before = generate(omni).images
+    manager = fake_vllm_omni.DiffusionEngine.last.worker.lora_manager
+    monkeypatch.setattr(manager, "_packed", {})
+    for seed in (2, 3):  # more than the engine keeps
+        with pytest.raises(AdapterMergeError, match=r"bound \d+ of the adapter's \d+ modules; .*attn\.to_k"):
+            omni.set_adapter("bf16", versioned(omni, seed))
+    monkeypatch.undo()
+    assert torch.equal(generate(omni).images, before)
+    omni.set_adapter("bf16", versioned(omni, 2))
+    assert off(generate(omni).images, before) > 0.1
+
+
+def test_an_adapter_that_overflows_is_refused(omni: Backend) -> None:
+    before = generate(omni).images
+    with pytest.raises(AdapterMergeError, match="finite in bfloat16"):
+        omni.set_adapter("bf16", versioned(omni, 1, 3e38))
+    assert torch.equal(generate(omni).images, before)
+
+
+def test_an_adapter_that_cannot_be_loaded_is_refused(omni: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(_: Any) -> None:
+        raise ValueError("LoRA rank of 600 exceeds max allowed rank of 512")
+
+    manager = fake_vllm_omni.DiffusionEngine.last.worker.lora_manager
+    monkeypatch.setattr(manager, "set_active_adapter", load)
+    with pytest.raises(AdapterMergeError, match="rank of 600"):
+        omni.set_adapter("bf16", versioned(omni, 1))
+
+
+def test_no_adapter_folder_remains(omni: Backend, tmp_path: Path) -> None:
+    with peft_folder(versioned(omni, 1).adapter) as folder:
+        assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+        assert folder.stat().st_mode & 0o77 == 0
+    assert not folder.exists()
+
+
+class Stopped(BaseException):
+    """Ends a request."""
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_between_stops_a_request_before_its_next_step(omni: Backend, at: int) -> None:
+    before = generate(omni).images
+    steps: list[int] = []
+
+    def between() -> None:
+        steps.append(0)
+        if len(steps) == at:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        generate(omni, between)
+    assert len(steps) == at
+    engine = fake_vllm_omni.DiffusionEngine.last
+    assert not engine.scheduler.requests
+    assert torch.equal(generate(omni).images, before)
+    assert not engine.states  # the next request has freed the latents of the stopped one
+
+
+def test_an_error_of_the_engine_ends_one_request(omni: Backend) -> None:
+    engine = fake_vllm_omni.DiffusionEngine.last
+    engine.fail = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
+        generate(omni)
+    engine.fail = ValueError("a kernel is missing")
+    with pytest.raises(RuntimeError, match=r"vLLM-Omni: .*a kernel is missing"):
+        generate(omni)
+    assert generate(omni).images.isfinite().all()
+
+
+def test_a_dead_engine_fails_the_check(patched: pytest.MonkeyPatch) -> None:
+    backend = load("vllm-omni")
+    backend.check()
+    backend.close()
+    with pytest.raises(RuntimeError, match="dead"):
+        backend.check()
+
+
+def test_another_precision_is_refused(omni: Backend) -> None:
+    assert [tier.precision for tier in omni.capabilities.precisions] == ["bf16"]
+    with pytest.raises(LayerPrecisionError, match="started at bf16"):
+        omni.set_adapter("nvfp4", None)
+
+
+def test_fp8_is_labelled_with_its_share(patched: pytest.MonkeyPatch) -> None:
+    backend = load("vllm-omni", precision="fp8")
+    (tier,) = backend.capabilities.precisions
+    assert tier.precision == "fp8"
+    assert 0.3 < tier.quantized_share < 0.9
+    assert f"fp8-partial: {tier.quantized_share:.0%}" in tier.how
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "said"),
+    [
+        ("mini-sana", "bf16", "of flux and sd3 models, and this is sana; serve it with --engine solrl"),
+        ("mini-flux", "nvfp4", "quantised before, and this one is BF16; serve it with --engine solrl"),
+        ("mini-sd3", "fp8", "no layer of a sd3 model; serve it with --engine solrl or at --precision bf16"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(patched: pytest.MonkeyPatch, model: str, precision: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load("vllm-omni", model, precision=precision)
+
+
+def test_an_unknown_engine_option_is_refused(patched: pytest.MonkeyPatch) -> None:
+    for options in ({"paralel_config": {}}, {"max_num_seqs": 4}):
+        with pytest.raises(ValueError, match=f"got engine option '{next(iter(options))}'"):
+            load("vllm-omni", engine_options=options)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({}, "found vllm no and vllm-omni no"),
+        ({"vllm": "0.30.0", "vllm-omni": "0.26.0"}, r"found vllm 0\.30\.0 and vllm-omni 0\.26\.0"),
+    ],
+)
+def test_other_packages_are_refused(found: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name not in found:
+            raise metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(RuntimeError, match=said) as refused:
+        VllmOmniBackend(ModelSpec("m", "no-such-model", None), Settings(engine="vllm-omni"))
+    assert "needs vllm 0.26.0 and vllm-omni 0.26.0" in str(refused.value)
+    assert support.LOCK in str(refused.value)
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_doctor_checks_the_packages(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if installed:
+            return support.VERSIONS[name]
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = next(one for one in check(Settings(engine="vllm-omni", device="cpu")) if one.subject == "engine")
+    assert (found.state, support.LOCK in found.action) == (("ok", False) if installed else ("missing", True))
+
+
+def test_a_shard_of_a_layer_is_bound_to_its_columns(tmp_path: Path) -> None:
+    lora_a = torch.arange(16.0).reshape(2, 8)
+    adapter = Adapter(2, 2.0, {lora_a_key("blocks.0.to_out.0"): lora_a, lora_b_key("blocks.0.to_out.0"): lora_a.T})
+
+    class Layer:
+        def __init__(self, rank: int, columns: slice) -> None:
+            self.tp_rank = rank
+            self.lora_a_stacked = [torch.zeros(1, 1, 4, 4, dtype=torch.bfloat16)]
+            self.lora_a_stacked[0][0, 0, :2] = lora_a[:, columns]
+
+    with peft_folder(adapter) as folder:
+        name = "transformer.blocks.0.to_out.0"
+        assert bound_modules({name: Layer(1, slice(4, 8))}, folder) == ["blocks.0.to_out.0"]
+        assert bound_modules({name: Layer(0, slice(4, 8))}, folder) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "before", "within"),
+    [("cuda:2", "4,5,6,7", "6,7"), ("cuda:0", "4,5", "4,5"), ("cuda", None, None), ("cuda:1", None, "1,2")],
+)
+def test_the_engine_begins_with_the_chosen_gpu(
+    patched: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch, device: str, before: str | None, within: str | None
+) -> None:
+    from solrl_rollout.engine.backends.vllm_omni.engine import _first_visible
+
+    name = "CUDA_VISIBLE_DEVICES"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with _first_visible(torch.device(device)):
+        assert os.environ.get(name) == within
+    assert os.environ.get(name) == before
+
+
+def test_numbers_of_adapters() -> None:
+    assert adapter_number("sha256:" + "f" * 64) == 2**63 - 1
+    assert adapter_number("sha256:" + "0" * 64) == 1
+    assert adapter_number("sha256:" + "0" * 15 + "4" + "0" * 48) == 2
+
+
+def test_a_checkpoint_with_other_weights_is_refused(tmp_path: Path, local: Backend) -> None:
+    from solrl_core.families.load import model_folder
+    from solrl_core.families.skeleton import load_skeleton
+
+    skeleton = load_skeleton(MODEL)
+    (source,) = (model_folder(MODEL) / "transformer").glob("*.safetensors")
+    weights = load_file(source)
+    cpu = torch.device("cpu")
+
+    def digest() -> str:
+        save_file(weights, tmp_path / source.name)
+        return checkpoint_digest(skeleton.transformer, tmp_path, cpu)
+
+    assert digest() == local.identity.digests["transformer"]
+    name = next(iter(weights))
+    weights[name] = weights[name] + 1
+    assert digest() != local.identity.digests["transformer"]
+    weights["extra"] = torch.zeros(1)
+    with pytest.raises(ValueError, match="differ by 1 weights, such as extra"):
+        digest()

@@ -1,0 +1,158 @@
+"""The call surface that the vLLM-Omni backend and its fake engine use exists in the wheels of the accepted versions.
+
+`scripts/install-test-tools` downloads vllm-omni's wheel (6 MB). vllm's (300 MB) is compared, too, if it lies beside it.
+"""
+
+import ast
+import inspect
+import os
+import zipfile
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fake_vllm_omni
+import pytest
+from solrl_rollout.engine.backends.vllm_omni import support
+
+WHEELS = Path(os.environ.get("SOLRL_TEST_WHEELS", Path.home() / ".cache" / "solrl" / "wheels"))
+USED = [(module, one) for module, found in fake_vllm_omni.SURFACE.items() for one in found]
+OURS = {
+    # Attributes and methods beyond the fake's own that the backend touches or that decide what it may rely on.
+    "vllm_omni.diffusion.worker.diffusion_worker": {
+        "DiffusionWorker": ["execute_stepwise", "remove_lora", "init_lora_manager"],
+        "CustomPipelineWorkerExtension": ["re_init_pipeline"],
+    },
+    "vllm_omni.diffusion.lora.manager": {"DiffusionLoRAManager": ["set_active_adapter", "remove_adapter"]},
+    "vllm_omni.diffusion.executor.multiproc_executor": {
+        "MultiprocDiffusionExecutor": ["check_health", "collective_rpc", "shutdown"]
+    },
+    "vllm_omni.diffusion.models.flux.flux_transformer": {"FluxTransformer2DModel": ["forward", "load_weights"]},
+    "vllm_omni.diffusion.models.sd3.sd3_transformer": {"SD3Transformer2DModel": ["forward", "load_weights"]},
+    "vllm_omni.diffusion.models.interface": {
+        "SupportsStepExecution": ["prepare_encode", "denoise_step", "step_scheduler", "post_decode"]
+    },
+}
+
+
+@cache
+def wheel(package: str) -> zipfile.ZipFile:
+    name, version = package.replace("_", "-"), support.VERSIONS[package.replace("_", "-")]
+    found = sorted(WHEELS.glob(f"{package}-{version}-*.whl"))
+    if not found:
+        pytest.skip(f"no wheel of {name} {version} in {WHEELS}: scripts/install-test-tools downloads vllm-omni's")
+    return zipfile.ZipFile(found[0])
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    sources = wheel(module.partition(".")[0])
+    path = module.replace(".", "/")
+    names = set(sources.namelist())
+    name = f"{path}.py" if f"{path}.py" in names else f"{path}/__init__.py"
+    assert name in names, f"{module} is not in the wheel"
+    return ast.parse(sources.read(name))
+
+
+def found(module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef]:
+    """A class or function of a module and the module that defines it, through its imports."""
+    for node in tree(module).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return module, node
+        if isinstance(node, ast.ImportFrom) and any((one.asname or one.name) == name for one in node.names):
+            base = ".".join(module.split(".")[: -node.level]) + "." if node.level else ""
+            return found(base + (node.module or ""), name)
+    raise AssertionError(f"{module} has no {name}")
+
+
+def members(module: str, name: str) -> Iterator[ast.stmt]:
+    """Statements of a class and its base classes."""
+    where, node = found(module, name)
+    assert isinstance(node, ast.ClassDef)
+    yield from node.body
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id not in ("ABC", "Protocol", "Enum"):
+            yield from members(where, base.id)
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    return [one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+
+
+def methods(module: str, name: str) -> dict[str, ast.FunctionDef]:
+    there: dict[str, ast.FunctionDef] = {}
+    for node in members(module, name):
+        if isinstance(node, ast.FunctionDef):
+            there.setdefault(node.name, node)
+    return there
+
+
+def takes_anything(function: ast.FunctionDef) -> bool:
+    return function.args.kwarg is not None
+
+
+@pytest.mark.parametrize(("module", "one"), USED, ids=lambda one: getattr(one, "__name__", one))
+def test_the_fake_has_only_what_the_wheel_has(module: str, one: Any) -> None:
+    _, node = found(module, one.__name__)
+    if isinstance(node, ast.FunctionDef):
+        assert set(inspect.signature(one).parameters) <= set(parameters(node))
+        return
+    if is_dataclass(one):
+        there = {node.target.id for node in members(module, one.__name__) if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]
+        assert {field.name for field in fields(one)} <= there
+    if isinstance(one, type) and issubclass(one, int):
+        assert set(one.__members__) <= {  # type: ignore[attr-defined]
+            target.id  # type: ignore[attr-defined]
+            for node in members(module, one.__name__)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+        }
+        return
+    theirs = methods(module, one.__name__)
+    for name, own in vars(one).items():
+        if inspect.isfunction(own) and not is_dataclass(one) and (not name.startswith("_") or name == "__init__"):
+            # A worker's calls are those of the class that the extension is mixed into.
+            theirs = theirs | (methods(module, "DiffusionWorker") if name == "remove_lora" else {})
+            if name not in theirs and name in ("check_health",):
+                continue  # the fake engine is its own executor
+            assert name in theirs, f"{one.__name__}.{name}"
+            asked = set(inspect.signature(own).parameters) - {"config"}
+            assert takes_anything(theirs[name]) or asked <= set(parameters(theirs[name])), f"{one.__name__}.{name}"
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_what_the_backend_relies_on_exists(module: str) -> None:
+    for name, needed in OURS[module].items():
+        assert set(needed) <= set(methods(module, name)), name
+
+
+@pytest.mark.parametrize("name", ["prepare_encode", "denoise_step", "step_scheduler", "post_decode"])
+def test_the_pipeline_takes_what_the_runner_gives(name: str) -> None:
+    path = Path(support.__file__).with_name("pipeline.py")
+    (ours,) = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    theirs = methods("vllm_omni.diffusion.models.interface", "SupportsStepExecution")[name]
+    assert parameters(ours) == parameters(theirs)
+
+
+def test_the_transformers_take_what_the_families_give() -> None:
+    shared = {"encoder_hidden_states", "pooled_projections", "timestep", "return_dict"}
+    flux = methods("vllm_omni.diffusion.models.flux.flux_transformer", "FluxTransformer2DModel")["forward"]
+    sd3 = methods("vllm_omni.diffusion.models.sd3.sd3_transformer", "SD3Transformer2DModel")["forward"]
+    assert shared | {"guidance", "img_ids", "txt_ids"} <= set(parameters(flux))
+    assert shared <= set(parameters(sd3))
+
+
+def test_a_dead_worker_is_noticed_and_an_aborted_request_leaves_the_worker() -> None:
+    """Aborting inside an empty step would leave its state in the worker, so the scheduler raises before the step."""
+    schedule = ast.unparse(methods("vllm_omni.diffusion.sched.base_scheduler", "BaseScheduler")["schedule"])
+    assert "finished_req_ids=set(self._finished_req_ids)" in schedule
+    wait = ast.unparse(
+        methods("vllm_omni.diffusion.diffusion_engine", "DiffusionEngine")["add_req_and_wait_for_response"]
+    )
+    assert wait.index("self.scheduler.schedule()") < wait.index("try:")
