@@ -1,17 +1,34 @@
 """The two Dockerfiles, and their build context."""
 
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from solrl_rollout.engine.backends.vllm_omni import support
 
 ROOT = Path(__file__).parents[2]
 FILES = {name: (ROOT / f"Dockerfile.{name}").read_text() for name in ("rollout", "trainer")}
 
 
-def instructions(name: str) -> list[str]:
+def stages(name: str) -> list[list[str]]:
+    """The instructions before the first stage, and those of each stage."""
     joined = FILES[name].replace("\\\n", " ")
-    return [line for line in joined.splitlines() if line and not line.startswith("#")]
+    found: list[list[str]] = [[]]
+    for line in joined.splitlines():
+        if line.startswith("FROM"):
+            found.append([])
+        if line and not line.startswith("#"):
+            found[-1].append(line)
+    return found
+
+
+def instructions(name: str) -> list[str]:
+    """The instructions that the image itself is made of."""
+    arguments, *_, last = stages(name)
+    return [arguments[0], *last]
 
 
 def test_they_differ_only_at_their_end() -> None:
@@ -33,12 +50,34 @@ def test_an_image(name: str) -> None:
     assert not any(word in line for line in lines for word in ("TOKEN", "PASSWORD", "SECRET"))
 
 
+def test_the_image_with_vllm_omni() -> None:
+    arguments, omni, _ = stages("rollout")
+    assert arguments[1:] == ["ARG OMNI_BASE=python:3.12-slim-bookworm"]
+    assert omni[0] == "FROM ${OMNI_BASE} AS vllm-omni"
+    lock = next(i for i, line in enumerate(omni) if "--no-deps -r vllm-omni.lock" in line)
+    assert lock < omni.index("COPY . .")
+    assert "USER 10001:10001" in omni
+    assert omni[-2:] == instructions("rollout")[-2:]
+
+
+def test_the_lock_file_has_the_versions_that_the_backend_accepts() -> None:
+    lines = (ROOT / support.LOCK).read_text().splitlines()
+    locked = dict(line.split("==") for line in lines if "==" in line)
+    assert {name: locked[name] for name in support.VERSIONS} == support.VERSIONS
+    assert locked["torch"] == "2.11.0"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for requirement in map(Requirement, project):
+        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
+    command = (ROOT / "deploy" / "lock-vllm-omni").read_text()
+    assert all(f"{name}=={version}\n" in command for name, version in support.VERSIONS.items())
+
+
 def test_the_build_context_has_the_files_of_the_images() -> None:
     patterns = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in patterns
     allowed = {line.removeprefix("!") for line in patterns if line.startswith("!")}
     assert all((ROOT / path).exists() for path in allowed)
-    copied = {"pyproject.toml", "deploy/install-dependencies.py"}
+    copied = {"pyproject.toml", "deploy/install-dependencies.py", "deploy/vllm-omni.lock"}
     packages = {"proto", "core", "minis", "services", "trainer"}
     assert allowed == copied | packages | {"LICENSE", "README.md"}
 
