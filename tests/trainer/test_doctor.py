@@ -36,7 +36,7 @@ def test_unsupported_precisions_are_shown_with_the_reason(monkeypatch: pytest.Mo
 def test_both_doctors_agree(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}")
     own = {"prompts"}
-    there = {"adapter store", "access", "port"}
+    there = {"adapter store", "access", "port", "workers"}
     ours = [finding for finding in check(model, None, "shapes") if finding.subject not in own]
     theirs = [finding for finding in check_service(Settings(model=(model,))) if finding.subject not in there]
     assert ours == theirs

@@ -51,6 +51,7 @@ class LocalWorker:
         self._scoring: ScoringThread | None = None
         self._pings: deque[Future[None]] = deque()
         self._feed: Feed
+        self._wake: Callable[[], None] = lambda: None
 
     def load(self) -> list[HostedModel]:
         """Load and warm up all models; raises as `load_models` does."""
@@ -59,7 +60,7 @@ class LocalWorker:
 
     def run(self, feed: Feed) -> None:
         """Generate and score chunks until the engine closes; the last one is scored before this returns."""
-        self._feed = feed
+        self._feed, self._wake = feed, feed.wake
         overlaps = any(runner.backend.capabilities.overlaps for runner in self._runners.values())
         if overlaps if self._overlap is None else self._overlap:
             self._scoring = ScoringThread(feed.wake)
@@ -77,7 +78,7 @@ class LocalWorker:
         """Return a future that the thread resolves before its next step."""
         ping: Future[None] = Future()
         self._pings.append(ping)
-        self._feed.wake()
+        self._wake()  # before `run`, nothing sleeps
         return ping
 
     def close(self) -> None:
