@@ -96,3 +96,12 @@ def test_a_runs_setting_overrides_the_plan(setting: str, expected: int | None) -
 def test_a_plan_is_proportional_to_the_micro_batch() -> None:
     plan = TrainingPlan(kept=(10 * MIB,) * 4, inputs=(MIB,) * 4, state=5 * MIB)
     assert plan.scaled(0.5) == TrainingPlan(kept=(5 * MIB,) * 4, inputs=(MIB // 2,) * 4, state=5 * MIB)
+
+
+@pytest.mark.slow
+def test_one_process_may_plan_any_number_of_micro_batches() -> None:
+    backbone, lora = low_precision("mini-sana"), Lora(rank=4, alpha=8)
+    row = backbone.encode(["a"])
+    whole = sum(plan_training(backbone, lora, 32, row).kept)
+    for batch in range(1, 10):
+        assert sum(plan_training(backbone, lora, batch, row).kept) == pytest.approx(whole * batch / 32, rel=0.05)

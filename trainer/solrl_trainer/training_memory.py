@@ -26,6 +26,8 @@ from solrl_trainer.trained_blocks import wrap_blocks
 
 _STATE = 24
 """Bytes per LoRA weight: two policies, two moments, the accumulated gradient, and the gradient of a micro-batch."""
+_ALWAYS = 2**20
+"""More compilations than any process plans."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,9 @@ def _count(block: nn.Module, args: Any, kwargs: Any) -> tuple[int, int]:
         return x
 
     compiled = torch.compile(block, dynamic=False, backend=_partitioned())
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    # Beyond the limit a block would run uncompiled, which keeps more; each planned batch size compiles it once.
+    compile_always = torch._dynamo.config.patch(recompile_limit=_ALWAYS, accumulated_recompile_limit=_ALWAYS)
+    with compile_always, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         output = compiled(*args, **kwargs)
     del output
     inputs = sum(streams.values())
