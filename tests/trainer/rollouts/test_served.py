@@ -23,7 +23,7 @@ from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import ConfigError
 from solrl_trainer.prompts import read_prompts
 from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.rollouts.served import RegenerationSource, ServedSamples
+from solrl_trainer.rollouts.served import RegenerationSource, ServedSamples, spread
 from solrl_trainer.rollouts.source import RolloutSource
 from solrl_trainer.transport import read_lines
 from training_helpers import tiny_config
@@ -127,6 +127,13 @@ def test_a_service_regenerates_the_same_samples_bit_for_bit(
     require_equal(here, served)
     # Never under the lagged version.
     assert sorted(asked) == [(version, 4) for version in range(3) for _ in range(prompts)]
+
+
+def test_the_service_has_its_prompts_before_this_device_is_busy() -> None:
+    assert spread(["a", "b"], 0.5) == ["a"]
+    assert spread(["a", "b", "c"], 0.4) == ["a"]
+    assert spread(["a", "b", "c", "d"], 0.5) == ["a", "c"]
+    assert spread(["a", "b"], 1.0) == ["a", "b"]
 
 
 def test_a_resumed_run_regenerates_the_same_samples(

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from solrl_core.rewards.base import weighted_sum
@@ -117,7 +118,7 @@ class ServiceRegenerator:
     def regenerate(self, selection: GroupSelection, iteration: int) -> GroupSamples | Pending[ScoredSamples]:
         """Samples of the selected seeds under the behaviour policy; those of the service arrive later."""
         prompts = [prompt.id for prompt in self._prompts_of(iteration)]
-        served = [prompt for i, prompt in enumerate(prompts) if int((i + 1) * self._share) > int(i * self._share)]
+        served = spread(prompts, self._share)
         prompt, seeds = selection.prompt, selection.seeds
         if prompt.id not in served:
             return self._sampler.sample(prompt.text, seeds)
@@ -168,6 +169,12 @@ class ServiceRegenerator:
             expected="the same bits, as on any CPU of this kind" if self._source.exact else f"at most {TOLERANCE}",
             action="look for other software or a faulty device on either machine; regenerate.at=trainer does without",
         )
+
+
+def spread(prompts: Sequence[str], share: float) -> list[str]:
+    """A share of the prompts, evenly spread from the first on, so that the service begins before this device."""
+    served = [int((i + 1) * share) > int(i * share) for i in range(len(prompts))]
+    return list(compress(prompts, reversed(served)))
 
 
 def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
