@@ -81,7 +81,7 @@ class RunningService:
             f"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=120)
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=600)
         sock.sendall(head.encode() + body[:sent])
         return RawRequest(sock, body[sent:])
 
@@ -133,26 +133,25 @@ def running_service(
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
                 service = RunningService(process, port, client, log)
                 _wait_until_ready(service)
                 yield service
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == ends_with, log.read_text()
+            assert process.wait(600) == ends_with, log.read_text()
         finally:
             process.kill()
             process.wait()
 
 
 def _wait_until_ready(service: RunningService) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and service.process.poll() is None:
+    while service.process.poll() is None:
         try:
             if service.client.get("/health/ready").status_code == 200:
                 return
         except httpx.TransportError:
             time.sleep(0.1)
-    pytest.fail(f"the service did not come up:\n{service.log.read_text()}")
+    pytest.fail(f"the service ended during its start:\n{service.log.read_text()}")
 
 
 def rollout_request(

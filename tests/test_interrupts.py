@@ -49,7 +49,7 @@ def interrupted(tmp_path: Path, moment: Moment, *command: str) -> tuple[int, lis
         while process.poll() is None and not moment(process.pid, output):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        return process.wait(60), output.read_text().splitlines()
+        return process.wait(600), output.read_text().splitlines()
     finally:
         process.kill()
         process.wait()

@@ -53,15 +53,15 @@ def service(examples: Path) -> Iterator[httpx.Client]:
         command = [program, *serve[1:], "--port", str(port)]
         process = subprocess.Popen(command, cwd=examples, stdout=output, stderr=subprocess.STDOUT)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-            deadline = time.monotonic() + 120
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
+            deadline = time.monotonic() + 600
             while not _ready(client):
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.1)
             yield client
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, log.read_text()
+        assert process.wait(600) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()

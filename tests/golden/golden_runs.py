@@ -89,7 +89,7 @@ def _service(log: Path) -> Iterator[str]:
         while True:
             assert service.poll() is None, log.read_text()
             try:
-                if httpx.get(f"{url}/health/ready", timeout=60).is_success:
+                if httpx.get(f"{url}/health/ready", timeout=600).is_success:
                     break
             except httpx.TransportError:
                 time.sleep(0.2)

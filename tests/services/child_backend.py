@@ -98,7 +98,7 @@ class ChildBackend:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(60)
+        self._process.wait(600)
 
     def _call(self, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
         self._messages.send(header, body)

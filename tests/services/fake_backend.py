@@ -97,7 +97,7 @@ class Gate:
     def __call__(self, request: GenerationRequest) -> None:
         if request.prompt == self._held:
             self.reached.set()
-            assert self.opened.wait(60)
+            assert self.opened.wait(600)
 
 
 def engine_of(settings: Settings, load_backend: BackendLoader = load_backend, overlap: bool | None = None) -> Engine:
@@ -110,7 +110,7 @@ def started_engine(backend: FakeBackend, *, overlap: bool = False, **settings: A
     """A running engine on a backend."""
     chosen = Settings(**{"rewards": (REWARD,), **settings})
     engine = engine_of(chosen, backend.load, overlap=overlap)
-    engine.start().result(60)
+    engine.start().result(600)
     return engine
 
 

@@ -33,5 +33,5 @@ gate = threading.Event()
 
 def gated(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Waits for `gate`; then behaves like `picky`."""
-    assert gate.wait(60)
+    assert gate.wait(600)
     return picky(images, prompts, metadata)

@@ -51,7 +51,7 @@ def guarded_service(folder: Path, *flags: str) -> Iterator[Guarded]:
 
 def raw(port: int, head: str, body: bytes = b"", *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
     """The answer to a raw head (lines end with \\n here) and body; see `read_response`."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=600) as sock:
         sock.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
         return read_response(sock, has_body)
 

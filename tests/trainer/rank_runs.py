@@ -33,7 +33,7 @@ def arguments(folder: Path, iterations: int = LAST) -> list[str]:
 
 def run(size: int, words: list[str], log: Path, program: Callable[..., None] = solrl_train) -> list[int]:
     """Exit codes of a program's ranks."""
-    return RankPrograms(size, program, (words,), log).wait(120)
+    return RankPrograms(size, program, (words,), log).wait(600)
 
 
 def messages(log: Path) -> list[str]:

@@ -38,14 +38,14 @@ def test_only_the_cancelled_job_stops_at_its_next_step(gate: Gate) -> None:
         cancelled = job(steps=200)
         running, waiting, other = chunk(cancelled, "held"), chunk(cancelled), chunk(job())
         engine.submit([running, waiting, other])
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(600)
         engine.cancel(cancelled)
         gate.opened.set()
         with pytest.raises(ProblemError):
-            running.result.result(60)
+            running.result.result(600)
         with pytest.raises(CancelledError):
-            waiting.result.result(60)
-        assert torch.equal(other.result.result(60).rewards[REWARD], initial_noise(range(4), SHAPE).mean((1, 2, 3)))
+            waiting.result.result(600)
+        assert torch.equal(other.result.result(600).rewards[REWARD], initial_noise(range(4), SHAPE).mean((1, 2, 3)))
     finally:
         gate.opened.set()
         engine.close()
@@ -56,11 +56,11 @@ def test_pings_are_answered_between_two_steps(gate: Gate) -> None:
     try:
         running = chunk(job(steps=3), "held")
         engine.submit([running])
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(600)
         ping = engine.ping()
         gate.opened.set()
-        ping.result(60)
-        assert running.result.result(60).rewards
+        ping.result(600)
+        assert running.result.result(600).rewards
     finally:
         gate.opened.set()
         engine.close()
@@ -83,17 +83,17 @@ def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pyt
         for of in (slow, fast, slow, fast):  # the first chunk of each kind is not measured
             measured = chunk(of)
             engine.submit([measured])
-            measured.result.result(60)
+            measured.result.result(600)
         first = chunk(job("first"), "held")
         engine.submit([first])
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(600)
         # A turn has four chunks. At eight times the cost, one turn of the slow run equals eight turns of the fast run.
         chunks = [chunk(of) for of in (slow, fast) for _ in range(40)]
         engine.submit(chunks)
         order.clear()
         gate.opened.set()
         for one in chunks:
-            one.result.result(60)
+            one.result.result(600)
     finally:
         gate.opened.set()
         engine.close()
@@ -106,7 +106,7 @@ def test_a_cancelled_job_frees_the_capacity_of_its_survivors(gate: Gate) -> None
     try:
         pruned, other = job(steps=2), job()
         engine.submit([chunk(pruned, "held", count=24, until=1, reserved=24)])
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(600)
         with pytest.raises(ProblemError) as refused:
             engine.submit([chunk(other, count=1)])
         assert refused.value.problem.kind == "queue-full"
@@ -122,7 +122,7 @@ def test_closing_cancels_unfinished_work_and_ends_the_backend(gate: Gate) -> Non
     engine = started_engine(backend)
     running, waiting = chunk(job(steps=200), "held"), chunk(job())
     engine.submit([running, waiting])
-    assert gate.reached.wait(60)
+    assert gate.reached.wait(600)
     gate.opened.set()
     engine.close()
     for one in (running, waiting):
@@ -142,7 +142,7 @@ def test_an_adapter_is_set_only_if_a_different_one_was_served() -> None:
         for adapter, precision in ((None, "bf16"), (one, "bf16"), (one, "bf16"), (one, "nvfp4"), (other, "bf16")):
             part = chunk(job(adapter=adapter, precision=precision))  # type: ignore[arg-type]
             engine.submit([part])
-            switched.append(part.result.result(60).switched)
+            switched.append(part.result.result(600).switched)
     finally:
         engine.close()
     assert switched == [False, True, False, True, True]
@@ -161,7 +161,7 @@ def test_the_engine_ends_if_its_backend_dies() -> None:
     engine.submit([failed, waiting])
     for one, kind in ((failed, "generation-failed"), (waiting, "engine-dead")):
         with pytest.raises(ProblemError) as refused:
-            one.result.result(60)
+            one.result.result(600)
         assert refused.value.problem.kind == kind
     engine.close()
     assert engine.dead
@@ -177,9 +177,9 @@ def test_the_engine_survives_a_failed_chunk() -> None:
         bad, good = chunk(job(), "bad"), chunk(job())
         engine.submit([bad, good])
         with pytest.raises(ProblemError) as refused:
-            bad.result.result(60)
+            bad.result.result(600)
         assert refused.value.problem.kind == "generation-failed"
-        assert good.result.result(60).rewards
+        assert good.result.result(600).rewards
     finally:
         engine.close()
 
@@ -190,7 +190,7 @@ def test_a_failed_start_reports_the_model_that_cannot_be_loaded() -> None:
 
     engine = engine_of(Settings(rewards=(REWARD,)), load)
     with pytest.raises(OSError, match="no such folder"):
-        engine.start().result(60)
+        engine.start().result(600)
     engine.close()
     assert engine.dead
 

@@ -26,7 +26,7 @@ async def client_of(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client,
     ):
         for seed, run in enumerate(("a", "b")):
             body = adapter_file(LAYOUT, seed)

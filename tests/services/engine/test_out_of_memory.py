@@ -126,7 +126,7 @@ def made(engine: Engine, precision: Any = "bf16", count: int = CHUNK_SIZE) -> li
     job = Job("t", "a", "mini-sana", None, precision, Plan(steps=1), ("clipscore",), images=False)
     chunk = Chunk(job, PromptItem(id="p", text="a red circle"), range(count))
     engine.submit([chunk])
-    found: list[float] = chunk.result.result(60).rewards["clipscore"].tolist()
+    found: list[float] = chunk.result.result(600).rewards["clipscore"].tolist()
     return found
 
 
@@ -207,11 +207,11 @@ def test_the_batches_of_any_backend_are_halved(count: int) -> None:
     try:
         whole, parts = chunk(job(), count=count), chunk(job(), count=count)
         engine.submit([whole])
-        expected = whole.result.result(60)
+        expected = whole.result.result(600)
         backend.room = 12
         backend.batches.clear()
         engine.submit([parts])
-        assert torch.equal(parts.result.result(60).rewards[REWARD], expected.rewards[REWARD])
+        assert torch.equal(parts.result.result(600).rewards[REWARD], expected.rewards[REWARD])
     finally:
         engine.close()
     assert backend.batches == {24: [24, 12, 12], 13: [13, 6, 6, 1], 1: [1]}[count]
@@ -225,9 +225,9 @@ def test_a_repeated_request_is_tried_in_a_smaller_batch() -> None:
         first, again = chunk(job(), count=24), chunk(job(), count=24)
         engine.submit([first])
         with pytest.raises(ProblemError) as refused:
-            first.result.result(60)
+            first.result.result(600)
         assert (refused.value.problem.status, refused.value.problem.kind) == (503, "out-of-memory")
         engine.submit([again])
-        assert len(again.result.result(60).rewards[REWARD]) == 24
+        assert len(again.result.result(600).rewards[REWARD]) == 24
     finally:
         engine.close()

@@ -88,7 +88,7 @@ def test_only_one_chunk_is_generated_while_the_previous_one_is_scored(engine: En
     chunks = [chunk(name, events) for name in "abc"]
     engine.submit(chunks)
     events.wait_for("*b")
-    engine.ping().result(60)  # the engine is idle: it waits until the first chunk is scored
+    engine.ping().result(600)  # the engine is idle: it waits until the first chunk is scored
     assert events.seen == ["+a", "*a", "+b", "*b"]
     gate.set()
     wait([one.result for one in chunks], 60)
@@ -103,7 +103,7 @@ def test_scores_equal_those_without_overlap(engine: Engine, events: Events) -> N
         for running in (engine, plain):
             chunks = [chunk(name, reward=REWARD, steps=2) for name in "abc"]
             running.submit(chunks)
-            found.append(torch.cat([one.result.result(60).rewards[REWARD] for one in chunks]))
+            found.append(torch.cat([one.result.result(600).rewards[REWARD] for one in chunks]))
     finally:
         plain.close()
     assert torch.equal(*found)
@@ -113,10 +113,10 @@ def test_a_fault_affects_only_its_chunk(engine: Engine) -> None:
     good, bad, after = (chunk(name, reward=PICKY, want=want) for name, want in (("a", 3), ("b", "many"), ("c", 5)))
     engine.submit([good, bad, after])
     with pytest.raises(ProblemError) as refused:
-        bad.result.result(60)
+        bad.result.result(600)
     assert (refused.value.problem.kind, refused.value.problem.where) == ("reward-failed", "prompts.b")
     for one, value in ((good, 3), (after, 5)):
-        assert one.result.result(60).rewards[PICKY].tolist() == [value] * 4
+        assert one.result.result(600).rewards[PICKY].tolist() == [value] * 4
 
 
 def test_a_chunk_cancelled_before_it_is_scored_is_not_scored(engine: Engine, events: Events) -> None:
@@ -126,9 +126,9 @@ def test_a_chunk_cancelled_before_it_is_scored_is_not_scored(engine: Engine, eve
     engine.cancel(second.job)
     gate.set()
     with pytest.raises(ProblemError):
-        second.result.result(60)
+        second.result.result(600)
     for one in (first, third):
-        assert len(one.result.result(60).rewards[GATED]) == 4
+        assert len(one.result.result(600).rewards[GATED]) == 4
     assert "-b" not in events.seen
 
 
@@ -139,20 +139,20 @@ def test_a_chunk_cancelled_during_generation_stops_at_its_next_step(
     backend.on_step = lambda request: engine.cancel(running.job) if request.prompt == "b" else None
     engine.submit([scoring, running])
     with pytest.raises(ProblemError):
-        running.result.result(60)
+        running.result.result(600)
     assert "*b" not in events.seen
     gate.set()
-    assert len(scoring.result.result(60).rewards[GATED]) == 4
+    assert len(scoring.result.result(600).rewards[GATED]) == 4
 
 
 def test_the_engine_answers_while_a_chunk_is_scored(engine: Engine, events: Events) -> None:
     held, following = chunk("a"), chunk("b")
     engine.submit([held, following])
     events.wait_for("*b")
-    engine.ping().result(60)
+    engine.ping().result(600)
     assert not held.result.done()
     gate.set()
-    following.result.result(60)
+    following.result.result(600)
 
 
 def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_overlap_ends(
@@ -168,19 +168,19 @@ def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_ove
     first, second, third, fourth = (chunk(name, events) for name in "abcd")
     engine.submit([first, second])
     events.wait_for("out of memory")
-    engine.ping().result(60)
+    engine.ping().result(600)
     assert events.seen == ["+a", "*a", "+b", "out of memory"]
     gate.set()
-    assert len(second.result.result(60).rewards[GATED]) == 4
+    assert len(second.result.result(600).rewards[GATED]) == 4
     assert events.seen == ["+a", "*a", "+b", "out of memory", "-a", "+b", "*b", "-b"]
     assert backend.batches == [4, 4]
     gate.clear()
     engine.submit([third, fourth])
     events.wait_for("*c")
-    engine.ping().result(60)
+    engine.ping().result(600)
     assert events.seen[-1] == "*c"  # the fourth chunk has to wait
     gate.set()
-    fourth.result.result(60)
+    fourth.result.result(600)
     assert events.seen[-4:] == ["-c", "+d", "*d", "-d"]
 
 
@@ -190,7 +190,7 @@ def test_the_engine_ends_if_scoring_kills_its_thread(engine: Engine, backend: Ob
     engine.submit(chunks)
     for one in chunks:
         with pytest.raises(ProblemError) as refused:
-            one.result.result(60)
+            one.result.result(600)
         assert refused.value.problem.kind == "engine-dead"
     engine.close()
     assert engine.dead

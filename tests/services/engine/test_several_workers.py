@@ -84,14 +84,14 @@ def workers_on(*backends: FakeBackend, **limits: int) -> Iterator[Workers]:
     made = [MortalWorker(settings, metrics, backend, f"fake:{i}") for i, backend in enumerate(backends)]
     engine = Engine(settings, metrics, made)
     try:
-        engine.start().result(60)
+        engine.start().result(600)
         yield Workers(engine=engine, metrics=metrics, workers=made)
     finally:
         engine.close()
 
 
 def scores(of: Chunk) -> torch.Tensor:
-    return of.result.result(60).rewards[REWARD]
+    return of.result.result(600).rewards[REWARD]
 
 
 EXPECTED = initial_noise(range(4), SHAPE).mean((1, 2, 3))
@@ -104,7 +104,7 @@ def test_a_request_s_chunks_are_spread_over_the_workers() -> None:
         first, second = chunk(job(), "held"), chunk(job(), "held")
         one.engine.submit([first, second])
         try:
-            assert all(gate.reached.wait(60) for gate in gates)
+            assert all(gate.reached.wait(600) for gate in gates)
         finally:
             for gate in gates:
                 gate.opened.set()
@@ -177,7 +177,7 @@ def test_a_lost_chunk_that_was_cancelled_is_not_made_again() -> None:
     with workers_on(backend) as one:
         lost = chunk(job(adapter=adapter), "fatal")
         one.engine.submit([lost])
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(600)
         one.engine.cancel(lost.job)
         gate.opened.set()
         with pytest.raises(ProblemError):
@@ -192,7 +192,7 @@ def test_capacity_is_reserved_once_for_survivors_of_pruning_when_a_worker_dies()
     with workers_on(MortalBackend(times=1), queue_limit=6) as one:
         pruned = chunk(job(steps=2), "fatal", until=1, reserved=2)
         one.engine.submit([pruned])
-        halfway = pruned.result.result(60).trajectory
+        halfway = pruned.result.result(600).trajectory
         assert halfway is not None
         one.engine.submit([chunk(job(), count=4)])  # fits with two survivors
         survivors = chunk(pruned.job, count=2, start=halfway.rows([0, 1]))

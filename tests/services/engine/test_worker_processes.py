@@ -56,7 +56,7 @@ def children(service: RunningService) -> list[int]:
 
 
 def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
@@ -192,7 +192,7 @@ def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, erro
     engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))
     try:
         with pytest.raises(error, match=said):
-            engine.start().result(120)
+            engine.start().result(600)
     finally:
         engine.close()
     assert engine.dead

@@ -38,7 +38,7 @@ def full(at_quota: Guarded) -> Iterator[Guarded]:
 def accepted(guarded: Guarded, token: str, count: int) -> socket.socket:
     """The connection of a streamed request whose work was accepted."""
     body = json.dumps(rollout_request(count=count, steps=200)).encode()
-    sock = socket.create_connection(("127.0.0.1", guarded.service.port), timeout=60)
+    sock = socket.create_connection(("127.0.0.1", guarded.service.port), timeout=600)
     accept = f"\r\nAccept: {STREAM_MEDIA_TYPE}\r\n\r\n"
     sock.sendall(head(guarded, token, len(body)).replace("\n", "\r\n").encode() + accept.encode() + body)
     assert sock.recv(4096).startswith(b"HTTP/1.1 200")
@@ -99,7 +99,7 @@ def test_requests_that_queue_nothing_are_served(full: Guarded) -> None:
 
 
 def test_a_client_may_still_send_a_refused_body_and_keep_the_connection(full: Guarded) -> None:
-    with socket.create_connection(("127.0.0.1", full.service.port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", full.service.port), timeout=600) as sock:
         for _ in range(2):
             sock.sendall(head(full, "b", 1000).replace("\n", "\r\n").encode() + b"\r\n\r\n")
             assert read_response(sock)[0] == 429

@@ -27,7 +27,7 @@ def impatient() -> Iterator[RunningService]:
 
 
 def connect(service: RunningService) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", service.port), timeout=60)
+    return socket.create_connection(("127.0.0.1", service.port), timeout=600)
 
 
 def trickle(sock: socket.socket, bytes_a_time: bytes = b"x") -> bytes:
@@ -148,7 +148,7 @@ def crowded(connections: int) -> Iterator[tuple[str, int]]:
 
 def test_one_connection_too_many_gets_an_answer() -> None:
     with crowded(4) as address, contextlib.ExitStack() as stack:
-        held, refused = ([socket.create_connection(address, timeout=60) for _ in range(4)] for _ in range(2))
+        held, refused = ([socket.create_connection(address, timeout=600) for _ in range(4)] for _ in range(2))
         for sock in (*held, *refused):
             stack.enter_context(sock)
         for sock in refused:
@@ -159,7 +159,7 @@ def test_one_connection_too_many_gets_an_answer() -> None:
             assert read_response(sock)[0] == 200
         held.pop().close()
         while True:  # until the server has noticed
-            with socket.create_connection(address, timeout=60) as sock:
+            with socket.create_connection(address, timeout=600) as sock:
                 sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 if read_response(sock)[0] == 200:
                     break

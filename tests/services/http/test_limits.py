@@ -57,7 +57,7 @@ def test_an_oversized_body_uses_no_more_memory_than_the_limit(
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
     digest = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n{digest}\r\n{length}"
-    with socket.create_connection(("127.0.0.1", service.port), timeout=120) as sock:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=600) as sock:
         sock.sendall(head.encode() + b"\r\n\r\n")
         send_until_refused(sock, chunked, size)
         status, _, body = read_response(sock)
@@ -116,7 +116,7 @@ def test_a_head_too_large_is_431(service: RunningService, where: str, size: int)
     ids=range(15),
 )
 def test_invalid_http_is_refused_and_disconnected(service: RunningService, sent: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=600) as sock:
         sock.sendall(sent)
         status, headers, body = read_response(sock)
         assert status in (400, 431, 501) or (sent.startswith(b"GET /v1/models") and status == 200)
@@ -129,7 +129,7 @@ def test_invalid_http_is_refused_and_disconnected(service: RunningService, sent:
 
 def test_pipelined_requests_are_answered_in_order(service: RunningService) -> None:
     request = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=600) as sock:
         sock.sendall(request * 2 + request.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close"))
         received = b""
         while part := sock.recv(65536):

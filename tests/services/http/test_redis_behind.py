@@ -34,7 +34,7 @@ def service(server: RedisServer, layout: Layout) -> Iterator[RunningService]:
 async def get_at_once(url: str, count: int) -> list[httpx.Response]:
     """`count` answers, each on a connection of its own and asked for at the same moment."""
     limits = httpx.Limits(max_connections=count)
-    async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+    async with httpx.AsyncClient(limits=limits, timeout=600) as client:
         return await asyncio.gather(*(client.get(url) for _ in range(count)))
 
 

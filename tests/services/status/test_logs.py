@@ -17,7 +17,7 @@ from solrl_rollout.status import logs
 def lines(service: RunningService, request_id: str) -> list[dict[str, Any]]:
     """All lines of a request. A line follows its answer, so this waits for the line of a later request."""
     fence = service.client.get("/v9").headers["x-request-id"]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while fence not in (text := service.log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.01)
     parsed = [json.loads(line) for line in text.splitlines() if line.startswith("{")]

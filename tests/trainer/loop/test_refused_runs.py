@@ -56,7 +56,7 @@ def test_a_service_with_different_weights_is_refused_and_the_part_named(
 
 
 def test_the_command_refuses_a_folder_with_another_run(taken: subprocess.Popen[str], folder: Path) -> None:
-    _, said = taken.communicate(timeout=120)
+    _, said = taken.communicate(timeout=600)
     assert taken.returncode == 2
     assert said.startswith("solrl-train: ")
     assert "already contains a run" in said
@@ -68,7 +68,7 @@ def test_the_command_refuses_a_folder_with_another_run(taken: subprocess.Popen[s
 
 
 def test_an_unreachable_service_is_one_clear_message(unreachable: subprocess.Popen[str], folder: Path) -> None:
-    _, said = unreachable.communicate(timeout=120)
+    _, said = unreachable.communicate(timeout=600)
     assert unreachable.returncode == 2
     message = next(line for line in said.splitlines() if line.startswith("solrl-train: "))
     assert "no answer from http://127.0.0.1:" in message

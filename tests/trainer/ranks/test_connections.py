@@ -41,7 +41,7 @@ def connected(store: Store, size: int) -> list[tuple[Connections, str]]:
     with ThreadPoolExecutor(size) as pool:
         infos = [RankInfo(rank, size, rank, "127.0.0.1", 1) for rank in range(size)]
         others = [pool.submit(connect, info, store) for info in infos[1:]]
-        return [connect(infos[0], store), *(other.result(30) for other in others)]
+        return [connect(infos[0], store), *(other.result(600) for other in others)]
 
 
 def close(found: list[tuple[Connections, str]]) -> None:
@@ -101,7 +101,7 @@ def connected_later(store: Store) -> list[tuple[Connections, str]]:
         other = pool.submit(connect, RankInfo(1, 2, 1, "127.0.0.1", 1), store)
         with store._changed:
             assert store._changed.wait_for(lambda: store._values[connections._KEY] == "1 closed", 30)
-        return [connect(RankInfo(0, 2, 0, "127.0.0.1", 1), store), other.result(30)]
+        return [connect(RankInfo(0, 2, 0, "127.0.0.1", 1), store), other.result(600)]
 
 
 def test_a_stranger_is_not_a_rank() -> None:

@@ -59,7 +59,7 @@ def test_each_rank_holds_its_part_of_the_base(tmp_path: Path) -> None:
     held = {}
     for setting in ("true", "false"):
         words = ["--set", f"optimizer.shard_base={setting}"]
-        codes = RankPrograms(2, held_bytes, (words, str(tmp_path / setting)), tmp_path / "log").wait(120)
+        codes = RankPrograms(2, held_bytes, (words, str(tmp_path / setting)), tmp_path / "log").wait(600)
         assert codes == [0, 0], (tmp_path / "log").read_text()
         held[setting] = [json.loads((tmp_path / f"{setting}-{rank}").read_text()) for rank in range(2)]
     for spread, whole in zip(held["true"], held["false"], strict=True):

@@ -26,7 +26,7 @@ def browse(tmp_path):
     def run(page, *options):
         profile = tmp_path / "profile"
         command = [program, *FLAGS, f"--user-data-dir={profile}", *options, page.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         shutil.rmtree(profile, ignore_errors=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
