@@ -42,7 +42,7 @@ def map_in_lanes(work: Callable[[Item], Result], items: Sequence[Item], device: 
     Grad mode belongs to a thread: `work` must set the one it needs.
     """
     # A single item also runs in a lane: on several threads its products would be split, and so rounded, differently.
-    if device.type != "cpu" or lane_count() == 1:
+    if device.type != "cpu" or lane_count() == torch.get_num_threads() == 1:
         return [work(item) for item in items]
     futures = [_pool().submit(work, item) for item in items]
     errors = [error for future in futures if (error := future.exception()) is not None]
