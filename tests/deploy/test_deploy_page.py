@@ -47,7 +47,8 @@ def test_other_commands_exist() -> None:
     others = [shlex.split(line) for line in COMMANDS if line not in COMPOSE]
     paths = [word for words in others for word in words if word.startswith(("scripts/", "deploy/"))]
     assert {"scripts/prove-images", "deploy/make-secrets", "deploy/gpu.env", "deploy/vllm-omni.lock"} == set(paths)
-    assert all((ROOT / path).stat().st_mode & 0o111 for path in paths if not path.endswith(".env"))
+    assert all((ROOT / path).stat().st_mode & 0o111 for path in paths if not path.endswith((".env", ".lock")))
+    assert all((ROOT / path).is_file() for path in paths)
 
 
 @pytest.mark.parametrize("line", [line for line in COMPOSE if " token " in line])
