@@ -42,7 +42,7 @@ WAYS = {
     "service": ("regenerate.at=service",),
     "both": ("regenerate.at=service", "regenerate.share=0.5"),
 }
-"""Where samples are regenerated: settings. `both` needs two prompts per iteration."""
+"""Side that regenerates → its settings. `both` needs two prompts per iteration."""
 PARTS = ("wait", "regenerate", "train", "push")
 
 

@@ -34,10 +34,15 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
             head = judge(answers, versions, bodies, clients, findings, f"race {trial} on version {head}")
             findings.trials += 1
             tell(f"version {head} won")
-        held = dump(server.url)
-        expected = 3 + len(clients[0].get(f"/v1/runs/{RUN}/adapters").json()["versions"])
-        findings.counted["keys at the end"] = len(held)
-        findings.require(len(held) == expected, "at the end", f"{len(held)} keys, where {expected} belong to versions")
+        require_no_other_keys(server.url, clients[0], findings)
+
+
+def require_no_other_keys(redis_url: str, client: httpx.Client, findings: Findings) -> None:
+    """Require that Redis holds the keys of the run's versions and no others."""
+    held = dump(redis_url)
+    expected = 3 + len(client.get(f"/v1/runs/{RUN}/adapters").json()["versions"])
+    findings.counted["keys at the end"] = len(held)
+    findings.require(len(held) == expected, "at the end", f"{len(held)} keys, where {expected} belong to versions")
 
 
 def race(

@@ -162,6 +162,20 @@ def _wait_for(service: RolloutService, since: int, count: int) -> None:
         time.sleep(0.002)
 
 
+def require_whole(
+    trial: str,
+    shape: Shape,
+    whole: Sequence[RolloutGroup],
+    groups: Sequence[RolloutGroup],
+    asked: Asked,
+    findings: Findings,
+) -> None:
+    """Require the undisturbed answer, with every seed once."""
+    findings.require(tuple(groups) == tuple(whole), trial, "seeds or scores differ from the undisturbed answer's")
+    seeds = [(group.prompt_id, seed) for group in asked.groups for seed in group.seeds]
+    findings.require(len(set(seeds)) == len(seeds) == shape.groups * shape.candidates, trial, "seeds lost or doubled")
+
+
 def _judge(
     trial: str,
     shape: Shape,
@@ -171,11 +185,9 @@ def _judge(
     events: list[dict[str, Any]],
     findings: Findings,
 ) -> None:
-    findings.require(tuple(groups) == tuple(whole), trial, "seeds or scores differ from the undisturbed answer's")
+    require_whole(trial, shape, whole, groups, asked, findings)
     came = [group.prompt_id for group in asked.groups]
     findings.require(sorted(came) == [prompt.id for prompt in shape.prompts], trial, f"the trainer got groups {came}")
-    seeds = [(group.prompt_id, seed) for group in asked.groups for seed in group.seeds]
-    findings.require(len(set(seeds)) == len(seeds) == shape.groups * shape.candidates, trial, "seeds lost or doubled")
     made = Counter((one["prompt"], tuple(one["seeds"])) for one in events if one["event"] == "made")
     begun = sum(one["event"] == "begun" for one in events)
     findings.require(len(made) == shape.chunks, trial, f"{len(made)} chunks were made of {shape.chunks}")

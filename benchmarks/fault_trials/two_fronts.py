@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
-from support.redis_server import dump, running_redis
+from support.redis_server import running_redis
 
 from fault_trials.adapters import adapter_file, kind, put, rollout_body
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.processes import rollout_service
-from fault_trials.races import RACERS, RUN, judge, race
+from fault_trials.races import RACERS, RUN, judge, race, require_no_other_keys
 
 _BACK, _DELETED = 3, 10
 """Going back after every third race, deleting the run after every tenth."""
@@ -48,10 +48,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
                 head = _go_back(front, other, before, head, findings, name)
             findings.trials += 1
             tell(f"version {head} is the head")
-        held = dump(server.url)
-        expected = 3 + len(clients[0].get(f"/v1/runs/{RUN}/adapters").json()["versions"])
-        findings.counted["keys at the end"] = len(held)
-        findings.require(len(held) == expected, "at the end", f"{len(held)} keys, where {expected} belong to versions")
+        require_no_other_keys(server.url, clients[0], findings)
 
 
 def _begin(front: httpx.Client, body: bytes) -> int:

@@ -22,7 +22,7 @@ from solrl_proto.rollouts import RolloutGroup
 from fault_trials.adapters import layout
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.processes import RolloutService
-from fault_trials.service_killed import SHAPES, Asked, Shape
+from fault_trials.service_killed import SHAPES, Asked, Shape, require_whole
 
 _WORKERS = 2
 _AT_ONCE = 2
@@ -134,9 +134,7 @@ def _judge(
     events: list[dict[str, Any]],
     findings: Findings,
 ) -> None:
-    findings.require(tuple(groups) == tuple(whole), trial, "seeds or scores differ from the undisturbed answer's")
-    seeds = [(group.prompt_id, seed) for group in asked.groups for seed in group.seeds]
-    findings.require(len(set(seeds)) == len(seeds) == shape.groups * shape.candidates, trial, "seeds lost or doubled")
+    require_whole(trial, shape, whole, groups, asked, findings)
     made = Counter((one["prompt"], tuple(one["seeds"])) for one in events if one["event"] == "made")
     begun = Counter((one["prompt"], tuple(one["seeds"])) for one in events if one["event"] == "begun")
     findings.require(len(made) == shape.chunks, trial, f"{len(made)} chunks were made of {shape.chunks}")
