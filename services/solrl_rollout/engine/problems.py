@@ -66,20 +66,20 @@ def generation_failed() -> ProblemError:
 
 
 def no_worker_serves(workers: int) -> RetryLaterError:
-    """The 503 while all workers are loaded again after they died."""
+    """The 503 while all workers restart."""
     return RetryLaterError(
         ProblemKind.ENGINE_STALLED,
-        f"none of {workers} workers serves: they are loaded again",
+        f"none of the {workers} workers is serving; all are being restarted",
         retry_after=10,
         action="wait; the service's log says how the workers ended",
     )
 
 
 def workers_lost(losses: int) -> ProblemError:
-    """The 500 for a chunk that was being made by each of several workers when it died."""
+    """The 500 for a chunk whose workers died repeatedly."""
     return ProblemError(
         ProblemKind.GENERATION_FAILED,
-        f"{losses} workers died while they made the same candidates, which are not tried again",
+        f"{losses} workers died while generating the same candidates, which are not tried again",
         action="the service's log says how the workers ended; other requests are still served",
     )
 
