@@ -10,7 +10,9 @@ import pytest
 import redis
 from support.redis_server import RedisServer, running_redis
 
-# Before torch is imported: tests and the services they start share few cores; idle threads must not spin.
+# Before torch is imported: tests and the services they start share few cores, so each process has one thread of torch,
+# and idle threads must not spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 PROGRAMS = {"redis-server", "chromium", "chromium-browser", "google-chrome", "solrl-rollout", "solrl-train", "serve"}

@@ -1,7 +1,8 @@
 """Padded batches: on a CPU so that results do not depend on the batch, on a GPU so that only two sizes are compiled.
 
-A CPU's matrix products round differently below four rows, which flips the codes of quantised values near a tie. With
-padding, a candidate's latents do not depend on the rest of its batch.
+A CPU's matrix products round differently below four rows, and its convolutions from sixteen rows on. A difference in
+rounding flips the codes of quantised values near a tie. With sizes between, and padding, a candidate's latents do not
+depend on the rest of its batch.
 """
 
 import math
@@ -12,8 +13,8 @@ import torch
 
 from solrl_core.lanes import lane_count
 
-FEWEST_ON_CPU = 4
-"""From this size on, a candidate's bits do not depend on the batch size: measured on the miniatures (AVX-512)."""
+FEWEST_ON_CPU, MOST_ON_CPU = 4, 12
+"""In batches of these sizes, and up to 15, a candidate's bits do not depend on the size: measured on the miniatures."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class PaddedBatch:
 def batches(count: int, limit: int, device: torch.device) -> list[PaddedBatch]:
     """Cut `count` rows into batches of at most `limit`.
 
-    On a CPU there is at least one batch per lane, and none has fewer than `FEWEST_ON_CPU` rows if `limit` allows it. On
-    a GPU a batch has `limit` rows, or a quarter of that if at most three quarters remain.
+    On a CPU there is at least one batch per lane, and each has `FEWEST_ON_CPU` to `MOST_ON_CPU` rows if `limit` allows
+    it. On a GPU a batch has `limit` rows, or a quarter of that if at most three quarters remain.
     """
     if device.type == "cpu":
         fewest = min(FEWEST_ON_CPU, limit)
-        number = max(math.ceil(count / limit), min(lane_count(), math.ceil(count / fewest)))
+        number = max(math.ceil(count / min(limit, MOST_ON_CPU)), min(lane_count(), math.ceil(count / fewest)))
         size = math.ceil(count / number)
         return [_padded(start, min(start + size, count), fewest) for start in range(0, count, size)]
     whole, quarter = gpu_batch_sizes(limit)

@@ -5,11 +5,11 @@ import torch
 from solrl_core.batches import batches, gpu_batch_sizes
 
 
-@pytest.mark.parametrize(("count", "limit"), [(1, 24), (3, 24), (5, 24), (24, 24), (25, 24), (7, 2), (1, 1)])
-def test_batches_on_a_cpu_hold_each_row_once_and_at_least_four(count: int, limit: int) -> None:
+@pytest.mark.parametrize(("count", "limit"), [(1, 24), (3, 24), (5, 24), (24, 24), (25, 24), (96, 48), (7, 2), (1, 1)])
+def test_batches_on_a_cpu_hold_each_row_once_and_four_to_twelve(count: int, limit: int) -> None:
     cut = batches(count, limit, torch.device("cpu"))
     assert [row for batch in cut for row in batch.rows[: batch.count]] == list(range(count))
-    assert all(min(4, limit) <= len(batch.rows) <= limit for batch in cut)
+    assert all(min(4, limit) <= len(batch.rows) <= min(12, limit) for batch in cut)
     assert all(set(batch.rows[batch.count :]) <= {batch.rows[batch.count - 1]} for batch in cut)
 
 

@@ -4,9 +4,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import solrl_core.batches
 import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.sana import Sana
+from solrl_core.generator import CHUNK_SIZE
 from solrl_core.rewards.clipscore import ClipScore
 
 
@@ -20,6 +22,11 @@ def limited(work: Callable[..., Any], rows_at: int, most: int) -> Callable[..., 
         return work(*arguments, **more)
 
     return checked
+
+
+def whole_chunks() -> tuple[Any, str, int]:
+    """A patch that makes a chunk one batch, as on a GPU, in a process with one thread."""
+    return solrl_core.batches, "MOST_ON_CPU", CHUNK_SIZE
 
 
 def of_transformer(most: int) -> tuple[type, str, Any]:
@@ -45,6 +52,7 @@ def of_rewards(most: int) -> tuple[type, str, Any]:
 if __name__ == "__main__":
     from solrl_rollout.cli import main
 
+    setattr(*whole_chunks())
     setattr(*of_transformer(int(os.environ["ROOM_TO_MAKE"])))
     setattr(*of_rewards(int(os.environ["ROOM_TO_SCORE"])))
     main()

@@ -20,7 +20,7 @@ from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.settings import Settings
 
 TO_MAKE, TO_SCORE = 12, 9
-ONE_LANE = {"OMP_NUM_THREADS": "1"}  # so that a whole chunk is one batch, as on a GPU
+ONE_LANE = {"OMP_NUM_THREADS": "1"}  # see `small_memory.whole_chunks`
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,8 @@ def test_a_request_whose_halves_fail_is_refused_while_others_are_served(
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Engine]]:
     """Starts an engine in this process, whose batches are whole chunks."""
-    monkeypatch.setattr("solrl_core.lanes.lane_count", lambda: 1)
+    monkeypatch.setattr("solrl_core.batches.lane_count", lambda: 1)
+    monkeypatch.setattr(*small_memory.whole_chunks())
     engines = []
 
     def start() -> Engine:
