@@ -29,7 +29,7 @@ def pushing() -> Row:
         serving = multiprocessing.Process(target=_serve, args=(port, redis.url, layout, stop))
         serving.start()
         try:
-            _wait(f"http://127.0.0.1:{port}")
+            _wait(f"http://127.0.0.1:{port}", serving)
             bodies = [random_adapter(layout, rank=32, seed=seed) for seed in range(2)]
             times = []
             with client_of(f"http://127.0.0.1:{port}") as client:
@@ -69,7 +69,7 @@ def _serve(port: int, redis_url: str, layout: Layout, stop: Event) -> None:
         app = create_app(Settings(redis_url=redis_url))
         async with app.router.lifespan_context(app):
             hosted = app.state.service.hosted
-            hosted[MODEL] = dataclasses.replace(hosted[MODEL], layout=layout)
+            hosted[MODEL] = dataclasses.replace(hosted[MODEL], adapter_layout=layout)
             server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
             serving = asyncio.create_task(server.serve([bind("127.0.0.1", port)]))
             await asyncio.to_thread(stop.wait)
@@ -79,13 +79,12 @@ def _serve(port: int, redis_url: str, layout: Layout, stop: Event) -> None:
     asyncio.run(run())
 
 
-def _wait(url: str) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+def _wait(url: str, serving: multiprocessing.Process) -> None:
+    while serving.is_alive():
         try:
             if httpx.get(f"{url}/health/ready").is_success:
                 return
         except httpx.TransportError:
             pass
         time.sleep(0.3)
-    raise RuntimeError("the service did not become ready")
+    raise RuntimeError("the service ended before it was ready")
