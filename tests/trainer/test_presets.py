@@ -179,6 +179,20 @@ def test_more_kept_than_explored_is_refused() -> None:
     assert "12" in message
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["explore.keep=12", "regenerate.keep=13"], "keep is 13, but only 12 are regenerated"),
+        (["explore.source=local", "regenerate.at=none", "regenerate.keep=8"], "expected explore.keep alone"),
+        (["regenerate.selection=random"], "selection is random, but all samples are kept; expected a number as keep"),
+    ],
+)
+def test_a_second_selection_that_cannot_be_made_is_refused(overrides: list[str], said: str) -> None:
+    message = refusal(overrides=overrides)
+    assert "setting regenerate (from --set)" in message
+    assert said in message
+
+
 def test_an_override_without_a_value_is_refused() -> None:
     assert "expected key=value" in refusal(overrides=["explore.steps"])
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.config import Explore, SelectionMode
-from solrl_trainer.rollouts.groups import CandidateGroup
-from solrl_trainer.selection import MODES, best_worst, extremes_random, mean_deviation, select, uniform
+from solrl_trainer.config import Explore, Regenerate, SelectionMode
+from solrl_trainer.rollouts.groups import CandidateGroup, GroupSelection, ScoredGroup, ScoredSamples
+from solrl_trainer.selection import MODES, best_worst, extremes_random, mean_deviation, reselect, select, uniform
 
 
 def test_the_best_come_before_the_worst() -> None:
@@ -127,3 +127,44 @@ def test_a_random_selection_depends_only_on_seed_and_prompt() -> None:
 def test_pruning_requires_a_selection_of_the_extremes() -> None:
     with pytest.raises(ValueError, match="selection mean_deviation needs all candidates"):
         Explore.model_validate({"prune": {"after": 3, "keep": 48}, "selection": "mean_deviation"})
+
+
+def regenerated(*scores: float, images: bool = True, prompt: str = "p") -> ScoredGroup:
+    count, values = len(scores), torch.tensor(scores)
+    samples = ScoredSamples(
+        latents=values.view(-1, 1) * 10,
+        images=torch.rand(count, 3, 4, 4) if images else torch.empty(0),
+        recording=None,
+        scores=values,
+        rewards={"clipscore": values + 1},
+    )
+    proxy = torch.arange(count, 0, -1).float()
+    return ScoredGroup(GroupSelection(PromptItem(id=prompt, text="x"), list(range(20, 20 + count)), proxy), samples)
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_a_second_selection_goes_by_the_rewards_of_the_regenerated(images: bool) -> None:
+    group = regenerated(0.25, 0.75, 0.5, 0.0, 1.0, 0.375, images=images)
+    found = reselect(group, Regenerate(keep=4), 0)
+    assert found.selection.prompt == group.selection.prompt
+    assert found.selection.seeds == [24, 21, 20, 23]
+    assert found.selection.proxy.tolist() == [2, 5, 6, 3]
+    assert found.samples.scores.tolist() == [1.0, 0.75, 0.25, 0.0]
+    assert found.samples.latents.flatten().tolist() == [10.0, 7.5, 2.5, 0.0]
+    assert found.samples.rewards["clipscore"].tolist() == [2.0, 1.75, 1.25, 1.0]
+    assert torch.equal(found.samples.images, group.samples.images[[4, 1, 0, 3]] if images else torch.empty(0))
+
+
+def test_without_a_number_all_regenerated_are_trained_on_in_their_order() -> None:
+    group = regenerated(0.25, 0.75, 0.5)
+    assert reselect(group, Regenerate(), 0) is group
+
+
+def test_a_second_random_selection_depends_on_seed_and_prompt_and_not_on_the_first() -> None:
+    settings, scores = Regenerate(keep=6, selection="random"), [float(index) for index in range(24)]
+    one = reselect(regenerated(*scores), settings, 7).selection.seeds
+    assert reselect(regenerated(*scores), settings, 7).selection.seeds == one
+    assert reselect(regenerated(*scores), settings, 8).selection.seeds != one
+    assert reselect(regenerated(*scores, prompt="q"), settings, 7).selection.seeds != one
+    first = select(group(*scores), Explore(keep=6, candidates=24, selection="random"), 7).seeds
+    assert [seed - 10 for seed in first] != [seed - 20 for seed in one]

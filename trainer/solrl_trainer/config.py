@@ -87,6 +87,10 @@ class Regenerate(Section):
     others meanwhile."""
     steps: Positive = 10
     """Solver steps of a sample."""
+    keep: Annotated[int, Field(ge=2)] | None = None
+    """Number of a prompt's regenerated samples to train on, selected by their rewards; null: all of them."""
+    selection: SelectionMode = "best_worst"
+    """Mode of this second selection; see explore.selection."""
 
 
 class Lora(Section):
@@ -236,6 +240,11 @@ class RunConfig(Section):
         return {name: weight for name, weight in self.rewards.items() if weight}
 
     @property
+    def kept(self) -> int:
+        """Samples per prompt that are trained on."""
+        return self.regenerate.keep or self.explore.keep
+
+    @property
     def trained(self) -> tuple[RewardSpec, ...]:
         """Rewards with a weight in the score."""
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.weights.items())
@@ -251,6 +260,12 @@ class RunConfig(Section):
     @classmethod
     def _suits_exploration(cls, value: Regenerate, given: ValidationInfo) -> Regenerate:
         explore = given.data.get("explore")  # missing if it is invalid itself
+        if value.keep is None and value.selection != "best_worst":
+            raise ValueError(f"selection is {value.selection}, but all samples are kept; expected a number as keep")
+        if value.keep is not None and value.at == "none":
+            raise ValueError("keep selects among regenerated samples; with at=none, expected explore.keep alone")
+        if value.keep is not None and explore is not None and value.keep > explore.keep:
+            raise ValueError(f"keep is {value.keep}, but only {explore.keep} are regenerated; see explore.keep")
         if value.share < 1 and value.at != "service":
             raise ValueError(f"share is {value.share}, but at={value.at}; expected at=service, or no share")
         if value.at == "service" and explore is not None and explore.source != "service":

@@ -18,7 +18,7 @@ from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.run_log import Reporter, RunLog, open_run_log
-from solrl_trainer.selection import select
+from solrl_trainer.selection import reselect, select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.update import UpdateFigures
 from solrl_trainer.world import SoloWorld, World, require_equal, wait_for_rank_zero
@@ -136,7 +136,8 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
             scored = session.scorer.score(group.prompt, regenerated)
         selected.append((selection, scored))
     with log.phase(iteration, "regenerate"):
-        groups = [ScoredGroup(selection, scored()) for selection, scored in selected]
+        scored_groups = [ScoredGroup(selection, scored()) for selection, scored in selected]
+        groups = [reselect(group, config.regenerate, root) for group in scored_groups]
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
     session.explorer.look_ahead(iteration)

@@ -9,10 +9,10 @@ import torch
 from solrl_core.selection import best_worst
 from solrl_proto.noise import expand_seeds
 
-from solrl_trainer.config import Explore, SelectionMode
-from solrl_trainer.rollouts.groups import CandidateGroup, GroupSelection
+from solrl_trainer.config import Explore, Regenerate, SelectionMode
+from solrl_trainer.rollouts.groups import CandidateGroup, GroupSelection, ScoredGroup
 
-__all__ = ["MODES", "best_worst", "extremes_random", "mean_deviation", "select", "uniform"]
+__all__ = ["MODES", "best_worst", "extremes_random", "mean_deviation", "reselect", "select", "uniform"]
 
 Mode = Callable[[Sequence[float], int, int], list[int]]
 """(scores, number to keep, seed) → indices, from the best to the worst."""
@@ -59,6 +59,17 @@ def select(group: CandidateGroup, settings: Explore, seed_root: int) -> GroupSel
     index, proxy = zip(*(scored[i] for i in chosen), strict=True)
     samples = group.samples.rows(list(index)) if group.samples is not None else None
     return GroupSelection(group.prompt, [group.seeds[i] for i in index], torch.tensor(proxy), samples)
+
+
+def reselect(group: ScoredGroup, settings: Regenerate, seed_root: int) -> ScoredGroup:
+    """Select `settings.keep` of a group's regenerated samples by their rewards; without it, the group itself.
+
+    `seed_root` as in `select`.
+    """
+    if settings.keep is None:
+        return group
+    seed = expand_seeds(seed_root, f"reselect/{group.selection.prompt.id}", 1)[0]
+    return group.rows(MODES[settings.selection](group.samples.scores.tolist(), settings.keep, seed))
 
 
 def _shuffled(indices: Sequence[int], seed: int) -> list[int]:

@@ -127,7 +127,7 @@ def iteration_bytes(config: RunConfig, backbone: Backbone, row: Conditioning) ->
     steps = config.regenerate.steps if config.two_stage else explore.steps
     recorded = ALGORITHMS.find(config.algorithm.name)(config.algorithm).trains_on.recorded
     # Samples are held once by group, and once in the order of all prompts.
-    samples = 2 * latents * (1 + (steps + 1) * recorded) * explore.prompts * explore.keep
+    samples = 2 * latents * (1 + (steps + 1) * recorded) * explore.prompts * config.kept
     prompts = explore.prompts * sum(tensor.nbytes for tensor in row.values())
     return {"samples": samples, "prompts": prompts, "cached prompts": PROMPT_CACHE_BYTES}
 

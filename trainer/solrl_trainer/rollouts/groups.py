@@ -55,7 +55,7 @@ class ScoredSamples(GroupSamples):
         recording = self.recording
         return type(self)(
             self.latents[index],
-            self.images[index],
+            self.images[index] if len(self.images) else self.images,
             None if recording is None else recording_rows(recording, index),
             self.scores[index],
             {name: values[index] for name, values in self.rewards.items()},
@@ -102,6 +102,12 @@ class ScoredGroup:
 
     selection: GroupSelection
     samples: ScoredSamples
+
+    def rows(self, index: Sequence[int]) -> Self:
+        """The selection and samples with these indices."""
+        own = self.selection
+        selection = GroupSelection(own.prompt, [own.seeds[i] for i in index], own.proxy[index])
+        return type(self)(selection, self.samples.rows(index))
 
 
 def recording_rows(recording: Recording, index: Sequence[int]) -> Recording:
