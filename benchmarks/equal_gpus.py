@@ -42,6 +42,7 @@ from solrl_trainer.ranks.rank_info import read_rank_info
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.run_log import RunLog
 from solrl_trainer.session import Session, connect
+from solrl_trainer.update import trained_steps
 from solrl_trainer.world import SoloWorld, World, gather_values, pick_device
 from step_time import TOKENS
 from training_phase import PRESETS, RECOMPUTED, PeftPolicy, beside, random_row, with_settings
@@ -188,13 +189,13 @@ def old_training(bench: Bench, session: Session, samples: IterationSamples) -> R
     """Row of the update by the baseline trainer, computed from a share of the timesteps if there are many."""
     config, kept, algorithm = session.config, samples.scores.shape[1], session.algorithm
     steps = config.regenerate.steps
-    all_steps = math.ceil(config.algorithm.timestep_fraction * steps)
+    all_steps = trained_steps(steps, config.algorithm.timestep_fraction)
     some = min(all_steps, math.ceil(OLD_MICRO_BATCHES * config.optimizer.batch / kept))
     updater = replace(
         session.updater,
         policy=bench.old,
         optimizer=torch.optim.AdamW(bench.old.parameters, lr=config.optimizer.learning_rate),
-        algorithm=type(algorithm)(algorithm.settings.model_copy(update={"timestep_fraction": (some - 0.5) / steps})),
+        algorithm=type(algorithm)(algorithm.settings.model_copy(update={"timestep_fraction": (some + 0.5) / steps})),
         settings=config.optimizer.model_copy(update={"checkpointing": False, "updates": 1}),
     )
     chosen = training_samples(session, samples, algorithm.advantages(samples.scores))

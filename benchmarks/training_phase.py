@@ -239,7 +239,7 @@ def measure(model: str, device: str) -> None:
     config = resolve(f"{PRESETS[model]}/sol_rl/hpsv2", overrides=["optimizer.updates=1"]).config
     backbone, samples = true_model(model, config, device)
     fraction = MICRO_BATCHES / (len(backbone.sigmas(config.regenerate.steps)) - 1)
-    config = with_settings(config, {"algorithm.timestep_fraction": fraction - 1e-6})
+    config = with_settings(config, {"algorithm.timestep_fraction": min(1.0, fraction + 1e-6)})
     old = Timed(
         PeftPolicy(beside(backbone), config.lora, RECOMPUTED[model]),
         backbone,

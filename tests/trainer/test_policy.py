@@ -8,8 +8,8 @@ from solrl_core.adapter import decode_adapter, encode_adapter
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.generator import Generator
 from solrl_core.lora import adapter_layout
-from solrl_trainer.config import Lora
-from solrl_trainer.policy import CURRENT, OLD, Policy, require_finite
+from solrl_trainer.config import Lora, PolicySettings
+from solrl_trainer.policy import CURRENT, OLD, Policy, old_decay, require_finite
 from training_helpers import velocity
 
 LORA = Lora(rank=2, alpha=4)
@@ -110,6 +110,48 @@ def test_the_average_follows_faster_at_first(policy: Policy) -> None:
     before = policy.tensors(CURRENT)
     policy.averaged["base_model.model.x"] = torch.zeros(1)
     assert equal(policy.tensors(CURRENT), before)
+
+
+# The decay types of Sol-RL's released code: always the current policy, linear, flat then linear, linear to any value.
+DECAY_TYPES = [
+    ({"decay_max": 0}, {1: 0, 75: 0, 5000: 0}),
+    ({}, {1: 0.001, 75: 0.075, 499: 0.499, 500: 0.5, 5000: 0.5}),
+    (
+        {"decay_flat": 75, "decay_rate": 0.0075, "decay_max": 0.999},
+        {1: 0, 75: 0, 76: 0.0075, 175: 0.75, 208: 0.9975, 209: 0.999},
+    ),
+    ({"decay_rate": 0.8 / 40, "decay_max": 0.8}, {10: 0.2, 40: 0.8, 41: 0.8}),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), DECAY_TYPES)
+def test_the_decay_is_flat_then_linear_then_flat(settings: dict[str, float], expected: dict[int, float]) -> None:
+    found = {count: old_decay(count, PolicySettings.model_validate(settings)) for count in expected}
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("counter", ["iterations", "updates"])
+def test_a_decay_counts_iterations_or_optimiser_steps(policy: Policy, counter: str) -> None:
+    """Three iterations of two steps each."""
+    settings = PolicySettings.model_validate({"counter": counter, "decay_rate": 0.1, "decay_max": 0.9})
+    old, average = ({key: value.double() for key, value in policy.tensors(name).items()} for name in (OLD, CURRENT))
+
+    def followed(weights: dict[str, torch.Tensor], decay: float) -> dict[str, torch.Tensor]:
+        current = policy.tensors(CURRENT)
+        return {key: decay * value + (1 - decay) * current[key].double() for key, value in weights.items()}
+
+    for iteration in range(3):
+        for step in (2 * iteration + 1, 2 * iteration + 2):
+            move(policy, seed=step)
+            policy.average_step(step, settings)
+            if counter == "updates":
+                average = followed(average, (1 + step) / (10 + step))
+        policy.decay_and_average(iteration, settings, steps=2)
+        old = followed(old, 0.1 * (iteration + 1) * (2 if counter == "updates" else 1))
+        if counter == "iterations":
+            average = followed(average, (1 + iteration) / (10 + iteration))
+    for found, expected in ((policy.tensors(OLD), old), (policy.averaged, average)):
+        assert all(torch.allclose(found[key], value.float(), atol=1e-6) for key, value in expected.items())
 
 
 def test_only_the_current_weights_are_trained(backbone: Backbone, policy: Policy) -> None:

@@ -116,7 +116,9 @@ class Optimizer(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are scaled down to this norm, over all LoRA weights."""
     updates: Positive = 1
-    """Optimiser steps per iteration."""
+    """Optimiser steps per epoch."""
+    epochs: Positive = 1
+    """Passes over an iteration's samples. Each has timesteps, noise and order of its own, and `updates` steps."""
     batch: Positive = 16
     """Samples per backward pass."""
     checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
@@ -133,17 +135,27 @@ class Optimizer(Section):
     """Precision of the reference's velocities on a GPU. fp8 takes about half the time and a second copy of the weights;
     at the default weight of the pull to the reference it changes the gradient by about 1e-5."""
 
+    @property
+    def steps(self) -> int:
+        """Optimiser steps per iteration."""
+        return self.updates * self.epochs
+
 
 class PolicySettings(Section):
     """Settings of the behaviour policy and the evaluation weights, which both follow the trained policy."""
 
     decay_rate: Annotated[float, Field(ge=0)] = 0.001
-    """Behaviour policy: old ← d·old + (1 − d)·current with d = min(decay_rate · (i + 1), decay_max) after
-    iteration i."""
+    """Behaviour policy after each iteration: old ← d·old + (1 − d)·current with
+    d = min(decay_rate · max(s − decay_flat, 0), decay_max), where s counts iterations from 1; see counter."""
     decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Largest d of the behaviour policy."""
+    """Largest d of the behaviour policy; 0: the behaviour policy becomes the current one after each iteration."""
+    decay_flat: Annotated[int, Field(ge=0)] = 0
+    """Number s up to which d remains 0."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i)."""
+    """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i) over iterations i, from 0."""
+    counter: Literal["iterations", "updates"] = "iterations"
+    """updates: as Sol-RL's released code counts. s counts the run's optimiser steps, and the evaluation weights are
+    averaged after each of them, with i = s. iterations: both happen once per iteration."""
 
 
 class Evaluate(Section):
@@ -230,6 +242,11 @@ class RunConfig(Section):
         return self.regenerate.at != "none"
 
     @property
+    def kept(self) -> int:
+        """Samples per prompt that are trained on."""
+        return self.regenerate.keep or self.explore.keep
+
+    @property
     def uses_service(self) -> bool:
         """Whether a rollout service explores."""
         return self.explore.source == "service"
@@ -238,11 +255,6 @@ class RunConfig(Section):
     def weights(self) -> dict[str, float]:
         """Trained reward → its weight in the score."""
         return {name: weight for name, weight in self.rewards.items() if weight}
-
-    @property
-    def kept(self) -> int:
-        """Samples per prompt that are trained on."""
-        return self.regenerate.keep or self.explore.keep
 
     @property
     def trained(self) -> tuple[RewardSpec, ...]:

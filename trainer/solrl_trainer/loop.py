@@ -150,7 +150,7 @@ def train_iteration(session: Session, log: RunLog, iteration: int, samples: Iter
     with log.phase(iteration, "train"):
         advantages = session.algorithm.advantages(samples.scores)
         update = session.updater.update(training_samples(session, samples, advantages), iteration)
-        models.policy.decay_and_average(iteration, config.policy)
+        models.policy.decay_and_average(iteration, config.policy, config.optimizer.steps)
         adapter = encode_adapter(models.policy.behaviour())
     digest = adapter_digest(adapter)
     require_equal(f"the adapter after iteration {iteration}", digest, session.world)

@@ -98,10 +98,20 @@ class Policy:
         for key, weight in self._weights[name].items():
             weight.copy_(tensors[key])
 
-    def decay_and_average(self, iteration: int, settings: PolicySettings) -> None:
-        """Move the behaviour policy and the evaluation weights towards the policy that the iteration trained."""
-        self.decay_old(min(settings.decay_rate * (iteration + 1), settings.decay_max))
-        self.average(iteration, settings.ema)
+    def decay_and_average(self, iteration: int, settings: PolicySettings, steps: int) -> None:
+        """Move the behaviour policy and the evaluation weights towards the policy that the iteration trained.
+
+        `steps`: optimiser steps per iteration.
+        """
+        by_iteration = settings.counter == "iterations"
+        self.decay_old(old_decay((iteration + 1) * (1 if by_iteration else steps), settings))
+        if by_iteration:
+            self.average(iteration, settings.ema)
+
+    def average_step(self, step: int, settings: PolicySettings) -> None:
+        """Move the evaluation weights after the run's optimiser step `step`, from 1, if each step counts."""
+        if settings.counter == "updates":
+            self.average(step, settings.ema)
 
     @torch.no_grad()
     def decay_old(self, decay: float) -> None:
@@ -110,9 +120,9 @@ class Policy:
             weight.lerp_(self._weights[CURRENT][key], 1 - decay)
 
     @torch.no_grad()
-    def average(self, iteration: int, ema: float) -> None:
-        """Move the evaluation weights towards the current ones, faster in early iterations: by (1 + i) / (10 + i)."""
-        decay = min(ema, (1 + iteration) / (10 + iteration))
+    def average(self, count: int, ema: float) -> None:
+        """Move the evaluation weights towards the current ones, with decay `average_decay(count, ema)`."""
+        decay = average_decay(count, ema)
         for key, weight in self._weights[CURRENT].items():
             self.averaged[key].lerp_(weight.detach().cpu(), 1 - decay)
 
@@ -131,6 +141,16 @@ class Policy:
     def gradient_norm(self, limit: float) -> float:
         """Clip the gradient to norm `limit`; return its norm before clipping."""
         return float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+
+
+def old_decay(count: int, settings: PolicySettings) -> float:
+    """Decay of the behaviour policy after `count` iterations or optimiser steps: flat at 0, then linear, then flat."""
+    return min(settings.decay_rate * max(count - settings.decay_flat, 0), settings.decay_max)
+
+
+def average_decay(count: int, ema: float) -> float:
+    """Decay of the evaluation weights, smaller early in the run."""
+    return min(ema, (1 + count) / (10 + count))
 
 
 def require_finite(value: float, what: str, where: str) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -335,6 +336,7 @@ def connect(
             seed=config.seed,
             world=world,
             in_step=isinstance(world, InStepWorld),
+            after_step=partial(models.policy.average_step, settings=config.policy),
         ),
         train_prompts=train,
         test_prompts=test[: config.evaluate.prompts],

@@ -1,7 +1,6 @@
 """One iteration's optimisation: training samples in, updated LoRA weights out."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -48,9 +47,9 @@ class UpdateFigures:
 class Updater:
     """Takes the optimiser steps of an iteration.
 
-    Every unit of the algorithm (one or several samples) is trained at a random part of the
-    sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the optimiser steps, and each part
-    into micro-batches. All randomness comes from the run's seed and the iteration.
+    In each epoch, every unit of the algorithm (one or several samples) is trained at a random part of the
+    sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the epoch's optimiser steps, and each
+    part into micro-batches. All randomness comes from the run's seed and the iteration.
 
     Every rank draws the same pairs and noise, and computes the micro-batches of its lanes; see `LaneGradients`.
 
@@ -59,12 +58,13 @@ class Updater:
         policy: the weights to train.
         optimizer: optimiser of `policy.parameters`.
         algorithm: defines units, micro-batches and loss.
-        settings: optimiser steps, micro-batch size and gradient clipping.
+        settings: epochs, optimiser steps, micro-batch size and gradient clipping.
         sigmas: schedule of the regenerated samples, steps + 1 values.
         guidance: guidance of the velocities.
         seed: seed of the run.
         world: the ranks that share the work.
         in_step: every rank computes as many micro-batches as any, because they share the base's weights.
+        after_step: called after each optimiser step with its number in the run, from 1.
     """
 
     backbone: Backbone
@@ -77,6 +77,7 @@ class Updater:
     seed: int
     world: World = field(default_factory=SoloWorld)
     in_step: bool = False
+    after_step: Callable[[int], None] = lambda step: None
 
     @cached_property
     def _data(self) -> TrainingData[Any]:
@@ -96,11 +97,8 @@ class Updater:
             name = algorithm.settings.name
             raise ValueError(f"algorithm {name!r} returned units of shape {tuple(units.shape)}; expected [U, size]")
         sigmas = torch.tensor(self._data.sigmas(samples, self.sigmas), dtype=torch.float64)
-        index, steps = training_pairs(len(units), len(sigmas) - 1, algorithm.settings.timestep_fraction, generator)
         losses, norms, figures = [], [], []
-        for number, (chosen, at) in enumerate(
-            zip(index.chunk(self.settings.updates), steps.chunk(self.settings.updates), strict=True)
-        ):
+        for number, (chosen, at, share) in enumerate(self._parts(len(units), len(sigmas) - 1, generator)):
             where = f"iteration {iteration}, update {number}"
             self.optimizer.zero_grad(set_to_none=True)
             loss, shares = self._accumulate(samples, units[chosen], at, sigmas, generator)
@@ -108,10 +106,21 @@ class Updater:
             norm = self.policy.gradient_norm(self.settings.max_grad_norm)
             require_finite(norm, "the gradient norm", where)
             self.optimizer.step()
+            self.after_step(iteration * self.settings.steps + number + 1)
             losses.append(loss)
             norms.append(norm)
-            figures += [{name: value * len(chosen) / len(index) for name, value in part.items()} for part in shares]
+            figures += [{name: value * share for name, value in part.items()} for part in shares]
         return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), _summed(figures))
+
+    def _parts(
+        self, units: int, steps: int, generator: torch.Generator
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+        """Units and steps of the pairs of each optimiser step, and its share of all pairs of the iteration."""
+        epochs, updates = self.settings.epochs, self.settings.updates
+        for _ in range(epochs):
+            index, at = training_pairs(units, steps, self.algorithm.settings.timestep_fraction, generator)
+            for chosen, chosen_at in zip(index.chunk(updates), at.chunk(updates), strict=True):
+                yield chosen, chosen_at, len(chosen) / (len(index) * epochs)
 
     def _accumulate(
         self,
@@ -213,17 +222,22 @@ def training_pairs(
 
     Args:
         units, steps: number of units and of steps.
-        fraction: fraction of the steps for each unit, rounded up.
+        fraction: fraction of the steps for each unit; see `trained_steps`.
         generator: random generator of the shuffles.
 
     Returns:
         Unit and step of each pair [units · share], in training order.
     """
-    trained = max(1, math.ceil(fraction * steps))
+    trained = trained_steps(steps, fraction)
     order = torch.rand(units, steps, generator=generator).argsort(1)[:, :trained]
     index = torch.arange(units)[:, None].expand(-1, trained).flatten()
     shuffle = torch.randperm(len(index), generator=generator)
     return index[shuffle], order.flatten()[shuffle]
+
+
+def trained_steps(steps: int, fraction: float) -> int:
+    """Number of the sampler's steps at which a unit is trained: rounded down, as Sol-RL's code does, but at least 1."""
+    return max(1, int(fraction * steps))
 
 
 def _discard(part: int, gradient: Sequence[torch.Tensor]) -> None:
