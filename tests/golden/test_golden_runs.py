@@ -7,6 +7,13 @@ from typing import Any
 import pytest
 from golden_runs import RECORDED, RUNS, processor, run_all
 
+ADDED = {"groups_without_spread", "objective/clipped", "objective/kl", "objective/old_distance"}
+"""Fields of an iteration's line that are newer than the recording."""
+
+
+def as_recorded(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in line.items() if name not in ADDED} for line in metrics]
+
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Any]:
@@ -30,7 +37,10 @@ def test_a_run_writes_the_same_files_and_keys(found: dict[str, Any], recorded: d
     any_processor = next(iter(recorded["processors"].values()))
     assert found["runs"][recipe]["files"] == any_processor[recipe]["files"]
     lines, expected = found["runs"][recipe]["metrics"], any_processor[recipe]["metrics"]
-    assert [sorted(line) for line in lines] == [sorted(line) for line in expected]
+    assert [sorted(line) for line in as_recorded(lines)] == [sorted(line) for line in expected]
+    assert [ADDED & line.keys() for line in lines] == [
+        ADDED if line["event"] == "iteration" else set() for line in lines
+    ]
 
 
 @pytest.mark.parametrize("recipe", RUNS)
@@ -38,8 +48,10 @@ def test_a_run_is_equal_bit_for_bit(found: dict[str, Any], recorded: dict[str, A
     if processor() not in recorded["processors"]:
         pytest.skip(f"bits were not recorded on {processor()}")
     expected = recorded["processors"][processor()][recipe]
+    run = found["runs"][recipe]
+    run = run | {"metrics": as_recorded(run["metrics"])}
     for name, value in expected.items():
-        assert found["runs"][recipe][name] == value, name
+        assert run[name] == value, name
 
 
 def test_the_recording_says_which_processors_it_holds(recorded: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from run_folders import iteration_record
-from solrl_trainer.records import Spread
+from solrl_trainer.records import Spread, share_without_spread
 from solrl_trainer.update import UpdateFigures
 
 
@@ -17,6 +17,7 @@ def test_the_line_of_an_iteration() -> None:
         "proxy_mean": pytest.approx(0.239),
         "reward_best": pytest.approx(0.276),
         "reward_worst": pytest.approx(0.2),
+        "groups_without_spread": 0.25,
         "rewards": {"clipscore": 0.232},
         "explored_version": 4,
         "precision": "nvfp4",
@@ -46,3 +47,9 @@ def test_the_report_of_an_iteration() -> None:
 def test_a_spread_separates_the_best_half_from_the_worst() -> None:
     found = Spread.of(torch.tensor([[4.0, 3.0, 1.0], [8.0, 5.0, 3.0]]))
     assert (found.mean, found.best, found.worst) == (4.0, 6.0, 3.0)
+
+
+def test_a_prompt_has_no_spread_only_if_all_its_scores_are_equal() -> None:
+    scores = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.1, 0.2], [0.7, 0.7, 0.7], [0.3, 0.2, 0.1]])
+    assert share_without_spread(scores) == 0.5
+    assert share_without_spread(scores[1::2]) == 0.0

@@ -2,14 +2,18 @@
 
 import copy
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from solrl_core.families import Backbone, load_backbone
+from solrl_trainer.algorithms.base import Loss, Velocities
+from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
+from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import CURRENT, OLD
-from solrl_trainer.update import UpdateFigures, training_pairs
+from solrl_trainer.update import UpdateFigures, trained_steps, training_pairs
 from training_helpers import make_policy, make_samples, tiny_config, train_on, updater
 
 
@@ -63,7 +67,10 @@ def test_only_the_current_weights_change(backbone: Backbone) -> None:
     assert all(not torch.equal(value, before[CURRENT][key]) for key, value in after.items() if "lora_B" in key)
     assert equal(policy.tensors(OLD), before[OLD])
     assert all(torch.equal(value, base[key]) for key, value in backbone.transformer.state_dict().items() if key in base)
-    assert logged.figures == {}
+    assert logged.figures.keys() == {"old_distance", "kl", "clipped"}
+    assert logged.figures["clipped"] == 0.0
+    # Before the first of two steps, current and old are the base; before the second, they are not.
+    assert 0 < logged.figures["kl"] == pytest.approx(logged.figures["old_distance"])
     assert 0 < logged.grad_norm <= logged.grad_norm_max
 
 
@@ -74,6 +81,46 @@ def test_the_requested_number_of_steps_is_taken(backbone: Backbone, updates: int
     train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
     steps = {float(state["step"]) for state in optimizer.state.values()}
     assert steps == {float(updates)}
+
+
+def test_each_epoch_takes_the_steps_with_timesteps_and_noise_of_its_own(loaded: Backbone, backbone: Backbone) -> None:
+    seen: list[tuple[float, float, float]] = []
+
+    class Watched(DiffusionNft):
+        def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
+            samples, noise = (values.flatten(1).sum(1).tolist() for values in (batch.x0, batch.noise))
+            seen.extend(zip(samples, batch.t.tolist(), noise, strict=True))
+            found = super().loss(batch, velocity)
+            return Loss(found.value, {**found.figures, "one": 1.0})
+
+    config = tiny_config("optimizer.epochs=3", "algorithm.timestep_fraction=0.5")
+    policy, optimizer = make_policy(backbone, config)
+    algorithm, steps = Watched(DiffusionNftSettings(timestep_fraction=0.5)), list[int]()
+    own = replace(updater(policy, backbone, optimizer, config), algorithm=algorithm, after_step=steps.append)
+    logged = own.update(make_samples(backbone), 4)
+    # Four samples at two of four timesteps, in each of three epochs of two steps.
+    assert {float(state["step"]) for state in optimizer.state.values()} == {6.0}
+    assert steps == [25, 26, 27, 28, 29, 30]
+    epochs = [seen[start : start + 8] for start in (0, 8, 16)]
+    assert len(seen) == 24
+    for epoch in epochs:
+        assert set(Counter(sample for sample, _, _ in epoch).values()) == {2}
+    pairs_of = [frozenset((sample, t) for sample, t, _ in epoch) for epoch in epochs]
+    assert len(set(pairs_of)) == 3
+    assert len({noise for _, _, noise in seen}) == 24
+    # Figures are means over all epochs.
+    assert logged.figures["one"] == pytest.approx(1)
+    assert (
+        logged.figures["kl"] > trained(loaded, tiny_config("algorithm.timestep_fraction=0.5"), 4)[1].figures["kl"] > 0
+    )
+
+
+def test_the_timesteps_of_a_fraction_are_those_of_the_released_code() -> None:
+    """It takes `int(steps * fraction)`, of which at least one is trained here."""
+    for steps in (4, 6, 10, 25, 28, 50):
+        for fraction in (0.4, 0.5, 0.58, 0.6, 0.65, 0.99, 1.0):
+            assert trained_steps(steps, fraction) == int(steps * fraction) > 0
+    assert trained_steps(10, 0.09) == 1
 
 
 def test_the_batch_size_changes_only_the_rounding(loaded: Backbone) -> None:
@@ -90,7 +137,7 @@ def pairs(fraction: float, count: int, steps: int, seed: int = 0) -> list[tuple[
     return list(zip(index.tolist(), at.tolist(), strict=True))
 
 
-@pytest.mark.parametrize(("fraction", "expected"), [(0.6, 6), (1.0, 10), (0.05, 1), (0.01, 1)])
+@pytest.mark.parametrize(("fraction", "expected"), [(0.6, 6), (0.4, 4), (0.69, 6), (1.0, 10), (0.05, 1)])
 def test_a_fraction_of_the_samplers_times_is_trained(fraction: float, expected: int) -> None:
     found = pairs(fraction, 24, 10)
     assert len(found) == len(set(found)) == 24 * expected

@@ -12,7 +12,7 @@ from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.held_out import evaluate_average, evaluate_base, measure_fidelity
-from solrl_trainer.records import IterationRecord, Spread
+from solrl_trainer.records import IterationRecord, Spread, share_without_spread
 from solrl_trainer.report.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup
@@ -204,6 +204,7 @@ def _record(
         numerics=exploration.numerics,
         proxy_mean=samples.proxy_mean,
         score=Spread.of(samples.scores),
+        without_spread=share_without_spread(samples.scores),
         rewards={name: Spread.of(values) for name, values in samples.rewards.items()},
         digest=digest,
         update=update,

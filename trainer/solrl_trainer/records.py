@@ -29,6 +29,11 @@ class Spread:
         return SpreadMessage(mean=self.mean, best=self.best, worst=self.worst)
 
 
+def share_without_spread(scores: torch.Tensor) -> float:
+    """Share of the prompts whose samples all have the same score, and so no advantage; scores [groups, kept]."""
+    return float((scores.amax(1) == scores.amin(1)).float().mean())
+
+
 @dataclass(frozen=True)
 class IterationRecord:
     """An iteration's outcome.
@@ -39,6 +44,7 @@ class IterationRecord:
         precision, numerics: arithmetic of the exploration.
         proxy_mean: mean score of all candidates.
         score: spread of the training samples' scores.
+        without_spread: share of the prompts whose samples all have the same score.
         rewards: spread of each reward of the training samples.
         digest: digest of the new behaviour policy's adapter file.
         update: figures of the optimiser steps.
@@ -55,6 +61,7 @@ class IterationRecord:
     numerics: str
     proxy_mean: float
     score: Spread
+    without_spread: float
     rewards: dict[str, Spread]
     digest: str
     update: UpdateFigures
@@ -89,6 +96,7 @@ class IterationRecord:
             "proxy_mean": self.proxy_mean,
             "reward_best": self.score.best,
             "reward_worst": self.score.worst,
+            "groups_without_spread": self.without_spread,
             "rewards": {name: spread.mean for name, spread in self.rewards.items()},
             "explored_version": self.explored_version,
             "precision": self.precision,

@@ -1,13 +1,20 @@
 """DiffusionNFT's loss against a reference written from the formulas, and the effect of its gradient."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from solrl_trainer.algorithms.base import group_advantages
-from solrl_trainer.algorithms.diffusionnft import nft_loss
+from solrl_trainer.algorithms.base import Velocities, group_advantages
+from solrl_trainer.algorithms.diffusionnft import (
+    AdvantageMode,
+    DiffusionNft,
+    DiffusionNftSettings,
+    nft_loss,
+    trained_advantages,
+)
+from solrl_trainer.algorithms.training_data import ForwardBatch
 
 Array = npt.NDArray[np.float64]
 DEFAULTS = {"beta": 1.0, "adv_clip": 5.0, "kl_weight": 1e-4}
@@ -215,3 +222,49 @@ def test_advantages_are_centred_per_group_and_scaled_over_all() -> None:
 def test_equal_rewards_give_no_advantage() -> None:
     for global_std in (True, False):
         assert torch.equal(group_advantages(torch.full((2, 4), 0.3), global_std=global_std), torch.zeros(2, 4))
+
+
+MODES = {
+    "all": [-7.0, -0.5, 0.0, 0.25, 6.0],
+    "positive_only": [0.0, 0.0, 0.0, 0.25, 6.0],
+    "negative_only": [-7.0, -0.5, 0.0, 0.0, 0.0],
+    "one_only": [0.0, 0.0, 0.0, 1.0, 1.0],
+    "binary": [-1.0, -1.0, 0.0, 1.0, 1.0],
+}
+
+
+@pytest.mark.parametrize("mode", get_args(AdvantageMode))
+def test_advantages_are_trained_by_mode(mode: AdvantageMode) -> None:
+    found = trained_advantages(torch.tensor(MODES["all"]), mode)
+    assert found.tolist() == MODES[mode]
+    assert found.dtype == torch.float32
+    assert trained_advantages(torch.tensor([float("nan")]), mode).isnan().all()
+
+
+def through_the_algorithm(values: dict[str, torch.Tensor], **settings: Any) -> tuple[float, dict[str, float]]:
+    """Loss and figures of the algorithm on a micro-batch."""
+    batch = ForwardBatch(values["x0"], values["t"], values["advantages"], values["x0"], values["noise"])
+    velocity = Velocities(values["v"], {"old": values["v_old"], "reference": values["v_ref"]})
+    found = DiffusionNft(DiffusionNftSettings(**settings)).loss(batch, velocity)
+    return float(found.value.detach()), {name: float(figure) for name, figure in found.figures.items()}
+
+
+@pytest.mark.parametrize("mode", get_args(AdvantageMode))
+def test_the_loss_uses_the_advantages_of_the_mode(mode: AdvantageMode) -> None:
+    values = batch((5, 8)) | {"advantages": torch.tensor(MODES["all"], dtype=torch.float64)}
+    found, _ = through_the_algorithm(values, advantage_mode=mode)
+    assert found == float(loss(values | {"advantages": torch.tensor(MODES[mode], dtype=torch.float64)}))
+    assert (found == float(loss(values))) == (mode == "all")
+
+
+def test_its_figures_are_distances_and_the_share_of_clipped_advantages() -> None:
+    values = batch((8, 3, 4)) | {"advantages": torch.tensor([-9.0, -5.1, -5.0, -1, 0, 4.9, 5.0, 5.1])}
+    current = values["v"].clone().requires_grad_(True)
+    _, figures = through_the_algorithm(values | {"v": current}, advantage_mode="binary")
+    assert figures == {
+        "old_distance": pytest.approx(float((values["v"] - values["v_old"]).square().mean())),
+        "kl": pytest.approx(float((values["v"] - values["v_ref"]).square().mean())),
+        "clipped": 3 / 8,
+    }
+    assert figures["old_distance"] != pytest.approx(figures["kl"])
+    assert through_the_algorithm(values, kl_weight=0)[1].keys() == {"old_distance", "clipped"}

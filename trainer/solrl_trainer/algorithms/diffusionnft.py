@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _WEIGHT_FLOOR = 1e-5
 
+AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
+
 
 class DiffusionNftSettings(AlgorithmSettings):
     """Settings of DiffusionNFT."""
@@ -22,6 +24,10 @@ class DiffusionNftSettings(AlgorithmSettings):
     """Distance of the implicit positive and negative policies from the behaviour policy."""
     adv_clip: Annotated[float, Field(gt=0)] = 5.0
     """Advantages are clipped to ± this."""
+    advantage_mode: AdvantageMode = "all"
+    """all: advantages as they are. positive_only, negative_only: those of the other sign become 0. one_only: 1 if
+    positive, otherwise 0. binary: their sign. A sample of advantage 0 remains in the loss, with equal weights for both
+    policies."""
     kl_weight: Annotated[float, Field(ge=0)] = 1e-4
     """Weight of the squared distance to the reference's velocity."""
 
@@ -37,20 +43,50 @@ class DiffusionNft(Algorithm[DiffusionNftSettings, ForwardBatch]):
         self.fixed = ("reference", "old") if settings.kl_weight else ("old",)
 
     def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        """Loss of a micro-batch; no figures."""
+        """Loss of a micro-batch.
+
+        Its figures: `old_distance` and `kl`, the mean squared distance of the current velocity to that of the behaviour
+        policy and of the reference (if that is computed); `clipped`, the share of advantages beyond the clip.
+        """
+        settings = self.settings
+        reference = velocity.reference if settings.kl_weight else None
         value = nft_loss(
             velocity.current,
             velocity.old,
-            velocity.reference if self.settings.kl_weight else None,
+            reference,
             batch.x0,
             batch.noise,
             batch.t,
-            batch.advantages,
-            beta=self.settings.beta,
-            adv_clip=self.settings.adv_clip,
-            kl_weight=self.settings.kl_weight,
+            trained_advantages(batch.advantages, settings.advantage_mode),
+            beta=settings.beta,
+            adv_clip=settings.adv_clip,
+            kl_weight=settings.kl_weight,
         )
-        return Loss(value, {})
+        current = velocity.current.detach()
+        figures = {
+            "old_distance": ((current - velocity.old) ** 2).mean(),
+            "clipped": (batch.advantages.abs() > settings.adv_clip).to(current.dtype).mean(),
+        }
+        if reference is not None:
+            figures["kl"] = ((current - reference) ** 2).mean()
+        return Loss(value, figures)
+
+
+def trained_advantages(advantages: torch.Tensor, mode: AdvantageMode) -> torch.Tensor:
+    """Advantages [B] as the loss uses them in `mode`, before they are clipped."""
+    # Not a number where an advantage is not finite, as in the other modes; it must stop the run.
+    zero = advantages * 0
+    match mode:
+        case "all":
+            return advantages
+        case "positive_only":
+            return advantages.clamp(min=0)
+        case "negative_only":
+            return advantages.clamp(max=0)
+        case "one_only":
+            return zero + (advantages > 0)
+        case "binary":
+            return zero + advantages.sign()
 
 
 def nft_loss(

@@ -1,0 +1,92 @@
+"""A run with the settings of Sol-RL's released code that are not the default, in parts and whole."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_runs import SMALL, Watcher, same
+from safetensors.torch import load_file
+from solrl_trainer.loop import Result, train
+from solrl_trainer.metrics import read_metrics
+from training_helpers import tiny_config
+
+SETTINGS = (
+    *(*SMALL, "explore.source=local", "explore.prompts=3", "explore.keep=6", "regenerate.keep=4"),
+    *("regenerate.selection=extremes_random", "optimizer.epochs=2", "optimizer.updates=2"),
+    *("algorithm.advantage_mode=binary", "policy.counter=updates", "policy.decay_flat=2", "policy.decay_rate=0.1"),
+    *("evaluate.prompts=2", "evaluate.fidelity_prompts=0"),
+)
+
+
+def go(folder: Path, iterations: int, *overrides: str, resume: bool = False) -> Result:
+    config = tiny_config(*SETTINGS, *overrides, output=folder, run="released", iterations=iterations)
+    return train(config, Watcher(), resume=resume)
+
+
+def iterations_of(folder: Path) -> list[dict[str, Any]]:
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
+    return [{name: value for name, value in line.items() if name not in ("time", "seconds")} for line in lines]
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / "000002" / "state.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole_result(folder: Path) -> Result:
+    return go(folder / "whole", 2)
+
+
+def test_a_resumed_run_of_several_epochs_is_equal_bit_for_bit(whole_result: Result, folder: Path) -> None:
+    go(folder / "parts", 1)
+    go(folder / "parts", 2, resume=True)
+    assert same(state(folder / "parts"), state(folder / "whole"))
+    assert iterations_of(folder / "parts") == iterations_of(folder / "whole")
+
+
+def test_every_setting_changes_the_run(whole_result: Result, folder: Path) -> None:
+    """Otherwise the comparison above would say nothing of it."""
+    digests = {iterations_of(folder / "whole")[0]["digest"]}
+    changes = ("optimizer.epochs=1", "policy.decay_flat=0", "policy.counter=iterations", "algorithm.advantage_mode=all")
+    for change in (*changes, "regenerate.keep=6", "regenerate.selection=best_worst"):
+        go(folder / change, 1, change)
+        digests.add(iterations_of(folder / change)[0]["digest"])
+    assert len(digests) == 7
+
+
+def test_only_the_second_selection_is_trained_on(whole_result: Result, folder: Path) -> None:
+    samples = whole_result.samples
+    assert samples is not None
+    assert samples.scores.shape == (3, 4)
+    assert all(len(group.selection.seeds) == 4 == len(group.samples.images) for group in samples.groups)
+    for scores in samples.scores:
+        assert scores.tolist() == sorted(scores.tolist(), reverse=True)
+    # Three prompts, four samples each at two of four timesteps, in two epochs: four steps an iteration.
+    assert state(folder / "whole")["optimizer/0/step"] == 8
+
+
+def test_its_lines_have_the_figures_of_the_algorithm(whole_result: Result, folder: Path) -> None:
+    first, second = iterations_of(folder / "whole")
+    for line in (first, second):
+        assert 0 <= line["groups_without_spread"] <= 1
+        assert 0 <= line["objective/clipped"] <= 1
+    # At first both distances are to the base.
+    assert first["objective/kl"] == pytest.approx(first["objective/old_distance"], rel=1e-4)
+    assert second["objective/kl"] > second["objective/old_distance"] > 0
+
+
+def test_the_evaluation_weights_follow_each_step_or_each_iteration(whole_result: Result, folder: Path) -> None:
+    found = {}
+    for counter in ("updates", "iterations"):
+        go(folder / counter, 1, "policy.decay_max=0", f"policy.counter={counter}")
+        found[counter] = load_file(folder / counter / "checkpoints" / "000001" / "state.safetensors")
+    by_step, by_iteration = found["updates"], found["iterations"]
+    averaged = {key for key in by_step if key.startswith("averaged/")}
+    assert all(torch.equal(by_step[key], by_iteration[key]) for key in by_step.keys() - averaged)
+    for key in averaged:
+        if "lora_B" in key:  # 0 at first
+            current = by_iteration[key.replace("averaged/", "current/")]
+            assert torch.allclose(by_iteration[key], 0.9 * current, rtol=1e-5, atol=0)
+            assert 0 < (by_step[key] - current).norm() < current.norm()
+            assert not torch.allclose(by_step[key], 0.9 * current, rtol=1e-2, atol=0)
