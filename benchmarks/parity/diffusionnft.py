@@ -1,0 +1,133 @@
+"""DiffusionNFT's loss, its gradient and figures, advantages and decays, against NVlabs/DiffusionNFT or NVlabs/Sana.
+
+The release multiplies float32 predictions by float64 advantages; ours are float32 throughout, as in training.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from solrl_trainer.algorithms.base import Velocities, group_advantages
+from solrl_trainer.algorithms.diffusionnft import AdvantageMode, DiffusionNft, DiffusionNftSettings
+from solrl_trainer.algorithms.training_data import ForwardBatch
+from solrl_trainer.config import PolicySettings
+from solrl_trainer.policy import average_decay, old_decay
+from solrl_trainer.records import share_without_spread
+
+from parity.published import Published
+
+REPOSITORY = "https://github.com/NVlabs/DiffusionNFT"
+_LOSS = ("scripts/train_nft_sd3.py", "train_scripts/sol_rl/train_sana.py")
+_FUNCTIONS = ("scripts/train_nft_sd3.py", "train_scripts/sol_rl/train_utils.py")
+_TRACKER = ("flow_grpo/stat_tracking.py", "diffusion/post_training/stat_tracking.py")
+_AVERAGE = ("flow_grpo/ema.py", "diffusion/post_training/ema.py")
+
+BETAS_CLIPS_WEIGHTS = ((1.0, 5.0, 1e-4), (0.1, 5.0, 1e-4), (2.0, 0.5, 1.0))
+DECAYS = {
+    0: PolicySettings(decay_max=0),
+    1: PolicySettings(),
+    2: PolicySettings(decay_flat=75, decay_rate=0.0075, decay_max=0.999),
+}
+"""The release's decay types as settings."""
+COUNTS = (1, 2, 10, 74, 75, 76, 100, 208, 209, 499, 500, 501, 2000)
+
+
+def ours() -> dict[str, torch.Tensor]:
+    """Values of this project."""
+    values: dict[str, torch.Tensor] = {}
+    inputs = fixed_inputs()
+    for mode, (beta, clip, weight) in cases():
+        settings = DiffusionNftSettings(beta=beta, adv_clip=clip, kl_weight=weight, advantage_mode=mode)
+        v = inputs["v"].clone().requires_grad_(True)
+        batch = ForwardBatch(inputs["x_t"], inputs["t"], inputs["advantages"], inputs["x0"], inputs["noise"])
+        fixed = {"old": inputs["v_old"], "reference": inputs["v_ref"]}
+        loss = DiffusionNft(settings).loss(batch, Velocities(v, fixed))  # type: ignore[arg-type]
+        values |= _loss_values(mode, beta, loss.value, v, loss.figures["kl"], loss.figures["old_distance"])
+    rewards = fixed_rewards()
+    for global_std in (True, False):
+        values[f"advantages, global_std={global_std}"] = group_advantages(rewards, global_std=global_std)
+    values["groups without spread"] = torch.tensor(share_without_spread(rewards))
+    for kind, settings in DECAYS.items():
+        values[f"decay type {kind}"] = torch.tensor([old_decay(count, settings) for count in COUNTS])
+    values["decay of the average"] = torch.tensor([average_decay(count, 0.9) for count in COUNTS])
+    return values
+
+
+def theirs(published: Published) -> dict[str, torch.Tensor]:
+    """Values of the public code."""
+    values: dict[str, torch.Tensor] = {}
+    inputs = fixed_inputs()
+    for mode, (beta, clip, weight) in cases():
+        train = SimpleNamespace(adv_clip_max=clip, adv_mode=mode, beta=weight)
+        samples = {"advantages": inputs["advantages"].double()[:, None]}
+        v, t = inputs["v"].clone().requires_grad_(True), inputs["t"].view(-1, 1, 1, 1)
+        names = {
+            "torch": torch,
+            "config": SimpleNamespace(beta=beta, train=train),
+            "j_idx": 0,
+            "x0": inputs["x0"],
+            "xt": inputs["x_t"],
+            "forward_prediction": v,
+            "old_prediction": inputs["v_old"],
+            "ref_forward_prediction": inputs["v_ref"],
+            # The two repositories name these differently.
+            **dict.fromkeys(("train_sample_batch", "train_batch"), samples),
+            **dict.fromkeys(("t_expanded", "sigma_expanded"), t),
+        }
+        found = published.run_statements(_LOSS, "loss_terms", "loss_terms['total_loss']", names)
+        terms = found["loss_terms"]
+        values |= _loss_values(mode, beta, found["loss"], v, terms["kl_div"], terms["old_deviate"])
+    rewards = fixed_rewards()
+    prompts = [f"prompt {group}" for group in range(len(rewards)) for _ in rewards[group]]
+    tracker = published.definitions(_TRACKER, ["PerPromptStatTracker"], {"np": np})["PerPromptStatTracker"]
+    for global_std in (True, False):
+        found = tracker(global_std).update(prompts, rewards.flatten().numpy())
+        values[f"advantages, global_std={global_std}"] = torch.from_numpy(found).view(rewards.shape)
+    names = ["return_decay", "calculate_zero_std_ratio"]
+    functions = published.definitions(_FUNCTIONS, names, {"np": np})
+    ratio, _ = functions["calculate_zero_std_ratio"](prompts, {"avg": rewards.flatten().numpy()[:, None]})
+    values["groups without spread"] = torch.tensor(ratio)
+    for kind in DECAYS:
+        values[f"decay type {kind}"] = torch.tensor([functions["return_decay"](count, kind) for count in COUNTS])
+    given: dict[str, Any] = {"torch": torch, "Iterable": Iterable}
+    average = published.definitions(_AVERAGE, ["EMAModuleWrapper"], given)["EMAModuleWrapper"]([], decay=0.9)
+    values["decay of the average"] = torch.tensor([average.get_current_decay(count) for count in COUNTS])
+    return values
+
+
+def cases() -> Iterator[tuple[AdvantageMode, tuple[float, float, float]]]:
+    """Every advantage mode with (beta, clip, KL weight)."""
+    yield from product(get_args(AdvantageMode), BETAS_CLIPS_WEIGHTS)
+
+
+def fixed_inputs() -> dict[str, torch.Tensor]:
+    """Velocities near the true one at six points, float32 [6, 2, 3, 3], and advantages on both sides of the clip."""
+    random = np.random.RandomState(0)  # its stream is the same in every version of numpy
+
+    def normal() -> torch.Tensor:
+        return torch.from_numpy(random.standard_normal((6, 2, 3, 3))).float()
+
+    x0, noise = normal(), normal()
+    t = torch.tensor([1.0, 0.9, 0.7, 0.5, 0.3, 0.1])
+    at = t.view(-1, 1, 1, 1)
+    velocities = {name: noise - x0 + 0.3 * normal() for name in ("v", "v_old", "v_ref")}
+    advantages = torch.tensor([-7.0, -0.8, 0.0, 0.3, 2.0, 6.0])
+    return velocities | {"x0": x0, "noise": noise, "t": t, "x_t": (1 - at) * x0 + at * noise, "advantages": advantages}
+
+
+def fixed_rewards() -> torch.Tensor:
+    """Rewards of five prompts [5, 6], one of them without spread."""
+    rewards = torch.from_numpy(np.random.RandomState(1).standard_normal((5, 6))).float()
+    rewards[3] = 0.25
+    return rewards
+
+
+def _loss_values(
+    mode: str, beta: float, loss: torch.Tensor, v: torch.Tensor, kl: Any, old_distance: Any
+) -> dict[str, torch.Tensor]:
+    (gradient,) = torch.autograd.grad(loss, v)
+    values = {"loss": loss.detach(), "gradient": gradient.flatten(), "kl": kl, "old distance": old_distance}
+    return {f"{name}, {mode}, beta {beta:g}": value for name, value in values.items()}
