@@ -1,7 +1,6 @@
 """The pages on extending: the examples work and have the stated number of lines."""
 
 import json
-import math
 import re
 from dataclasses import fields
 from itertools import pairwise
@@ -22,7 +21,7 @@ from solrl_trainer.run import run
 from tiny_auraflow import SIDE, TOKENS, write_auraflow
 
 REWARD, ALGORITHM, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family"))
-DPO, AWAY = "my_algorithms:DiffusionDpo", "http://127.0.0.1:9"
+IPO, AWAY = "my_algorithms:DiffusionIpo", "http://127.0.0.1:9"
 COLOURS = "my_rewards:colourfulness"
 
 
@@ -75,14 +74,14 @@ def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
     config = resolve(
         "mini-sana/naive_scaling/clipscore", overrides=[*overrides(ALGORITHM), *small], arguments=arguments
     ).config
-    assert (config.algorithm.name, config.algorithm.beta) == (DPO, 500)  # type: ignore[attr-defined]
+    assert (config.algorithm.name, config.algorithm.tau) == (IPO, 10)  # type: ignore[attr-defined]
     run(config)
     line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
     assert 0 <= line["objective/accuracy"] <= 1
-    # Before the first step, current and reference agree and the loss is log 2; then it falls.
-    assert 0 < line["loss"] < math.log(2)
+    # Before the first step, current and reference agree and the loss is 1; then it falls.
+    assert 0 < line["loss"] < 1
     assert line["objective/margin"] > 0
-    assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["beta"] == 500
+    assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["tau"] == 10
 
 
 def test_the_page_lists_all_that_a_batch_holds() -> None:
@@ -93,15 +92,15 @@ def test_the_page_lists_all_that_a_batch_holds() -> None:
 
 
 def test_the_algorithm_has_a_short_name_too(examples: Path) -> None:
-    config = resolve("mini-sana/sol_rl/clipscore", overrides=["algorithm.name=diffusion_dpo"]).config
-    assert config.algorithm.beta == 2000  # type: ignore[attr-defined]
+    config = resolve("mini-sana/sol_rl/clipscore", overrides=["algorithm.name=diffusion_ipo"]).config
+    assert config.algorithm.tau == 50  # type: ignore[attr-defined]
 
 
 def test_the_algorithm_prefers_the_better_sample(examples: Path) -> None:
-    from my_algorithms import DiffusionDpo, DpoSettings
+    from my_algorithms import DiffusionIpo, IpoSettings
     from solrl_trainer.algorithms.base import Velocities
 
-    algorithm = DiffusionDpo(DpoSettings(beta=2))
+    algorithm = DiffusionIpo(IpoSettings(tau=2))
     advantages = torch.tensor([0.5, -1.0, 2.0, 0.0, *(3.0, 1.0, 2.0, -4.0)])
     assert algorithm.units(advantages, 4).tolist() == [[2, 1], [0, 3], [4, 7], [6, 5]]
     x0, noise = torch.randn(2, 3), torch.randn(1, 3).expand(2, 3)
@@ -110,8 +109,9 @@ def test_the_algorithm_prefers_the_better_sample(examples: Path) -> None:
     batch = ForwardBatch((x0 + noise) / 2, torch.full((2,), 0.5), torch.zeros(2), x0, noise)
     found = algorithm.loss(batch, Velocities(v, {"reference": v_ref}))
     margin = 1 - 0.9**2
-    assert found.figures == {"accuracy": 1.0, "margin": pytest.approx(margin, rel=1e-4)}
-    assert float(found.value) == pytest.approx(-torch.nn.functional.logsigmoid(torch.tensor(margin)).item(), rel=1e-4)
+    figures = {name: float(figure) for name, figure in found.figures.items()}
+    assert figures == {"accuracy": 1.0, "margin": pytest.approx(margin, rel=1e-4)}
+    assert float(found.value) == pytest.approx((4 * margin - 1) ** 2, rel=1e-3)
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def configured(name: str, *overrides: str) -> RunConfig:
 def test_an_algorithm_is_found_by_name_and_by_module_and_attribute() -> None:
     assert ALGORITHMS.find("diffusionnft") is DiffusionNft
     assert ALGORITHMS.find(f"{HERE}:Weighted") is Weighted
-    assert ALGORITHMS.names() == ["diffusionnft"]
+    assert {"awm", "diffusionnft", "dpo"} <= set(ALGORITHMS.names())
 
 
 def test_an_algorithm_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_an_algorithm_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     assert ALGORITHMS.find("weighted") is Weighted
-    assert ALGORITHMS.names() == ["diffusionnft", "weighted"]
+    assert "weighted" in ALGORITHMS.names()
     assert tiny_config("algorithm.name=weighted", "algorithm.temperature=2").algorithm.temperature == 2  # type: ignore[attr-defined]
 
 
@@ -113,7 +113,7 @@ def test_an_algorithm_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeyp
     [
         (
             "difusionnft",
-            r"did you mean 'diffusionnft'.*expected one of \['diffusionnft'\], or package.module:attribute",
+            r"did you mean 'diffusionnft'.*expected one of \[.*'diffusionnft'.*\], or package.module:attribute",
         ),
         ("", "expected one of"),
         ("no_such_package:Algorithm", "no_such_package"),

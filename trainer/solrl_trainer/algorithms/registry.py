@@ -19,6 +19,10 @@ def _wrong(found: Any) -> str | None:
 ALGORITHMS: Registry[type[Algorithm[Any, Any]]] = Registry(
     "algorithm",
     "solrl.algorithms",
-    {"diffusionnft": "solrl_trainer.algorithms.diffusionnft:DiffusionNft"},
+    {
+        "awm": "solrl_trainer.algorithms.awm:Awm",
+        "diffusionnft": "solrl_trainer.algorithms.diffusionnft:DiffusionNft",
+        "dpo": "solrl_trainer.algorithms.dpo:DiffusionDpo",
+    },
     wrong=_wrong,
 )

@@ -1,0 +1,242 @@
+"""AWM: its loss against values of its authors' code, closed forms and finite differences; its noise levels."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity.awm import CASES, REPOSITORY, ours
+from pydantic import ValidationError
+from solrl_core.families import Backbone
+from solrl_trainer.algorithms.awm import Awm, AwmSettings, HighNoise, awm_loss
+from solrl_trainer.algorithms.base import Loss, Velocities, group_advantages
+from solrl_trainer.algorithms.training_data import ForwardBatch
+from training_helpers import make_policy, make_samples, tiny_config, train_on
+
+STORED = json.loads((Path(__file__).parent / "data" / "awm.json").read_text())
+WEIGHTINGS = ("uniform", "t", "t_squared", "huber", "ghuber")
+SETTINGS: dict[str, Any] = {
+    "weighting": "ghuber",
+    "power": 0.25,
+    "ratio_clip": 1.0,
+    "kl_weight": 1e-4,
+    "old_kl_weight": 1.0,
+    "kl_weighting": "uniform",
+}
+
+
+def test_the_authors_code_gives_the_same_advantages_loss_gradient_and_figures() -> None:
+    assert STORED["repository"] == REPOSITORY
+    found, expected = (
+        ours(),
+        {name: torch.tensor(value, dtype=torch.float64) for name, value in STORED["values"].items()},
+    )
+    kinds = ("loss", "gradient", "kl", "old_distance", "clipped")
+    assert found.keys() == expected.keys() == {f"{kind}, {case}" for kind in kinds for case in CASES}
+    apart = {name: float((found[name] - value).abs().max()) for name, value in expected.items()}
+    assert all(off <= 1e-5 * float(expected[name].abs().max()) for name, off in apart.items()), apart
+
+
+def test_each_setting_matters_in_the_stored_values() -> None:
+    losses = [STORED["values"][f"loss, {case}"][0] for case in CASES]
+    assert len(set(losses)) == len(losses)
+    assert 0 < STORED["values"]["clipped, clipped ratios"][0] < 1
+
+
+def values(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random arguments of the loss, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    v_old = draw(5, 2, 3)
+    return {
+        "v": v_old + 0.05 * draw(5, 2, 3),
+        "v_old": v_old,
+        "v_ref": v_old + 0.1 * draw(5, 2, 3),
+        "x0": draw(5, 2, 3),
+        "noise": draw(5, 2, 3),
+        "t": torch.tensor([1.0, 0.9, 0.5, 0.3, 0.02], dtype=torch.float64),
+        "advantages": torch.tensor([1.0, -1.0, 0.3, -0.2, 0.0], dtype=torch.float64),
+    }
+
+
+def loss(given: dict[str, torch.Tensor], **changed: Any) -> Loss:
+    return awm_loss(**given, **SETTINGS | changed)
+
+
+def plain_log_prob(error: float, t: float, weighting: str, power: float) -> float:
+    shift = 1e-10
+    return {
+        "uniform": -error,
+        "t": -t * error,
+        "t_squared": -t * t * error,
+        "huber": -t * (math.sqrt(error + shift) - math.sqrt(shift)),
+        "ghuber": -t / power * ((error + shift) ** power - shift**power),
+    }[weighting]
+
+
+@pytest.mark.parametrize("kl_weighting", ["uniform", "elbo"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_the_loss_is_the_mean_of_its_formula_over_samples(weighting: str, kl_weighting: str) -> None:
+    given, terms, ratios, errors, kls, old_kls = values(), [], [], [], [], []
+    for i in range(5):
+        v, v_old, v_ref, x0, noise = (given[name][i] for name in ("v", "v_old", "v_ref", "x0", "noise"))
+        t, advantage = float(given["t"][i]), float(given["advantages"][i])
+        error, old_error = (float(((one - (noise - x0)) ** 2).sum()) / 6 for one in (v, v_old))
+        change = plain_log_prob(error, t, weighting, 0.25) - plain_log_prob(old_error, t, weighting, 0.25)
+        ratio = math.exp(change)
+        variance = 0.49 * t / (1 - min(t, 0.99))
+        at = 1 / (2 * variance) if kl_weighting == "elbo" else 1.0
+        kl, old_kl = (at * float(((v - one) ** 2).sum()) / 6 for one in (v_ref, v_old))
+        clipped = min(max(ratio, 0.995), 1.005)
+        terms.append(max(-advantage * ratio, -advantage * clipped) + 0.2 * kl + 0.3 * old_kl)
+        for found, one in ((ratios, ratio), (errors, error), (kls, kl), (old_kls, old_kl)):
+            found.append(one)
+    changed = {"weighting": weighting, "kl_weighting": kl_weighting, "kl_weight": 0.2, "old_kl_weight": 0.3}
+    found = loss(given, ratio_clip=0.005, **changed)
+    assert float(found.value) == pytest.approx(sum(terms) / 5, rel=1e-12)
+    outside = sum(abs(ratio - 1) > 0.005 for ratio in ratios)
+    assert outside
+    expected = {"ratio": ratios, "error": errors, "kl": kls, "old_distance": old_kls}
+    assert found.figures.keys() == {*expected, "clipped"}
+    for name, each in expected.items():
+        assert float(found.figures[name]) == pytest.approx(sum(each) / 5, rel=1e-12)
+    assert float(found.figures["clipped"]) == outside / 5
+
+
+@pytest.mark.parametrize("kl_weighting", ["uniform", "elbo"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_the_gradient_equals_finite_differences(weighting: str, kl_weighting: str) -> None:
+    given = values()
+    v = given.pop("v").requires_grad_()
+
+    def value(v: torch.Tensor) -> torch.Tensor:
+        changed = {"weighting": weighting, "kl_weighting": kl_weighting, "kl_weight": 0.2, "ratio_clip": 0.005}
+        return loss({"v": v, **given}, **changed).value
+
+    assert torch.autograd.gradcheck(value, v, eps=1e-6, atol=1e-8, rtol=1e-6)
+
+
+def test_under_the_behaviour_policy_it_is_the_policy_gradient_of_the_matching_loss() -> None:
+    """The ratio is 1, and the gradient that of advantage times matching error."""
+    given = values()
+    given["v"] = given["v_old"].clone().requires_grad_()
+    found = loss(given, weighting="t", kl_weight=0.0)
+    assert float(found.value.detach()) == pytest.approx(-float(given["advantages"].mean()), abs=1e-15)
+    assert (float(found.figures["ratio"]), float(found.figures["clipped"])) == (1, 0)
+    (gradient,) = torch.autograd.grad(found.value, given["v"])
+    scale = (given["advantages"] * given["t"]).view(-1, 1, 1)
+    off = given["v_old"] - (given["noise"] - given["x0"])
+    assert torch.allclose(gradient, scale * 2 * off / 6 / 5, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_good_sample_is_pulled_closer_and_a_bad_one_pushed_away(weighting: str, advantage: float) -> None:
+    given = values() | {"advantages": torch.full((5,), advantage, dtype=torch.float64)}
+    given["v"] = given["v_old"].clone().requires_grad_()
+    found = loss(given, weighting=weighting, old_kl_weight=0.0, kl_weight=0.0)
+    (gradient,) = torch.autograd.grad(found.value, given["v"])
+    stepped = loss(given | {"v": given["v_old"] - 0.1 * gradient}, weighting=weighting)
+    change = float(stepped.figures["error"]) - float(found.figures["error"])
+    assert change * advantage < 0
+
+
+@pytest.mark.parametrize(("advantage", "nearer", "pulls"), [(1, True, False), (1, False, True), (-1, False, False)])
+def test_beyond_the_clip_a_policy_is_not_moved_further(advantage: int, nearer: bool, pulls: bool) -> None:
+    given = values()
+    true = given["noise"] - given["x0"]
+    given["v"] = (given["v_old"] + (0.2 if nearer else -0.2) * (true - given["v_old"])).requires_grad_()
+    given["advantages"] = torch.full((5,), float(advantage), dtype=torch.float64)
+    found = loss(given, weighting="uniform", ratio_clip=0.01, old_kl_weight=0.0, kl_weight=0.0)
+    assert float(found.figures["clipped"]) == 1
+    (gradient,) = torch.autograd.grad(found.value, given["v"])
+    assert bool(gradient.abs().max() > 1e-6) == pulls
+
+
+def test_a_perfect_prediction_has_a_finite_gradient() -> None:
+    given = values()
+    given["v"] = (given["noise"] - given["x0"]).requires_grad_()
+    for weighting in WEIGHTINGS:
+        (gradient,) = torch.autograd.grad(loss(given, weighting=weighting).value, given["v"])
+        assert bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["v", "v_old", "v_ref", "x0", "noise", "t", "advantages"])
+def test_a_nan_makes_the_loss_nan(name: str) -> None:
+    given = values()
+    given[name].view(-1)[0] = float("nan")
+    assert not torch.isfinite(loss(given).value)
+
+
+def test_the_reference_is_only_needed_for_its_penalty() -> None:
+    assert Awm(AwmSettings()).fixed == ("reference", "old")
+    without = Awm(AwmSettings(kl_weight=0))
+    assert without.fixed == ("old",)
+    given = values()
+    batch = ForwardBatch(given["x0"], given["t"], given["advantages"], given["x0"], given["noise"])
+    found = without.loss(batch, Velocities(given["v"], {"old": given["v_old"]}))
+    assert "kl" not in found.figures
+    assert float(found.value) == pytest.approx(float(loss(given, kl_weight=0.0).value))
+
+
+def test_advantages_are_clipped_and_scaled() -> None:
+    rewards = torch.tensor([[1.0, 3.0], [10.0, 20.0]], dtype=torch.float64)
+    plain = group_advantages(rewards)
+    assert torch.allclose(Awm(AwmSettings()).advantages(rewards), plain / 5, rtol=1e-12)
+    found = Awm(AwmSettings(adv_clip=0.5, adv_max=2)).advantages(rewards)
+    assert torch.allclose(found, 4 * plain.clamp(-0.5, 0.5))
+    assert found.abs().max() == 2
+    assert plain.abs().min() < 0.5
+    local = Awm(AwmSettings(adv_clip=0.5, global_std=False)).advantages(rewards)
+    assert torch.allclose(local, torch.tensor([[-1.0, 1.0]] * 2, dtype=torch.float64))
+
+
+def test_only_the_higher_noise_levels_are_trained() -> None:
+    """As the authors' code selects them: int(0.9 · 14) = 12 of 14 levels."""
+    schedule: list[float] = [1 - i / 14 for i in range(15)]
+    samples: Any = None  # not looked at
+    assert HighNoise(0.9, initial=True).sigmas(samples, schedule) == schedule[:13]
+    assert HighNoise(0.9, initial=False).sigmas(samples, schedule) == schedule[1:13]
+    assert HighNoise(1.0, initial=True).sigmas(samples, schedule) == schedule
+    assert HighNoise(0.01, initial=True).sigmas(samples, schedule) == schedule[:2]
+    with pytest.raises(ValueError, match=r"algorithm\.noise_range=0\.1 selects one of 14 noise levels"):
+        HighNoise(0.1, initial=False).sigmas(samples, schedule)
+
+
+def test_an_update_trains_each_sample_at_its_share_of_these_levels(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = (
+        "algorithm.name=awm",
+        "regenerate.steps=5",
+        "algorithm.noise_range=0.8",
+        "algorithm.initial_noise=false",
+    )
+    config = tiny_config(*settings, "algorithm.timestep_fraction=1", "optimizer.updates=1")
+    seen: list[ForwardBatch] = []
+    compute = Awm.loss
+
+    def watched(algorithm: Awm, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        seen.append(batch)
+        return compute(algorithm, batch, velocity)
+
+    monkeypatch.setattr(Awm, "loss", watched)
+    policy, optimizer = make_policy(backbone, config)
+    figures = train_on(make_samples(backbone), policy, backbone, optimizer, config, 0).figures
+    trained = [round(float(t), 5) for batch in seen for t in batch.t]
+    levels = [round(float(sigma), 5) for sigma in backbone.sigmas(5)[1:4]]
+    assert sorted(trained) == sorted(levels * 4)
+    assert figures["ratio"] == pytest.approx(1, abs=1e-6)
+    assert figures["old_distance"] == pytest.approx(0, abs=1e-9)
+    assert figures["error"] > 0.1
+
+
+@pytest.mark.parametrize("setting", [{"power": 0}, {"ratio_clip": 0}, {"adv_max": 0}, {"noise_range": 1.1}])
+def test_invalid_settings_are_refused(setting: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        AwmSettings(**setting)

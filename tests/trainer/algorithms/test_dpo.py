@@ -1,0 +1,177 @@
+"""Diffusion-DPO: its loss against values of its authors' code, closed forms and finite differences; its pairs."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from parity.dpo import BETAS, REPOSITORY, ours
+from solrl_core.families import Backbone
+from solrl_trainer.algorithms.base import Loss, Velocities
+from solrl_trainer.algorithms.dpo import DiffusionDpo, best_with_worst, dpo_loss
+from solrl_trainer.algorithms.training_data import ForwardBatch
+from training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
+
+STORED = json.loads((Path(__file__).parent / "data" / "dpo.json").read_text())
+
+
+def test_the_authors_code_gives_the_same_loss_gradient_and_figures() -> None:
+    assert STORED["repository"] == REPOSITORY
+    found, expected = (
+        ours(),
+        {name: torch.tensor(value, dtype=torch.float64) for name, value in STORED["values"].items()},
+    )
+    kinds = ("loss", "gradient", "accuracy", "margin", "error", "reference_error")
+    assert found.keys() == expected.keys() == {f"{kind}, beta {beta:g}" for kind in kinds for beta in BETAS}
+    apart = {name: float((found[name] - value).abs().max()) for name, value in expected.items()}
+    assert all(off <= 1e-5 * float(expected[name].abs().max()) for name, off in apart.items()), apart
+
+
+def test_some_pairs_of_the_stored_values_are_preferred() -> None:
+    assert all(0 < STORED["values"][f"accuracy, beta {beta:g}"][0] < 1 for beta in BETAS)
+
+
+def values(pairs: int = 3) -> dict[str, torch.Tensor]:
+    """Random arguments of the loss, in float64; the first sample of each pair is better."""
+    generator = torch.Generator().manual_seed(5)
+
+    def draw() -> torch.Tensor:
+        return torch.randn(2 * pairs, 2, 3, generator=generator, dtype=torch.float64)
+
+    v_ref = draw()
+    noise = draw()[::2].repeat_interleave(2, 0)
+    advantages = torch.tensor([0.5, -0.5] * pairs, dtype=torch.float64)
+    return {"v": v_ref + 0.05 * draw(), "v_ref": v_ref, "x0": draw(), "noise": noise, "advantages": advantages}
+
+
+def test_the_loss_is_the_mean_of_its_formula_over_pairs() -> None:
+    given, losses, margins = values(), [], []
+    for better, worse in ((0, 1), (2, 3), (4, 5)):
+        gains = []
+        for i in (better, worse):
+            true = given["noise"][i] - given["x0"][i]
+            error, reference = (float(((given[name][i] - true) ** 2).sum()) / 6 for name in ("v", "v_ref"))
+            gains.append(reference - error)
+        margins.append(20 / 2 * (gains[0] - gains[1]))
+        losses.append(math.log(1 + math.exp(-margins[-1])))
+    found = dpo_loss(**given, beta=20)
+    assert float(found.value) == pytest.approx(sum(losses) / 3, rel=1e-12)
+    assert float(found.figures["margin"]) == pytest.approx(sum(margins) / 3, rel=1e-12)
+    right = sum(margin > 0 for margin in margins)
+    assert 0 < right < 3
+    assert float(found.figures["accuracy"]) == pytest.approx(right / 3)
+    assert float(found.figures["tied"]) == 0
+
+
+def test_the_gradient_equals_finite_differences() -> None:
+    given = values()
+    v = given.pop("v").requires_grad_()
+    value = lambda v: dpo_loss(v, **given, beta=20).value  # noqa: E731
+    assert torch.autograd.gradcheck(value, v, eps=1e-6, atol=1e-8, rtol=1e-6)
+
+
+def test_at_the_reference_the_loss_is_log_2_and_its_gradient_linear_in_beta() -> None:
+    given = values()
+    given["v"] = given["v_ref"].clone().requires_grad_()
+    true = given["noise"] - given["x0"]
+    sign = torch.tensor([1.0, -1.0] * 3, dtype=torch.float64).view(-1, 1, 1)
+    for beta in (20.0, 2000.0):
+        found = dpo_loss(**given, beta=beta)
+        assert float(found.value.detach()) == pytest.approx(math.log(2), rel=1e-12)
+        assert float(found.figures["accuracy"]) == 0
+        assert float(found.figures["error"]) == float(found.figures["reference_error"])
+        (gradient,) = torch.autograd.grad(found.value, given["v"])
+        expected = sign * (given["v_ref"] - true) * 2 / 6 * beta / 4 / 3
+        assert torch.allclose(gradient, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_a_step_raises_the_margin_of_each_pair() -> None:
+    given = values()
+    given["v"] = given["v_ref"].clone().requires_grad_()
+    found = dpo_loss(**given, beta=20)
+    (gradient,) = torch.autograd.grad(found.value, given["v"])
+    stepped = dpo_loss(**given | {"v": given["v_ref"] - 0.01 * gradient}, beta=20)
+    assert float(stepped.value) < float(found.value.detach())
+    assert float(stepped.figures["accuracy"]) == 1
+    assert float(stepped.figures["margin"]) > 0
+
+
+def test_a_pair_with_equal_advantages_has_no_loss() -> None:
+    given = values()
+    untied = dpo_loss(**{name: value[2:] for name, value in given.items()}, beta=20)
+    given["advantages"][:2] = 0.25
+    given["v"].requires_grad_()
+    found = dpo_loss(**given, beta=20)
+    assert float(found.value.detach()) == pytest.approx(float(untied.value) * 2 / 3)
+    assert float(found.figures["margin"]) == pytest.approx(float(untied.figures["margin"]) * 2 / 3)
+    assert float(found.figures["accuracy"]) == pytest.approx(float(untied.figures["accuracy"]) * 2 / 3)
+    assert float(found.figures["tied"]) == pytest.approx(1 / 3)
+    (gradient,) = torch.autograd.grad(found.value, given["v"])
+    assert float(gradient[:2].abs().max()) == 0
+    assert float(gradient[2:].abs().min()) > 0
+
+
+@pytest.mark.parametrize("name", ["v", "v_ref", "x0", "noise"])
+def test_a_nan_makes_the_loss_nan(name: str) -> None:
+    given = values()
+    given[name].view(-1)[0] = float("nan")
+    assert not torch.isfinite(dpo_loss(**given, beta=20).value)
+    given["advantages"][:] = 0
+    assert not torch.isfinite(dpo_loss(**given, beta=20).value)
+
+
+def test_the_best_are_paired_with_the_worst_of_their_prompt() -> None:
+    advantages = torch.tensor([0.5, -1.0, 2.0, 0.0, *(3.0, 1.0, 2.0, -4.0)])
+    assert best_with_worst(advantages, 4).tolist() == [[2, 1], [0, 3], [4, 7], [6, 5]]
+
+
+def test_the_middle_sample_of_an_odd_number_is_left_out() -> None:
+    assert best_with_worst(torch.tensor([0.5, -1.0, 2.0, 0.0, 0.1]), 5).tolist() == [[2, 1], [0, 3]]
+
+
+def test_equal_samples_are_paired_in_their_order() -> None:
+    """With many equal values, an unstable sort would order them differently."""
+    pairs = best_with_worst(torch.zeros(2 * 40), 40).tolist()
+    assert pairs == [[40 * prompt + k, 40 * prompt + 39 - k] for prompt in range(2) for k in range(20)]
+
+
+def test_pairs_stay_together_in_every_micro_batch(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of three samples fits one pair; parts on a CPU are whole pairs, too."""
+    config = tiny_config("algorithm.name=dpo", "optimizer.batch=3", "explore.keep=4", "algorithm.timestep_fraction=1")
+    seen: list[ForwardBatch] = []
+    compute = DiffusionDpo.loss
+
+    def watched(algorithm: DiffusionDpo, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        seen.append(batch)
+        return compute(algorithm, batch, velocity)
+
+    monkeypatch.setattr(DiffusionDpo, "loss", watched)
+    policy, optimizer = make_policy(backbone, config)
+    samples = make_samples(backbone, [0.1, -2.0, 3.0, -0.5], PROMPTS[:1])
+    logged = train_on(samples, policy, backbone, optimizer, config, 0)
+    assert {len(batch.t) for batch in seen} == {2}
+    found: dict[tuple[float, ...], list[float]] = {}
+    for batch in seen:
+        better, worse = (0, 3) if float(batch.advantages[0]) < 1 else (2, 1)
+        assert torch.equal(batch.x0, samples.latents[[better, worse]])
+        assert torch.equal(batch.noise[0], batch.noise[1])
+        assert float(batch.t[0]) == float(batch.t[1])
+        found.setdefault(tuple(batch.advantages.tolist()), []).append(float(batch.t[0]))
+    assert len(found) == 2
+    levels = sorted(backbone.sigmas(config.regenerate.steps)[:-1])
+    assert all(sorted(times) == pytest.approx(levels) for times in found.values())
+    assert logged.figures.keys() == {"accuracy", "margin", "tied", "error", "reference_error"}
+    assert logged.loss < math.log(2) + 1e-6
+
+
+def test_an_update_prefers_the_better_samples(backbone: Backbone) -> None:
+    """After an update, the next one starts with a positive margin."""
+    settings = ("algorithm.name=dpo", "algorithm.beta=100", "optimizer.updates=4", "optimizer.learning_rate=1e-4")
+    config = tiny_config(*settings, "explore.keep=4")
+    policy, optimizer = make_policy(backbone, config)
+    samples = make_samples(backbone, [0.1, -2.0, 3.0, -0.5], PROMPTS[:1])
+    first, second = (train_on(samples, policy, backbone, optimizer, config, i) for i in range(2))
+    assert second.figures["margin"] > first.figures["margin"] > 0
+    assert second.figures["accuracy"] > 0.5
+    assert second.loss < first.loss < math.log(2)
