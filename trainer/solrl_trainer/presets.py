@@ -1,7 +1,7 @@
-"""Presets `<model>/<recipe>/<reward>`, composed from three small tables.
+"""Presets `<model>/<recipe>/<reward>`, composed from small tables.
 
-Later layers override earlier ones: field defaults, model, recipe, reward, YAML files in their order,
-`--set key=value`. The source of every value is recorded for a dry run.
+Later layers override earlier ones: field defaults, model, recipe, recipe for the model, reward, YAML files in their
+order, `--set key=value`. The source of every value is recorded for a dry run.
 """
 
 import re
@@ -56,17 +56,46 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 _LOCAL = {"explore.source": "local", "explore.steps": 10, "regenerate.at": "none"}
+_AWM = {
+    "algorithm.name": "awm",
+    "algorithm.timestep_fraction": 0.5,
+    "regenerate.steps": 14,
+    "optimizer.max_grad_norm": 1.0,
+    "policy.decay_max": 0.3,
+    "policy.ema": 0.99,
+}
+_DPO = {
+    "algorithm.name": "dpo",
+    "optimizer.learning_rate": 1e-5,
+    "optimizer.weight_decay": 1e-2,
+    "optimizer.max_grad_norm": 1.0,
+}
+_TRAINED = {**_LOCAL, "explore.precision": "bf16"}
 RECIPES: dict[str, dict[str, Any]] = {
     "diffusionnft": {**_LOCAL, "explore.precision": "bf16", "explore.candidates": 24},
     "naive_scaling": {**_LOCAL, "explore.precision": "bf16"},
     "naive_quant": {**_LOCAL, "explore.precision": "nvfp4"},
     "sol_rl": {},
+    "awm": {**_AWM, **_TRAINED, "explore.candidates": 24, "explore.steps": 14},
+    "awm_two_stage": _AWM,
+    "dpo": {**_DPO, **_TRAINED, "explore.candidates": 24},
+    "dpo_two_stage": _DPO,
 }
+VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
+    (model, recipe): {"optimizer.learning_rate": 3e-5}
+    for model in ("mini-sana", "mini-sd3", "mini-flux")
+    for recipe in ("dpo", "dpo_two_stage")
+}
+"""(model, recipe) → settings of this pair, on top of the recipe's."""
 RECIPE_WORDS = {
     "diffusionnft": "24 candidates per prompt, all trained on; no rollout service",
     "naive_scaling": "96 candidates per prompt in BF16, the best and worst 24 trained on; no rollout service",
     "naive_quant": "96 candidates per prompt in NVFP4, the best and worst 24 trained on; no rollout service",
     "sol_rl": "96 candidates per prompt explored by a rollout service, the best and worst 24 regenerated in BF16",
+    "awm": "advantage weighted matching on all of 24 candidates; no rollout service",
+    "awm_two_stage": "advantage weighted matching on samples that are found as with sol_rl",
+    "dpo": "Diffusion-DPO on the best against the worst of 24 candidates; no rollout service",
+    "dpo_two_stage": "Diffusion-DPO on samples that are found as with sol_rl",
 }
 REWARD_WORDS = {
     "clipscore": "CLIP similarity of image and prompt",
@@ -145,6 +174,7 @@ def resolve(
         ("preset", {"preset": preset, "run": preset.replace("/", "-")}),
         (f"model {model}", _pick(MODELS, "model", model)),
         (f"recipe {recipe}", _pick(RECIPES, "recipe", recipe)),
+        (f"recipe {recipe} for {model}", VARIANTS.get((model, recipe), {})),
         (f"reward {reward}", _pick(REWARDS, "reward", reward)),
     ]
     return _compose([*layers, *_given(overrides, files, arguments)])
