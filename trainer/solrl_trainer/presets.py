@@ -92,10 +92,10 @@ RECIPE_WORDS = {
     "naive_scaling": "96 candidates per prompt in BF16, the best and worst 24 trained on; no rollout service",
     "naive_quant": "96 candidates per prompt in NVFP4, the best and worst 24 trained on; no rollout service",
     "sol_rl": "96 candidates per prompt explored by a rollout service, the best and worst 24 regenerated in BF16",
-    "awm": "advantage weighted matching on all of 24 candidates; no rollout service",
-    "awm_two_stage": "advantage weighted matching on samples that are found as with sol_rl",
-    "dpo": "Diffusion-DPO on the best against the worst of 24 candidates; no rollout service",
-    "dpo_two_stage": "Diffusion-DPO on samples that are found as with sol_rl",
+    "awm": "advantage weighted matching on 24 candidates",
+    "awm_two_stage": "AWM on the best and worst 24 of 96",
+    "dpo": "Diffusion-DPO on 12 pairs of 24 candidates",
+    "dpo_two_stage": "Diffusion-DPO on 12 pairs out of 96",
 }
 REWARD_WORDS = {
     "clipscore": "CLIP similarity of image and prompt",
