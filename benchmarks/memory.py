@@ -62,7 +62,7 @@ def measure(family: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = write_skeleton(family, Path(locate(miniature)), Path(folder) / family)
         tiers = supported_tiers(torch.device("cuda"))
-        plans = {tier: plan_memory(load_skeleton(str(path)), tier, batch) for tier in tiers}
+        plans = {tier: plan_memory(load_skeleton(str(path)), [tier], batch) for tier in tiers}
         backbone = materialize(load_skeleton(str(path)), "cuda")
         for tier in tiers:
             gc.collect()

@@ -1,6 +1,6 @@
 """Memory plans of a model without its weights, by running the serving code on the meta device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class MemoryPlan:
     """Bytes that a rollout service needs on its device.
 
     Attributes:
-        weights: part → bytes; "transformer" is the clean base, "served" the additional weights of its generator.
+        weights: part → bytes; "transformer" is the clean base, "served, bf16" what its generator in BF16 adds.
         prompts: the most that the cache of encoded prompts takes.
         activations: phase → peak bytes beyond the weights, at `batch` candidates.
         batch: candidates in one batch.
@@ -68,14 +68,17 @@ class MemoryPlan:
         return max(0, min(most))
 
 
-def plan_memory(backbone: PipelineBackbone, precision: str, batch: int) -> MemoryPlan:
+def plan_memory(backbone: PipelineBackbone, precisions: Iterable[str], batch: int) -> MemoryPlan:
     """Plan a service of this model on the meta device (see `load_skeleton`).
+
+    A service keeps a generator per precision. They share the clean base, and one of them works at a time.
 
     It counts tensors. CUDA's own context (about 0.5 GiB) and the workspaces of its libraries come on top.
     """
-    generator = Generator(backbone, precision)
-    weights = weight_bytes({**modules_of(backbone), "served": generator.transformer})
-    phases = {size: generation_peaks(generator, size) for size in (batch, 2 * batch)}
+    generators = [Generator(backbone, precision) for precision in precisions]
+    served = {f"served, {generator.precision}": generator.transformer for generator in generators}
+    weights = weight_bytes({**modules_of(backbone), **served})
+    phases = {size: generation_peaks(generators, size) for size in (batch, 2 * batch)}
     growth = {phase: (peak - phases[batch][phase]) // batch for phase, peak in phases[2 * batch].items()}
     return MemoryPlan(weights, PROMPT_CACHE_BYTES, phases[batch], batch, growth)
 
@@ -91,12 +94,13 @@ def weight_bytes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     return {name: _new_bytes(_tensors(module), seen) for name, module in modules.items()}
 
 
-def generation_peaks(generator: Generator, batch: int, guidance: float = 1.0) -> dict[str, int]:
+def generation_peaks(generators: Sequence[Generator], batch: int, guidance: float = 1.0) -> dict[str, int]:
     """Peak bytes of each phase of generating `batch` candidates, in addition to the weights, on the meta device.
 
-    The decoder's norms are replaced for counting, so the model cannot generate afterwards.
+    Denoising is one phase per generator. The generators have one backbone, whose decoder's norms are replaced for
+    counting, so the model cannot generate afterwards.
     """
-    backbone = generator.backbone
+    backbone = generators[0].backbone
     _fuse_norms(backbone.parts["vae"].get_submodule("decoder"))
     with Meta(), _FusedAttention(), torch.inference_mode():
         row = backbone.encode(["a"], guidance)
@@ -105,12 +109,15 @@ def generation_peaks(generator: Generator, batch: int, guidance: float = 1.0) ->
         latents = torch.empty(batch, *backbone.latent_shape, device="meta")
         conditioning = {name: tensor.expand(batch, *tensor.shape[1:]).clone() for name, tensor in row.items()}
         held = _new_bytes([latents, *conditioning.values()], set())
-        with PeakBytes() as denoise:
-            sigma = torch.ones(batch, device="meta")
-            backbone.velocity(generator.transformer, latents, sigma, conditioning, guidance)
+        peaks = {"encode": encode.peak}
+        for generator in generators:
+            with PeakBytes() as denoise:
+                sigma = torch.ones(batch, device="meta")
+                backbone.velocity(generator.transformer, latents, sigma, conditioning, guidance)
+            peaks[f"denoise, {generator.precision}"] = held + denoise.peak
         with PeakBytes() as decode:
-            generator.decode(latents, batch)
-    return {"encode": encode.peak, "denoise": held + denoise.peak, "decode": held + decode.peak}
+            generators[0].decode(latents, batch)
+    return {**peaks, "decode": held + decode.peak}
 
 
 def _fuse_norms(decoder: nn.Module) -> None:

@@ -42,8 +42,8 @@ class Memory:
 
     model: str = "mini-sana"
     """Registered name, local folder in diffusers format, or hub id; no weights are needed."""
-    precision: Tier = "nvfp4"
-    """Precision; nvfp4 is planned as emulated."""
+    precision: tuple[Tier, ...] = ("nvfp4",)
+    """One precision, or several if requests ask for several; nvfp4 is planned as emulated."""
     batch: int = 24
     """Candidates in one batch."""
     revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None

@@ -2,27 +2,33 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory import GPUS, RESERVED, MemoryPlan, plan_memory
+from solrl_proto.identifiers import Tier
 
 
-def plan(model: str, precision: str, batch: int, *, revision: str | None = None, out: Path | None) -> None:
-    """Print the plan; with `out`, also write it as JSON.
+def plan(model: str, precisions: Sequence[Tier], batch: int, *, revision: str | None = None, out: Path | None) -> None:
+    """Print the plan of a service at these precisions; with `out`, also write it as JSON.
 
     Raises:
         ValueError, OSError: the model is unknown or its configurations cannot be read.
     """
+    precisions = list(dict.fromkeys(precisions))
+    if not precisions:
+        raise ValueError("got --precision without a value; expected one or several, such as --precision fp8 bf16")
     if batch < 1:
         raise ValueError(f"got a batch of {batch}; expected at least 1")
     print(f"reading the configurations of {model}", file=sys.stderr)
     backbone = load_skeleton(model, revision=revision)
-    planned = plan_memory(backbone, precision, batch)
+    planned = plan_memory(backbone, precisions, batch)
     console = Console()
-    console.print(_table(planned, f"{model}, {precision}, {backbone.width}×{backbone.height}, batch {batch}"))
+    served = " and ".join(precisions)
+    console.print(_table(planned, f"{model}, {served}, {backbone.width}×{backbone.height}, batch {batch}"))
     console.print(_limits(planned))
     console.print(f"Counts tensors only. Batch limits reserve {_size(RESERVED)} for CUDA; reward models need more.")
     if out is not None:

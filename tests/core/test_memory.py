@@ -45,7 +45,7 @@ def test_earlier_tensors_are_not_counted() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "nvfp4"])
 def test_weights_are_counted_once_and_need_no_file(bare: Path, precision: str) -> None:
-    plan = plan_memory(load_skeleton(str(bare)), precision, 4)
+    plan = plan_memory(load_skeleton(str(bare)), [precision], 4)
     real = load_backbone("mini-sana")
     for part in ("transformer", "vae", "text_encoder"):
         values = sum(p.numel() for p in real.parts[part].parameters())
@@ -53,19 +53,19 @@ def test_weights_are_counted_once_and_need_no_file(bare: Path, precision: str) -
         assert 2 * values <= plan.weights[part] <= 2 * values + 512 * len(list(real.parts[part].parameters()))
     # The BF16 generator has its own copy of the layers that LoRA binds; the emulation holds all in float32.
     if precision == "bf16":
-        assert 0 < plan.weights["served"] < plan.weights["transformer"]
+        assert 0 < plan.weights[f"served, {precision}"] < plan.weights["transformer"]
     else:
-        assert plan.weights["served"] > plan.weights["transformer"]
+        assert plan.weights[f"served, {precision}"] > plan.weights["transformer"]
 
 
 def test_a_batch_within_the_limit_fits_and_one_more_does_not(bare: Path) -> None:
     backbone = load_skeleton(str(bare))
-    plan = plan_memory(backbone, "bf16", 12)
+    plan = plan_memory(backbone, ["bf16"], 12)
     limit = plan.total + 10 * MIB
     most = plan.largest_batch(limit)
     assert most > 12
-    assert plan_memory(backbone, "bf16", most).total <= limit * 1.01
-    assert plan_memory(backbone, "bf16", most + 2).total > limit * 0.99
+    assert plan_memory(backbone, ["bf16"], most).total <= limit * 1.01
+    assert plan_memory(backbone, ["bf16"], most + 2).total > limit * 0.99
     assert plan.largest_batch(sum(plan.weights.values()) + plan.prompts - 1) == 0
 
 
@@ -74,7 +74,7 @@ def test_fp8_is_planned_without_units_for_it(bare: Path) -> None:
     layers = [backbone.transformer.get_submodule(name) for name in backbone.fp8_policy.select(backbone.transformer)]
     codes = sum(layer.get_parameter("weight").numel() for layer in layers)
     # A byte a weight, and a scale and a bias a row.
-    assert codes < plan_memory(backbone, "fp8", 12).weights["served"] < 1.2 * codes
+    assert codes < plan_memory(backbone, ["fp8"], 12).weights["served, fp8"] < 1.2 * codes
 
 
 def test_activations_equal_those_of_a_real_pass(bare: Path) -> None:
@@ -91,7 +91,7 @@ def test_activations_equal_those_of_a_real_pass(bare: Path) -> None:
 
 
 def test_a_small_batch_is_decoded_in_less_memory() -> None:
-    one, dozen = (plan_memory(load_skeleton("mini-sana"), "bf16", batch).activations["decode"] for batch in (1, 24))
+    one, dozen = (plan_memory(load_skeleton("mini-sana"), ["bf16"], batch).activations["decode"] for batch in (1, 24))
     assert one < dozen / 6
 
 

@@ -49,13 +49,14 @@ def test_weights_are_those_of_the_model_and_of_each_generator(
 ) -> None:
     monkeypatch.setattr(run_memory, "plan_training", lambda *_: PLAN.training)  # it compiles
     alone = planned(bare, "explore.precision=bf16")
-    served = plan_memory(bare, "bf16", 4).weights
+    served = plan_memory(bare, ["bf16"], 4).weights
     assert alone.encoders == {"text_encoder": served.pop("text_encoder")}
-    served["generator"] = served.pop("served")
+    served["generator"] = served.pop("served, bf16")
     assert alone.weights == served
     for precision in ("fp8", "nvfp4"):
+        explorer = plan_memory(bare, [precision], 4).weights[f"served, {precision}"]
         both = planned(bare, f"explore.precision={precision}")
-        assert both.weights == alone.weights | {"explorer": plan_memory(bare, precision, 4).weights["served"]}
+        assert both.weights == alone.weights | {"explorer": explorer}
     assert planned(bare).weights.keys() - alone.weights.keys() == {"explorer"}
     assert planned(bare, fastest="bf16").weights == alone.weights
     assert planned(bare, "explore.source=service").weights == alone.weights
@@ -84,8 +85,8 @@ def test_every_phase_is_planned_at_the_precision_it_runs_at(bare: PipelineBackbo
     phases = both.phases(STAYING)
     assert alone.phases(STAYING).keys() == {"encode", "decode", "denoise, bf16", "train"}
     assert phases.keys() - alone.phases(STAYING).keys() == {"denoise, nvfp4"}
-    peaks = plan_memory(bare, "nvfp4", 24).activations
-    assert phases["denoise, nvfp4"] == peaks["denoise"]
+    peaks = plan_memory(bare, ["nvfp4"], 24).activations
+    assert phases["denoise, nvfp4"] == peaks["denoise, nvfp4"]
     assert phases["decode"] == peaks["decode"]
     assert both.total(STAYING) == both.held(STAYING) + max(phases.values())
     layers = adapter_layout(bare.transformer, bare.lora_targets).values()
@@ -272,10 +273,12 @@ def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
     done = typed(main, "memory", "--set", "optimizer.checkpointing=2", "--gpu", "1", COLUMNS="200")
     assert "On a GPU of 1 GB the run does not fit" in done.stdout
     assert "2 of 5 blocks recompute, as optimizer.checkpointing sets" in done.stdout
-    assert "`solrl-rollout memory` plans its GPU" in done.stdout
+    assert "A service explores; `solrl-rollout memory --precision fp8` plans it." in done.stdout
     assert "explore.precision=auto" not in done.stdout
     done = typed(main, "memory", "--set", "explore.source=local", "--set", "optimizer.batch=4", COLUMNS="200")
     assert "explore.precision=auto is planned as fp8." in done.stdout
+    done = typed(main, "memory", "--set", "regenerate.at=service", "--set", "optimizer.batch=4", COLUMNS="200")
+    assert "regenerates; `solrl-rollout memory --precision fp8 bf16` plans it." in done.stdout
 
 
 def test_the_command_plans_each_of_several_gpus() -> None:

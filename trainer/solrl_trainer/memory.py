@@ -186,8 +186,12 @@ def _remarks(config: RunConfig, planned: RunMemory, fastest: Tier) -> list[str]:
     unknown = [name for name, size in planned.rewards.items() if size is None]
     if unknown:
         remarks.append(f"Rewards whose size is unknown are not counted: {', '.join(unknown)}.")
-    if config.uses_service:
-        remarks.append("A service explores; `solrl-rollout memory` plans its GPU.")
+    explored = fastest if config.explore.precision == "auto" else config.explore.precision
+    if config.regenerate.at == "service":
+        served = " ".join(dict.fromkeys((explored, "bf16")))
+        remarks.append(f"A service explores and regenerates; `solrl-rollout memory --precision {served}` plans it.")
+    elif config.uses_service:
+        remarks.append(f"A service explores; `solrl-rollout memory --precision {explored}` plans it.")
     elif config.explore.precision == "auto" and config.two_stage:
         remarks.append(f"explore.precision=auto is planned as {fastest}.")
     return remarks

@@ -179,10 +179,6 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Tier, ranks
     with Meta(), torch.inference_mode():
         row = backbone.encode(["a"], config.guidance)
     training = plan_training(backbone, config.lora, config.optimizer.batch, row, config.guidance)
-    generation: dict[str, int] = {}
-    for generator in generators.values():
-        peaks = generation_peaks(generator, CHUNK_SIZE, config.guidance)
-        generation |= {f"denoise, {generator.precision}": peaks.pop("denoise"), **peaks}
     return RunMemory(
         weights=weight_bytes(modules),
         sharded=sharded,
@@ -190,7 +186,7 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Tier, ranks
         encoders=encoders,
         rewards=reward_sizes(config, backbone.options.rewards),
         iteration=iteration_bytes(config, backbone, row),
-        generation=generation,
+        generation=generation_peaks(list(generators.values()), CHUNK_SIZE, config.guidance),
         training=training,
         wanted=Wanted.of(config, len(training.kept), ranks),
     )
