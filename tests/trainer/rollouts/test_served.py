@@ -187,9 +187,10 @@ def test_another_arithmetic_may_round_differently(
     monkeypatch.setattr(client, "read_lines", telling(change_a_bit, service))
     train(config, watcher)
     assert any("latents of the service differ by rounding" in note for note in watcher.notes)
-    monkeypatch.setattr(client, "read_lines", telling(rotate_values, service))
-    with pytest.raises(ProblemError, match=r"at most 0\.2"):
-        go(tmp_path / "others", service.url, AT_SERVICE)
+    for lie in (put_a_tenth_off, rotate_values):
+        monkeypatch.setattr(client, "read_lines", telling(lie, service))
+        with pytest.raises(ProblemError, match=r"at most 0\.05"):
+            go(tmp_path / lie.__name__, service.url, AT_SERVICE)
 
 
 Lie = Callable[[Line, httpx.Client], None]
@@ -208,6 +209,14 @@ def change_a_bit(line: Line, service: httpx.Client) -> None:
     values = values_of(line["group"])
     for value in values:
         value[0] ^= 1
+    set_values(line["group"], values)
+
+
+def put_a_tenth_off(line: Line, service: httpx.Client) -> None:
+    """Scale the latents, so that they differ by a tenth of their root mean square."""
+    values = values_of(line["group"])
+    for value in values:
+        torch.frombuffer(value, dtype=torch.float32).mul_(1.1)
     set_values(line["group"], values)
 
 
