@@ -6,13 +6,14 @@ The fastest checks come first. Without them, errors would appear after loading t
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.folder import FolderInUseError, check_new, is_locked
-from solrl_trainer.problems import require_rewards, run_taken
+from solrl_trainer.problems import require_precision, require_rewards, run_taken
 from solrl_trainer.prompts import find_prompts, read_prompts
 
 FIRST_PATIENCE = 15.0
@@ -34,7 +35,8 @@ def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
 
     Raises:
         ValueError, OSError: folder, prompts, rewards or model cannot be used; says what to do.
-        ProblemError: the service cannot be reached, lacks the model or a reward, or has another run with this name.
+        ProblemError: the service cannot be reached, lacks the model, a reward or a precision, or has another run
+            with this name.
         MismatchError: the service has a different noise contract.
     """
     _check_here(config, resume=resume)
@@ -131,9 +133,17 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
     hosted = client.model(config.model_name)
     check_noise_contract(client.models().noise)
     require_rewards(client.url, hosted, config.served_rewards)
+    _require_precisions(client.url, hosted, config)
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:
         raise run_taken(client.url, config.run, held.head)
+
+
+def _require_precisions(url: str, hosted: ModelInfo, config: RunConfig) -> None:
+    if (explored := config.explore.precision) != "auto":
+        require_precision(url, hosted, explored, where="explore.precision", action="explore.precision=auto")
+    if config.regenerate.at == "service":
+        require_precision(url, hosted, "bf16", where="regenerate.at", action="regenerate.at=trainer")
 
 
 def _check_models(config: RunConfig, note: Note) -> RunConfig:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RewardSpec
@@ -34,3 +35,28 @@ def run_taken(url: str, run: str, head: int) -> ProblemError:
         got=run,
         action=f"choose another name with --run, or delete that run: solrl-train runs delete {run} --rollout-url {url}",
     )
+
+
+def require_precision(url: str, hosted: ModelInfo, precision: Tier, *, where: str, action: str) -> None:
+    """Refuse a service that does not generate at a precision.
+
+    Args:
+        url: URL of the service.
+        hosted: the run's model at the service.
+        precision: precision that the run will ask for.
+        where: setting that needs it.
+        action: a setting with which the run does without.
+
+    Raises:
+        ProblemError: 422 `precision-unsupported`.
+    """
+    offered = [info.precision for info in hosted.precisions]
+    if precision not in offered:
+        raise ProblemError(
+            ProblemKind.PRECISION_UNSUPPORTED,
+            f"the service at {url} does not generate in {precision}",
+            where=where,
+            got=precision,
+            expected=offered,
+            action=f"set {action}, or use a service that offers {precision}",
+        )

@@ -15,9 +15,12 @@ from real_runs import Watcher
 from service_helpers import RunningService, running_service
 from solrl_core.adapter import adapter_digest
 from solrl_minis import catalog
+from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutAnswer, RolloutGroup
 from solrl_trainer import client, session
+from solrl_trainer.cli import main
+from solrl_trainer.client import RolloutClient
 from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import ConfigError
@@ -26,7 +29,8 @@ from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.served import RegenerationSource, ServedSamples, spread
 from solrl_trainer.rollouts.source import RolloutSource
 from solrl_trainer.transport import read_lines
-from training_helpers import tiny_config
+from training_helpers import TINY, tiny_config
+from typed import typed
 
 Line = dict[str, Any]
 
@@ -178,7 +182,7 @@ def test_later_explorations_begin_after_regeneration(
 def test_another_arithmetic_may_round_differently(
     service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A changed bit is noted, and latents of another seed are still refused."""
+    """A changed bit is noted; latents a tenth off and latents of another seed are refused."""
     monkeypatch.setattr(session, "arithmetic", lambda device: {"device": "another"})
     folder = tmp_path / "rounding"
     folder.mkdir()
@@ -326,3 +330,47 @@ def test_a_share_of_too_few_prompts_is_refused(tmp_path: Path) -> None:
 def test_a_service_must_score_the_logged_rewards_too(tmp_path: Path) -> None:
     with running_service() as plain, pytest.raises(ProblemError, match="does not score verifier"):
         go(tmp_path, plain.url, AT_SERVICE, "run=rewards")
+
+
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize(
+    ("settings", "setting", "instead"),
+    [
+        (("explore.precision=auto", AT_SERVICE), "regenerate.at", "regenerate.at=trainer"),
+        (("explore.precision=bf16",), "explore.precision", "explore.precision=auto"),
+    ],
+)
+def test_a_service_without_the_precision_is_refused_before_anything_is_loaded(
+    settings: tuple[str, ...],
+    setting: str,
+    instead: str,
+    dry: bool,
+    service: RunningService,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A service that offers one precision alone, as with vLLM-Omni at --precision fp8."""
+    find = RolloutClient.model
+
+    def model(self: RolloutClient, name: str) -> ModelInfo:
+        found = find(self, name)
+        others = tuple(info for info in found.precisions if info.precision != "bf16")
+        return found.model_copy(update={"precisions": others})
+
+    monkeypatch.setattr(RolloutClient, "model", model)
+    monkeypatch.setattr(session, "load_backbone", lambda *_, **__: pytest.fail("the model was loaded"))
+    words = [word for one in (*TINY, *SMALL, *settings) for word in ("--set", one)]
+    words += ["--rollout-url", service.url, "--output", str(tmp_path / "run"), *["--dry-run"] * dry]
+    done = typed(main, "run", *words)
+    assert done.returncode == 2
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith("solrl-train: Precision is not supported here")
+    offered = f"the service at {service.url} does not generate in bf16; at {setting}; got 'bf16'; expected ['nvfp4']"
+    assert offered in message
+    assert f"set {instead}, or use a service that offers bf16" in message
+
+
+def test_a_service_with_the_precision_is_accepted(service: RunningService, tmp_path: Path) -> None:
+    words = [word for one in (*TINY, *SMALL, AT_SERVICE) for word in ("--set", one)]
+    done = typed(main, "run", *words, "--rollout-url", service.url, "--output", str(tmp_path / "run"), "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
