@@ -185,3 +185,18 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
     else:
         IterationSamples.gather = classmethod(noted)  # type: ignore[assignment,method-assign]
     solrl_train(argv)
+
+
+def with_noted_samples(argv: Sequence[str], noted: str) -> None:
+    """`solrl-train`; each rank appends version, prompt and number of seeds of its requests for samples to a file."""
+    from solrl_trainer.rollouts.served import RegenerationSource, ServedSamples
+
+    ask, path = RegenerationSource.samples_of, f"{noted}-{os.environ['RANK']}"
+
+    def samples_of(source: RegenerationSource, prompt: Any, seeds: Any, version: int, adapter: str) -> ServedSamples:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{version} {prompt.id} {len(seeds)}\n")
+        return ask(source, prompt, seeds, version, adapter)
+
+    RegenerationSource.samples_of = samples_of  # type: ignore[method-assign]
+    solrl_train(argv)
