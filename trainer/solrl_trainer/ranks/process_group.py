@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from solrl_trainer.ranks.connections import connect
+from solrl_trainer.ranks.interface import choose_interface
 from solrl_trainer.ranks.liveness import Liveness
 from solrl_trainer.ranks.rank_info import RankInfo
 from solrl_trainer.ranks.shutdown import Shutdown, ShutdownError
@@ -108,6 +109,7 @@ def process_group(rank_info: RankInfo) -> Iterator[ProcessGroup]:
         return
     store = _rendezvous(rank_info)
     connections, token = connect(rank_info, store)
+    choose_interface(connections)
     liveness = Liveness(rank_info, connections)
     before = signal.signal(signal.SIGTERM, liveness.handle_sigterm)
     processes = ProcessGroup(rank_info, liveness, _own_keys(store, token))

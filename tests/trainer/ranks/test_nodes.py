@@ -1,0 +1,121 @@
+"""One run on two nodes, each with its own `torchrun`, network and folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rank_runs import ONE_THREAD, arguments, iterations, messages, process_of, same_weights
+from support.ports import free_port
+
+pytestmark = pytest.mark.slow
+
+RUN = Path("run")
+"""The run's folder, relative to that of each node."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, or what stands for it.
+
+    Attributes:
+        rank: number of the node.
+        prefix: words before a command that runs on it.
+        folder: working directory of its commands.
+    """
+
+    rank: int
+    prefix: tuple[str, ...]
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_suffix(".log")
+
+
+@dataclass(frozen=True)
+class Network:
+    """Two nodes.
+
+    Attributes:
+        nodes: the nodes.
+        address: address of the first.
+    """
+
+    nodes: tuple[Node, Node]
+    address: str
+
+    def start(self) -> list[subprocess.Popen[bytes]]:
+        """Run the command of docs/many-gpus.md on each node."""
+        port, programs = str(free_port()), []
+        for node in self.nodes:
+            node.folder.mkdir(exist_ok=True)
+            command = [*node.prefix, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+            command += ["--node-rank", str(node.rank), "--master-addr", self.address, "--master-port", port]
+            command += ["--nproc-per-node", "1", "-m", "solrl_trainer", *arguments(RUN)]
+            with node.log.open("wb") as log:
+                environment = os.environ | ONE_THREAD
+                programs.append(
+                    subprocess.Popen(command, cwd=node.folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+                )
+        return programs
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    """Two network namespaces with a cable between them; without the right to make them, both nodes on loopback."""
+    names = [f"solrl-{os.getpid()}-{rank}" for rank in range(2)]
+    address, prefixes = "127.0.0.2", [(), ()]
+    with suppress(OSError, subprocess.CalledProcessError):
+        lay_cable(names)
+        address, prefixes = "10.213.0.1", [("ip", "netns", "exec", name) for name in names]
+    first, second = (Node(rank, prefix, tmp_path / f"node-{rank}") for rank, prefix in enumerate(prefixes))
+    yield Network((first, second), address)
+    for name in names:
+        with suppress(OSError, subprocess.CalledProcessError):
+            ip("netns", "delete", name)
+
+
+def lay_cable(names: list[str]) -> None:
+    for name in names:
+        ip("netns", "add", name)
+    ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+    for rank, name in enumerate(names):
+        ip("-n", name, "address", "add", f"10.213.0.{rank + 1}/24", "dev", "cable")
+        for link in ("lo", "cable"):
+            ip("-n", name, "link", "set", link, "up")
+        ip("netns", "exec", name, "true")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def test_a_node_that_dies_is_named_and_both_nodes_resume_the_run(network: Network, alone: Path) -> None:
+    first, second = network.nodes
+    programs = network.start()
+    while not (first.folder / RUN / "checkpoints" / "000001").exists():
+        assert [program.poll() for program in programs] == [None, None], first.log.read_text() + second.log.read_text()
+        time.sleep(0.02)
+    for pid in (process_of(1, programs[1]), programs[1].pid):
+        os.kill(pid, signal.SIGKILL)
+    assert programs[0].wait(600) != 0
+    assert programs[1].wait(600) == -signal.SIGKILL
+    (line,) = messages(first.log)
+    assert line.startswith("solrl-train: rank 1 died")
+    assert line.endswith(f"continue with: torchrun … -m solrl_trainer run --resume {RUN}")
+    assert not (first.folder / RUN / "result.json").exists()
+
+    assert [program.wait(600) for program in network.start()] == [0, 0], first.log.read_text()
+    assert same_weights(first.folder / RUN, alone)
+    assert iterations(first.folder / RUN) == iterations(alone)
+    # Rank 0 alone writes and prints, so no storage needs to be shared.
+    assert list(second.folder.iterdir()) == []
+    assert "continuing after" in first.log.read_text()
+    assert "continuing after" not in second.log.read_text()
