@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -46,10 +46,12 @@ class Network:
     Attributes:
         nodes: the nodes.
         address: address of the first.
+        started: programs that were started on them.
     """
 
     nodes: tuple[Node, Node]
     address: str
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> list[subprocess.Popen[bytes]]:
         """Run the command of docs/many-gpus.md on each node."""
@@ -64,6 +66,7 @@ class Network:
                 programs.append(
                     subprocess.Popen(command, cwd=node.folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
                 )
+        self.started.extend(programs)
         return programs
 
 
@@ -76,7 +79,11 @@ def network(tmp_path: Path) -> Iterator[Network]:
         lay_cable(names)
         address, prefixes = "10.213.0.1", [("ip", "netns", "exec", name) for name in names]
     first, second = (Node(rank, prefix, tmp_path / f"node-{rank}") for rank, prefix in enumerate(prefixes))
-    yield Network((first, second), address)
+    found = Network((first, second), address)
+    yield found
+    for program in found.started:
+        program.terminate()
+        program.wait(600)
     for name in names:
         with suppress(OSError, subprocess.CalledProcessError):
             ip("netns", "delete", name)
