@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from solrl_core.device_events import upload
-from solrl_core.solvers import Solver, SolverSpec, StochasticSolver, make_solver
+from solrl_core.sde import StochasticSolver
+from solrl_core.solvers import Solver, SolverSpec, make_solver
 
 Velocity = Callable[[torch.Tensor, float], torch.Tensor]
 """(latents [B, ...] at sigma, sigma) → velocity [B, ...] float32."""
@@ -48,7 +49,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Recording:
-    """All steps of some candidates.
+    """Consecutive steps of some candidates: an ODE's are all steps, a stochastic solver's those with noise.
 
     Attributes:
         sigmas: noise levels of the states, steps + 1 values.
@@ -74,19 +75,24 @@ class Recorder:
     def __init__(self, start: Trajectory) -> None:
         self._begin = start.index
         self._states = [start.x]
-        self._log_probs: list[torch.Tensor] = []
+        self._log_probs: list[torch.Tensor | None] = []
 
     def add(self, x: torch.Tensor, log_prob: torch.Tensor | None) -> None:
         """Add the outcome of a step."""
         self._states.append(x)
-        if log_prob is not None:
-            self._log_probs.append(log_prob)
+        self._log_probs.append(log_prob)
 
     def recording(self, sigmas: Sequence[float], rows: slice) -> Recording:
-        """The steps of some candidates; `sigmas` is the whole schedule."""
-        levels = tuple(sigmas[self._begin : self._begin + len(self._states)])
-        log_probs = torch.stack(self._log_probs)[:, rows] if self._log_probs else None
-        return Recording(levels, torch.stack(self._states)[:, rows], log_probs)
+        """The steps of some candidates; `sigmas` is the whole schedule. Steps with noise must be consecutive."""
+        noisy = [index for index, log_prob in enumerate(self._log_probs) if log_prob is not None]
+        first, end = (noisy[0], noisy[-1] + 1) if noisy else (0, len(self._log_probs))
+        log_probs = [log_prob for log_prob in self._log_probs[first:end] if log_prob is not None]
+        assert len(log_probs) in (0, end - first)
+        return Recording(
+            tuple(sigmas[self._begin + first : self._begin + end + 1]),
+            torch.stack(self._states[first : end + 1])[:, rows],
+            torch.stack(log_probs)[:, rows] if log_probs else None,
+        )
 
 
 def solve(

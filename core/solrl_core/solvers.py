@@ -1,4 +1,4 @@
-"""Solvers of the flow-matching ODE and SDE. They know velocities and noise levels, and no models.
+"""Solvers of the flow-matching ODE, and the interface of all solvers. They know velocities and noise levels alone.
 
 A solver object belongs to one trajectory, because some solvers need the predictions of earlier steps, a row for each
 candidate. Noise levels σ run from 1 (noise) to 0 (clean): x = (1 − σ)·x0 + σ·ε, and dx/dσ = v.
@@ -161,80 +161,6 @@ class Fitted(Solver):
         return weigh(moves[index], parts) if index < len(moves) else clean, None
 
 
-class StochasticSolver(Solver):
-    """Steps with noise, whose log-probability a policy gradient can use."""
-
-    @abstractmethod
-    def log_prob(
-        self,
-        x: torch.Tensor,
-        sigma: float | torch.Tensor,
-        sigma_next: float | torch.Tensor,
-        velocity: torch.Tensor,
-        x_next: torch.Tensor,
-    ) -> torch.Tensor:
-        """Log-probability [B], a mean over all other axes, of a step from x to `x_next` under a policy's velocity.
-
-        Args:
-            x, x_next: recorded latents [B, ...].
-            sigma, sigma_next: noise levels, one for all or [B]; in float64 the result has the same bits as `step`'s.
-            velocity: the policy's dx/dσ at x, [B, ...]; gradients flow through it.
-        """
-
-
-class FlowSde(StochasticSolver):
-    """FlowGRPO's stochastic step, which has the ODE's marginal distributions.
-
-    With dt = σ' − σ and s = η·√(σ / (1 − σ)), where the first level σ = 1 is replaced in the denominator by the second:
-    mean = x·(1 + s²/(2σ)·dt) + v·(1 + s²·(1 − σ)/(2σ))·dt, standard deviation s·√(−dt).
-
-    Source: Liu et al., arXiv 2505.05470.
-    """
-
-    def __init__(self, eta: float = 0.7) -> None:
-        super().__init__()
-        self._eta = eta
-
-    def step(
-        self,
-        x: torch.Tensor,
-        sigma: float,
-        sigma_next: float,
-        velocity: torch.Tensor,
-        noise: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw x' from the step's Gaussian; `noise` is needed."""
-        if noise is None:
-            raise ValueError("got no noise for a step of a stochastic solver; expected a standard normal tensor like x")
-        mean, deviation = self._gaussian(x, sigma, sigma_next, velocity)
-        x_next = mean + deviation * noise
-        self.history, self.sigma = (x - sigma * velocity if sigma_next > 0 else x_next,), sigma
-        return x_next, _gaussian_log_prob(x_next, mean, deviation)
-
-    def log_prob(
-        self,
-        x: torch.Tensor,
-        sigma: float | torch.Tensor,
-        sigma_next: float | torch.Tensor,
-        velocity: torch.Tensor,
-        x_next: torch.Tensor,
-    ) -> torch.Tensor:
-        """See `StochasticSolver`."""
-        return _gaussian_log_prob(x_next, *self._gaussian(x, sigma, sigma_next, velocity))
-
-    def _gaussian(
-        self, x: torch.Tensor, sigma: float | torch.Tensor, sigma_next: float | torch.Tensor, velocity: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation of x'. Coefficients are computed in float64, then cast to the type of x."""
-        now, then = (_column(level, x) for level in (sigma, sigma_next))
-        dt = then - now
-        variance = self._eta**2 * now / (1 - torch.where(now == 1, then, now))
-        of_x = 1 + variance / (2 * now) * dt
-        of_velocity = (1 + variance * (1 - now) / (2 * now)) * dt
-        deviation = (variance * -dt).sqrt()
-        return of_x.to(x.dtype) * x + of_velocity.to(x.dtype) * velocity, deviation.to(x.dtype)
-
-
 SOLVERS: Mapping[str, Callable[[], Solver]] = {"euler": Euler, "dpm2": Dpm2}
 """Solvers that a request can name."""
 
@@ -268,15 +194,3 @@ def weigh(weights: Sequence[float], parts: Sequence[torch.Tensor]) -> torch.Tens
 def log_snr(sigma: float) -> float:
     """λ = log((1 − σ)/σ) for σ in (0, 1], half the logarithm of the signal-to-noise ratio; −∞ for 1."""
     return math.log((1 - sigma) / sigma) if sigma < 1 else -math.inf
-
-
-def _column(level: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A noise level in float64, shaped so that it multiplies the rows of `like`."""
-    column = torch.as_tensor(level, dtype=torch.float64)
-    # A single level stays on the CPU, where a scalar needs no copy to the device.
-    return column.to(like.device).view(-1, *[1] * (like.ndim - 1)) if column.ndim else column
-
-
-def _gaussian_log_prob(value: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
-    density = -((value - mean) ** 2) / (2 * deviation**2) - deviation.log() - math.log(2 * math.pi) / 2
-    return density.flatten(1).mean(1)

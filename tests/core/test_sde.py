@@ -1,9 +1,10 @@
-"""Solver objects: FlowGRPO's stochastic step against its published formulas, and recording through the generator.
+"""Stochastic solvers against their papers' formulas, windows of them, and recording through the generator.
 
 The ODE solvers are tested by their trajectories, in test_sampler and test_sampler_dpm2.
 """
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -12,15 +13,16 @@ from solrl_core.families import Backbone
 from solrl_core.families.base import stack
 from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise, step_noise
-from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
-from solrl_core.solvers import SOLVERS, FlowSde, make_solver
+from solrl_core.sampler import Recorder, Trajectory, advance, solve, unshifted_sigmas
+from solrl_core.sde import DanceSde, FlowSde, StochasticSolver, Windowed
+from solrl_core.solvers import SOLVERS, Euler, make_solver
 
 SIGMAS = [1.0, 0.9, 0.6, 0.2, 0.0]
 ETA = 0.7
 X, V, NOISE = torch.randn(3, 4, 2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind(0)
 
 
-def published(x: torch.Tensor, v: torch.Tensor, sigma: float, then: float) -> tuple[torch.Tensor, float]:
+def flow_published(x: torch.Tensor, v: torch.Tensor, sigma: float, then: float) -> tuple[torch.Tensor, float]:
     """Mean and deviation of FlowGRPO's step (arXiv 2505.05470, and its code), term by term."""
     std = ETA * math.sqrt(sigma / (1 - (SIGMAS[1] if sigma == 1 else sigma)))
     dt = then - sigma
@@ -28,13 +30,28 @@ def published(x: torch.Tensor, v: torch.Tensor, sigma: float, then: float) -> tu
     return mean, std * math.sqrt(-dt)
 
 
+def dance_published(x: torch.Tensor, v: torch.Tensor, sigma: float, then: float) -> tuple[torch.Tensor, float]:
+    """Mean and deviation of DanceGRPO's step (arXiv 2505.07818, and its code), term by term."""
+    dt, clean = then - sigma, x - sigma * v
+    score = -(x - (1 - sigma) * clean) / sigma**2
+    return x + v * dt - 0.5 * ETA**2 * score * dt, ETA * math.sqrt(-dt)
+
+
+PUBLISHED = [(FlowSde(ETA), flow_published), (DanceSde(ETA), dance_published)]
+Published = Callable[[torch.Tensor, torch.Tensor, float, float], tuple[torch.Tensor, float]]
+
+
 @pytest.mark.parametrize(("sigma", "then"), list(pairwise(SIGMAS)))
-def test_a_stochastic_step_is_flowgrpos(sigma: float, then: float) -> None:
-    solver = FlowSde(ETA)
+@pytest.mark.parametrize(("prototype", "published"), PUBLISHED)
+def test_a_stochastic_step_is_the_papers(
+    prototype: StochasticSolver, published: Published, sigma: float, then: float
+) -> None:
+    solver = prototype.copy()
     found, log_prob = solver.step(X, sigma, then, V, NOISE)
     mean, deviation = published(X, V, sigma, then)
     assert torch.allclose(found, mean + deviation * NOISE, atol=1e-12)
     expected = torch.distributions.Normal(mean, deviation).log_prob(found).flatten(1).mean(1)
+    assert log_prob is not None
     assert log_prob.shape == (4,)
     assert torch.allclose(log_prob, expected, atol=1e-12)
     assert torch.equal(solver.log_prob(X, sigma, then, V, found), log_prob)
@@ -59,20 +76,26 @@ def test_the_gradient_raises_the_probability_of_a_recorded_step() -> None:
     assert bool((after > before).all())
 
 
-def test_stochastic_steps_keep_the_marginals_of_the_ode() -> None:
-    # Clean latents of one Gaussian with deviation s: at σ the deviation is √((1 − σ)²·s² + σ²).
-    s, count = 0.5, 40_000
+@pytest.mark.parametrize("solver", [FlowSde(0.3), DanceSde(0.5), Windowed(DanceSde(0.8), 100, 200)])
+def test_stochastic_steps_keep_the_marginals_of_the_ode(solver: StochasticSolver) -> None:
+    # Clean latents of one Gaussian with mean m and deviation s: at σ the deviation is √((1 − σ)²·s² + σ²).
+    m, s, count, sigmas = 0.4, 0.5, 40_000, unshifted_sigmas(400)
     generator = torch.Generator().manual_seed(1)
 
     def draw(index: int) -> torch.Tensor:
         return torch.randn(count, 1, generator=generator, dtype=torch.float64)
 
     def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
-        return x * (sigma - (1 - sigma) * s * s) / ((1 - sigma) ** 2 * s**2 + sigma**2)
+        gain = (sigma - (1 - sigma) * s * s) / ((1 - sigma) ** 2 * s**2 + sigma**2)
+        return gain * (x - (1 - sigma) * m) - m
 
-    start = Trajectory(draw(0), FlowSde(0.3))
-    end = advance(velocity, start, unshifted_sigmas(400), until=380, noise=draw)
-    assert float(end.x.std()) == pytest.approx(math.hypot(0.95 * s, 0.05), rel=0.02)
+    noise = draw(0)
+    ode = advance(velocity, Trajectory(noise, Euler()), sigmas, until=380).x
+    sde = advance(velocity, Trajectory(noise, solver), sigmas, until=380, noise=draw).x
+    assert float((sde - ode).abs().mean()) > 0.05
+    for x in (ode, sde):
+        assert float(x.std()) == pytest.approx(math.hypot(0.95 * s, 0.05), rel=0.02)
+        assert float(x.mean()) == pytest.approx(0.95 * m, abs=0.01)
 
 
 def test_a_stochastic_step_needs_noise_and_an_ode_ignores_it() -> None:
@@ -134,6 +157,55 @@ def test_a_stochastic_candidate_does_not_depend_on_its_batch(generator: Generato
     assert float((together.latents[1] - rest.latents[0]).abs().max()) < 1e-3
     assert rest.recording is not None
     assert rest.recording.sigmas == tuple(generator.backbone.sigmas(3)[2:])
+
+
+def test_outside_its_window_a_solver_takes_eulers_steps() -> None:
+    solver, inner, euler, x = Windowed(DanceSde(ETA), 1, 2), DanceSde(ETA), Euler(), X
+    for index, (sigma, then) in enumerate(pairwise(SIGMAS)):
+        found, log_prob = solver.step(x, sigma, then, V, NOISE)
+        expected, expected_log_prob = (inner if index in (1, 2) else euler).step(x, sigma, then, V, NOISE)
+        assert torch.equal(found, expected)
+        assert (log_prob is None) == (expected_log_prob is None) == (index not in (1, 2))
+        assert torch.equal(solver.log_prob(x, sigma, then, V, found), inner.log_prob(x, sigma, then, V, found))
+        assert solver.clean is not None
+        assert torch.equal(solver.clean, found if then == 0 else x - sigma * V)
+        x = found
+
+
+@pytest.mark.parametrize(("first", "size", "stochastic"), [(0, None, [0, 1, 2]), (2, 5, [2]), (0, 1, [0]), (3, 1, [])])
+def test_the_last_step_is_never_stochastic(first: int, size: int | None, stochastic: list[int]) -> None:
+    solver, recorder = Windowed(FlowSde(ETA), first, size), Recorder(Trajectory(X, Euler()))
+    found = []
+    for sigma, then in pairwise(SIGMAS):
+        x, log_prob = solver.step(X, sigma, then, V, NOISE)
+        recorder.add(x, log_prob)
+        found.append(log_prob is not None)
+    assert [index for index, noisy in enumerate(found) if noisy] == stochastic
+    recording = recorder.recording(SIGMAS, slice(1, 3))
+    steps = stochastic or range(4)
+    assert recording.sigmas == tuple(SIGMAS[steps[0] : steps[-1] + 2])
+    assert recording.states.shape == (len(steps) + 1, 2, *X.shape[1:])
+    assert (recording.log_probs is None) == (not stochastic)
+
+
+def test_a_recording_holds_the_steps_of_the_window(generator: Generator) -> None:
+    backbone = generator.backbone
+    sigmas = tuple(backbone.sigmas(5))
+    made = generator.generate(TEXTS, SEEDS, steps=5, solver=Windowed(FlowSde(ETA), 1, 2), record=True, decode=False)
+    recording = made.recording
+    assert recording is not None
+    assert recording.log_probs is not None
+    assert recording.sigmas == sigmas[1:4]
+    assert recording.states.shape == (3, 3, *backbone.latent_shape)
+    assert recording.log_probs.shape == (2, 3)
+    before = generator.generate(TEXTS, SEEDS, steps=5, until=1, decode=False).trajectory
+    assert torch.equal(recording.states[0], before.x)
+    after = Trajectory(recording.states[-1], Euler(), 3)
+    rest = generator.generate(TEXTS, SEEDS, steps=5, start=after, decode=False)
+    assert torch.allclose(rest.latents, made.latents, atol=1e-4)
+    half = generator.generate(TEXTS, SEEDS, steps=5, solver=Windowed(FlowSde(ETA), 1, 2), until=2, decode=False)
+    whole = generator.generate(TEXTS, SEEDS, steps=5, start=half.trajectory, decode=False)
+    assert torch.allclose(whole.latents, made.latents, atol=1e-4)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
