@@ -49,7 +49,9 @@ def page() -> str:
         own = ALGORITHMS.find(name).Settings
         common = RunConfig.model_fields["algorithm"].annotation
         assert common is not None
-        rows = [row for row in settings_of(own, "algorithm.") if row.name[10:] not in common.model_fields]
+        # Settings of its own, and common ones with another default.
+        known = set(settings_of(common, "algorithm."))
+        rows = [row for row in settings_of(own, "algorithm.") if row not in known]
         parts += [f"### With `algorithm.name={name}`\n", _table(rows)]
     options = [row._replace(name="--" + row.name.replace("_", "-")) for row in settings_of(Settings)]
     return "\n".join([*parts, _SERVICE, _table(options)])

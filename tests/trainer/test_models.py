@@ -33,7 +33,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 def test_serving_another_adapter_restores_the_behaviour_policy(models: Models) -> None:
     base = weights(models.generator)
-    models.merge_behaviour(changed(models, 1))
+    models.merge_behaviour(changed(models, 1), 1)
     behaviour = weights(models.generator)
     assert not same(behaviour, base)
     with models.serving(None) as generator:
@@ -46,7 +46,7 @@ def test_the_local_explorers_generator_has_the_behaviour_policy(backbone: Backbo
     both = (models.generator, models.explorer)
     assert [generator.precision for generator in both] == ["bf16", "nvfp4"]
     bases = [weights(generator) for generator in both]
-    models.merge_behaviour(changed(models, 1))
+    models.merge_behaviour(changed(models, 1), 1)
     behaviours = [weights(generator) for generator in both]
     assert not any(same(behaviour, base) for behaviour, base in zip(behaviours, bases, strict=True))
     with models.serving(None):

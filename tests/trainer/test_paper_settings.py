@@ -64,9 +64,70 @@ EXPLORED: dict[str, dict[str, Any]] = {
     "sol_rl": {"source": "service", "precision": "auto", "steps": 6, "candidates": 96},
 }
 
+# Settings of the papers' code for large models: yifan123/flow_grpo (SD3.5, and FLUX.1 where it differs; the first form
+# of Fast), and XueZeyue/DanceGRPO (FLUX.1 with LoRA).
+_GRPO = {
+    "optimizer.learning_rate": 3e-4,
+    "optimizer.max_grad_norm": 1.0,
+    "optimizer.updates": 2,
+    "optimizer.weight_decay": 1e-4,
+    "policy.decay_max": 0.0,
+    "algorithm.adv_clip": 5.0,
+}
+_FLOWGRPO = {
+    "explore.prompts": 48,
+    "explore.keep": 24,
+    "algorithm.timestep_fraction": 1.0,
+    "algorithm.global_std": True,
+}
+TRAJECTORIES: dict[str, dict[str, Any]] = {
+    "flowgrpo": _FLOWGRPO | {"eta": 0.7, "clip_range": 1e-4, "kl_weight": 0.01, "window": None, "lora.rank": 32},
+    "flowgrpo_fast": _FLOWGRPO
+    | {"eta": 0.8, "clip_range": 1e-5, "kl_weight": 0.0, "window": 2, "window_within": 0.5, "lora.rank": 32},
+    "dancegrpo": {
+        "eta": 0.3,
+        "clip_range": 1e-4,
+        "timestep_fraction": 0.6,
+        "window": None,
+        "algorithm.global_std": False,
+    }
+    | {"explore.prompts": 16, "explore.keep": 12, "lora.rank": 128, "lora.alpha": 256.0},
+}
+FLUX = {"flowgrpo": {"eta": 0.9, "kl_weight": 0.0}}
+STEPS = {"flowgrpo": 10, "flowgrpo_fast": 10, "dancegrpo": 12}
+FLUX_STEPS = {"flowgrpo": 6, "flowgrpo_fast": 6, "dancegrpo": 12}
+CANDIDATES = {"flowgrpo": (24, 96), "flowgrpo_fast": (24, 96), "dancegrpo": (12, 48)}
+
+
+@pytest.mark.parametrize("stages", ["", "_two_stage"])
+@pytest.mark.parametrize("recipe", TRAJECTORIES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_recipe_on_trajectories_has_its_papers_settings(model: str, recipe: str, stages: str) -> None:
+    config = resolve(f"{model}/{recipe}{stages}/hpsv2").config
+    flux, two = model == "flux1", bool(stages)
+    wanted = _GRPO | TRAJECTORIES[recipe] | (FLUX.get(recipe, {}) if flux else {})
+    wanted |= {"algorithm.name": recipe.removesuffix("_fast"), "explore.candidates": CANDIDATES[recipe][two]}
+    steps = (FLUX_STEPS if flux else STEPS)[recipe]
+    wanted |= {"regenerate.at": "trainer", "explore.source": "service", "regenerate.steps": steps} if two else {}
+    wanted |= {} if two else {"regenerate.at": "none", "explore.precision": "bf16", "explore.steps": steps}
+    found = {}
+    for key in wanted:
+        value: Any = config
+        for part in (key if "." in key else f"algorithm.{key}").split("."):
+            value = getattr(value, part)
+        found[key] = value
+    assert found == wanted
+    assert config.explore.steps <= steps
+
+
+@pytest.mark.parametrize("recipe", TRAJECTORIES)
+def test_a_miniatures_clip_range_is_wider(recipe: str) -> None:
+    small, large = (resolve(f"{model}/{recipe}/hpsv2").config.algorithm for model in ("mini-sd3", "sd3"))
+    assert small.model_dump()["clip_range"] == pytest.approx(10 * large.model_dump()["clip_range"])
+
 
 def test_the_table_is_complete() -> None:
-    assert set(EXPLORED) <= set(RECIPES)
+    assert set(EXPLORED) | {f"{name}{stages}" for name in TRAJECTORIES for stages in ("", "_two_stage")} <= set(RECIPES)
     assert set(REWARDS) == {"clipscore", "pickscore", "hpsv2", "imagereward"}
 
 

@@ -332,7 +332,8 @@ class RunConfig(Section):
     def _trains_on_what_is_served(self) -> Self:
         if self.regenerate.at == "service":
             data = ALGORITHMS.find(self.algorithm.name)(self.algorithm).trains_on
-            if data.recorded or data.solver(self.solver) != self.solver:
+            solver = data.solver(self.solver, self.regenerate.steps, 0, self.seed)
+            if data.recorded or solver != self.solver:
                 raise ValueError(
                     f"regenerate.at is service, which answers final latents of the run's solver; {self.algorithm.name} "
                     "trains on every step or uses a solver of its own; expected regenerate.at=trainer"

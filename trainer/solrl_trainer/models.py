@@ -32,6 +32,7 @@ class Models:
         encoders: text encoders of the backbone.
         world: ranks that train together, in step if they share the base's weights.
         behaviour_digest: digest of the file of the behaviour policy; empty before one is merged.
+        version: version of the behaviour policy, which is the number of finished iterations.
     """
 
     backbone: PipelineBackbone
@@ -41,6 +42,7 @@ class Models:
     encoders: Encoders
     world: World
     behaviour_digest: str = field(default="", init=False)
+    version: int = field(default=0, init=False)
     _behaviour: Adapter | None = field(default=None, init=False)
 
     @classmethod
@@ -73,9 +75,10 @@ class Models:
             world = shard_base(backbone, generator, others, policy, world)
         return cls(backbone, generator, explorer, policy, encoders, world)
 
-    def merge_behaviour(self, adapter: bytes) -> None:
+    def merge_behaviour(self, adapter: bytes, version: int) -> None:
         """Merge a version of the behaviour policy; `adapter` is the file that a service gets, too."""
         self.behaviour_digest = adapter_digest(adapter)
+        self.version = version
         self._behaviour = decode_adapter(adapter, self.generator.layout)
         self.generator.set_adapter(self._behaviour)
         if self.explorer is not self.generator:

@@ -70,6 +70,23 @@ _DPO = {
     "optimizer.weight_decay": 1e-2,
     "optimizer.max_grad_norm": 1.0,
 }
+_GRPO = {
+    "algorithm.timestep_fraction": 1.0,
+    "optimizer.updates": 2,
+    "optimizer.max_grad_norm": 1.0,
+    # Every iteration begins on the policy that generated its samples.
+    "policy.decay_max": 0.0,
+}
+_FLOWGRPO = {"algorithm.name": "flowgrpo", **_GRPO}
+_FLOWGRPO_FAST = {
+    **_FLOWGRPO,
+    "algorithm.clip_range": 1e-5,
+    "algorithm.eta": 0.8,
+    "algorithm.kl_weight": 0.0,
+    "algorithm.window": 2,
+    "algorithm.window_within": 0.5,
+}
+_DANCEGRPO = {"algorithm.name": "dancegrpo", **_GRPO, "algorithm.timestep_fraction": 0.6, "explore.keep": 12}
 _TRAINED = {**_LOCAL, "explore.precision": "bf16"}
 RECIPES: dict[str, dict[str, Any]] = {
     "diffusionnft": {**_LOCAL, "explore.precision": "bf16", "explore.candidates": 24},
@@ -80,13 +97,37 @@ RECIPES: dict[str, dict[str, Any]] = {
     "awm_two_stage": _AWM,
     "dpo": {**_DPO, **_TRAINED, "explore.candidates": 24},
     "dpo_two_stage": _DPO,
+    "flowgrpo": {**_FLOWGRPO, **_TRAINED, "explore.candidates": 24},
+    "flowgrpo_two_stage": _FLOWGRPO,
+    "flowgrpo_fast": {**_FLOWGRPO_FAST, **_TRAINED, "explore.candidates": 24},
+    "flowgrpo_fast_two_stage": _FLOWGRPO_FAST,
+    "dancegrpo": {**_DANCEGRPO, **_TRAINED, "explore.candidates": 12, "explore.steps": 12},
+    "dancegrpo_two_stage": {**_DANCEGRPO, "explore.candidates": 48, "regenerate.steps": 12},
 }
+_STAGES = ("", "_two_stage")
+_MINI_CLIPS = {"flowgrpo": 1e-3, "flowgrpo_fast": 1e-4, "dancegrpo": 1e-3}
+"""About 10 times those of the papers, whose latents have 64 to 127 times as many values: a mean over n values varies as
+1 / √n."""
+_DANCE_LARGE = {"explore.prompts": 16, "lora.rank": 128, "lora.alpha": 256.0}
+_FLUX_FLOWGRPO = {"algorithm.eta": 0.9, "algorithm.kl_weight": 0.0}
+_SIX_STEPS = {"explore.steps": 4, "regenerate.steps": 6}
+_MINIS = ("mini-sana", "mini-sd3", "mini-flux")
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
-    (model, recipe): {"optimizer.learning_rate": 3e-5}
-    for model in ("mini-sana", "mini-sd3", "mini-flux")
-    for recipe in ("dpo", "dpo_two_stage")
+    **{(model, f"dpo{stages}"): {"optimizer.learning_rate": 3e-5} for model in _MINIS for stages in _STAGES},
+    **{
+        (model, recipe + stages): {"algorithm.clip_range": clip}
+        for model in _MINIS
+        for recipe, clip in _MINI_CLIPS.items()
+        for stages in _STAGES
+    },
+    **{(model, f"dancegrpo{stages}"): _DANCE_LARGE for model in ("sana", "sd3", "flux1") for stages in _STAGES},
+    ("flux1", "flowgrpo"): {**_FLUX_FLOWGRPO, "explore.steps": 6},
+    ("flux1", "flowgrpo_two_stage"): {**_FLUX_FLOWGRPO, **_SIX_STEPS},
+    ("flux1", "flowgrpo_fast"): {"explore.steps": 6},
+    ("flux1", "flowgrpo_fast_two_stage"): _SIX_STEPS,
 }
-"""(model, recipe) → settings of this pair, on top of the recipe's."""
+"""(model, recipe) → settings for this pair, over the recipe's: those of the papers' code for FLUX.1 and for LoRA on
+large models, and others scaled to the miniatures."""
 RECIPE_WORDS = {
     "diffusionnft": "24 candidates per prompt, all trained on; no rollout service",
     "naive_scaling": "96 candidates per prompt in BF16, the best and worst 24 trained on; no rollout service",
@@ -96,6 +137,12 @@ RECIPE_WORDS = {
     "awm_two_stage": "AWM on the best and worst 24 of 96",
     "dpo": "Diffusion-DPO on 12 pairs of 24 candidates",
     "dpo_two_stage": "Diffusion-DPO on 12 pairs out of 96",
+    "flowgrpo": "FlowGRPO on 24 stochastic trajectories each",
+    "flowgrpo_two_stage": "FlowGRPO on the best and worst 24 of 96",
+    "flowgrpo_fast": "FlowGRPO-Fast on two stochastic steps of 24",
+    "flowgrpo_fast_two_stage": "FlowGRPO-Fast on the best and worst 24 of 96",
+    "dancegrpo": "DanceGRPO on 12 stochastic trajectories each",
+    "dancegrpo_two_stage": "DanceGRPO on the best and worst 12 of 48",
 }
 REWARD_WORDS = {
     "clipscore": "CLIP similarity of image and prompt",
@@ -131,14 +178,17 @@ def print_presets() -> None:
 
     models = {name: str(settings["model"]) for name, settings in MODELS.items()}
     words = {name: "miniature, runs on a CPU" if model == name else model for name, model in models.items()}
-    table = Table("part", "name", "stands for", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.columns[2].overflow = "fold"
+    print(f"A preset is <model>/<recipe>/<reward>, as in {DEFAULT_PRESET}")
+    # A table for each part: long names of recipes must not fold the names of models.
     for part, rows in (("<model>", words), ("<recipe>", RECIPE_WORDS), ("<reward>", REWARD_WORDS)):
+        table = Table(box=box.SIMPLE_HEAD, show_header=part == "<model>", show_edge=False, padding=(0, 1, 0, 0))
+        for column in ("part", "name", "stands for"):
+            table.add_column(column)
+        table.columns[2].overflow = "fold"
         for row, (name, meaning) in enumerate(rows.items()):
             table.add_row("" if row else part, name, meaning)
-        table.add_section()
-    print(f"A preset is <model>/<recipe>/<reward>, as in {DEFAULT_PRESET}")
-    Console().print(table)
+        Console().print(table)
+        print()
     print("Other rewards, and sums: --set 'rewards={clipscore: 1, hpsv2: 0.5}'")
 
 

@@ -15,6 +15,7 @@ from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
+from solrl_core.solvers import SolverSpec
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem
@@ -121,7 +122,7 @@ class Session:
     def _serve(self, version: int, adapter: bytes) -> None:
         # No rank may explore under a version before rank 0 has pushed it.
         wait_for_rank_zero(self.world)
-        self.models.merge_behaviour(adapter)
+        self.models.merge_behaviour(adapter, version)
         self.explorer.look_ahead(version, beyond=self.config.regenerate.at != "service")
 
 
@@ -278,7 +279,9 @@ def connect(
         return BatchLimit(note, retries=not sharded)
 
     def sampler(generator: Generator, steps: int) -> Sampler:
-        solver = data.solver(config.solver)
+        def solver() -> SolverSpec:
+            return data.solver(config.solver, steps, models.version, config.seed)
+
         return Sampler(generator, steps, solver, config.guidance, data.recorded, limit(generator))
 
     side = SideStream(backbone.device)

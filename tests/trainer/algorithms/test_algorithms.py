@@ -93,7 +93,7 @@ def configured(name: str, *overrides: str) -> RunConfig:
 def test_an_algorithm_is_found_by_name_and_by_module_and_attribute() -> None:
     assert ALGORITHMS.find("diffusionnft") is DiffusionNft
     assert ALGORITHMS.find(f"{HERE}:Weighted") is Weighted
-    assert {"awm", "diffusionnft", "dpo"} <= set(ALGORITHMS.names())
+    assert {"awm", "dancegrpo", "diffusionnft", "dpo", "flowgrpo"} <= set(ALGORITHMS.names())
 
 
 def test_an_algorithm_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from solrl_core.families import Backbone
 from solrl_core.generator import Generator
-from solrl_core.solvers import FlowSde
+from solrl_core.sde import FlowSde
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingData, TrainingSamples, TrajectoryBatch
@@ -65,7 +65,7 @@ def test_a_service_cannot_regenerate_recorded_samples() -> None:
 def samples(loaded: Backbone) -> TrainingSamples:
     """Four seeds of one prompt, regenerated with recordings."""
     data = ClippedRatio(ClippedSettings()).trains_on
-    sampler = Sampler(Generator(loaded, "bf16"), STEPS, data.solver("euler"), 1.0, data.recorded)
+    sampler = Sampler(Generator(loaded, "bf16"), STEPS, lambda: data.solver("euler", STEPS, 0, 42), 1.0, data.recorded)
     found = LocalRegenerator(sampler).regenerate(GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4)), 0)
     assert found.recording is not None
     conditioning, prompts = loaded.conditioning(PROMPT.text), torch.zeros(4, dtype=torch.long)

@@ -81,7 +81,7 @@ def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: Sco
         "memory ran out generating 24 images at once; the limit is now 12",
         "memory ran out generating 12 images at once; the limit is now 6",
     ]
-    sampler = Sampler(Small(generator, 0), 2, "euler", 1.0)  # type: ignore[arg-type]
+    sampler = Sampler(Small(generator, 0), 2, lambda: "euler", 1.0)  # type: ignore[arg-type]
     with pytest.raises(torch.OutOfMemoryError):
         sampler.sample("a red circle", [1, 2])
     assert sampler.limit.size == 1

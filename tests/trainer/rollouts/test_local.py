@@ -55,7 +55,7 @@ def test_training_uses_the_selected_candidates_themselves(precision: str, tmp_pa
     generator = Generator(backbone, precision)
     scorer = Scorer(rewards, ["clipscore"], config.trained, SideStream(torch.device("cpu")))
     prompt = read_prompts(find_prompts("shapes"), "train")[0]
-    sampler = Sampler(generator, 2, "euler", 1.0)
+    sampler = Sampler(generator, 2, lambda: "euler", 1.0)
     maker = TrainedCandidates(sampler, scorer)
     explorer = LocalExplorer(maker, lambda iteration: [prompt], candidates=12, seed=config.seed)
     exploration = explorer.explore(3)

@@ -21,8 +21,10 @@ ALGORITHMS: Registry[type[Algorithm[Any, Any]]] = Registry(
     "solrl.algorithms",
     {
         "awm": "solrl_trainer.algorithms.awm:Awm",
+        "dancegrpo": "solrl_trainer.algorithms.dancegrpo:DanceGrpo",
         "diffusionnft": "solrl_trainer.algorithms.diffusionnft:DiffusionNft",
         "dpo": "solrl_trainer.algorithms.dpo:DiffusionDpo",
+        "flowgrpo": "solrl_trainer.algorithms.flowgrpo:FlowGrpo",
     },
     wrong=_wrong,
 )

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
+from solrl_trainer.algorithms.windows import Window
+
 if TYPE_CHECKING:
     import torch
     from solrl_core.families import Conditioning
     from solrl_core.sampler import Recording
-    from solrl_core.solvers import SolverSpec, StochasticSolver
+    from solrl_core.sde import StochasticSolver
+    from solrl_core.solvers import SolverSpec
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,10 @@ class TrajectoryBatch(MicroBatch):
     log_prob: torch.Tensor
     solver: StochasticSolver
 
+    def gaussian_under(self, velocity: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation of the steps' Gaussians under a policy's velocity at x; gradients flow."""
+        return self.solver.gaussian(self.x, self.sigma, self.sigma_next, velocity)
+
     def log_prob_under(self, velocity: torch.Tensor) -> torch.Tensor:
         """Log-probability of the recorded steps under a policy's velocity at x [B]; gradients flow through it."""
         return self.solver.log_prob(self.x, self.sigma, self.sigma_next, velocity, self.x_next)
@@ -127,8 +134,11 @@ class TrainingData(ABC, Generic[BatchT]):
 
     recorded: ClassVar[bool] = False
 
-    def solver(self, default: SolverSpec) -> SolverSpec:
-        """The solver that generates the samples, given the run's."""
+    def solver(self, default: SolverSpec, steps: int, iteration: int, seed: int) -> SolverSpec:
+        """The solver that generates the samples of an iteration with this number of steps.
+
+        `default` is the run's solver, and `seed` the run's seed.
+        """
         return default
 
     def sigmas(self, samples: TrainingSamples, schedule: Sequence[float]) -> Sequence[float]:
@@ -196,13 +206,21 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
 
     recorded = True
 
-    def __init__(self, solver: StochasticSolver) -> None:
-        """`solver`: solver that generates the samples, before its first step."""
-        self._solver = solver
+    def __init__(self, solver: StochasticSolver, window: Window | None = None) -> None:
+        """Set up the training data.
 
-    def solver(self, default: SolverSpec) -> SolverSpec:
-        """The stochastic solver, regardless of the run's."""
-        return self._solver
+        Args:
+            solver: takes the stochastic steps; it has taken none yet.
+            window: steps that are stochastic and recorded; None for all, also that to σ = 0.
+        """
+        self._solver = solver
+        self._window = window
+
+    def solver(self, default: SolverSpec, steps: int, iteration: int, seed: int) -> SolverSpec:
+        """The stochastic solver, in its window of the iteration; the run's solver is not used."""
+        if self._window is None:
+            return self._solver
+        return self._window.around(self._solver, steps, iteration, seed)
 
     def sigmas(self, samples: TrainingSamples, schedule: Sequence[float]) -> Sequence[float]:
         """The recorded noise levels."""
@@ -235,6 +253,9 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
 
 
 def _recording(samples: TrainingSamples) -> Recording:
-    if samples.recording is None:
+    recording = samples.recording
+    if recording is None:
         raise ValueError("the samples have no recording; expected one, since `TrainingData.recorded` is true")
-    return samples.recording
+    if recording.log_probs is None:
+        raise ValueError("no step of the samples is stochastic; expected at least two steps, since the last is not")
+    return recording

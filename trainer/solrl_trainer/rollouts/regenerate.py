@@ -1,6 +1,6 @@
 """Regeneration: the samples that an algorithm trains on, from selected seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,7 +20,7 @@ class Sampler:
     Attributes:
         generator: generator with a policy merged.
         steps: solver steps.
-        solver: the run's solver, or that of the algorithm's training data.
+        solver: returns the run's solver, or that of the training data under the merged version.
         guidance: guidance scale; 1.0 disables guidance.
         record: record every step.
         limit: largest number of samples in a batch.
@@ -28,7 +28,7 @@ class Sampler:
 
     generator: Generator
     steps: int
-    solver: SolverSpec
+    solver: Callable[[], SolverSpec]
     guidance: float
     record: bool = False
     limit: BatchLimit = field(default_factory=BatchLimit)
@@ -49,7 +49,7 @@ class Sampler:
                 text,
                 seeds,
                 steps=self.steps,
-                solver=self.solver,
+                solver=self.solver(),
                 guidance=self.guidance,
                 batch_limit=size,
                 decode=decode,

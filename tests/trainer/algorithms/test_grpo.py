@@ -1,0 +1,208 @@
+"""FlowGRPO and DanceGRPO: their public code's values, first gradients, clipping, divergence, and windows."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from solrl_core.families import Backbone
+from solrl_core.generator import Generator
+from solrl_core.sde import FlowSde
+from solrl_proto.rollouts import PromptItem
+from solrl_trainer.algorithms.base import Velocities
+from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
+from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence, released_kl
+from solrl_trainer.algorithms.grpo import clipped_objective
+from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingSamples, TrajectoryBatch
+from solrl_trainer.algorithms.windows import Window
+from solrl_trainer.config import RunConfig
+from solrl_trainer.presets import ConfigError, resolve
+from solrl_trainer.rollouts.groups import GroupSelection
+from solrl_trainer.rollouts.regenerate import LocalRegenerator, Sampler
+from training_helpers import TINY, make_policy, updater
+
+STEPS = 4
+ADVANTAGES = [1.0, -1.0, 0.5, -2.0]
+PROMPT = PromptItem(id="p", text="a red circle")
+NAMES = ["flowgrpo", "dancegrpo"]
+
+
+def configured(recipe: str, *overrides: str) -> RunConfig:
+    fixed = ("optimizer.updates=1", "optimizer.max_grad_norm=1e9", "algorithm.timestep_fraction=1")
+    return resolve(f"mini-sana/{recipe}/clipscore", overrides=[*TINY, *fixed, *overrides]).config
+
+
+def recorded(backbone: Backbone, config: RunConfig) -> TrainingSamples:
+    """Four seeds of one prompt under the base, with their steps."""
+    data = ALGORITHMS.find(config.algorithm.name)(config.algorithm).trains_on
+    generator = Generator(backbone, "bf16")
+    sampler = Sampler(generator, STEPS, lambda: data.solver("euler", STEPS, 0, 42), 1.0, data.recorded)
+    found = LocalRegenerator(sampler).regenerate(GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4)), 0)
+    conditioning, prompts = backbone.conditioning(PROMPT.text), torch.zeros(4, dtype=torch.long)
+    return TrainingSamples(found.latents, torch.tensor(ADVANTAGES), conditioning, prompts, found.recording)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_computes_what_its_public_code_does(name: str) -> None:
+    """Of this repository and commit; benchmarks/parity computed the values."""
+    stored = json.loads((Path(__file__).parent / "data" / f"{name}.json").read_text())
+    assert re.fullmatch("[0-9a-f]{40}", stored["commit"])
+    algorithm = importlib.import_module(f"parity.{name}")
+    assert stored["repository"] == algorithm.REPOSITORY
+    ours = algorithm.ours()
+    assert ours.keys() == stored["values"].keys()
+    for key, values in stored["values"].items():
+        theirs = torch.tensor(values, dtype=torch.float64)
+        assert float((ours[key] - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max()), key
+
+
+@pytest.mark.parametrize("recipe", [*NAMES, "flowgrpo_fast"])
+def test_the_first_update_takes_the_policy_gradient(recipe: str, backbone: Backbone, loaded: Backbone) -> None:
+    config = configured(recipe, "algorithm.kl_weight=0") if "flow" in recipe else configured(recipe)
+    samples = recorded(loaded, config)
+    recording = samples.recording
+    assert recording is not None
+    assert recording.log_probs is not None
+    steps = 2 if recipe == "flowgrpo_fast" else STEPS - 1
+    assert len(recording.log_probs) == steps
+    policy, optimizer = make_policy(backbone, config)
+    data = ALGORITHMS.find(config.algorithm.name)(config.algorithm).trains_on
+    sigmas = torch.tensor(recording.sigmas, dtype=torch.float64)
+    rows, at = torch.arange(4).repeat_interleave(steps), torch.arange(steps).repeat(4)
+    batch: TrajectoryBatch = data.batch(samples, rows, at, sigmas, None, torch.device("cpu"))
+    velocity = backbone.velocity(policy.transformer, batch.x.clone(), batch.t, samples.conditioning_of(rows))
+    log_prob = batch.solver.log_prob(batch.x.clone(), batch.sigma, batch.sigma_next, velocity, batch.x_next.clone())
+    # −∇ mean A·log π: the score function, without a ratio.
+    gradient = torch.autograd.grad(-(log_prob * batch.advantages).mean(), policy.parameters)
+    found = updater(policy, backbone, optimizer, config).update(samples, 0)
+    assert found.figures["ratio"] == pytest.approx(1, abs=1e-6)
+    assert found.figures["clipped"] == 0
+    assert found.figures["old_kl"] == pytest.approx(0, abs=1e-12)
+    assert found.loss == pytest.approx(-sum(ADVANTAGES) / 4, abs=1e-5)
+    norm = float(torch.stack([part.norm() for part in gradient]).norm())
+    assert norm > 1e-3
+    for parameter, part in zip(policy.parameters, gradient, strict=True):
+        assert parameter.grad is not None
+        assert float((parameter.grad - part).norm()) <= 1e-3 * norm
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_ratio_is_to_the_behaviour_policy_or_to_the_recording(
+    recompute: bool, backbone: Backbone, loaded: Backbone
+) -> None:
+    """The samples are the base's, and the behaviour policy is another: only the recording knows that."""
+    config = configured("flowgrpo", f"algorithm.recompute={recompute}")
+    policy, optimizer = make_policy(backbone, config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in policy.parameters:
+        parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+    policy.decay_old(0)
+    figures = updater(policy, backbone, optimizer, config).update(recorded(loaded, config), 0).figures
+    assert (figures["ratio"] == pytest.approx(1, abs=1e-6)) == recompute
+    assert (figures["clipped"] == 0) == recompute
+
+
+def test_ratios_are_clipped_on_the_side_that_gains() -> None:
+    change = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5, 1.05])).requires_grad_()
+    advantages = torch.tensor([2.0, -2.0, 2.0, -2.0, 9.0])
+    value = clipped_objective(change, advantages, 0.1, 5.0)
+    assert float(value.detach()) == pytest.approx((-2 * 1.1 + 2 * 1.5 - 2 * 0.5 + 2 * 0.9 - 5 * 1.05) / 5)
+    value.backward()  # type: ignore[no-untyped-call]
+    assert change.grad is not None
+    assert torch.allclose(change.grad * 5, torch.tensor([0.0, 3.0, -1.0, 0.0, -5.25]))
+
+
+def steps_of(solver: FlowSde) -> tuple[TrajectoryBatch, Velocities]:
+    """Three recorded steps at different levels, and velocities of three policies at them."""
+    x, old, current, reference, noise = torch.randn(5, 3, 2, 4, 4, generator=torch.Generator().manual_seed(2)).unbind(0)
+    sigma = torch.tensor([1.0, 0.7, 0.4], dtype=torch.float64)
+    then = torch.tensor([0.9, 0.5, 0.1], dtype=torch.float64)
+    mean, deviation = solver.gaussian(x, sigma, then, old)
+    x_next = mean + deviation * noise
+    log_prob = solver.log_prob(x, sigma, then, old, x_next)
+    batch = TrajectoryBatch(x, sigma.float(), torch.tensor([1.0, -1.0, 0.3]), x_next, sigma, then, log_prob, solver)
+    return batch, Velocities(current.requires_grad_(), {"old": old, "reference": reference})
+
+
+def test_the_divergence_is_that_of_two_gaussians() -> None:
+    batch, velocity = steps_of(FlowSde(0.7))
+    (mean, deviation), (other, _) = batch.gaussian_under(velocity.current), batch.gaussian_under(velocity.reference)
+    normal = torch.distributions.Normal
+    expected = torch.distributions.kl_divergence(normal(mean, deviation), normal(other, deviation)).flatten(1).mean(1)
+    kl = kl_divergence(batch, velocity.current, velocity.reference)
+    assert torch.allclose(kl, expected, rtol=1e-5)
+    # The paper's: Δt/2 · (s·(1 − σ)/(2σ) + 1/s)² · |v − v_ref|².
+    now, step = batch.sigma, batch.sigma - batch.sigma_next
+    s = 0.7 * (now / (1 - torch.where(now == 1, batch.sigma_next, now))).sqrt()
+    apart = (velocity.current - velocity.reference).square().flatten(1).mean(1)
+    assert torch.allclose(kl.double(), step / 2 * (s * (1 - now) / (2 * now) + 1 / s) ** 2 * apart, rtol=1e-5)
+    assert torch.allclose(released_kl(batch, kl).double(), kl.double() * step, rtol=1e-6)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_flowgrpo_adds_the_weighted_divergence(recompute: bool) -> None:
+    batch, velocity = steps_of(FlowSde(0.7))
+    parts = [
+        FlowGrpo(FlowGrpoSettings(kl_weight=weight, clip_range=0.2, recompute=recompute)).loss(batch, velocity)
+        for weight in (0.0, 0.04)
+    ]
+    kl = kl_divergence(batch, velocity.current, velocity.reference)
+    expected = 0.04 * (kl.detach() * (batch.sigma - batch.sigma_next)).mean()
+    assert float((parts[1].value - parts[0].value).detach()) == pytest.approx(float(expected), rel=1e-4)
+    assert parts[0].figures.keys() == {"ratio", "clipped", "old_kl"}
+    assert float(parts[1].figures["kl"]) == pytest.approx(float(kl.detach().mean()))
+    change = (batch.log_prob_under(velocity.current) - batch.log_prob).detach()
+    assert float(parts[0].figures["old_kl"]) == pytest.approx(float((change**2).mean() / 2), rel=1e-3)
+    assert float(parts[0].figures["clipped"]) == float(((change.exp() - 1).abs() > 0.2).float().mean()) > 0
+
+
+def test_only_the_needed_velocities_are_computed() -> None:
+    assert FlowGrpo(FlowGrpoSettings()).fixed == ("old", "reference")
+    assert FlowGrpo(FlowGrpoSettings(kl_weight=0, recompute=False)).fixed == ()
+    assert DanceGrpo(DanceGrpoSettings()).fixed == ("old",)
+    assert DanceGrpo(DanceGrpoSettings(recompute=False)).fixed == ()
+
+
+def test_dancegrpos_advantages_are_relative_to_each_prompt() -> None:
+    rewards = torch.tensor([[0.1, 0.3, 0.8], [0.25, 0.25, 0.25], [0.7, 0.7001, 0.7]])
+    found = DanceGrpo(DanceGrpoSettings()).advantages(rewards)
+    for row, own in zip(found, rewards.double(), strict=True):
+        assert torch.allclose(row.double(), (own - own.mean()) / (own.std() + 1e-8), atol=1e-6)
+    assert torch.equal(found[1], torch.zeros(3))
+    everywhere = DanceGrpo(DanceGrpoSettings(global_std=True)).advantages(rewards)
+    assert torch.allclose(everywhere[0] / found[0], (rewards[0].std() / rewards.std()).expand(3), rtol=1e-5)
+
+
+def test_a_random_window_is_drawn_for_each_iteration() -> None:
+    window = Window(size=2, within=0.5)
+    places = [window.first(10, iteration, 42) for iteration in range(60)]
+    assert set(places) == {0, 1, 2, 3}
+    assert places == [window.first(10, iteration, 42) for iteration in range(60)]
+    assert places != [window.first(10, iteration, 43) for iteration in range(60)]
+    # The last step is in no window.
+    assert {Window(size=2).first(5, iteration, 42) for iteration in range(60)} == {0, 1, 2}
+    assert {Window(size=9).first(5, iteration, 42) for iteration in range(9)} == {0}
+    assert Window().first(10, 7, 42) == 0
+
+
+def test_a_progressive_window_moves_by_one_step_and_begins_again() -> None:
+    window = Window(size=3, order="progressive", every=2)
+    assert [window.first(6, iteration, 42) for iteration in range(8)] == [0, 0, 1, 1, 2, 2, 0, 0]
+
+
+def test_samples_of_one_step_are_refused(loaded: Backbone) -> None:
+    generator, data = Generator(loaded, "bf16"), RecordedTrajectory(FlowSde(), Window())
+    made = generator.generate(PROMPT.text, [1, 2], steps=1, solver=data.solver("euler", 1, 0, 42), record=True)
+    samples = TrainingSamples(made.latents, torch.zeros(2), {}, torch.zeros(2), made.recording)
+    with pytest.raises(ValueError, match="no step of the samples is stochastic; expected at least two steps"):
+        data.sigmas(samples, [1.0, 0.0])
+
+
+@pytest.mark.parametrize("recipe", ["flowgrpo_two_stage", "dancegrpo_two_stage", "flowgrpo_fast_two_stage"])
+def test_a_service_cannot_record(recipe: str) -> None:
+    assert configured(recipe).regenerate.at == "trainer"
+    with pytest.raises(ConfigError, match="trains on every step or uses a solver of its own"):
+        configured(recipe, "regenerate.at=service")

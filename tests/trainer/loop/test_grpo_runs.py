@@ -1,0 +1,101 @@
+"""Short runs of the recipes that train on recorded trajectories, resumed, and explored by a service."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_runs import Service, Watcher, same
+from safetensors.torch import load_file
+from solrl_core.noise import initial_noise
+from solrl_trainer.loop import Result, train
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.presets import resolve
+from training_helpers import TINY
+
+RECIPES = ["flowgrpo", "flowgrpo_fast", "dancegrpo"]
+SMALL = (
+    *TINY,
+    *("explore.prompts=2", "explore.candidates=6", "explore.keep=4", "iterations=2", "explore.precision=bf16"),
+    *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=1"),
+)
+TRAJECTORY = 6
+"""Solver steps of a trained trajectory."""
+TRAINED = {"flowgrpo": 5, "flowgrpo_fast": 2, "dancegrpo": 5}
+"""Recipe → stochastic steps."""
+
+
+def go(recipe: str, output: Path, *settings: str, resume: bool = False, url: str | None = None) -> Result:
+    steps = "regenerate" if recipe.endswith("_two_stage") else "explore"
+    stages = ("explore.steps=2", f"{steps}.steps={TRAJECTORY}")
+    where = () if url else ("explore.source=local",)
+    arguments: dict[str, Any] = {"output": output, "run": output.name, "rollout_url": url}
+    overrides = [*SMALL, *stages, *where, *settings]
+    config = resolve(f"mini-sana/{recipe}/clipscore", overrides=overrides, arguments=arguments).config
+    return train(config, Watcher(), resume=resume)
+
+
+def iterations(folder: Path) -> list[dict[str, Any]]:
+    """Lines of the iterations, without clocks."""
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
+    return [{key: value for key, value in line.items() if key not in ("time", "seconds")} for line in lines]
+
+
+def state(folder: Path, version: int = 2) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / f"{version:06d}" / "state.safetensors")
+
+
+@pytest.mark.parametrize("stages", ["", "_two_stage"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_trains_and_resumes_bit_for_bit(recipe: str, stages: str, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    result = go(recipe + stages, whole)
+    go(recipe + stages, parts, "iterations=1")
+    resumed = go(recipe + stages, parts, resume=True)
+    assert iterations(parts) == iterations(whole)
+    assert same(state(parts), state(whole))
+    assert not same(state(whole), state(whole, 1))
+    found, again = result.samples, resumed.samples
+    assert found is not None
+    assert again is not None
+    assert found.recording is not None
+    assert again.recording is not None
+    assert found.recording.sigmas == again.recording.sigmas
+    assert torch.equal(found.recording.states, again.recording.states)
+    assert found.recording.states.shape[:2] == (TRAINED[recipe] + 1, 8)
+    figures = {"objective/ratio", "objective/clipped", "objective/old_kl"}
+    for line in iterations(whole):
+        assert {key for key in line if key.startswith("objective/")} - {"objective/kl"} == figures
+        assert ("objective/kl" in line) == (recipe == "flowgrpo")
+        assert 0.9 < line["objective/ratio"] < 1.1
+        # The first of two optimiser steps begins on the behaviour policy, the second does not.
+        assert 0 < line["objective/clipped"] < 0.51
+        assert line["grad_norm"] > 0
+
+
+def test_the_window_moves_between_iterations(tmp_path: Path) -> None:
+    settings = ("algorithm.window_order=progressive", "algorithm.window_within=1")
+    levels = []
+    for count in (1, 2):
+        result = go("flowgrpo_fast", tmp_path / "run", *settings, f"iterations={count}", resume=count > 1)
+        assert result.samples is not None
+        assert result.samples.recording is not None
+        levels.append(result.samples.recording.sigmas)
+    (first, second), between = levels, [round(a - b, 6) for a, b in pairwise(levels[0])]
+    assert len(first) == len(second) == 3
+    assert first[1:] == second[:2]
+    assert all(step > 0 for step in between)
+
+
+def test_a_service_finds_the_seeds_of_recorded_trajectories(service: Service, tmp_path: Path) -> None:
+    """Bit for bit as with local exploration; the regenerated trajectories begin at the explored candidates' noise."""
+    local, served = tmp_path / "local", tmp_path / "grpo-served"
+    go("flowgrpo_two_stage", local, "iterations=1")
+    result = go("flowgrpo_two_stage", served, "iterations=1", url=service.url)
+    samples = result.samples
+    assert samples is not None
+    assert samples.recording is not None
+    seeds = [seed for group in samples.groups for seed in group.selection.seeds]
+    assert torch.equal(samples.recording.states[0], initial_noise(seeds, samples.recording.states.shape[2:]))
+    assert same(state(served, 1), state(local, 1))

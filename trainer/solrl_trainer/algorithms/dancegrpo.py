@@ -1,0 +1,55 @@
+"""DanceGRPO. Sources: Xue et al., arXiv 2505.07818, and its code, XueZeyue/DanceGRPO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from solrl_trainer.algorithms.base import Algorithm, Loss, Velocities
+from solrl_trainer.algorithms.grpo import GrpoSettings, clipped_policy_loss
+from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DanceGrpoSettings(GrpoSettings):
+    """Settings of DanceGRPO. The defaults are those of its FLUX.1 scripts."""
+
+    global_std: bool = False
+    """Divide advantages by the standard deviation of all rewards of the iteration; false: of each prompt's rewards."""
+    timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of the stochastic steps at which each sample is trained, drawn for each sample."""
+    eta: Annotated[float, Field(gt=0)] = 0.3
+    """Level of the sampler's noise."""
+
+
+class DanceGrpo(Algorithm[DanceGrpoSettings, TrajectoryBatch]):
+    """Clipped ratios on a random part of the steps of DanceGRPO's sampler, without a KL divergence."""
+
+    Settings = DanceGrpoSettings
+
+    def __init__(self, settings: DanceGrpoSettings) -> None:
+        super().__init__(settings)
+        self.fixed = settings.behaviour
+
+    @property
+    def trains_on(self) -> RecordedTrajectory:
+        """Steps of `DanceSde` in the settings' window."""
+        from solrl_core.sde import DanceSde
+
+        return RecordedTrajectory(DanceSde(self.settings.eta), self.settings.stochastic)
+
+    def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
+        """(r − mean of the prompt's kept rewards) / (unbiased standard deviation + 1e-8), [groups, kept].
+
+        In float64, so that equal rewards give 0 and not a rounding error divided by 1e-8.
+        """
+        exact = rewards.double()
+        std = exact.std() if self.settings.global_std else exact.std(1, keepdim=True)
+        return ((exact - exact.mean(1, keepdim=True)) / (std + 1e-8)).to(rewards.dtype)
+
+    def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
+        """Clipped policy loss."""
+        return Loss(*clipped_policy_loss(batch, velocity, self.settings))

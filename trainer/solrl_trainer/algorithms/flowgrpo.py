@@ -1,0 +1,67 @@
+"""FlowGRPO and FlowGRPO-Fast. Sources: Liu et al., arXiv 2505.05470, and its code, yifan123/flow_grpo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from solrl_trainer.algorithms.base import Algorithm, FixedPolicy, Loss, Velocities
+from solrl_trainer.algorithms.grpo import GrpoSettings, clipped_policy_loss
+from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FlowGrpoSettings(GrpoSettings):
+    """Settings of FlowGRPO; a window makes it FlowGRPO-Fast, and a progressive one MixGRPO (arXiv 2507.21802)."""
+
+    timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the stochastic steps at which each sample is trained."""
+    eta: Annotated[float, Field(gt=0)] = 0.7
+    """Level of the sampler's noise."""
+    kl_weight: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the KL divergence from the reference: 0.01 for human preference and 0.04 for rules in the paper."""
+
+
+class FlowGrpo(Algorithm[FlowGrpoSettings, TrajectoryBatch]):
+    """Clipped ratios on the steps of FlowGRPO's sampler, and the KL divergence from the reference."""
+
+    Settings = FlowGrpoSettings
+
+    def __init__(self, settings: FlowGrpoSettings) -> None:
+        super().__init__(settings)
+        reference: tuple[FixedPolicy, ...] = ("reference",) if settings.kl_weight else ()
+        self.fixed = (*settings.behaviour, *reference)
+
+    @property
+    def trains_on(self) -> RecordedTrajectory:
+        """Steps of `FlowSde` in the settings' window."""
+        from solrl_core.sde import FlowSde
+
+        return RecordedTrajectory(FlowSde(self.settings.eta), self.settings.stochastic)
+
+    def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
+        """Clipped policy loss, and the weighted KL divergence; figure `kl` is the divergence itself, per latent."""
+        value, figures = clipped_policy_loss(batch, velocity, self.settings)
+        if self.settings.kl_weight:
+            kl = kl_divergence(batch, velocity.current, velocity.reference)
+            figures["kl"] = kl.detach().mean()
+            value = value + self.settings.kl_weight * released_kl(batch, kl).mean()
+        return Loss(value, figures)
+
+
+def kl_divergence(batch: TrajectoryBatch, current: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """KL divergence [B] of the steps' Gaussians, which have equal variance, as a mean over latents.
+
+    It is (μ − μ_ref)² / (2·s²·(σ − σ′)); see FlowGRPO's equation for D_KL.
+    """
+    mean, deviation = batch.gaussian_under(current)
+    reference_mean, _ = batch.gaussian_under(reference)
+    return ((mean - reference_mean) ** 2 / (2 * deviation**2)).flatten(1).mean(1)
+
+
+def released_kl(batch: TrajectoryBatch, kl: torch.Tensor) -> torch.Tensor:
+    """The divergence as FlowGRPO's code weighs it [B]: without the factor 1 / (σ − σ′), for which its weights hold."""
+    return kl * (batch.sigma - batch.sigma_next).to(kl.device, kl.dtype)
