@@ -25,8 +25,7 @@ class GrpoSettings(AlgorithmSettings):
     """Advantages are clipped to ± this."""
     recompute: bool = True
     """Compute the steps' log-probabilities under the behaviour policy again at every update, with the arithmetic of
-    training, for one more pass without gradient; false: as recorded. A generator merges the adapter and rounds
-    otherwise, which moves a ratio by as much as `clip_range`."""
+    training, for one more pass without gradient; false: as recorded, by a generator, which rounds otherwise."""
     window: Positive | None = None
     """Number of stochastic, trained steps; the others follow the ODE. null: all but the last."""
     window_within: Annotated[float, Field(gt=0, le=1)] = 1.0
