@@ -1,16 +1,8 @@
-"""DanceGRPO's steps, advantages and loss, against its code: `python benchmarks/parity/dancegrpo.py CLONE`.
+"""DanceGRPO's log-probabilities, advantages, loss and its gradient, against XueZeyue/DanceGRPO."""
 
-The authors' step with log-probabilities, and the parts of their training step that compute advantages and loss, are
-read from the clone and run on fixed tensors.
-"""
-
-import argparse
-import ast
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +11,10 @@ from solrl_trainer.algorithms.base import Velocities
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 
+from parity.published import Published
+
 REPOSITORY = "https://github.com/XueZeyue/DanceGRPO"
-_SCRIPT = "fastvideo/train_grpo_flux.py"
+_SCRIPT = ("fastvideo/train_grpo_flux.py",)
 _STEPS = (0, 1, 4, 9)
 """Steps of a schedule of twelve, of one sample each."""
 CASES: dict[str, dict[str, Any]] = {
@@ -31,85 +25,55 @@ CASES: dict[str, dict[str, Any]] = {
 """Settings of each comparison."""
 
 
-class Clone(Protocol):
-    """A clone of the authors' repository; `folder` is its root."""
-
-    @property
-    def folder(self) -> Path: ...
-
-
 def ours() -> dict[str, torch.Tensor]:
     """Values of this project."""
     values: dict[str, torch.Tensor] = {}
     for case, chosen in CASES.items():
         given, settings = fixed_inputs(), DanceGrpoSettings(recompute=False, **chosen)
-        algorithm, solver = DanceGrpo(settings), DanceSde(settings.eta)
-        levels = given["sigmas"].double()
+        algorithm, solver, levels = DanceGrpo(settings), DanceSde(settings.eta), given["sigmas"].double()
         sigma, sigma_next = levels[list(_STEPS)], levels[[step + 1 for step in _STEPS]]
         x, x_next, v = given["x"], given["x_next"], given["v"].requires_grad_()
-        log_prob = solver.log_prob(x, sigma, sigma_next, given["v_old"], x_next)
-        current = solver.log_prob(x, sigma, sigma_next, given["v"], x_next)
-        advantages = algorithm.advantages(given["rewards"])
-        batch = TrajectoryBatch(x, sigma.float(), given["advantages"], x_next, sigma, sigma_next, log_prob, solver)
+        old = solver.log_prob(x, sigma, sigma_next, given["v_old"], x_next)
+        batch = TrajectoryBatch(x, sigma.float(), given["advantages"], x_next, sigma, sigma_next, old, solver)
         loss = algorithm.loss(batch, Velocities(v, {}))
-        steps = {"log probability": log_prob, "current log probability": current, "advantages": advantages}
-        values |= _values(case, loss.value, v, steps)
+        ratio = torch.as_tensor(loss.figures["ratio"])
+        values |= _values(case, loss.value, v, old, algorithm.advantages(given["rewards"]), ratio)
     return values
 
 
-def theirs(published: Clone) -> dict[str, torch.Tensor]:
-    """Values of the authors' code."""
-    tree = ast.parse((published.folder / _SCRIPT).read_text(encoding="utf-8"))
+def theirs(published: Published) -> dict[str, torch.Tensor]:
+    """Values of the public code."""
+    step = published.definitions(_SCRIPT, ["flux_step"], {"torch": torch, "math": math})["flux_step"]
     values: dict[str, torch.Tensor] = {}
     for case, chosen in CASES.items():
         given, settings = fixed_inputs(), DanceGrpoSettings(**chosen)
-        names: dict[str, Any] = {"torch": torch, "math": math, "_": 0, "train_timesteps": 1}
-        names["args"] = SimpleNamespace(num_generations=given["rewards"].shape[1], gradient_accumulation_steps=1)
-        names |= {"clip_range": settings.clip_range, "adv_clip_max": settings.adv_clip}
-        _run([node for node in tree.body if getattr(node, "name", None) == "flux_step"], names)
-        names["samples"] = {"rewards": given["rewards"].flatten()}
-        _run(_between(tree, "n", "samples['advantages']"), names)
         v = given["v"].requires_grad_()
-        old, current = (
-            _their_log_prob(names["flux_step"], velocity, given, settings) for velocity in (given["v_old"], v)
-        )
-        advantages = names["samples"]["advantages"]
-        names |= {"new_log_probs": current, "sample": {"advantages": given["advantages"], "log_probs": old[:, None]}}
-        _run(_between(tree, "advantages", "loss"), names)
-        steps = {"log probability": old, "current log probability": current, "advantages": advantages}
-        values |= _values(case, names["loss"], v, steps)
+        old, new = (_their_log_prob(step, velocity, given, settings.eta) for velocity in (given["v_old"], v))
+        names: dict[str, Any] = {
+            "torch": torch,
+            "args": SimpleNamespace(num_generations=given["rewards"].shape[1], gradient_accumulation_steps=1),
+            "samples": {"rewards": given["rewards"].flatten()},
+            "sample": {"advantages": given["advantages"], "log_probs": old[:, None]},
+            "new_log_probs": new,
+            "clip_range": settings.clip_range,
+            "adv_clip_max": settings.adv_clip,
+            "train_timesteps": 1,
+            "_": 0,
+        }
+        advantages = published.run_statements(_SCRIPT, "n", "samples['advantages']", names)["advantages"]
+        names = published.run_statements(_SCRIPT, "advantages", "loss", names)
+        values |= _values(case, names["loss"], v, old, advantages, names["ratio"].mean())
     return values
 
 
-def _their_log_prob(
-    step: Any, velocity: torch.Tensor, given: dict[str, torch.Tensor], settings: DanceGrpoSettings
-) -> torch.Tensor:
+def _their_log_prob(step: Any, velocity: torch.Tensor, given: dict[str, torch.Tensor], eta: float) -> torch.Tensor:
+    """Log-probabilities of the fixed next latents; the public step takes samples at one noise level."""
     rows = [slice(row, row + 1) for row in range(len(_STEPS))]
-    return torch.cat(
-        [
-            step(
-                *(velocity[row], given["x"][row], settings.eta, given["sigmas"], at, given["x_next"][row]),
-                grpo=True,
-                sde_solver=True,
-            )[2]
-            for row, at in zip(rows, _STEPS, strict=True)
-        ]
-    )
-
-
-def _between(tree: ast.Module, first: str, last: str) -> Sequence[ast.stmt]:
-    """Consecutive statements of the training step, by the targets of the first and the last assignment."""
-    (function,) = (node for node in tree.body if getattr(node, "name", None) == "train_one_step")
-    for node in ast.walk(function):
-        body: list[ast.stmt] = getattr(node, "body", [])
-        targets = [ast.unparse(one.targets[0]) if isinstance(one, ast.Assign) else None for one in body]
-        if node is not function and first in targets and last in targets:
-            return body[targets.index(first) : targets.index(last) + 1]
-    raise LookupError(f"{_SCRIPT} has no statements from {first!r} to {last!r}; expected a clone of {REPOSITORY}")
-
-
-def _run(statements: Sequence[ast.stmt], names: dict[str, Any]) -> None:
-    exec(compile(ast.Module(list(statements), []), _SCRIPT, "exec"), names)
+    found = [
+        step(velocity[row], given["x"][row], eta, given["sigmas"], at, given["x_next"][row], grpo=True, sde_solver=True)
+        for row, at in zip(rows, _STEPS, strict=True)
+    ]
+    return torch.cat([log_prob for _, _, log_prob in found])
 
 
 def fixed_inputs() -> dict[str, torch.Tensor]:
@@ -128,25 +92,14 @@ def fixed_inputs() -> dict[str, torch.Tensor]:
     return {"x": x, "x_next": x_next, "v_old": v_old, "v": v_old + normal(), "sigmas": sigmas, **others}
 
 
-def _values(case: str, loss: torch.Tensor, v: torch.Tensor, others: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _values(
+    case: str,
+    loss: torch.Tensor,
+    v: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    ratio: torch.Tensor,
+) -> dict[str, torch.Tensor]:
     (gradient,) = torch.autograd.grad(loss, v)
-    values = {"loss": loss, "gradient": gradient, **others}
-    return {f"{name}, {case}": value.detach().double().flatten() for name, value in values.items()}
-
-
-def main(checkout: Path) -> float:
-    """Print and return the largest difference of a value, relative to its largest element."""
-    found, expected = ours(), theirs(SimpleNamespace(folder=checkout))
-    assert found.keys() == expected.keys()
-    off = {
-        name: float((found[name] - value).abs().max() / value.abs().max().clamp(min=1e-300))
-        for name, value in expected.items()
-    }
-    print(f"DanceGRPO, {len(off)} values: largest relative difference {max(off.values()):.1e}")
-    return max(off.values())
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("clone", type=Path, help=f"clone of {REPOSITORY}")
-    main(parser.parse_args().clone)
+    values = {"loss": loss, "gradient": gradient, "log probability": log_prob, "advantages": advantages}
+    return {f"{name}, {case}": value.detach().flatten() for name, value in (values | {"ratio": ratio}).items()}

@@ -1,9 +1,4 @@
-"""FlowGRPO and DanceGRPO: their public code's values, first gradients, clipping, divergence, and windows."""
-
-import importlib
-import json
-import re
-from pathlib import Path
+"""FlowGRPO and DanceGRPO: first gradients, clipping, divergence, advantages, and windows of stochastic steps."""
 
 import pytest
 import torch
@@ -43,20 +38,6 @@ def recorded(backbone: Backbone, config: RunConfig) -> TrainingSamples:
     found = LocalRegenerator(sampler).regenerate(GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4)), 0)
     conditioning, prompts = backbone.conditioning(PROMPT.text), torch.zeros(4, dtype=torch.long)
     return TrainingSamples(found.latents, torch.tensor(ADVANTAGES), conditioning, prompts, found.recording)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_algorithm_computes_what_its_public_code_does(name: str) -> None:
-    """Of this repository and commit; benchmarks/parity computed the values."""
-    stored = json.loads((Path(__file__).parent / "data" / f"{name}.json").read_text())
-    assert re.fullmatch("[0-9a-f]{40}", stored["commit"])
-    algorithm = importlib.import_module(f"parity.{name}")
-    assert stored["repository"] == algorithm.REPOSITORY
-    ours = algorithm.ours()
-    assert ours.keys() == stored["values"].keys()
-    for key, values in stored["values"].items():
-        theirs = torch.tensor(values, dtype=torch.float64)
-        assert float((ours[key] - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max()), key
 
 
 @pytest.mark.parametrize("recipe", [*NAMES, "flowgrpo_fast"])
