@@ -134,6 +134,7 @@ def table(rows: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> str:
         "initial noise as the ODE candidates, in BF16. *The SDE again* has the same initial noise and other noise at",
         "each step: it shows how far the initial noise decides. Overlaps are shares of the best (worst) 4/8/12. True",
         "ranks are means over the 12 candidates ranked best (worst): perfect 6.5 / 90.5 of 96, chance 48.5.",
+        "FlowGRPO-Fast has the window of a run's first iteration, steps 3 and 4 of 10.",
         "",
         *PREPARED_FOR_NVFP4,
         "",

@@ -87,7 +87,8 @@ def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
 def test_the_page_lists_all_that_a_batch_holds() -> None:
     page = (ROOT / ALGORITHM).read_text()
     table = page[page.index("| of | | |") :]
-    held = {field.name for kind in (ForwardBatch, TrajectoryBatch) for field in fields(kind)} | {"log_prob_under"}
+    held = {field.name for kind in (ForwardBatch, TrajectoryBatch) for field in fields(kind)}
+    held |= {"gaussian_under", "log_prob_under"}
     assert held == set(re.findall(r"`batch\.(\w+)", table))
 
 
