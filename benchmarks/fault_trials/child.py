@@ -33,7 +33,7 @@ def serve(argv: Sequence[str], witness: str) -> None:
     from solrl_rollout.cli import main
     from solrl_rollout.engine.engine import Engine
     from solrl_rollout.engine.work import Job
-    from solrl_rollout.engine.workers import process
+    from solrl_rollout.engine.workers import remote
 
     noted, cancel = Witness(Path(witness)), Engine.cancel
 
@@ -45,7 +45,7 @@ def serve(argv: Sequence[str], witness: str) -> None:
     replace(Engine, "cancel", watched_cancel)
     # Worker processes load their backend by this name.
     os.environ["FAULTS_WITNESS"] = witness
-    replace(process, "importable", lambda _: f"{__name__}:{watched_backend.__name__}")
+    replace(remote, "importable", lambda _: f"{__name__}:{watched_backend.__name__}")
     sys.argv = ["solrl-rollout", *argv]
     main()
 

@@ -44,9 +44,8 @@ class Engine:
         self._dispatch = Dispatch(settings, metrics)
         several = len(workers) > 1
         self._feeds = [WorkerFeed(worker, self._dispatch, keeps_run=several) for worker in workers]
-        self._loading = threading.Lock()
+        self._comparing = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._hosted: list[list[HostedModel]] = []
         self._ready: Future[list[HostedModel]] = Future()
 
     @property
@@ -65,12 +64,16 @@ class Engine:
         return tuple(feed.status for feed in self._feeds)
 
     def start(self) -> Future[list[HostedModel]]:
-        """Load the workers, one after another: each reads all weights through the host's memory.
+        """Load the workers.
 
         The future resolves with the models once all are warm, or with the error of the first that cannot be loaded.
         """
         self._ready.set_running_or_notify_cancel()  # the caller may stop waiting, but loading continues
-        self._start_next()
+        for feed in self._feeds:
+            name = f"solrl-engine-{feed.worker.name}"
+            self._threads.append(threading.Thread(target=self._run, args=(feed,), name=name))
+        for thread in self._threads:
+            thread.start()
         return self._ready
 
     def submit(self, chunks: list[Chunk], *, reserved: bool = False) -> None:
@@ -126,36 +129,42 @@ class Engine:
             worker.close()
         for job in jobs:
             self.cancel(job)
-        for thread in self._threads:  # a thread that is loading may add another
+        for thread in self._threads:
             thread.join()
-
-    def _start_next(self) -> None:
-        feed = self._feeds[len(self._threads)]
-        name = f"solrl-engine-{feed.worker.name}"
-        self._threads.append(threading.Thread(target=self._run, args=(feed,), name=name))
-        self._threads[-1].start()
 
     def _run(self, feed: WorkerFeed) -> None:
         """Main function of a worker's thread."""
         try:
-            self._hosted.append(feed.worker.load())
-            require_equal(feed.worker.name, self._hosted[-1], self._feeds[0].worker.name, self._hosted[0])
+            all_loaded = self._load(feed)
         except BaseException as error:
             with self._dispatch.changed:
                 self._dispatch.closing = True
                 self._dispatch.changed.notify_all()
             self._end(feed, error)
-            self._ready.set_exception(error)
+            with self._comparing:
+                if not self._ready.done():  # another worker may have failed, too
+                    self._ready.set_exception(error)
             return
         self._set_serving(feed, True)
-        if self._dispatch.closing:
+        if all_loaded and self._dispatch.closing:
             self._ready.set_exception(engine_dead())
-        elif len(self._hosted) < len(self._feeds):
-            self._start_next()
-        else:
-            names = (one.worker.name for one in self._feeds)
-            self._ready.set_result(describe(dict(zip(names, self._hosted, strict=True))))
+        elif all_loaded:
+            self._ready.set_result(describe({one.worker.name: one.hosted for one in self._feeds}))
         self._end(feed, self._supervise(feed))
+
+    def _load(self, feed: WorkerFeed) -> bool:
+        """Load a worker, whose models must be those of all others; returns whether it is the last to be loaded.
+
+        Raises:
+            ValueError, OSError, RuntimeError: it cannot be loaded, or its models differ.
+        """
+        hosted = feed.worker.load()
+        with self._comparing:
+            other = next((one for one in self._feeds if one.hosted), None)
+            if other is not None:
+                require_equal(feed.worker.name, hosted, other.worker.name, other.hosted)
+            feed.hosted = hosted
+            return all(one.hosted for one in self._feeds)
 
     def _supervise(self, feed: WorkerFeed) -> BaseException | None:
         """Run a worker until the engine closes, again after each death; returns the error that ended it for good."""
@@ -182,8 +191,7 @@ class Engine:
                 if self._dispatch.changed.wait_for(lambda: self._dispatch.closing, pause):
                     return False
             try:
-                with self._loading:
-                    require_equal(name, feed.worker.load(), self._feeds[0].worker.name, self._hosted[0])
+                self._load(feed)
             except Exception:
                 logger.exception("worker %s cannot be loaded again", name)
                 continue
@@ -206,7 +214,7 @@ class Engine:
         self._set_serving(feed, False)
         with self._dispatch.changed:
             feed.ended = True
-            if all(one.ended for one in self._feeds[: len(self._threads)]):
+            if all(one.ended for one in self._feeds):
                 self._dispatch.dead = True
             left, feed.chunks = feed.chunks, []
         if not self._dispatch.dead:

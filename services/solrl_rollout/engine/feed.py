@@ -8,7 +8,7 @@ from solrl_proto.status import WorkerStatus
 
 from solrl_rollout.engine.dispatch import Dispatch
 from solrl_rollout.engine.fair_queue import Turn
-from solrl_rollout.engine.work import Chunk, ScoredChunk
+from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
 from solrl_rollout.engine.workers.base import Worker
 
 
@@ -17,6 +17,7 @@ class WorkerFeed:
 
     Attributes:
         worker: the worker.
+        hosted: the models that it has loaded; empty before.
         serving: whether it is loaded and takes chunks.
         ended: whether it will never serve again.
         deaths: number of times that it died since it last finished a chunk.
@@ -27,6 +28,7 @@ class WorkerFeed:
     def __init__(self, worker: Worker, dispatch: Dispatch, *, keeps_run: bool) -> None:
         """`keeps_run`: whether it stays with its run beyond a turn while that is fair."""
         self.worker = worker
+        self.hosted: list[HostedModel] = []
         self.serving = False
         self.ended = False
         self.deaths = 0

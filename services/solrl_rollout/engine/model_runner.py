@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from solrl_core.families.load import locate
@@ -34,8 +35,19 @@ logger = logging.getLogger(__name__)
 _UNKNOWN = "unknown"
 
 
-def load_models(settings: Settings, metrics: Metrics, load_backend: BackendLoader) -> dict[str, "ModelRunner"]:
-    """Load and warm up all models of the settings, by name; equal rewards are loaded once.
+def load_models(
+    settings: Settings,
+    metrics: Metrics,
+    load_backend: BackendLoader,
+    weights_read: Callable[[], None] = lambda: None,
+) -> dict[str, "ModelRunner"]:
+    """Load all models of the settings, by name, then warm them up; equal rewards are loaded once.
+
+    Args:
+        settings: models, rewards, and their device.
+        metrics: metrics to update.
+        load_backend: loads each model's backend.
+        weights_read: called once all are loaded.
 
     Raises:
         ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
@@ -46,19 +58,31 @@ def load_models(settings: Settings, metrics: Metrics, load_backend: BackendLoade
     runners: dict[str, ModelRunner] = {}
     try:
         for spec in settings.models:
-            try:
+            with _fitting(spec, settings, runners):
                 runners[spec.name] = _load_model(spec, settings, metrics, load_backend, rewards)
-            except torch.OutOfMemoryError as error:
-                raise _does_not_fit(spec, settings, list(runners), str(error)) from error
-            except ProblemError as error:
-                if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
-                    raise _does_not_fit(spec, settings, list(runners), error.problem.detail) from error
-                raise
+        weights_read()
+        for spec in settings.models:
+            with _fitting(spec, settings, runners):
+                runners[spec.name].warm_up()
     except BaseException:
         for runner in runners.values():
             runner.backend.close()
         raise
     return runners
+
+
+@contextmanager
+def _fitting(spec: ModelSpec, settings: Settings, runners: Mapping[str, "ModelRunner"]) -> Iterator[None]:
+    """Say which model does not fit beside which others, if memory runs out within the block."""
+    others = [name for name in runners if name != spec.name]
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise _does_not_fit(spec, settings, others, str(error)) from error
+    except ProblemError as error:
+        if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
+            raise _does_not_fit(spec, settings, others, error.problem.detail) from error
+        raise
 
 
 def _load_model(
@@ -68,12 +92,10 @@ def _load_model(
     try:
         scorer = Scorer.load(spec.name, settings, backend.identity.reward_options, rewards, metrics)
         default = backend.capabilities.fastest if settings.precision == "auto" else settings.precision
-        runner = ModelRunner(spec.name, backend, scorer, default, metrics)
-        runner.warm_up()
+        return ModelRunner(spec.name, backend, scorer, default, metrics)
     except BaseException:
         backend.close()
         raise
-    return runner
 
 
 class ModelRunner:

@@ -12,6 +12,8 @@ LogFormat = Literal["auto", "json", "text"]
 
 _CONTROL = {i: repr(chr(i))[1:-1] for i in (*range(32), *range(127, 160))}
 _request: ContextVar[dict[str, Any] | None] = ContextVar("solrl_request", default=None)
+_process: dict[str, Any] = {}
+"""Fields of all records of this process."""
 
 
 def begin_request(request_id: str) -> dict[str, Any]:
@@ -31,8 +33,13 @@ def add_fields(**fields: Any) -> None:
         known.update((name, value) for name, value in fields.items() if value is not None)
 
 
-def install(kind: LogFormat) -> None:
-    """Send all logging to stderr in one format; `auto` is text on a terminal, otherwise JSON."""
+def install(kind: LogFormat, **fields: Any) -> None:
+    """Send all logging to stderr in one format; `auto` is text on a terminal, otherwise JSON.
+
+    All records of this process have the fields.
+    """
+    _process.clear()
+    _process.update(fields)
     text = kind == "text" or (kind == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler()
     handler.setFormatter(TextFormatter() if text else JsonFormatter())
@@ -76,4 +83,4 @@ class TextFormatter(logging.Formatter):
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     own: dict[str, Any] = getattr(record, "fields", {})
-    return (_request.get() or {}) | own
+    return _process | (_request.get() or {}) | own

@@ -204,22 +204,6 @@ def test_capacity_is_reserved_once_for_survivors_of_pruning_when_a_worker_dies()
 def test_workers_with_different_models_do_not_start() -> None:
     other = MortalBackend()
     other.identity = replace(other.identity, digests={"transformer": f"sha256:{7:064x}"})
-    expected = "worker fake:1 and worker fake:0 loaded mini-sana differently, in digest of transformer: sha256:0"
+    expected = r"worker fake:\d and worker fake:\d loaded mini-sana differently, in digest of transformer: "
     with pytest.raises(RuntimeError, match=expected), workers_on(MortalBackend(), other):
         pass
-
-
-def test_workers_load_one_after_another() -> None:
-    order: list[str] = []
-
-    class Slow(FakeBackend):
-        def load(self, *_: Any) -> FakeBackend:
-            order.append("begins")
-            return self
-
-        def batch_sizes(self, limit: int) -> tuple[int]:
-            order.append("warm")
-            return (limit,)
-
-    with workers_on(Slow(), Slow()):
-        assert order == ["begins", "warm", "begins", "warm"]

@@ -28,7 +28,7 @@ from solrl_rollout.engine.workers.encoding import (
     encode_scored,
 )
 from solrl_rollout.engine.workers.messages import Messages
-from solrl_rollout.engine.workers.process import importable
+from solrl_rollout.engine.workers.remote import importable
 from solrl_rollout.engine.workers.shared_adapters import AdapterFiles, MappedAdapters
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
@@ -56,8 +56,9 @@ def test_a_chunk_arrives_as_it_was_sent() -> None:
     of.plan = of.plan.model_copy(update={"solver": "dpm2", "guidance": 2.5})
     sent = chunk(of, "a “red” circle", start=halfway(4), until=3, reserved=2)
     header, body = encode_chunk(sent)
-    arrived = decode_chunk(header, body, adapter)
-    for field in ("tenant", "run", "model", "adapter", "precision", "plan", "rewards", "images"):
+    arrived = decode_chunk(header, body)
+    assert (header["adapter"], arrived.job.adapter) == (adapter.digest, None)  # which is found by its digest
+    for field in ("tenant", "run", "model", "precision", "plan", "rewards", "images"):
         assert getattr(arrived.job, field) == getattr(of, field), field
     assert (arrived.prompt, list(arrived.seeds), arrived.until) == (sent.prompt, list(sent.seeds), 3)
     assert same(arrived.start, sent.start)
@@ -181,7 +182,7 @@ def test_each_gpu_is_the_only_one_of_its_process(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     workers: Any = make_workers(Settings(gpus=gpus), Metrics(), FakeBackend)
-    assert [(one.name, one._environment["CUDA_VISIBLE_DEVICES"]) for one in workers] == expected
+    assert [(one.name, one._connect.args[0]["CUDA_VISIBLE_DEVICES"]) for one in workers] == expected
     assert {one._settings.device for one in workers} == {"cuda"}
 
 
@@ -205,5 +206,5 @@ def test_threads_are_shared_by_the_workers_unless_the_environment_says_how_many(
         if given is not None:
             monkeypatch.setenv("OMP_NUM_THREADS", given)
         workers: Any = make_workers(Settings(device="cpu", workers=3), Metrics(), FakeBackend)
-        assert [one._environment["OMP_NUM_THREADS"] for one in workers] == [expected] * 3
+        assert [one._connect.args[0]["OMP_NUM_THREADS"] for one in workers] == [expected] * 3
         assert [one.name for one in workers] == ["cpu:0", "cpu:1", "cpu:2"]

@@ -1,6 +1,5 @@
 """Workers in processes of their own: the same bits as one in the service's process, also when they are killed."""
 
-import contextlib
 import json
 import os
 import re
@@ -11,27 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import faulty_rewards
 import pytest
 from fake_backend import REWARD
-from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
-from unfit_backends import lethal, missing, sleepy, uneven
-
-LETHAL = f"{faulty_rewards.lethal.__module__}:{faulty_rewards.lethal.__name__}"
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Every process has one thread, on which scores depend."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
+from unfit_backends import lethal, missing, noted, sleepy, uneven
+from worker_helpers import LETHAL, assert_gone, counted, groups, one_thread, wait_until_both_serve
 
 
 @pytest.fixture(scope="module")
@@ -55,41 +43,6 @@ def children(service: RunningService) -> list[int]:
     return [int(child) for file in files for child in file.read_text().split()]
 
 
-def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 600
-    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left
-
-
-def groups(
-    service: RunningService, plan: dict[str, Any] | None = None, *, latents: str | None = None, **request: Any
-) -> Any:
-    body = rollout_request(**request) | {"latents": latents}
-    body["plan"] |= plan or {}
-    response = service.client.post("/v1/rollouts", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()["groups"]
-
-
-def counted(service: RunningService, name: str) -> dict[str, float]:
-    """A metric by worker."""
-    families = text_string_to_metric_families(service.client.get("/metrics").text)
-    samples = [sample for family in families for sample in family.samples]
-    return {sample.labels["worker"]: sample.value for sample in samples if sample.name == name}
-
-
-def wait_until_all_serve(service: RunningService) -> None:
-    while (ready := service.client.get("/health/ready").json()) != {
-        "status": "ready",
-        "models": ["mini-sana"],
-        "workers": 2,
-        "serving": 2,
-    }:
-        assert ready["workers"] == 2
-        time.sleep(0.05)
-
-
 def test_both_workers_together_host_the_same_model(one: RunningService, two: RunningService) -> None:
     ours, theirs = (service.client.get("/v1/models").json() for service in (one, two))
     for model in theirs["models"]:
@@ -98,7 +51,7 @@ def test_both_workers_together_host_the_same_model(one: RunningService, two: Run
     for model in ours["models"]:
         model.pop("rewards")
     assert theirs == ours
-    wait_until_all_serve(two)
+    wait_until_both_serve(two)
 
 
 @pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
@@ -151,7 +104,7 @@ def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: Runni
             time.sleep(0.01)
         os.kill(children(two)[0], signal.SIGKILL)
         assert answer.result() == groups(one, **asked)
-    wait_until_all_serve(two)
+    wait_until_both_serve(two)
     assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 1
     assert len(children(two)) == 2
     assert re.search(r"worker cpu:\d died: signal SIGKILL", two.log.read_text())
@@ -167,7 +120,7 @@ def test_a_request_that_kills_two_workers_fails_alone(two: RunningService) -> No
         assert (response.status_code, problem(response)["kind"]) == (500, "generation-failed")
         assert "2 workers died" in problem(response)["detail"]
         assert len(beside.result()[0]["scores"]) == 60
-    wait_until_all_serve(two)
+    wait_until_both_serve(two)
     assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 2
 
 
@@ -182,9 +135,9 @@ def test_workers_end_when_the_service_is_killed() -> None:
 @pytest.mark.parametrize(
     ("load_backend", "error", "said"),
     [
-        (uneven, RuntimeError, r"worker cpu:1 and worker cpu:0 .*digest of transformer: sha256:"),
+        (uneven, RuntimeError, r"worker cpu:\d and worker cpu:\d .*digest of transformer: sha256:"),
         (missing, OSError, "there is no such model"),
-        (lethal, RuntimeError, "worker cpu:0 ended while it loaded: signal SIGKILL"),
+        (lethal, RuntimeError, r"worker cpu:\d ended while it loaded: signal SIGKILL"),
     ],
 )
 def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, error: type[Exception], said: str) -> None:
@@ -203,10 +156,28 @@ def test_an_engine_that_closes_does_not_wait_for_its_workers_to_load() -> None:
     workers: Any = make_workers(settings, metrics, sleepy)
     engine = Engine(settings, metrics, workers)
     loading = engine.start()
-    while (process := workers[0]._process) is None:
+    while not all(one._running for one in workers):
         time.sleep(0.01)
     engine.close()
     assert engine.dead
-    assert process.returncode is not None
-    with pytest.raises(RuntimeError, match="worker cpu:0 ended while it loaded"):
+    assert all(one._connection.process.returncode is not None for one in workers)
+    with pytest.raises(RuntimeError, match=r"worker cpu:\d ended while it loaded"):
         loading.result(0)
+
+
+def test_workers_read_weights_one_after_another_but_warm_up_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("BACKENDS_NOTED", str(notes))
+    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2, log_format="json"), Metrics()
+    engine = Engine(settings, metrics, make_workers(settings, metrics, noted))
+    try:
+        engine.start().result(600)
+    finally:
+        engine.close()
+    events = notes.read_text().split()
+    assert [event for event in events if event != "warm"] == ["reading", "read"] * 2
+    assert events.count("warm") == 2
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if "the weights are read" in line]
+    assert sorted(line["worker"] for line in lines) == ["cpu:0", "cpu:1"]

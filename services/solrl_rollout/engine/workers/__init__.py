@@ -1,14 +1,17 @@
 """Workers, which generate and score the engine's chunks behind one protocol."""
 
 import os
+import threading
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.engine.workers.base import Worker
 from solrl_rollout.engine.workers.local import LocalWorker
-from solrl_rollout.engine.workers.process import ProcessWorker
+from solrl_rollout.engine.workers.process import ProcessConnection
+from solrl_rollout.engine.workers.remote import RemoteWorker
 from solrl_rollout.engine.workers.shared_adapters import AdapterFiles
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
@@ -36,7 +39,8 @@ def process_workers(
     Raises:
         ValueError: the loader cannot be imported by another process.
     """
-    files, threads = AdapterFiles(), max(1, len(os.sched_getaffinity(0)) // len(devices))
+    files, reading = AdapterFiles(), threading.Lock()
+    threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     workers: list[Worker] = []
     for i, device in enumerate(devices):
@@ -44,12 +48,13 @@ def process_workers(
         own = environment | ({"CUDA_VISIBLE_DEVICES": _visible(int(number))} if kind == "cuda" else {})
         name = device if kind == "cuda" else f"{device}:{i}"
         there = settings.model_copy(update={"device": kind})
-        workers.append(ProcessWorker(there, metrics, load_backend, name=name, environment=own, files=files))
+        connect = partial(ProcessConnection, own, files, reading)
+        workers.append(RemoteWorker(there, metrics, load_backend, name=name, connect=connect))
     return workers
 
 
 def worker_devices(settings: Settings) -> list[str]:
-    """The device of each worker; raises as `make_workers` does."""
+    """The device of each worker on this machine; raises as `make_workers` does."""
     if settings.gpus is not None:
         present = torch.cuda.device_count()
         numbers = range(present) if settings.gpus == "all" else [int(number) for number in settings.gpus.split(",")]
@@ -61,12 +66,13 @@ def worker_devices(settings: Settings) -> list[str]:
                 "--workers starts several workers on a CPU"
             )
         return [f"cuda:{number}" for number in numbers]
-    if settings.workers > 1 and settings.torch_device != "cpu":
+    number = settings.workers
+    if number > 1 and settings.torch_device != "cpu":
         raise ValueError(
-            f"got --workers {settings.workers} on {settings.torch_device}; expected --gpus all, or their numbers, for "
+            f"got --workers {number} on {settings.torch_device}; expected --gpus all, or their numbers, for "
             "one worker on each GPU, or --device cpu"
         )
-    return [settings.device if settings.workers == 1 else "cpu"] * settings.workers
+    return [settings.device if number == 1 else "cpu"] * number
 
 
 def _visible(number: int) -> str:

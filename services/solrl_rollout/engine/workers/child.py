@@ -10,22 +10,28 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from solrl_core.adapter import Adapter
+
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.problems import engine_dead
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk, VersionedAdapter
-from solrl_rollout.engine.workers.encoding import decode_chunk, encode_error, encode_hosted, encode_scored
+from solrl_rollout.engine.workers.encoding import Header, decode_chunk, encode_error, encode_hosted, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
-from solrl_rollout.engine.workers.messages import Message, Messages
+from solrl_rollout.engine.workers.messages import Messages
 from solrl_rollout.engine.workers.shared_adapters import MappedAdapters
 from solrl_rollout.settings import Settings
 from solrl_rollout.status import logs
 from solrl_rollout.status.metrics import Metrics, gpu_memory
 
 logger = logging.getLogger(__name__)
+
+Send = Callable[..., None]
+"""Sends the front a header, and a body if there is one; OSError if the front has gone."""
 
 _LAST_SECONDS = 10.0
 """Seconds in which a process whose front has gone stops its work."""
@@ -34,97 +40,109 @@ _LAST_SECONDS = 10.0
 class ForwardedMetrics(Metrics):
     """Sends the front what only the worker knows."""
 
-    def __init__(self, messages: Messages) -> None:
+    def __init__(self, send: Send) -> None:
         super().__init__()
-        self._messages = messages
+        self._send = send
 
     def out_of_memory(self, model: str, part: str) -> None:
         """Count a batch that did not fit into memory."""
-        self._messages.send({"is": "out_of_memory", "model": model, "part": part})
+        self._send({"is": "out_of_memory", "model": model, "part": part})
 
     def reward_failed(self, reward: str) -> None:
         """Count a chunk on which a reward failed."""
-        self._messages.send({"is": "reward_failed", "reward": reward})
+        self._send({"is": "reward_failed", "reward": reward})
 
 
 class Child:
-    """Answers the front's messages."""
+    """Answers the front's messages, whatever carries them."""
 
-    def __init__(self, messages: Messages) -> None:
-        self._messages = messages
+    def __init__(self, send: Send, find_adapter: Callable[[str, Any], Adapter]) -> None:
+        """Prepare the worker, which the first message has it load.
+
+        Args:
+            send: sends the front a message; any thread may call it.
+            find_adapter: returns the adapter with a digest, from what came with a chunk's message; may take a while.
+        """
+        self._send = send
+        self._find_adapter = find_adapter
         self._engine: Engine
         self._hosted: list[HostedModel] = []
         self._chunks: dict[int, Chunk] = {}
-        self._adapters = MappedAdapters()
+        self._finder = ThreadPoolExecutor(1, "solrl-finder")
         # Images are compressed while the next chunk is generated.
         self._sender = ThreadPoolExecutor(1, "solrl-sender")
 
-    def run(self) -> None:
-        """Serve until the front closes the connection."""
-        try:
-            while True:
-                message = self._messages.receive()
-                getattr(self, f"_{message.header.pop('do')}")(message, **message.header)
-        except ConnectionError:
-            pass
+    def handle(self, header: Header, body: bytes = b"", source: Any = None) -> None:
+        """Handle a message; `source` is what it has for `find_adapter`. Returns at once."""
+        getattr(self, f"_{header.pop('do')}")(body, source, **header)
 
     def close(self) -> None:
         """Stop the work."""
         if self._hosted:
             self._engine.close()
 
-    def _load(self, message: Message, settings: dict[str, Any], loader: str, name: str) -> None:
+    def _load(self, body: bytes, source: Any, settings: dict[str, Any], loader: str, name: str) -> None:
         chosen = Settings(**settings)
-        logs.install(chosen.log_format)
-        metrics = ForwardedMetrics(self._messages)
+        logs.install(chosen.log_format, worker=name)
+        metrics = ForwardedMetrics(self._send)
         module, _, attribute = loader.partition(":")
         load_backend = getattr(importlib.import_module(module), attribute)
-        worker = LocalWorker(chosen, metrics, load_backend, name=name)
+        weights_read = partial(self._send, {"is": "weights_read"})
+        worker = LocalWorker(chosen, metrics, load_backend, name=name, weights_read=weights_read)
         self._engine = Engine(chosen, metrics, [worker])
         self._engine.start().add_done_callback(self._loaded)
 
     def _loaded(self, loading: Future[list[HostedModel]]) -> None:
         error = loading.exception()
         if error is not None:
-            self._messages.send({"is": "unloadable", "error": type(error).__name__, "text": str(error)})
+            self._send({"is": "unloadable", "error": type(error).__name__, "text": str(error)})
             return
         self._hosted = loading.result()
-        self._messages.send({"is": "loaded", "hosted": [encode_hosted(one) for one in self._hosted], **self._state()})
+        self._send({"is": "loaded", "hosted": [encode_hosted(one) for one in self._hosted], **self._state()})
 
-    def _chunk(self, message: Message, id: int, chunk: dict[str, Any]) -> None:
-        adapter = None
-        if (digest := chunk["adapter"]) is not None:
-            assert message.descriptor is not None
-            adapter = VersionedAdapter(digest, self._adapters.map(digest, message.descriptor))
-        made = self._chunks[id] = decode_chunk(chunk, message.body, adapter)
+    def _chunk(self, body: bytes, source: Any, id: int, chunk: dict[str, Any]) -> None:
+        made = self._chunks[id] = decode_chunk(chunk, body)
         made.result.add_done_callback(partial(self._done, id))
-        self._engine.submit([made])
+        # In a thread of its own, so that finding an adapter delays no other message.
+        self._finder.submit(self._submit, made, chunk["adapter"], source)
 
-    def _cancel(self, message: Message, ids: list[int]) -> None:
+    def _submit(self, chunk: Chunk, digest: str | None, source: Any) -> None:
+        try:
+            if digest is not None:
+                chunk.job.adapter = VersionedAdapter(digest, self._find_adapter(digest, source))
+            if chunk.job.cancelled.is_set():
+                chunk.result.set_exception(engine_dead())
+            else:
+                self._engine.submit([chunk])
+        except BaseException:
+            logger.exception("a chunk cannot be submitted")
+            os._exit(1)
+
+    def _cancel(self, body: bytes, source: Any, ids: list[int]) -> None:
         for id in ids:
             if (chunk := self._chunks.get(id)) is not None:
                 self._engine.cancel(chunk.job)
 
-    def _ping(self, message: Message, id: int) -> None:
-        self._engine.ping().add_done_callback(lambda _: self._messages.send({"is": "pong", "id": id}))
+    def _ping(self, body: bytes, source: Any, id: int) -> None:
+        self._engine.ping().add_done_callback(lambda _: self._send({"is": "pong", "id": id}))
 
     def _done(self, id: int, result: Future[ScoredChunk]) -> None:
         self._chunks.pop(id, None)
         if self._engine.dead:
             # The front makes the chunk again elsewhere.
             os._exit(1)
-        self._sender.submit(self._send, id, result)
+        self._sender.submit(self._send_result, id, result)
 
-    def _send(self, id: int, result: Future[ScoredChunk]) -> None:
+    def _send_result(self, id: int, result: Future[ScoredChunk]) -> None:
         try:
             error = engine_dead() if result.cancelled() else result.exception()
             if error is not None:
-                self._messages.send({"is": "failed", "id": id, **encode_error(error), **self._state()})
+                self._send({"is": "failed", "id": id, **encode_error(error), **self._state()})
             else:
                 header, body = encode_scored(result.result())
-                self._messages.send({"is": "finished", "id": id, "scored": header, **self._state()}, body)
+                self._send({"is": "finished", "id": id, "scored": header, **self._state()}, body)
         except OSError:
-            pass  # the front has gone, which `run` notices, too
+            pass  # the front has gone, which `main` notices, too
         except BaseException:
             logger.exception("a result cannot be sent")
             os._exit(1)
@@ -140,9 +158,13 @@ def main() -> None:
     # The front decides when to end: a signal to the whole group must not interrupt work that it still drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    child = Child(Messages(socket.socket(fileno=int(sys.argv[1]))))
+    messages = Messages(socket.socket(fileno=int(sys.argv[1])))
+    child = Child(messages.send, MappedAdapters().map)
     try:
-        child.run()
+        while True:
+            child.handle(*messages.receive())
+    except ConnectionError:
+        pass
     except BaseException:
         logger.exception("the worker ends")
         os._exit(1)

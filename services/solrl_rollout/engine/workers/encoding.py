@@ -16,7 +16,7 @@ from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_rollout.engine.groups import png
 from solrl_rollout.engine.problems import RetryLaterError, generation_failed
-from solrl_rollout.engine.work import Chunk, HostedModel, Job, ScoredChunk, VersionedAdapter
+from solrl_rollout.engine.work import Chunk, HostedModel, Job, ScoredChunk
 
 Header = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
@@ -43,14 +43,14 @@ def encode_chunk(chunk: Chunk) -> tuple[Header, bytes]:
     return header, _save(tensors)
 
 
-def decode_chunk(header: Header, body: bytes, adapter: VersionedAdapter | None) -> Chunk:
-    """The chunk, in a job of its own."""
+def decode_chunk(header: Header, body: bytes) -> Chunk:
+    """The chunk, in a job of its own that has no adapter yet."""
     plan = Plan.model_validate(header["plan"])
     job = Job(
         tenant=header["tenant"],
         run=header["run"],
         model=header["model"],
-        adapter=adapter,
+        adapter=None,
         precision=header["precision"],
         plan=plan,
         rewards=tuple(header["rewards"]),

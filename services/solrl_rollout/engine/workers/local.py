@@ -40,13 +40,24 @@ class LocalWorker:
         *,
         name: str | None = None,
         overlap: bool | None = None,
+        weights_read: Callable[[], None] = lambda: None,
     ) -> None:
-        """`overlap`: score a chunk while the next is generated; None if the backends support it."""
+        """Prepare the worker.
+
+        Args:
+            settings: settings of its models and rewards.
+            metrics: metrics to update.
+            load_backend: loads each model's backend.
+            name: its name in logs and metrics; None for its device's.
+            overlap: score a chunk while the next is generated; None if the backends support it.
+            weights_read: called while it loads, once all weights are read and before it warms up.
+        """
         self.name = name or settings.torch_device
         self._settings = settings
         self._metrics = metrics
         self._load_backend = load_backend
         self._overlap = overlap
+        self._weights_read = weights_read
         self._runners: dict[str, ModelRunner] = {}
         self._scoring: ScoringThread | None = None
         self._pings: deque[Future[None]] = deque()
@@ -55,7 +66,7 @@ class LocalWorker:
 
     def load(self) -> list[HostedModel]:
         """Load and warm up all models; raises as `load_models` does."""
-        self._runners = load_models(self._settings, self._metrics, self._load_backend)
+        self._runners = load_models(self._settings, self._metrics, self._load_backend, self._weights_read)
         return [runner.hosted for runner in self._runners.values()]
 
     def run(self, feed: Feed) -> None:

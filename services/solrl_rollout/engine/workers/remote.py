@@ -1,0 +1,312 @@
+"""A worker in another process, on this machine or another, as the front sees it: messages over a connection."""
+
+import contextlib
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from solrl_core.adapter import Adapter
+
+from solrl_rollout.engine.backends.base import BackendLoader
+from solrl_rollout.engine.work import Chunk, HostedModel, Job
+from solrl_rollout.engine.workers.base import Feed, WorkerDiedError
+from solrl_rollout.engine.workers.encoding import Header, decode_error, decode_hosted, decode_scored, encode_chunk
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 2
+"""Chunks that a process has at once: it scores one, or waits for the next, while it generates the other."""
+END_SECONDS = 15.0
+"""Seconds in which a process must end once its connection is closed."""
+_LOCAL = {"gpus": None, "workers": 1, "queue_limit": 2**20, "tenant_queue_limit": None}
+"""Settings of the engine in a worker's process, whatever the environment says."""
+
+
+class Connection(Protocol):
+    """A running process that hosts a worker, and the messages to and from it."""
+
+    def reading(self) -> AbstractContextManager[Any]:
+        """Wait until the process runs.
+
+        Returns:
+            A lock to hold while it reads weights, shared by all workers of its host: each reads through the host's
+            memory.
+
+        Raises:
+            ConnectionError: the process has ended.
+        """
+
+    def send(self, header: Header, body: bytes = b"", adapter: Adapter | None = None) -> None:
+        """Send a message, and the process's access to an adapter; only one thread calls this.
+
+        Raises:
+            OSError: the process has ended, if that is known.
+        """
+
+    def receive(self) -> tuple[Header, bytes]:
+        """Receive the next message; only one thread calls this.
+
+        Raises:
+            ConnectionError: the process has ended.
+        """
+
+    def close(self) -> str:
+        """End the process; returns how it ended, in words. Wakes the thread that receives."""
+
+
+class RemoteWorker:
+    """Starts a process for each `load`, and gives it up to two chunks at once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        load_backend: BackendLoader,
+        *,
+        name: str,
+        connect: Callable[[], Connection],
+    ) -> None:
+        """Prepare the worker.
+
+        Args:
+            settings: settings of its models and rewards, with its device as it is numbered there.
+            metrics: metrics to update.
+            load_backend: an importable function or class.
+            name: its name in logs and metrics.
+            connect: starts a process for it.
+
+        Raises:
+            ValueError: the loader cannot be imported by another process.
+        """
+        self.name = name
+        self._settings = settings
+        self._metrics = metrics
+        self._loader = importable(load_backend)
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._feed: Feed | None = None
+        self._connection: Connection
+        self._running = False
+        self._limits: dict[str, dict[str, int]] = {}
+        self._ids = itertools.count()
+        self._begin()
+
+    def load(self) -> list[HostedModel]:
+        """Start a process and wait until it has loaded and warmed up all models.
+
+        Raises:
+            ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
+        """
+        self._stop()
+        self._begin()
+        connection = self._connection = self._connect()
+        self._receiver = threading.Thread(target=self._receive, name=f"solrl-receiver-{self.name}")
+        self._receiver.start()
+        self._running = True  # from now on, `close` ends the loading
+        chosen = self._settings.model_dump(mode="json", exclude={"redis_url", "redis_url_file"}) | _LOCAL
+        try:
+            with contextlib.suppress(OSError), connection.reading():  # the receiver notices, too
+                connection.send({"do": "load", "settings": chosen, "loader": self._loader, "name": self.name})
+                self._read.wait()
+            return self._loaded.result()
+        except BaseException as error:
+            how = self._stop()
+            if isinstance(error, ConnectionError):
+                raise RuntimeError(f"worker {self.name} ended while it loaded: {how}") from error
+            raise
+
+    def run(self, feed: Feed) -> None:
+        """Send chunks to the process until the engine closes; returns when the process has answered all.
+
+        Raises:
+            WorkerDiedError: the process has ended.
+        """
+        self._feed = feed
+        try:
+            while True:
+                feed.wait(self._has_room, self._attend)
+                chunk = feed.take(self._attend)
+                if chunk is None:
+                    break
+                if chunk.losses:
+                    # Alone, so that if it kills this worker, too, no other chunk is lost a second time.
+                    feed.wait(self._is_idle, self._attend)
+                self._send(chunk)
+            feed.wait(self._is_idle, self._attend, END_SECONDS)
+        except OSError as error:
+            self._receiver.join()  # results that arrived before the end count
+            begun = list(self._sent.values())
+            raise WorkerDiedError(self._stop(), begun) from error
+
+    def cancel(self, job: Job) -> None:
+        """Tell the process to stop the job's chunks, by the worker's own thread."""
+        with self._lock:
+            ids = [id for id, chunk in self._sent.items() if chunk.job is job]
+        if ids:
+            self._post({"do": "cancel", "ids": ids})
+
+    def ping(self) -> Future[None]:
+        """Return a future that the process resolves before its next step, or its death does."""
+        ping: Future[None] = Future()
+        id = next(self._ids)
+        with self._lock:
+            self._pings[id] = ping
+        self._post({"do": "ping", "id": id})
+        return ping
+
+    def close(self) -> None:
+        """End the process."""
+        self._stop()
+
+    def _begin(self) -> None:
+        """Reset the state of the connection."""
+        self._read = threading.Event()
+        self._loaded: Future[list[HostedModel]] = Future()
+        self._sent: dict[int, Chunk] = {}
+        self._pings: dict[int, Future[None]] = {}
+        self._outbox: deque[Header] = deque()
+        self._gone = False
+
+    def _is_idle(self) -> bool:
+        return not self._sent
+
+    def _has_room(self) -> bool:
+        with self._lock:
+            return len(self._sent) < (1 if any(chunk.losses for chunk in self._sent.values()) else _AT_ONCE)
+
+    def _attend(self) -> None:
+        """Send what other threads have posted. Raises ConnectionError if the process has ended."""
+        if self._gone:
+            raise ConnectionError("the process has ended")
+        while self._outbox:
+            self._connection.send(self._outbox.popleft())
+
+    def _post(self, header: Header) -> None:
+        """Have the worker's own thread send a message; this never blocks."""
+        self._outbox.append(header)
+        if self._feed is not None:
+            self._feed.wake()
+
+    def _send(self, chunk: Chunk) -> None:
+        """Send a chunk. One that cannot be sent was not begun."""
+        adapter, id = chunk.job.adapter, next(self._ids)
+        header, body = encode_chunk(chunk)
+        with self._lock:
+            self._sent[id] = chunk
+        try:
+            sent = {"do": "chunk", "id": id, "chunk": header}
+            self._connection.send(sent, body, adapter.adapter if adapter else None)
+        except OSError:
+            with self._lock:
+                del self._sent[id]
+            raise
+        if chunk.job.cancelled.is_set():
+            self._connection.send({"do": "cancel", "ids": [id]})
+
+    def _receive(self) -> None:
+        """Main function of the thread that handles the process's messages until the end of the connection."""
+        error: BaseException = ConnectionError("the process has ended")
+        try:
+            while True:
+                header, body = self._connection.receive()
+                getattr(self, f"_on_{header.pop('is')}")(body, **header)
+        except OSError:
+            pass
+        except BaseException as fault:
+            logger.exception("worker %s sent what cannot be read", self.name)
+            error = fault
+        self._gone = True
+        with self._lock:
+            pings, self._pings = self._pings, {}
+        for ping in pings.values():
+            _answer(ping)  # a worker that died is not stalled
+        self._end_loading(error)
+        if self._feed is not None:
+            self._feed.wake()
+
+    def _on_weights_read(self, body: bytes) -> None:
+        self._read.set()
+
+    def _on_loaded(self, body: bytes, hosted: list[dict[str, Any]], **state: Any) -> None:
+        self._note(**state)
+        self._loaded.set_result([decode_hosted(one, self._limits) for one in hosted])
+
+    def _on_unloadable(self, body: bytes, error: str, text: str) -> None:
+        kinds: dict[str, type[Exception]] = {"ValueError": ValueError, "OSError": OSError}
+        self._end_loading(kinds.get(error, RuntimeError)(text))
+
+    def _end_loading(self, error: BaseException) -> None:
+        if not self._loaded.done():
+            self._loaded.set_exception(error)
+        self._read.set()
+
+    def _on_finished(self, body: bytes, id: int, scored: dict[str, Any], **state: Any) -> None:
+        self._note(**state)
+        feed, chunk = self._feed, self._sent[id]
+        assert feed is not None
+        feed.finish(chunk, decode_scored(scored, body, chunk.job.plan))
+        self._forget(feed, id)
+
+    def _on_failed(self, body: bytes, id: int, problem: dict[str, Any], retry_after: int | None, **state: Any) -> None:
+        self._note(**state)
+        feed = self._feed
+        assert feed is not None
+        feed.fail(self._sent[id], decode_error({"problem": problem, "retry_after": retry_after}))
+        self._forget(feed, id)
+
+    def _on_pong(self, body: bytes, id: int) -> None:
+        with self._lock:
+            ping = self._pings.pop(id)
+        _answer(ping)
+
+    def _on_out_of_memory(self, body: bytes, model: str, part: str) -> None:
+        self._metrics.out_of_memory(model, part)
+
+    def _on_reward_failed(self, body: bytes, reward: str) -> None:
+        self._metrics.reward_failed(reward)
+
+    def _note(self, limits: dict[str, dict[str, int]], memory: dict[str, int]) -> None:
+        self._limits.update(limits)
+        self._metrics.worker_memory(self.name, memory)
+
+    def _forget(self, feed: Feed, id: int) -> None:
+        with self._lock:
+            del self._sent[id]
+        feed.wake()
+
+    def _stop(self) -> str:
+        """End the process, if it runs; returns how it ended."""
+        with self._lock:
+            running, self._running = self._running, False
+        if not running:
+            return "it was not running"
+        how = self._connection.close()
+        self._receiver.join()
+        return how
+
+
+def importable(load_backend: BackendLoader) -> str:
+    """The `module:name` of a loader, by which another process imports it.
+
+    Raises:
+        ValueError: it has none.
+    """
+    module, name = (getattr(load_backend, attribute, "") for attribute in ("__module__", "__qualname__"))
+    if not module or module == "__main__" or not name.isidentifier():
+        raise ValueError(
+            f"got the backend loader {load_backend!r} for several workers; expected a function or class at the top "
+            "level of a module, which other processes can import"
+        )
+    return f"{module}:{name}"
+
+
+def _answer(ping: Future[None]) -> None:
+    if ping.set_running_or_notify_cancel():
+        ping.set_result(None)

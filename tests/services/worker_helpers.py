@@ -1,0 +1,58 @@
+"""Services with several workers: their answers, metrics and state."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faulty_rewards
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from service_helpers import RunningService, rollout_request
+
+LETHAL = f"{faulty_rewards.lethal.__module__}:{faulty_rewards.lethal.__name__}"
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Every process has one thread, on which scores depend."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+def groups(
+    service: RunningService, plan: dict[str, Any] | None = None, *, latents: str | None = None, **request: Any
+) -> Any:
+    """The groups of an answer."""
+    body = rollout_request(**request) | {"latents": latents}
+    body["plan"] |= plan or {}
+    response = service.client.post("/v1/rollouts", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()["groups"]
+
+
+def counted(service: RunningService, name: str) -> dict[str, float]:
+    """A metric by worker."""
+    families = text_string_to_metric_families(service.client.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    return {sample.labels["worker"]: sample.value for sample in samples if sample.name == name}
+
+
+def wait_until_both_serve(service: RunningService) -> None:
+    while (ready := service.client.get("/health/ready").json()) != {
+        "status": "ready",
+        "models": ["mini-sana"],
+        "workers": 2,
+        "serving": 2,
+    }:
+        assert ready["workers"] == 2
+        time.sleep(0.05)
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 600
+    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
