@@ -42,6 +42,7 @@ def rows() -> dict[str, Row]:
         corrupted,
         races,
         rank_killed,
+        ray_worker_killed,
         redis_killed,
         redis_restarted,
         service_killed,
@@ -52,7 +53,7 @@ def rows() -> dict[str, Row]:
 
     modules = (
         *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
-        *(service_killed, worker_killed, trainer_killed, rank_killed),
+        *(service_killed, worker_killed, ray_worker_killed, trainer_killed, rank_killed),
     )
     return {module.ROW.name: module.ROW for module in modules}
 

@@ -14,6 +14,8 @@ from support.redis_server import RedisServer, running_redis
 # and idle threads must not spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Before Ray is imported, which reads it then.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 PROGRAMS = {"redis-server", "chromium", "chromium-browser", "google-chrome", "solrl-rollout", "solrl-train", "serve"}
 """Names and commands of programs that `--unit` starts none of."""

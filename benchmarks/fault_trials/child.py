@@ -3,7 +3,7 @@
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ def as_rank(environment: dict[str, str], target: Callable[..., None], *arguments
     target(*arguments)
 
 
-def serve(argv: Sequence[str], witness: str) -> None:
+def serve(argv: Sequence[str], witness: str, environment: Mapping[str, str]) -> None:
     """`solrl-rollout serve`; notes each chunk that is begun, its steps, its end, and each job that is cancelled."""
+    os.environ.update(environment)
     from solrl_rollout.cli import main
     from solrl_rollout.engine.engine import Engine
     from solrl_rollout.engine.work import Job

@@ -107,7 +107,14 @@ class RankPrograms:
 
 
 class RolloutService:
-    """`solrl-rollout serve` on a fixed port, on which it can be killed and restarted."""
+    """`solrl-rollout serve` on a fixed port, on which it can be killed and restarted.
+
+    Attributes:
+        port, url: its address.
+        witness: events of its chunks.
+        http: a client.
+        environment: additional variables of its process.
+    """
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.port = free_port()
@@ -116,6 +123,7 @@ class RolloutService:
         self.http = httpx.Client(base_url=self.url, timeout=300)
         self._log = folder / f"service-{self.port}.log"
         self._flags = flags
+        self.environment: dict[str, str] = {}
         self._program: Program | None = None
 
     def start(self) -> None:
@@ -128,7 +136,7 @@ class RolloutService:
         from fault_trials.child import serve
 
         argv = ["serve", "--model", "mini-sana", "--port", str(self.port), *self._flags]
-        self._program = Program(serve, (argv, str(self.witness.path)), self._log)
+        self._program = Program(serve, (argv, str(self.witness.path), self.environment), self._log)
 
     @property
     def pid(self) -> int:

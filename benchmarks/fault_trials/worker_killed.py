@@ -10,8 +10,9 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,39 +42,54 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         service = RolloutService(folder, "--workers", str(_WORKERS))
         stack.callback(service.kill)
         service.start()
-        chance, whole, events = random.Random("worker"), {}, {}
-        for shape in SHAPES:
-            since = service.witness.size
-            whole[shape] = Asked(service, shape, f"whole-{shape.candidates}").finish()
-            events[shape] = Counter(one["event"] for one in service.witness.events(since))
-        done = number = 0
-        while done < trials:
-            shape, number = SHAPES[done % len(SHAPES)], number + 1
-            trial, since = f"worker-{number}", service.witness.size
-            restarts, failures = _restarts(service), _failures(service)
-            asked = Asked(service, shape, trial)
-            kind = _KINDS[done % len(_KINDS)]
-            last = _wait_for(service, since, kind, chance.randrange(1, events[shape][kind]))
-            time.sleep(chance.uniform(0, 0.01))
-            late = asked.done
-            os.kill(last["pid"], signal.SIGKILL)
-            twice = done % _LOADING == _LOADING - 1
-            if twice:
-                _kill_loading(service, last["pid"], chance)
-            groups = asked.finish()
-            if not _all_serve(service, restarts + 1):
-                findings.require(False, trial, "the worker does not serve again")
-                return
-            if late:
-                findings.add("killed too late, not counted")
-                continue
-            done += 1
-            findings.require(_failures(service) == failures, trial, "a request failed")
-            _judge(trial, shape, whole[shape], groups, asked, service.witness.events(since), findings)
-            findings.trials += 1
-            findings.add(f"killed after {kind}")
-            findings.add("killed again while it loaded", twice)
-            tell(f"{trial}: {kind} of {last['prompt']}")
+        kill_workers(service, partial(_children, service.pid), trials, tell, findings)
+
+
+def kill_workers(
+    service: RolloutService, processes: Callable[[], set[int]], trials: int, tell: Tell, findings: Findings
+) -> None:
+    """Kill workers of a running service.
+
+    Args:
+        service: a service with two workers.
+        processes: returns the process ids of its workers.
+        trials: number of kills.
+        tell: called after each.
+        findings: takes counts and violated guarantees.
+    """
+    chance, whole, events = random.Random("worker"), {}, {}
+    for shape in SHAPES:
+        since = service.witness.size
+        whole[shape] = Asked(service, shape, f"whole-{shape.candidates}").finish()
+        events[shape] = Counter(one["event"] for one in service.witness.events(since))
+    done = number = 0
+    while done < trials:
+        shape, number = SHAPES[done % len(SHAPES)], number + 1
+        trial, since = f"worker-{number}", service.witness.size
+        restarts, failures = _restarts(service), _failures(service)
+        asked = Asked(service, shape, trial)
+        kind = _KINDS[done % len(_KINDS)]
+        last = _wait_for(service, since, kind, chance.randrange(1, events[shape][kind]))
+        time.sleep(chance.uniform(0, 0.01))
+        late = asked.done
+        os.kill(last["pid"], signal.SIGKILL)
+        twice = done % _LOADING == _LOADING - 1
+        if twice:
+            _kill_loading(processes, last["pid"], chance)
+        groups = asked.finish()
+        if not _all_serve(service, restarts + 1):
+            findings.require(False, trial, "the worker does not serve again")
+            return
+        if late:
+            findings.add("killed too late, not counted")
+            continue
+        done += 1
+        findings.require(_failures(service) == failures, trial, "a request failed")
+        _judge(trial, shape, whole[shape], groups, asked, service.witness.events(since), findings)
+        findings.trials += 1
+        findings.add(f"killed after {kind}")
+        findings.add("killed again while it loaded", twice)
+        tell(f"{trial}: {kind} of {last['prompt']}")
 
 
 def _wait_for(service: RolloutService, since: int, kind: str, count: int) -> dict[str, Any]:
@@ -85,16 +101,16 @@ def _wait_for(service: RolloutService, since: int, kind: str, count: int) -> dic
         time.sleep(0.002)
 
 
-def workers(pid: int) -> set[int]:
+def _children(pid: int) -> set[int]:
     """The processes that any thread of a process has started."""
     files = Path(f"/proc/{pid}/task").glob("*/children")
     return {int(child) for file in files for child in file.read_text().split()}
 
 
-def _kill_loading(service: RolloutService, dead: int, chance: random.Random) -> None:
+def _kill_loading(processes: Callable[[], set[int]], dead: int, chance: random.Random) -> None:
     """Kill the process that replaces the dead one, at a random moment of its loading."""
-    before = workers(service.pid) - {dead}
-    while not (fresh := workers(service.pid) - before - {dead}):
+    before = processes() - {dead}
+    while not (fresh := processes() - before - {dead}):
         time.sleep(0.002)
     time.sleep(chance.uniform(0, 1))
     os.kill(fresh.pop(), signal.SIGKILL)

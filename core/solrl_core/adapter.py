@@ -148,8 +148,8 @@ def decode_adapter(body: bytes, layout: Mapping[str, tuple[int, int]]) -> Adapte
     return Adapter(rank=rank, alpha=alpha, tensors=tensors)
 
 
-def view_adapter(body: mmap.mmap) -> Adapter:
-    """An adapter whose tensors are views of a mapped file, which `encode_adapter` has written; nothing is checked."""
+def view_adapter(body: mmap.mmap | bytearray) -> Adapter:
+    """An adapter whose tensors are views of a file in memory that `encode_adapter` has written; nothing is checked."""
     start = 8 + int.from_bytes(body[:8], "little")
     header = json.loads(body[8:start])
     metadata = header.pop("__metadata__")

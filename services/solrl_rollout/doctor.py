@@ -16,7 +16,8 @@ def doctor(settings: Settings) -> int:
 
 def check(settings: Settings) -> Iterator[Finding]:
     """Findings about everything that a service with these settings needs."""
-    yield from diagnosis.machine(settings.device, settings.precision)
+    # On Ray, the device is another machine's.
+    yield from diagnosis.machine("auto" if settings.on_ray else settings.device, settings.precision)
     yield _workers(settings)
     yield from _engine(settings)
     for spec in settings.models:
@@ -48,6 +49,8 @@ def _rewards(settings: Settings) -> Iterator[Finding]:
 
 
 def _workers(settings: Settings) -> Finding:
+    if settings.on_ray:
+        return _actors(settings)
     from solrl_rollout.engine.workers import worker_devices
 
     try:
@@ -57,6 +60,18 @@ def _workers(settings: Settings) -> Finding:
     if len(devices) == 1:
         return Finding("workers", "ok", "one, in the service's process")
     return Finding("workers", "ok", f"{len(devices)} processes, on {', '.join(dict.fromkeys(devices))}")
+
+
+def _actors(settings: Settings) -> Finding:
+    try:
+        from solrl_rollout.engine.workers.ray_cluster import RayCluster
+
+        cluster = RayCluster(settings)
+    except RuntimeError as error:
+        found, _, action = str(error).partition("; ")
+        return Finding("workers", "missing", found, action)
+    found = f"{cluster.workers} Ray actors, on {cluster.device}, in a cluster of {cluster.nodes} nodes"
+    return Finding("workers", "ok", found)
 
 
 def redis_findings(url: str | None) -> Iterator[Finding]:

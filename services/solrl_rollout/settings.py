@@ -63,8 +63,9 @@ class Settings(BaseSettings):
     )
     """GPUs to serve from one queue: all, or their numbers. Each has a worker process, unless there is only one."""
 
-    workers: Annotated[int, Field(ge=1)] = 1
-    """Worker processes on the CPU, which share its cores (or use OMP_NUM_THREADS threads each)."""
+    workers: Annotated[int | str, tyro.conf.arg(metavar="N|ray|ray:N")] = 1
+    """Worker processes on the CPU, which share its cores (or use OMP_NUM_THREADS threads each).
+    ray: one on each GPU of the Ray cluster of this machine; ray:N: N of them, also on CPUs. See docs/deploy.md."""
 
     engine: Literal["solrl", "vllm-omni"] = "solrl"
     """Computes the transformer; vllm-omni (FLUX.1 and SD3.5) needs an environment of its own, see docs/deploy.md."""
@@ -165,6 +166,19 @@ class Settings(BaseSettings):
         return self.redis_url if self.redis_url_file is None else self.redis_url_file.read_text().strip()
 
     @property
+    def on_ray(self) -> bool:
+        """Whether the workers are actors of a Ray cluster."""
+        return isinstance(self.workers, str)
+
+    @property
+    def worker_number(self) -> int | None:
+        """Number of workers in `workers`; None for one on each GPU of the Ray cluster."""
+        if isinstance(self.workers, int):
+            return self.workers
+        number = self.workers.partition(":")[2]
+        return int(number) if number else None
+
+    @property
     def torch_device(self) -> str:
         """The device, with `auto` resolved."""
         if self.device != "auto":
@@ -214,11 +228,22 @@ class Settings(BaseSettings):
             raise ValueError(f"got gpus {value!r}; expected all, or different numbers as in 0,1,3")
         return value
 
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _workers_are_a_number_or_ray(cls, value: Any) -> Any:
+        if not re.fullmatch("[1-9][0-9]*|ray(:[1-9][0-9]*)?", str(value)):
+            raise ValueError(f"got workers {value!r}; expected a number of processes, ray, or ray:N")
+        return value if str(value).startswith("ray") else int(value)
+
     @model_validator(mode="after")
     def _one_way_to_choose_devices(self) -> Self:
-        if self.gpus is not None and self.workers > 1:
+        if self.gpus is not None and self.workers != 1:
             raise ValueError(
                 f"got gpus {self.gpus} and workers {self.workers}; expected one of them: each GPU has one worker"
+            )
+        if self.on_ray and self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(
+                f"got workers {self.workers} and device {self.device}; expected auto, cpu or cuda: Ray assigns the GPUs"
             )
         if self.gpus is not None and self.device not in ("auto", "cuda"):
             raise ValueError(f"got gpus {self.gpus} and device {self.device}; expected gpus, or one device")

@@ -1,4 +1,4 @@
-"""Each row of `make faults` at a small count, with real processes."""
+"""Rows of `make faults` at a small count, with real processes; test_ray_workers.py has that of Ray."""
 
 import pytest
 from fault_trials import (

@@ -161,6 +161,10 @@ def test_a_loader_that_other_processes_cannot_import_is_refused(loader: Any) -> 
         ({"gpus": "first"}, "got gpus 'first'; expected all"),
         ({"gpus": "all", "workers": 2}, "expected one of them"),
         ({"gpus": "1", "device": "cuda:0"}, "expected gpus, or one device"),
+        ({"gpus": "all", "workers": "ray"}, "expected one of them"),
+        ({"workers": "ray", "device": "cuda:1"}, "expected auto, cpu or cuda: Ray assigns the GPUs"),
+        ({"workers": "ray:0"}, "got workers 'ray:0'; expected a number of processes, ray, or ray:N"),
+        ({"workers": 0}, "got workers 0; expected a number of processes"),
     ],
 )
 def test_contradictory_devices_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -208,3 +212,15 @@ def test_threads_are_shared_by_the_workers_unless_the_environment_says_how_many(
         workers: Any = make_workers(Settings(device="cpu", workers=3), Metrics(), FakeBackend)
         assert [one._connect.args[0]["OMP_NUM_THREADS"] for one in workers] == [expected] * 3
         assert [one.name for one in workers] == ["cpu:0", "cpu:1", "cpu:2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "number"), [("2", 2, 2), ("ray", "ray", None), ("ray:12", "ray:12", 12), (None, 1, 1)]
+)
+def test_workers_are_a_number_of_processes_or_of_actors(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, workers: int | str, number: int | None
+) -> None:
+    if given is not None:
+        monkeypatch.setenv("SOLRL_WORKERS", given)
+    settings = Settings()
+    assert (settings.workers, settings.worker_number, settings.on_ray) == (workers, number, isinstance(workers, str))

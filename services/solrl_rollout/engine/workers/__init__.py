@@ -24,7 +24,12 @@ def make_workers(settings: Settings, metrics: Metrics, load_backend: BackendLoad
 
     Raises:
         ValueError: the settings name GPUs that this machine lacks, or CPU workers on a GPU.
+        RuntimeError: there is no Ray, or its cluster lacks what the settings name.
     """
+    if settings.on_ray:
+        from solrl_rollout.engine.workers.ray_cluster import ray_workers  # needs an extra
+
+        return ray_workers(settings, metrics, load_backend)
     devices = worker_devices(settings)
     if len(devices) == 1:
         return [LocalWorker(settings.model_copy(update={"device": devices[0]}), metrics, load_backend)]
@@ -66,7 +71,7 @@ def worker_devices(settings: Settings) -> list[str]:
                 "--workers starts several workers on a CPU"
             )
         return [f"cuda:{number}" for number in numbers]
-    number = settings.workers
+    number = settings.worker_number or 1
     if number > 1 and settings.torch_device != "cpu":
         raise ValueError(
             f"got --workers {number} on {settings.torch_device}; expected --gpus all, or their numbers, for "

@@ -1,0 +1,86 @@
+"""A worker as a Ray actor: an engine of its own with one worker, in a process that Ray places and starts.
+
+Its methods take and return bytes, which Ray does not pickle. Errors end the process, so none is pickled either.
+"""
+
+import json
+import logging
+import os
+import queue
+import struct
+from collections import deque
+from typing import Any
+
+import ray
+import torch
+from solrl_core.adapter import Adapter, view_adapter
+
+from solrl_rollout.engine.workers.child import Child
+from solrl_rollout.engine.workers.encoding import Header
+
+logger = logging.getLogger(__name__)
+
+_SIZE = struct.Struct("!Q")
+_HELD = 2
+"""Adapters that a worker keeps: those of the chunks that it has at once."""
+
+
+class WorkerActor:
+    """Answers the front's messages. `handle` and `receive` run in two concurrency groups of one thread each.
+
+    Generation runs in a thread of the engine, so that neither call waits for it: a cancelled chunk stops at its next
+    step, whereas `ray.cancel` would wait for a method that generates.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        """`name`: that of the worker in logs; `threads`: of torch."""
+        torch.set_num_threads(threads)
+        self._name = name
+        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._held: deque[tuple[str, Adapter]] = deque(maxlen=_HELD)
+        self._child = Child(self._send, self._find_adapter)
+
+    def __repr__(self) -> str:
+        """Its name in Ray's logs and pages."""
+        return self._name
+
+    def place(self) -> tuple[str, int]:
+        """The id of its node and that of its process."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def handle(self, message: bytes, source: list[Any]) -> None:
+        """Handle a message; `source` has the reference to its adapter's file, if it has one."""
+        try:
+            self._child.handle(*unpack(message), *source)
+        except BaseException:
+            logger.exception("the worker ends")
+            os._exit(1)
+
+    def receive(self) -> bytes:
+        """The next message to the front; waits for one."""
+        return self._outbox.get()
+
+    def _send(self, header: Header, body: bytes = b"") -> None:
+        self._outbox.put(pack(header, body))
+
+    def _find_adapter(self, digest: str, source: Any) -> Adapter:
+        for known, adapter in self._held:
+            if known == digest:
+                return adapter
+        # Copied, because tensors need writable memory.
+        adapter = view_adapter(bytearray(ray.get(source)))
+        self._held.append((digest, adapter))
+        return adapter
+
+
+def pack(header: Header, body: bytes) -> bytes:
+    """A message as bytes."""
+    text = json.dumps(header).encode()
+    return b"".join((_SIZE.pack(len(text)), text, body))
+
+
+def unpack(message: bytes) -> tuple[Header, bytes]:
+    """The header and body of a message."""
+    (size,) = _SIZE.unpack_from(message)
+    end = _SIZE.size + size
+    return json.loads(message[_SIZE.size : end]), message[end:]

@@ -1,0 +1,188 @@
+"""Workers as actors of a Ray cluster, one for each GPU. Ray places them on its nodes."""
+
+import logging
+import os
+import threading
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from solrl_core.adapter import Adapter, encode_adapter
+
+from solrl_rollout.engine.backends.base import BackendLoader
+from solrl_rollout.engine.workers.base import Worker
+from solrl_rollout.engine.workers.encoding import Header
+from solrl_rollout.engine.workers.remote import RemoteWorker
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+
+try:
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError
+
+    from solrl_rollout.engine.workers.ray_actor import WorkerActor, pack, unpack
+except ModuleNotFoundError as error:
+    if error.name != "ray":
+        raise
+    raise RuntimeError("--workers ray needs the package ray: pip install '.[ray]', here and on every node") from error
+
+logger = logging.getLogger(__name__)
+
+_PLACE_SECONDS = 30.0
+"""Seconds after which the log says that an actor still has no place."""
+
+
+def ray_workers(settings: Settings, metrics: Metrics, load_backend: BackendLoader) -> list[Worker]:
+    """The workers of the settings in a Ray cluster, which this process joins.
+
+    Raises:
+        ValueError: the loader cannot be imported by another process.
+        RuntimeError: there is no cluster, or it lacks what the settings name.
+    """
+    cluster = RayCluster(settings)
+    there = settings.model_copy(update={"device": cluster.device})
+    return [
+        RemoteWorker(there, metrics, load_backend, name=name, connect=partial(RayConnection, cluster, name))
+        for name in (f"ray:{i}" for i in range(cluster.workers))
+    ]
+
+
+class RayCluster:
+    """The cluster of which this machine is a node, or that RAY_ADDRESS names.
+
+    Attributes:
+        nodes: number of its nodes.
+        device: device of each worker, "cuda" or "cpu".
+        workers: number of workers.
+        adapters: adapters in its object store.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Join the cluster and check that it has a place for each worker.
+
+        Raises:
+            RuntimeError: there is no cluster, or it lacks what the settings name.
+        """
+        _join(settings)
+        resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in resources]
+        gpus = sum(own for _, own in nodes)
+        threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+        self.nodes = len(nodes)
+        self.device = settings.device if settings.device != "auto" else "cuda" if gpus else "cpu"
+        if self.device == "cpu":
+            self._threads = threads or 1
+            places, place = sum(cpus // self._threads for cpus, _ in nodes), f"{self._threads} CPUs each"
+            needs = {"num_cpus": self._threads}
+        else:
+            self._threads = threads or max(1, min((cpus // own for cpus, own in nodes if own), default=1))
+            places, place = gpus, "a GPU each"
+            needs = {"num_cpus": 0, "num_gpus": 1}
+        self.workers = settings.worker_number or (gpus if self.device == "cuda" else 0)
+        if not self.workers:
+            raise RuntimeError(
+                f"got --workers ray, and the {self.nodes} nodes of the Ray cluster have no GPU; expected ray:N for N "
+                "workers on CPUs, or nodes with GPUs, as `ray status` shows them"
+            )
+        if self.workers > places:
+            raise RuntimeError(
+                f"got --workers {settings.workers} on {self.device}, and the {self.nodes} nodes of the Ray cluster "
+                f"have place for {places} workers, with {place}; expected no more; `ray status` shows the nodes"
+            )
+        self.adapters = AdapterObjects()
+        # Ray restarts no actor: the engine starts another, as it starts another process, and Ray places it anywhere.
+        # With one thread in each concurrency group, calls run in the order in which they were sent.
+        self._actor = ray.remote(**needs, concurrency_groups={"handle": 1, "receive": 1}, scheduling_strategy="SPREAD")(
+            WorkerActor
+        )
+        self._reading: dict[str, threading.Lock] = {}
+
+    def start(self, name: str) -> Any:
+        """Start a worker's actor, which waits for a place."""
+        return self._actor.remote(name, self._threads)
+
+    def reading(self, node: str) -> threading.Lock:
+        """The lock of the workers of a node that read weights."""
+        return self._reading.setdefault(node, threading.Lock())
+
+
+class RayConnection:
+    """A `Connection` to a new actor, which ends with this process."""
+
+    def __init__(self, cluster: RayCluster, name: str) -> None:
+        """Start the actor."""
+        self._cluster = cluster
+        self._name = name
+        self._actor = cluster.start(name)
+        self._handle = self._actor.handle.options(concurrency_group="handle")
+        self._next = self._actor.receive.options(concurrency_group="receive")
+        self._how = "the service ended it"
+
+    def reading(self) -> AbstractContextManager[Any]:
+        """Wait until the actor has a place; returns the lock of the workers there that read weights."""
+        placed = self._actor.place.remote()
+        while True:
+            try:
+                node, process = ray.get(placed, timeout=_PLACE_SECONDS)
+            except GetTimeoutError:
+                logger.warning("worker %s waits for Ray to place it; `ray status` shows what is free", self._name)
+            except RayError as error:
+                raise ConnectionError("the actor has ended") from error
+            else:
+                addresses = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes()}
+                logger.info("worker %s is process %d on node %s (%s)", self._name, process, addresses.get(node), node)
+                return self._cluster.reading(node)
+
+    def send(self, header: Header, body: bytes = b"", adapter: Adapter | None = None) -> None:
+        """Send a message; with an adapter, the reference to its file."""
+        # In a list: of an argument, Ray would bring the file before it delivers the message and those after it.
+        source = [] if adapter is None else [self._cluster.adapters.reference(adapter)]
+        self._handle.remote(pack(header, body), source)
+
+    def receive(self) -> tuple[Header, bytes]:
+        """Receive the next message."""
+        try:
+            return unpack(ray.get(self._next.remote()))
+        except RayError as error:
+            self._how = " ".join(str(error).split())
+            raise ConnectionError("the actor has ended") from error
+
+    def close(self) -> str:
+        """End the actor."""
+        ray.kill(self._actor)
+        return self._how
+
+
+class AdapterObjects:
+    """A file in the cluster's object store for each adapter, freed when nothing refers to the adapter any more.
+
+    Ray brings it to each node once.
+    """
+
+    def __init__(self) -> None:
+        self._references: WeakKeyDictionary[Adapter, Any] = WeakKeyDictionary()
+        self._writing = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    def reference(self, adapter: Adapter) -> Any:
+        """The reference to an adapter's file; valid as long as the caller refers to the adapter."""
+        with self._writing:
+            reference = self._references.get(adapter)
+            if reference is None:
+                reference = self._references[adapter] = ray.put(encode_adapter(adapter))
+            return reference
+
+
+def _join(settings: Settings) -> None:
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address="auto", log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+        raise RuntimeError(
+            f"got --workers {settings.workers}, and there is no Ray cluster to join: {error}; expected one of which "
+            "this machine is a node: `ray start --head` here, or `ray start --address HEAD:6379`"
+        ) from error

@@ -1,0 +1,186 @@
+"""Workers as Ray actors on two nodes: the same bits as one worker in the service's process, also when one is killed."""
+
+import contextlib
+import gc
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from fake_backend import REWARD, FakeBackend, chunk, job
+from service_helpers import Layout, RunningService, adapter_file, make_adapter, running_service
+from solrl_core.adapter import encode_adapter
+from solrl_proto.problems import ProblemError
+from solrl_rollout.doctor import check
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.workers import make_workers
+from solrl_rollout.engine.workers.ray_cluster import AdapterObjects
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+from support.ray_nodes import ray_nodes
+from unfit_backends import paced
+from worker_helpers import assert_gone, counted, groups, one_thread, wait_until_both_serve
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def joined() -> Iterator[None]:
+    """Programs of these tests join two nodes of two CPUs each."""
+    with (
+        one_thread(),
+        ray_nodes(2, PYTHONPATH=str(Path(__file__).parents[1])) as variables,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[RunningService]:
+    with running_service() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RunningService]:
+    with running_service("--workers", "ray:2", "--device", "cpu", ends_with=-signal.SIGKILL) as running:
+        yield running
+        running.process.kill()
+        assert_gone(actors(running))
+
+
+def actors(service: RunningService) -> list[int]:
+    """The newest process of each worker."""
+    found = dict(re.findall(r"worker (ray:\d) is process (\d+) on node", service.log.read_text()))
+    return [int(found[name]) for name in ("ray:0", "ray:1")]
+
+
+@contextlib.contextmanager
+def engine_of(load_backend: Any) -> Iterator[Engine]:
+    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers="ray:1"), Metrics()
+    engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def test_scores_images_and_latents_have_the_same_bits(one: RunningService, two: RunningService) -> None:
+    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 30, "images": "png", "steps": 4}
+    plan = {"prune": {"after": 2, "keep": 26}, "solver": "dpm2"}
+    assert groups(two, plan, latents="float32", **asked) == groups(one, plan, latents="float32", **asked)
+    chunks = counted(two, "solrl_worker_chunks_total")
+    assert all(chunks[name] > 0 for name in ("ray:0", "ray:1"))
+    assert [worker["name"] for worker in two.client.get("/v1/status").json()["service"]["workers"]] == [
+        "ray:0",
+        "ray:1",
+    ]
+
+
+def test_adapters_can_be_changed(one: RunningService, two: RunningService, layout: Layout) -> None:
+    for service in (one, two):
+        assert service.push("ray", 0, adapter_file(layout, 1)).status_code == 201
+        assert service.push("ray", 1, adapter_file(layout, 2), parent=0).status_code == 201
+    first, second, again = (groups(two, count=36, adapter=("ray", version)) for version in (0, 1, 0))
+    assert first == again == groups(one, count=36, adapter=("ray", 0))
+    assert second == groups(one, count=36, adapter=("ray", 1)) != first
+
+
+def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: RunningService, two: RunningService) -> None:
+    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 8}
+    restarts = sum(counted(two, "solrl_worker_restarts_total").values())
+    chunks, before = counted(two, "solrl_worker_chunks_total"), actors(two)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(groups, two, **asked)
+        while counted(two, "solrl_worker_chunks_total") == chunks:  # then both are busy
+            time.sleep(0.01)
+        os.kill(before[0], signal.SIGKILL)
+        assert answer.result() == groups(one, **asked)
+    wait_until_both_serve(two)
+    assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 1
+    after = actors(two)
+    assert (after[0] != before[0], after[1]) == (True, before[1])
+    assert "worker ray:0 died: " in two.log.read_text()
+
+
+def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    steps.touch()
+    with engine_of(paced) as engine:
+        engine.start().result(600)
+        endless = chunk(job(steps=200), str(steps))
+        engine.submit([endless])
+        while not steps.stat().st_size:
+            time.sleep(0.01)
+        engine.cancel(endless.job)
+        engine.ping().result(600)  # sent after it, and answered between two steps
+        taken = steps.stat().st_size
+        with pytest.raises(ProblemError):
+            endless.result.result(600)
+        assert steps.stat().st_size == taken < 200
+
+
+def test_an_adapter_is_stored_once_and_freed_with_its_last_reference() -> None:
+    if not ray.is_initialized():
+        ray.init()
+    adapters, adapter = AdapterObjects(), make_adapter({"linear": (4, 6)}, 1)
+    reference = adapters.reference(adapter)
+    assert adapters.reference(adapter) is reference
+    assert ray.get(reference) == encode_adapter(adapter)
+    del adapter
+    gc.collect()
+    assert len(adapters) == 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "device", "said"),
+    [
+        ("ray:5", "cpu", "the 2 nodes of the Ray cluster have place for 4 workers, with 1 CPUs each; expected"),
+        ("ray:1", "cuda", "have place for 0 workers, with a GPU each"),
+        (
+            "ray",
+            "auto",
+            "got --workers ray, and the 2 nodes of the Ray cluster have no GPU; expected ray:N for N workers",
+        ),
+    ],
+)
+def test_more_workers_than_the_cluster_has_places_are_refused(workers: str, device: str, said: str) -> None:
+    with pytest.raises(RuntimeError, match=said):
+        make_workers(Settings(rewards=(REWARD,), device=device, workers=workers), Metrics(), FakeBackend)
+
+
+def test_the_doctor_says_how_many_actors_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = next(one for one in check(Settings(workers="ray:3", device="cpu")) if one.subject == "workers")
+    assert (finding.state, finding.found) == ("ok", "3 Ray actors, on cpu, in a cluster of 2 nodes")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    finding = next(one for one in check(Settings(workers="ray:3", device="cpu")) if one.subject == "workers")
+    assert finding.state == "missing"
+    assert finding.found.endswith("have place for 2 workers, with 2 CPUs each")
+
+
+def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(**_: Any) -> None:
+        raise ConnectionError("no node answers")
+
+    ray.shutdown()
+    monkeypatch.setattr(ray, "init", nowhere)
+    with pytest.raises(RuntimeError, match=r"no Ray cluster to join: no node answers; expected .*`ray start --head`"):
+        make_workers(Settings(rewards=(REWARD,), workers="ray:1"), Metrics(), FakeBackend)
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for module in ("ray_actor", "ray_cluster"):
+        monkeypatch.delitem(sys.modules, f"solrl_rollout.engine.workers.{module}")
+    with pytest.raises(RuntimeError, match=r"needs the package ray: pip install '\.\[ray\]'"):
+        make_workers(Settings(rewards=(REWARD,), workers="ray"), Metrics(), FakeBackend)
