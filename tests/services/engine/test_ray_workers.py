@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import ray
 from fake_backend import REWARD, FakeBackend, chunk, job
+from ray.exceptions import GetTimeoutError
 from service_helpers import Layout, RunningService, adapter_file, make_adapter, running_service
 from solrl_core.adapter import encode_adapter
 from solrl_proto.problems import ProblemError
 from solrl_rollout.doctor import check
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
-from solrl_rollout.engine.workers.ray_cluster import AdapterObjects
+from solrl_rollout.engine.workers.ray_cluster import AdapterObjects, RayCluster, RayConnection
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 from support.ray_nodes import ray_nodes
@@ -166,6 +167,22 @@ def test_the_doctor_says_how_many_actors_start(monkeypatch: pytest.MonkeyPatch) 
     finding = next(one for one in check(Settings(workers="ray:3", device="cpu")) if one.subject == "workers")
     assert finding.state == "missing"
     assert finding.found.endswith("have place for 2 workers, with 2 CPUs each")
+
+
+def test_a_worker_does_not_wait_for_a_place_once_its_service_has_left_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_late(*_: Any, **__: Any) -> None:
+        raise GetTimeoutError
+
+    cluster = RayCluster(Settings(workers="ray:1", device="cpu"))
+    assert cluster.joined
+    monkeypatch.setattr(ray, "nodes", lambda: [])
+    monkeypatch.setattr(ray, "get", too_late)
+    connection = RayConnection(cluster, "ray:0")
+    with pytest.raises(ConnectionError):
+        connection.reading()
+    assert connection.close() == "this machine is no node of the Ray cluster any more"
 
 
 def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:

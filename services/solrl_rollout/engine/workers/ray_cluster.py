@@ -98,6 +98,12 @@ class RayCluster:
         )
         self._reading: dict[str, threading.Lock] = {}
 
+    @property
+    def joined(self) -> bool:
+        """Whether this machine is still a node of it."""
+        own = ray.get_runtime_context().get_node_id()
+        return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == own)
+
     def start(self, name: str) -> Any:
         """Start a worker's actor, which waits for a place."""
         return self._actor.remote(name, self._threads)
@@ -120,15 +126,21 @@ class RayConnection:
         self._how = "the service ended it"
 
     def reading(self) -> AbstractContextManager[Any]:
-        """Wait until the actor has a place; returns the lock of the workers there that read weights."""
+        """Wait until the actor has a place; returns the lock of the workers there that read weights.
+
+        Raises:
+            ConnectionError: the actor has ended, or the node of this machine has.
+        """
         placed = self._actor.place.remote()
         while True:
             try:
                 node, process = ray.get(placed, timeout=_PLACE_SECONDS)
-            except GetTimeoutError:
+            except GetTimeoutError as error:
+                if not self._cluster.joined:
+                    raise self._ended("this machine is no node of the Ray cluster any more") from error
                 logger.warning("worker %s waits for Ray to place it; `ray status` shows what is free", self._name)
             except RayError as error:
-                raise ConnectionError("the actor has ended") from error
+                raise self._ended(str(error)) from error
             else:
                 addresses = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes()}
                 logger.info("worker %s is process %d on node %s (%s)", self._name, process, addresses.get(node), node)
@@ -145,13 +157,16 @@ class RayConnection:
         try:
             return unpack(ray.get(self._next.remote()))
         except RayError as error:
-            self._how = " ".join(str(error).split())
-            raise ConnectionError("the actor has ended") from error
+            raise self._ended(str(error)) from error
 
     def close(self) -> str:
         """End the actor."""
         ray.kill(self._actor)
         return self._how
+
+    def _ended(self, how: str) -> ConnectionError:
+        self._how = " ".join(how.split())
+        return ConnectionError("the actor has ended")
 
 
 class AdapterObjects:

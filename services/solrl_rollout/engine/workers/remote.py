@@ -112,8 +112,9 @@ class RemoteWorker:
         self._running = True  # from now on, `close` ends the loading
         chosen = self._settings.model_dump(mode="json", exclude={"redis_url", "redis_url_file"}) | _LOCAL
         try:
-            with contextlib.suppress(OSError), connection.reading():  # the receiver notices, too
-                connection.send({"do": "load", "settings": chosen, "loader": self._loader, "name": self.name})
+            with connection.reading():
+                with contextlib.suppress(OSError):  # the receiver notices, too
+                    connection.send({"do": "load", "settings": chosen, "loader": self._loader, "name": self.name})
                 self._read.wait()
             return self._loaded.result()
         except BaseException as error:
