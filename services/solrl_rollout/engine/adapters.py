@@ -14,8 +14,9 @@ from solrl_rollout.engine.held_adapters import Content, HeldAdapters
 from solrl_rollout.engine.work import HostedModel, VersionedAdapter
 from solrl_rollout.store import RunStore
 
-_CACHED_BYTES = 2**30
-"""Bytes of decoded adapters in memory, or only the newest one if it is larger; a rank-32 FLUX.1 adapter has 150 MB."""
+_CACHED_ADAPTERS, _CACHED_BYTES = 16, 2**30
+"""Decoded adapters in memory, and their bytes, or only the newest one if it is larger; a rank-32 FLUX.1 adapter has 150
+MB. A version that was superseded stays until newer ones fill the cache."""
 
 
 class _ReplacedError(Exception):
@@ -139,9 +140,12 @@ class Adapters:
         except AdapterError as error:
             raise ProblemError(ProblemKind[f"ADAPTER_{error.fault.upper()}"], error.detail, **error.fields) from error
         self._cached[content] = self._decoded[content] = adapter
-        while len(self._cached) > 1 and sum(map(_bytes_of, self._cached.values())) > _CACHED_BYTES:
+        while len(self._cached) > 1 and self._is_over_full():
             self._cached.popitem(last=False)
         return adapter
+
+    def _is_over_full(self) -> bool:
+        return len(self._cached) > _CACHED_ADAPTERS or sum(map(_bytes_of, self._cached.values())) > _CACHED_BYTES
 
     def _known(self, content: Content) -> Adapter | None:
         if content in self._cached:

@@ -156,13 +156,13 @@ async def test_a_version_that_is_replaced_while_it_is_read_has_the_digest_of_its
     assert adapters.held.bytes == (await store.info("tenant", "run", 0)).size
 
 
-async def test_the_cache_of_decoded_adapters_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "most"), [("_CACHED_BYTES", 2 * 4 * (2 * 3 + 4 * 2)), ("_CACHED_ADAPTERS", 2)])
+async def test_the_cache_of_decoded_adapters_is_bounded(limit: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Counting()
     store.opened.set()
     for version in range(3):
         await pushed(store, 1.0 + version, version)
-    size = 4 * (2 * 3 + 4 * 2)
-    monkeypatch.setattr("solrl_rollout.engine.adapters._CACHED_BYTES", 2 * size)
+    monkeypatch.setattr(f"solrl_rollout.engine.adapters.{limit}", most)
     adapters = adapters_of(store)
     for version in (0, 1, 0, 2, 0, 1):
         await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
