@@ -47,12 +47,6 @@ def joined() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def one() -> Iterator[RunningService]:
-    with running_service() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def two() -> Iterator[RunningService]:
     with running_service("--workers", "ray:2", "--device", "cpu", ends_with=-signal.SIGKILL) as running:
         yield running
@@ -76,10 +70,10 @@ def engine_of(load_backend: Any) -> Iterator[Engine]:
         engine.close()
 
 
-def test_scores_images_and_latents_have_the_same_bits(one: RunningService, two: RunningService) -> None:
+def test_scores_images_and_latents_have_the_same_bits(service: RunningService, two: RunningService) -> None:
     asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 30, "images": "png", "steps": 4}
     plan = {"prune": {"after": 2, "keep": 26}, "solver": "dpm2"}
-    assert groups(two, plan, latents="float32", **asked) == groups(one, plan, latents="float32", **asked)
+    assert groups(two, plan, latents="float32", **asked) == groups(service, plan, latents="float32", **asked)
     chunks = counted(two, "solrl_worker_chunks_total")
     assert all(chunks[name] > 0 for name in ("ray:0", "ray:1"))
     assert [worker["name"] for worker in two.client.get("/v1/status").json()["service"]["workers"]] == [
@@ -88,16 +82,18 @@ def test_scores_images_and_latents_have_the_same_bits(one: RunningService, two: 
     ]
 
 
-def test_adapters_can_be_changed(one: RunningService, two: RunningService, layout: Layout) -> None:
-    for service in (one, two):
-        assert service.push("ray", 0, adapter_file(layout, 1)).status_code == 201
-        assert service.push("ray", 1, adapter_file(layout, 2), parent=0).status_code == 201
+def test_adapters_can_be_changed(service: RunningService, two: RunningService, layout: Layout) -> None:
+    for each in (service, two):
+        assert each.push("ray", 0, adapter_file(layout, 1)).status_code == 201
+        assert each.push("ray", 1, adapter_file(layout, 2), parent=0).status_code == 201
     first, second, again = (groups(two, count=36, adapter=("ray", version)) for version in (0, 1, 0))
-    assert first == again == groups(one, count=36, adapter=("ray", 0))
-    assert second == groups(one, count=36, adapter=("ray", 1)) != first
+    assert first == again == groups(service, count=36, adapter=("ray", 0))
+    assert second == groups(service, count=36, adapter=("ray", 1)) != first
 
 
-def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: RunningService, two: RunningService) -> None:
+def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(
+    service: RunningService, two: RunningService
+) -> None:
     asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 8}
     restarts = sum(counted(two, "solrl_worker_restarts_total").values())
     chunks, before = counted(two, "solrl_worker_chunks_total"), actors(two)
@@ -106,7 +102,7 @@ def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: Runni
         while counted(two, "solrl_worker_chunks_total") == chunks:  # then both are busy
             time.sleep(0.01)
         os.kill(before[0], signal.SIGKILL)
-        assert answer.result() == groups(one, **asked)
+        assert answer.result() == groups(service, **asked)
     wait_until_both_serve(two)
     assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 1
     after = actors(two)
