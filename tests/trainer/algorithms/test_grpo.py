@@ -89,8 +89,9 @@ def test_a_ratio_is_to_the_behaviour_policy_or_to_the_recording(
 def test_ratios_are_clipped_on_the_side_that_gains() -> None:
     change = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5, 1.05])).requires_grad_()
     advantages = torch.tensor([2.0, -2.0, 2.0, -2.0, 9.0])
-    value = clipped_objective(change, advantages, 0.1, 5.0)
+    value, figures = clipped_objective(change, advantages.clamp(-5, 5), 0.1)
     assert float(value.detach()) == pytest.approx((-2 * 1.1 + 2 * 1.5 - 2 * 0.5 + 2 * 0.9 - 5 * 1.05) / 5)
+    assert float(figures["clipped"]) == pytest.approx(4 / 5)
     value.backward()  # type: ignore[no-untyped-call]
     assert change.grad is not None
     assert torch.allclose(change.grad * 5, torch.tensor([0.0, 3.0, -1.0, 0.0, -5.25]))

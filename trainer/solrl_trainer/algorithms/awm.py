@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.grpo import clipped_objective
 from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess, TrainingData, TrainingSamples
 
 if TYPE_CHECKING:
@@ -153,21 +154,17 @@ def awm_loss(
         The loss, with the figures `ratio`, `clipped` (share of ratios beyond the clip), `error` (mean squared error of
         the velocity), `old_distance` and, with the reference, `kl` (mean weighted squared distances).
     """
-    import torch
-
     v, v_old, t, advantages = v.double(), v_old.double(), t.double(), advantages.double()
     true = noise.double() - x0.double()
     error = _mean_square(v - true)
     old_log_prob = matching_log_prob(_mean_square(v_old - true), t, weighting, power)
-    ratio = (matching_log_prob(error, t, weighting, power) - old_log_prob).exp()
-    clipped = ratio.clamp(1 - ratio_clip, 1 + ratio_clip)
-    value = torch.maximum(-advantages * ratio, -advantages * clipped).mean()
+    change = matching_log_prob(error, t, weighting, power) - old_log_prob
+    value, ratios = clipped_objective(change, advantages, ratio_clip)
     at = 1 if kl_weighting == "uniform" else (1 - t.clamp(max=_SDE_LAST)) / (2 * _SDE_ETA**2 * t)
     old_distance = (at * _mean_square(v - v_old)).mean()
     value = value + old_kl_weight * old_distance
     figures = {
-        "ratio": ratio.detach().mean(),
-        "clipped": ((ratio.detach() - 1).abs() > ratio_clip).double().mean(),
+        **ratios,
         "error": error.detach().mean(),
         "old_distance": old_distance.detach(),
     }

@@ -63,27 +63,29 @@ def clipped_policy_loss(
     """
     before = batch.log_prob_under(velocity.old) if settings.recompute else batch.log_prob
     change = batch.log_prob_under(velocity.current) - before
-    value = clipped_objective(change, batch.advantages, settings.clip_range, settings.adv_clip)
-    change = change.detach()
-    off = (change.exp() - 1).abs() > settings.clip_range
-    figures = {"ratio": change.exp().mean(), "clipped": off.float().mean(), "old_kl": (change**2).mean() / 2}
-    return value, figures
+    advantages = batch.advantages.clamp(-settings.adv_clip, settings.adv_clip)
+    value, figures = clipped_objective(change, advantages, settings.clip_range)
+    return value, figures | {"old_kl": (change.detach() ** 2).mean() / 2}
 
 
 def clipped_objective(
-    change: torch.Tensor, advantages: torch.Tensor, clip_range: float, adv_clip: float
-) -> torch.Tensor:
-    """−min(ratio·A, clip(ratio)·A), averaged.
+    change: torch.Tensor, advantages: torch.Tensor, clip_range: float
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """PPO's objective, −min(ratio·A, clip(ratio)·A), averaged.
 
     Args:
         change: log-probability under the current policy less that under the behaviour policy [B].
-        advantages: [B], clipped to ± `adv_clip` here.
+        advantages: [B], clipped.
         clip_range: the ratio is clipped to 1 ± this.
-        adv_clip: clip range of the advantages.
+
+    Returns:
+        Scalar, and figures: the mean `ratio`, and `clipped`, the share of ratios beyond the clip range.
     """
     import torch
 
     ratio = change.exp()
-    advantages = advantages.clamp(-adv_clip, adv_clip)
     clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    return torch.maximum(-advantages * ratio, -advantages * clipped).mean()
+    value = torch.maximum(-advantages * ratio, -advantages * clipped).mean()
+    ratio = ratio.detach()
+    beyond = (ratio - 1).abs() > clip_range
+    return value, {"ratio": ratio.mean(), "clipped": beyond.to(ratio.dtype).mean()}
