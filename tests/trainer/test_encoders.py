@@ -1,6 +1,7 @@
 """Text encoders that wait in host memory: they are moved once per iteration, and change no result."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,22 @@ def test_waiting_parts_have_the_same_digests() -> None:
     whole, waiting = load_backbone("mini-flux"), loaded("mini-flux")
     assert waiting.device == torch.device("cpu")
     assert part_digests(waiting.parts, waiting.device) == part_digests(whole.parts)
+
+
+def test_inputs_follow_a_visiting_encoder() -> None:
+    """A pipeline may send its tokens to where the encoder is before the call."""
+    seen = []
+
+    class Encoder(nn.Module):
+        def forward(self, ids: torch.Tensor, *, mask: torch.Tensor) -> torch.Tensor:
+            seen.extend([ids.device.type, mask.device.type])
+            return ids
+
+    encoder = Encoder()
+    backbone = SimpleNamespace(device=torch.device("meta"), text_encoders={"text_encoder": encoder})
+    Encoders(backbone, visiting=True)  # type: ignore[arg-type]
+    encoder(torch.zeros(1, 4), mask=torch.ones(1, 4))
+    assert seen == ["meta", "meta"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from solrl_core.families.pipeline import PipelineBackbone
 from torch import nn
 
@@ -26,7 +27,7 @@ class Encoders:
         for encoder in backbone.text_encoders.values():
             encoder.to(_HOST if visiting else backbone.device)
             if visiting:
-                encoder.register_forward_pre_hook(self._come)
+                encoder.register_forward_pre_hook(self._come, with_kwargs=True)
                 encoder.register_forward_hook(self._called, always_call=True)
 
     def encode(self, prompts: Sequence[str], guidance: float) -> None:
@@ -44,10 +45,13 @@ class Encoders:
             self._encoding = False
             self._leave()
 
-    def _come(self, encoder: nn.Module, args: Any) -> None:
+    def _come(self, encoder: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Move the encoder, and its inputs too: some pipelines send them to where it was."""
         if encoder not in self._here:
             encoder.to(self._backbone.device)
             self._here.add(encoder)
+        args, kwargs = send_to_device((args, kwargs), self._backbone.device)
+        return args, kwargs
 
     def _called(self, encoder: nn.Module, args: Any, output: Any) -> None:
         if not self._encoding:
