@@ -76,6 +76,7 @@ class ServedWay:
                 began=began,
                 merged=began,
                 finished=record_event(self._device),
+                unread_tokens=0,
             )
             if overlap:
                 scoring.run(lambda generated=generated: scored.append(self._scorer.score(generated)))  # type: ignore[misc]

@@ -20,7 +20,7 @@ from typing import Any
 
 from rollout_phase_report import render
 
-PARTS = ("cold", "adapter", "share", "phase")
+PARTS = ("cold", "adapter", "share", "regenerate", "phase")
 CANDIDATES, KEPT = 96, 24
 EXPLORE, REGENERATE = 6, 10
 PRUNED = ((6, 2, 48), (6, 3, 48), (6, 2, 32), (6, 4, 48), (4, 3, 48), (4, 3, 40), (4, 3, 32))
@@ -47,7 +47,7 @@ def main() -> None:
     def note(part: str, values: dict[str, Any]) -> None:
         if part == "setting" and result.get(part) != values:
             # Drop results measured with another setting.
-            for old in ("adapter", "share", "reward", "phase"):
+            for old in ("adapter", "share", "reward", "regenerate", "phase"):
                 result.pop(old, None)
         result[part] = values
         file.write_text(json.dumps(result, indent=1) + "\n")
@@ -83,7 +83,7 @@ def cold_start(device: str, first: bool) -> dict[str, Any]:
 def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], None]) -> None:
     """Measure the parts that share a loaded model."""
     import torch
-    from rollout_path import ServedWay
+    from rollout_path import ServedWay, reward_precisions, shares
     from solrl_core.families.skeleton import materialize
     from solrl_core.generator import CHUNK_SIZE, Generator
     from solrl_core.rewards import RewardSet
@@ -104,14 +104,15 @@ def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], N
     if "adapter" in args.parts:
         note("adapter", adapter(cheap))
     if "share" in args.parts:
-        from rollout_path import reward_precisions, shares
-
         note("share", shares(cheap, CANDIDATES, EXPLORE))
         if args.reward_dtype == "float32":
             note("reward", reward_precisions(cheap, CHUNK_SIZE))
-    if "phase" in args.parts:
+    if {"phase", "regenerate"} & set(args.parts):
         true = ServedWay(Generator(backbone, "bf16"), rewards)
         true.score("warm-up", range(CHUNK_SIZE), 1)
+    if "regenerate" in args.parts:
+        note("regenerate", shares(true, KEPT, REGENERATE))
+    if "phase" in args.parts:
         note("phase", {})
         phase(cheap, true, args.rounds, lambda values: note("phase", values))
 

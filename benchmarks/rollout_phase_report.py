@@ -93,6 +93,10 @@ def goals(result: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     if "share" in result:
         outside = result["share"]["outside"]["served"]
         rows.append(("share of exploration outside the transformer", f"{outside:.1%}", "≤ 10 %", "≤ 5 %"))
+    if "regenerate" in result:
+        one = result["regenerate"]
+        outside = 1 - (one["parts"]["transformer"] + one["parts"]["decode"]) / one["served_s"]
+        rows.append(("share of regenerating outside transformer and decoder", f"{outside:.1%}", "≤ 3 %", ""))
     return rows
 
 
