@@ -11,9 +11,14 @@ PROMPT_CACHE_BYTES = 256 * 2**20
 
 
 class PromptCache:
-    """A least-recently-used cache of prompt embeddings. Threads may share it; each prompt is encoded once."""
+    """A least-recently-used cache of prompt embeddings. Threads may share it; each prompt is encoded once.
+
+    Attributes:
+        least: number of newest embeddings that are kept even beyond the limit of bytes.
+    """
 
     def __init__(self, limit: int = PROMPT_CACHE_BYTES) -> None:
+        self.least = 0
         self._limit = limit
         self._size = 0
         self._entries: OrderedDict[Hashable, dict[str, torch.Tensor]] = OrderedDict()
@@ -29,7 +34,7 @@ class PromptCache:
             with torch.inference_mode(False), torch.no_grad():
                 entry = self._entries[key] = encode()
             self._size += _bytes(entry)
-            while self._size > self._limit:
+            while self._size > self._limit and len(self._entries) > self.least:
                 self._size -= _bytes(self._entries.popitem(last=False)[1])
             return entry
 

@@ -10,6 +10,7 @@ from real_runs import Watcher
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import part_digests
+from solrl_core.prompt_cache import PromptCache
 from solrl_trainer.encoders import Encoders
 from solrl_trainer.loop import train
 from solrl_trainer.models import Models
@@ -62,6 +63,17 @@ def test_visiting_encoders_come_and_leave_once_for_many_prompts(moves: list[Move
         assert all(torch.equal(row[key], value) for key, value in other.conditioning(prompt).items())
     assert moves == [(kind, "cpu") for kind, _ in moves]
     assert len(moves) == len(kinds)  # to their place, at first
+
+
+def test_the_prompts_of_an_iteration_stay_encoded(moves: list[Move]) -> None:
+    backbone = loaded("mini-sd3")
+    vars(backbone)["_prompts"] = PromptCache(1)  # too small for any
+    models = Models.build(backbone, tiny_config(f"explore.prompts={len(PROMPTS)}", "optimizer.encoders=cpu"), print)
+    models.encoders.encode(PROMPTS, 1.0)
+    moves.clear()
+    rows = [backbone.conditioning(prompt) for prompt in PROMPTS]
+    assert moves == []
+    assert all(backbone.conditioning(prompt) is row for prompt, row in zip(PROMPTS, rows, strict=True))
 
 
 def test_they_leave_after_an_error(moves: list[Move], monkeypatch: pytest.MonkeyPatch) -> None:

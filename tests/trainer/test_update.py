@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.families import Backbone, load_backbone
+from solrl_core.generator import Generator
 from solrl_trainer.algorithms.base import Loss, Velocities
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.config import RunConfig
 from solrl_trainer.policy import CURRENT, OLD
+from solrl_trainer.presets import resolve
 from solrl_trainer.update import UpdateFigures, trained_steps, training_pairs
-from training_helpers import make_policy, make_samples, tiny_config, train_on, updater
+from training_helpers import PROMPTS, TINY, make_policy, make_samples, tiny_config, train_on, updater
+
+MINIATURES = ("mini-sana", "mini-sd3", "mini-flux")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def trained(
@@ -74,13 +79,22 @@ def test_only_the_current_weights_change(backbone: Backbone) -> None:
     assert 0 < logged.grad_norm <= logged.grad_norm_max
 
 
-@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("updates", [1, 3, 5])
 def test_the_requested_number_of_steps_is_taken(backbone: Backbone, updates: int) -> None:
-    config = tiny_config(f"optimizer.updates={updates}")
+    config = tiny_config(f"optimizer.updates={updates}")  # of 8 pairs
     policy, optimizer = make_policy(backbone, config)
     train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
     steps = {float(state["step"]) for state in optimizer.state.values()}
     assert steps == {float(updates)}
+
+
+def test_more_steps_than_pairs_are_refused(backbone: Backbone) -> None:
+    config = tiny_config("optimizer.updates=9")
+    policy, optimizer = make_policy(backbone, config)
+    before = policy.tensors(CURRENT)
+    with pytest.raises(ValueError, match=r"got 9 optimizer\.updates for the 8 \(sample, timestep\) pairs"):
+        train_on(make_samples(backbone), policy, backbone, optimizer, config, 0)
+    assert equal(policy.tensors(CURRENT), before)
 
 
 def test_each_epoch_takes_the_steps_with_timesteps_and_noise_of_its_own(loaded: Backbone, backbone: Backbone) -> None:
@@ -226,8 +240,8 @@ def test_training_does_not_use_cudnns_attention(backbone: Backbone, checkpointin
         hook.remove()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+@NEEDS_GPU
+@pytest.mark.parametrize("name", MINIATURES)
 def test_gradients_on_a_gpu_equal_those_on_a_cpu(name: str) -> None:
     norms = []
     for device in ("cpu", "cuda"):
@@ -238,20 +252,36 @@ def test_gradients_on_a_gpu_equal_those_on_a_cpu(name: str) -> None:
     assert norms[1] == pytest.approx(norms[0], rel=0.1)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_a_micro_batch_never_waits_for_the_gpu(name: str) -> None:
-    backbone, config = load_backbone(name, device="cuda"), tiny_config("optimizer.updates=1", "lora.rank=8")
+@pytest.mark.parametrize("recipe", ["diffusionnft", "flowgrpo", "dancegrpo"])
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [("cpu", "mini-sana"), *[pytest.param("cuda", name, marks=NEEDS_GPU) for name in MINIATURES]],
+)
+def test_a_micro_batch_never_waits_for_the_gpu(device: str, name: str, recipe: str) -> None:
+    """On a CPU, only that it runs."""
+    backbone = load_backbone(name, device=device)
+    overrides = [*TINY, "optimizer.updates=1", "lora.rank=8", "algorithm.timestep_fraction=1"]
+    config = resolve(f"{name}/{recipe}/clipscore", overrides=overrides).config
+    generator = Generator(backbone, "bf16")  # before the policy adds its layers
     policy, optimizer = make_policy(backbone, config)
     samples, own = make_samples(backbone), updater(policy, backbone, optimizer, config)
+    solver = own.algorithm.trains_on.solver("euler", 3, 0, 42)
+    drawn = generator.generate(PROMPTS[0], [3, 1, 4, 15], steps=3, solver=solver, record=True)
+    samples = replace(samples, recording=drawn.recording)
     own.update(samples, 0)
-    noise, sigmas = torch.randn(4, *backbone.latent_shape), torch.tensor(own.sigmas, dtype=torch.float64)
-    torch.cuda.set_sync_debug_mode("error")
+    sigmas = torch.tensor(own.algorithm.trains_on.sigmas(samples, own.sigmas), dtype=torch.float64)
+    noise, steps = torch.randn(4, *backbone.latent_shape), torch.tensor([0, 1, 0, 1])
+    seen: list[torch.Tensor] = []
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
     try:
-        lanes = own._micro_batch(samples, torch.arange(4)[:, None], torch.tensor([0, 1, 2, 3]), sigmas, noise, 4)
+        add = lambda *got: seen.extend(got[-1])  # noqa: E731
+        lanes = own._micro_batch(samples, torch.arange(4)[:, None], steps, sigmas, noise, 4, add)
     finally:
-        torch.cuda.set_sync_debug_mode("default")
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
     assert all(torch.isfinite(loss) for loss, _ in lanes)
+    assert all(gradient.isfinite().all() for gradient in seen)
 
 
 def test_a_reference_with_weight_zero_is_not_computed(backbone: Backbone) -> None:

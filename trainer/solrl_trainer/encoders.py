@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import send_to_device  # type: ignore[import-untyped]
 from solrl_core.families.pipeline import PipelineBackbone
 from torch import nn
 

@@ -182,7 +182,9 @@ def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> Candidat
 def training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:
     """The samples of all groups with their advantages [groups, kept], for the update."""
     backbone, guidance = session.models.backbone, session.config.guidance
-    conditioning = stack([backbone.conditioning(prompt.text, guidance) for prompt in samples.prompts])
+    texts = [prompt.text for prompt in samples.prompts]
+    session.models.encoders.encode(texts, guidance)  # those of other ranks
+    conditioning = stack([backbone.conditioning(text, guidance) for text in texts])
     groups, kept = samples.scores.shape
     return TrainingSamples(
         latents=samples.latents.flatten(0, 1),

@@ -64,6 +64,7 @@ class Models:
         world = world or SoloWorld()
         layout = find_layout(config, backbone, world, note)
         encoders = Encoders(backbone, visiting=layout.visiting)
+        backbone.cache_at_least(config.explore.prompts)
         if not layout.sharded:
             place(backbone.transformer, backbone.device)
         generator = Generator(backbone, "bf16")

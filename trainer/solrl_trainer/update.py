@@ -119,7 +119,12 @@ class Updater:
         epochs, updates = self.settings.epochs, self.settings.updates
         for _ in range(epochs):
             index, at = training_pairs(units, steps, self.algorithm.settings.timestep_fraction, generator)
-            for chosen, chosen_at in zip(index.chunk(updates), at.chunk(updates), strict=True):
+            if len(index) < updates:
+                raise ValueError(
+                    f"got {updates} optimizer.updates for the {len(index)} (sample, timestep) pairs of an iteration; "
+                    "expected at least one pair for each: set fewer updates, or more prompts"
+                )
+            for chosen, chosen_at in zip(index.tensor_split(updates), at.tensor_split(updates), strict=True):
                 yield chosen, chosen_at, len(chosen) / (len(index) * epochs)
 
     def _accumulate(

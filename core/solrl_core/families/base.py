@@ -117,6 +117,10 @@ class Backbone(ABC):
         key = (prompt, max(guidance, 1.0))
         return self._prompts.get(key, lambda: self.encode([prompt], guidance))
 
+    def cache_at_least(self, prompts: int) -> None:
+        """Keep the conditioning of so many prompts, the newest, even if the cache grows beyond its usual size."""
+        self._prompts.least = prompts
+
     def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
         """For each prompt, the tokens at its end that no text encoder reads: prompts that differ only there are one."""
         return [0] * len(prompts)

@@ -245,8 +245,8 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
             t=upload(sigmas[steps].float(), device),
             advantages=take(samples.advantages, rows, device),
             x_next=upload(states[own + 1, of_sample], device),
-            sigma=sigmas[steps],
-            sigma_next=sigmas[steps + 1],
+            sigma=upload(sigmas[steps], device),
+            sigma_next=upload(sigmas[steps + 1], device),
             log_prob=upload(log_probs[own, of_sample], device),
             solver=self._solver,
         )
