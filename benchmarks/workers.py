@@ -1,9 +1,11 @@
-"""Candidates per second of several worker processes against one: `python benchmarks/workers.py [--workers N]`.
+"""Candidates per second of several worker processes against one: `python benchmarks/workers.py`.
 
 Three engines get the same chunks: one worker in this process, one worker process, and N worker processes, of which all
 have the same number of threads unless `--share-cores` gives each of them its part of one worker's. On a CPU the engines
 take turns, so that all see the same load on the machine; on GPUs, one is loaded after another. With `--true-size
 FOLDER` the model is FLUX.1 with random weights, written to that folder, with a reward of HPSv2's size.
+
+Writes docs/results/workers.{json,md}; settings that did not run this time keep their last result.
 """
 
 import argparse
@@ -12,8 +14,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,8 +24,6 @@ from unittest.mock import patch
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from solrl_core.generator import CHUNK_SIZE
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_rollout.engine.backends import load_backend
@@ -38,8 +39,30 @@ STEPS = 6
 LOCAL, PROCESS = "one in the service's process", "one process"
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Hardware of the workers, and the least ratios wanted on it.
+
+    Attributes:
+        title: its row of the table; formatted with the result.
+        several: of several processes to one process.
+        process: of one process to a worker in the service's process; None if no ratio is wanted.
+    """
+
+    title: str
+    several: float
+    process: float | None = None
+
+
+SETTINGS = {
+    "gpus": Setting("{device}, one for each worker", 1.9, 0.99),
+    "own-cores": Setting("{cores} CPU cores, {threads} threads for each worker", 1.8),
+    "shared-cores": Setting("{cores} CPU cores, {threads} threads in all", 0.95),
+}
+
+
 def main() -> None:
-    """Measure, print the table and write the JSON."""
+    """Measure, print the table and write it."""
     args = arguments()
     torch.set_num_threads(args.threads)
     settings = settings_of(args)
@@ -57,17 +80,22 @@ def main() -> None:
                     print(f"{name}, round {number + 1}: {rate:.2f} candidates per second", file=sys.stderr, flush=True)
                     if number >= 0:
                         rates[name].append(rate)
-    ratios = {
-        "one process / in the service's process": ratio(rates[PROCESS], rates[LOCAL]),
-        f"{several} / one process": ratio(rates[several], rates[PROCESS]),
+    result = {
+        "device": "CPU" if args.device == "cpu" else torch.cuda.get_device_name(0),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": args.threads,
+        "share_cores": args.share_cores,
+        "model": "FLUX.1, random weights" if args.true_size else args.model,
+        "precision": args.precision,
+        "steps": STEPS,
+        "candidates_per_round_and_worker": args.chunks * CHUNK_SIZE,
+        "ratios": {
+            f"{PROCESS} / {LOCAL.removeprefix('one ')}": ratio(rates[PROCESS], rates[LOCAL]),
+            f"{several} / {PROCESS}": ratio(rates[several], rates[PROCESS]),
+        },
+        "candidates_per_second": rates,
     }
-    table = Table("workers", "candidates per second, median")
-    for name in names:
-        table.add_row(name, f"{statistics.median(rates[name]):.2f}")
-    for name, value in ratios.items():
-        table.add_row(name, f"{value:.3f}")
-    Console().print(table)
-    write(args, ratios, rates)
+    write(args.out, "gpus" if args.device == "cuda" else "shared-cores" if args.share_cores else "own-cores", result)
 
 
 def arguments() -> argparse.Namespace:
@@ -83,7 +111,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--chunks", type=int, default=8, help="per worker and round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--true-size", type=Path, help="use FLUX.1 with random weights, written to this folder")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/workers.json"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     return parser.parse_args()
 
 
@@ -139,20 +167,41 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def write(args: argparse.Namespace, ratios: dict[str, float], rates: dict[str, list[float]]) -> None:
-    """Write the JSON."""
-    setting = {
-        "device": "CPU" if args.device == "cpu" else torch.cuda.get_device_name(0),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": args.threads,
-        "share_cores": args.share_cores,
-        "model": "FLUX.1, random weights" if args.true_size else args.model,
-        "precision": args.precision,
-        "steps": STEPS,
-        "candidates_per_round_and_worker": args.chunks * CHUNK_SIZE,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({**setting, "ratios": ratios, "candidates_per_second": rates}, indent=1) + "\n")
+def write(out: Path, setting: str, result: Mapping[str, Any]) -> None:
+    """Replace the result of a setting, and print the table of all."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "workers.json"
+    found = json.loads(file.read_text()) if file.is_file() else {}
+    found[setting] = result
+    results = {name: found[name] for name in SETTINGS if name in found}
+    file.write_text(json.dumps(results, indent=1) + "\n")
+    (out / "workers.md").write_text(table(results))
+    print(table(results))
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown page."""
+    lines = [
+        "# Several workers",
+        "",
+        "By `python benchmarks/workers.py`: candidates per second of one worker in the service's process, of one",
+        "worker process, and of several. Medians; ratios are medians of each round's ratio.",
+        "",
+        "| workers on | model | in the service's process | one process | several | several / one | wanted | met |"
+        " one / in the service's | wanted | met |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        setting, rates = SETTINGS[name], result["candidates_per_second"]
+        cells = [setting.title.format(**result), f"{result['model']}, {result['precision']}, {result['steps']} steps"]
+        cells += [f"{statistics.median(of_one):.2f}" for of_one in rates.values()]
+        cells[-1] += f" ({list(rates)[-1]})"
+        process, several = result["ratios"].values()
+        for found, wanted in ((several, setting.several), (process, setting.process)):
+            goal = ["–", "–"] if wanted is None else [f"≥ {wanted}", "yes" if found >= wanted else "no"]
+            cells += [f"{found:.3f}", *goal]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
