@@ -32,7 +32,8 @@ class FairShare(Generic[Key]):
     def arrive(self, key: Key, waiting: Collection[Key]) -> None:
         """Register a key that begins to wait; `waiting` are the other waiting keys."""
         floor = min((self._spent[other] for other in waiting), default=self._clock)
-        debt = self._spent.get(key, 0.0)
+        # A floor is negative if lost work was put back after its cost was forgotten.
+        debt = self._spent.get(key, floor)
         if debt <= floor:
             self._newcomers[key] = None
         self._spent[key] = max(debt, floor)

@@ -382,3 +382,20 @@ def test_an_item_that_is_put_back_is_next_and_its_run_pays_once() -> None:
         queue.require_capacity({"t": 1000 - 6})
     with pytest.raises(QueueFull):
         queue.require_capacity({"t": 1000 - 5})
+
+
+@pytest.mark.parametrize("tenant", ["t", "other"])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_newcomer_waits_for_no_work_that_is_put_back(before: bool, tenant: str) -> None:
+    queue = queue_of(*[Item("big", 24, 6)] * 4, turn=4)
+    first, second, *_ = (queue.take() for _ in range(4))
+    assert first is not None
+    assert second is not None
+    small = Item("small", 4, 2, tenant=tenant)
+    if before:
+        queue.put([small])
+    for lost in (second, first):
+        queue.put_back(lost)
+    if not before:
+        queue.put([small])
+    assert [queue.take() for _ in range(3)] == [small, first, second]
