@@ -8,8 +8,11 @@ from typing import Any
 
 import faulty_rewards
 import pytest
+from fake_backend import chunk, job
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, rollout_request
+from solrl_proto.problems import ProblemError
+from solrl_rollout.engine.engine import Engine
 
 LETHAL = f"{faulty_rewards.lethal.__module__}:{faulty_rewards.lethal.__name__}"
 
@@ -56,3 +59,19 @@ def assert_gone(pids: list[int]) -> None:
     while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
+
+
+def assert_cancelled_within_a_step(engine: Engine, steps: Path) -> None:
+    """Start an engine on `paced`, which notes its steps in a file, and cancel a chunk."""
+    steps.touch()
+    engine.start().result(600)
+    endless = chunk(job(steps=200), str(steps))
+    engine.submit([endless])
+    while not steps.stat().st_size:
+        time.sleep(0.01)
+    engine.cancel(endless.job)
+    engine.ping().result(600)  # sent after it, and answered between two steps
+    taken = steps.stat().st_size
+    with pytest.raises(ProblemError):
+        endless.result.result(600)
+    assert steps.stat().st_size == taken < 200

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 import ray
-from fake_backend import REWARD, FakeBackend, chunk, job
+from fake_backend import REWARD, FakeBackend
 from ray.exceptions import GetTimeoutError
 from service_helpers import Layout, RunningService, adapter_file, make_adapter, running_service
 from solrl_core.adapter import encode_adapter
-from solrl_proto.problems import ProblemError
 from solrl_rollout.doctor import check
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
@@ -27,7 +26,14 @@ from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 from support.ray_nodes import ray_nodes
 from unfit_backends import paced
-from worker_helpers import assert_gone, counted, groups, one_thread, wait_until_both_serve
+from worker_helpers import (
+    assert_cancelled_within_a_step,
+    assert_gone,
+    counted,
+    groups,
+    one_thread,
+    wait_until_both_serve,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -111,20 +117,8 @@ def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(
 
 
 def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path: Path) -> None:
-    steps = tmp_path / "steps"
-    steps.touch()
     with engine_of(paced) as engine:
-        engine.start().result(600)
-        endless = chunk(job(steps=200), str(steps))
-        engine.submit([endless])
-        while not steps.stat().st_size:
-            time.sleep(0.01)
-        engine.cancel(endless.job)
-        engine.ping().result(600)  # sent after it, and answered between two steps
-        taken = steps.stat().st_size
-        with pytest.raises(ProblemError):
-            endless.result.result(600)
-        assert steps.stat().st_size == taken < 200
+        assert_cancelled_within_a_step(engine, tmp_path / "steps")
 
 
 def test_an_adapter_is_stored_once_and_freed_with_its_last_reference() -> None:

@@ -1,5 +1,7 @@
 """Several workers behind one queue: fair turns, equal models, and chunks that outlive their worker."""
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,8 +14,10 @@ from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job
 from solrl_core.noise import initial_noise
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.backends.base import GenerationRequest
+from solrl_rollout.engine.dispatch import Dispatch
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.work import Chunk, HostedModel
+from solrl_rollout.engine.problems import RetryLaterError
+from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
 from solrl_rollout.engine.workers.base import Feed, WorkerDiedError
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import Settings
@@ -186,6 +190,55 @@ def test_a_lost_chunk_that_was_cancelled_is_not_made_again() -> None:
         one.engine.submit([after])
         assert torch.equal(scores(after), EXPECTED)
     assert backend.served.count(("bf16", "v1")) == 1
+
+
+def test_another_run_waits_for_the_running_chunk_alone_when_a_worker_dies() -> None:
+    gates, again = [Gate("fatal"), Gate("fatal")], threading.Event()
+    backends = [MortalBackend(gates[0], times=1), MortalBackend(gates[1])]
+    order: list[str] = []
+    with workers_on(*backends) as one:
+        dying = one.workers[0]
+        load, step = dying.load, backends[1].on_step
+
+        def held() -> list[HostedModel]:
+            assert again.wait(600)
+            return load()
+
+        def noted(request: GenerationRequest) -> None:
+            order.append(request.prompt)
+            step(request)
+
+        dying.load, backends[1].on_step = held, noted  # type: ignore[method-assign]
+        big = [chunk(job("big"), "fatal") for _ in range(8)]
+        one.engine.submit(big)
+        try:
+            assert all(gate.reached.wait(600) for gate in gates)
+            gates[0].opened.set()
+            while one.engine.workers[0].serving:
+                time.sleep(0.001)
+            small = chunk(job("small"), "small")
+            one.engine.submit([small])
+            gates[1].opened.set()
+            assert torch.equal(scores(small), EXPECTED)
+            assert order[:2] == ["fatal", "small"]
+        finally:
+            for event in (*(gate.opened for gate in gates), again):
+                event.set()
+        for part in big:
+            assert torch.equal(scores(part), EXPECTED)
+
+
+@pytest.mark.parametrize(("serving", "seconds"), [(1, 20), (2, 10), (4, 5)])
+def test_retry_after_counts_the_workers_that_serve(monkeypatch: pytest.MonkeyPatch, serving: int, seconds: int) -> None:
+    monkeypatch.setattr("solrl_rollout.engine.dispatch.time", SimpleNamespace(monotonic=lambda: 100.0))
+    dispatch = Dispatch(Settings(rewards=(REWARD,), queue_limit=20), Metrics())
+    dispatch.serving = serving
+    scored = ScoredChunk({}, None, None, 0, 96.0, False, 0.0, 4.0, 0.0)
+    dispatch.record("fake:0", chunk(job()), scored, 0.0)  # 4 seconds for 4 candidates
+    dispatch.submit([chunk(job(), count=20)], reserved=False)
+    with pytest.raises(RetryLaterError) as refused:
+        dispatch.submit([chunk(job())], reserved=False)
+    assert refused.value.retry_after == seconds
 
 
 def test_capacity_is_reserved_once_for_survivors_of_pruning_when_a_worker_dies() -> None:

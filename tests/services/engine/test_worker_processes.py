@@ -18,8 +18,16 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
-from unfit_backends import lethal, missing, noted, sleepy, uneven
-from worker_helpers import LETHAL, assert_gone, counted, groups, one_thread, wait_until_both_serve
+from unfit_backends import lethal, missing, noted, paced, sleepy, uneven
+from worker_helpers import (
+    LETHAL,
+    assert_cancelled_within_a_step,
+    assert_gone,
+    counted,
+    groups,
+    one_thread,
+    wait_until_both_serve,
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +100,30 @@ def test_health_is_answered_between_steps_and_a_disconnect_stops_both_workers(tw
     endless.leave()
     assert len(groups(two, count=48, steps=1)[0]["scores"]) == 48
     assert two.client.get("/v1/status").json()["queue"]["candidates"] == 0
+
+
+def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path: Path) -> None:
+    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2), Metrics()
+    engine = Engine(settings, metrics, make_workers(settings, metrics, paced))
+    try:
+        assert_cancelled_within_a_step(engine, tmp_path / "steps")
+    finally:
+        engine.close()
+
+
+def test_after_a_signal_both_workers_finish_accepted_work() -> None:
+    with one_thread(), running_service("--workers", "2") as service:
+        workers = children(service)
+        accepted = service.send(rollout_request(count=240, steps=2))
+        assert service.client.get("/health/live").status_code == 200  # by now, the request has been read
+        for process in (service.process.pid, *workers):  # as Ctrl-C reaches all of them
+            os.kill(process, signal.SIGTERM)
+        status, _, body = accepted.response()
+        assert status == 200
+        assert len(json.loads(body)["groups"][0]["scores"]) == 240
+        assert service.process.wait(600) == 0
+        assert_gone(workers)
+        assert " died" not in service.log.read_text()
 
 
 def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: RunningService, two: RunningService) -> None:
