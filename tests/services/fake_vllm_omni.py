@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum, auto
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -154,11 +154,18 @@ def get_transformer_config_kwargs(tf_model_config: Any, model_class: Any = None)
     return {name: value for name, value in tf_model_config.items() if not name.startswith("_")}
 
 
+class Attention(nn.Module):
+    """Names its kernel, and is not called: diffusers' transformer attends by itself."""
+
+    attn_backend = SimpleNamespace(get_name=lambda: "SDPA")
+
+
 class FluxTransformer2DModel(diffusers.FluxTransformer2DModel):
     """With `to_qkv` for the image's projections. At fp8, only the single-stream blocks count as quantised."""
 
     def __init__(self, od_config: Any = None, quant_config: Any = None, **config: Any) -> None:
         super().__init__(**config)
+        self.attentions = nn.ModuleList([Attention(), Attention()])
         self.quantised = quant_config is not None
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -370,6 +377,7 @@ SURFACE: dict[str, tuple[Any, ...]] = {
     "vllm.lora.request": (LoRARequest,),
     "vllm.model_executor.layers.linear": (UnquantizedLinearMethod,),
     "vllm.model_executor.models.utils": (AutoWeightsLoader,),
+    "vllm_omni.diffusion.attention.layer": (Attention,),
     "vllm_omni.diffusion.data": (DiffusionOutput, OmniDiffusionConfig),
     "vllm_omni.diffusion.diffusion_engine": (DiffusionEngine,),
     "vllm_omni.diffusion.distributed.utils": (get_local_device,),

@@ -253,6 +253,11 @@ def test_fp8_is_labelled_with_its_share(patched: pytest.MonkeyPatch) -> None:
     backend.close()
 
 
+def test_the_attention_kernel_is_named(omni: Backend) -> None:
+    (tier,) = omni.capabilities.precisions
+    assert tier.how == "vLLM-Omni 0.26.0, attention by SDPA"
+
+
 @pytest.mark.parametrize(
     ("model", "precision", "said"),
     [
@@ -290,6 +295,17 @@ def test_other_packages_are_refused(found: dict[str, str], said: str, monkeypatc
         VllmOmniBackend(ModelSpec("m", "no-such-model", None), Settings(engine="vllm-omni"))
     assert "needs vllm 0.26.0 and vllm-omni 0.26.0" in str(refused.value)
     assert support.LOCK in str(refused.value)
+
+
+def test_a_package_that_is_imported_late_is_named(patched: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(**_: Any) -> None:
+        raise ModuleNotFoundError("No module named 'compressed_tensors'")
+
+    monkeypatch.setattr(fake_vllm_omni.OmniDiffusionConfig, "from_kwargs", lacking)
+    with pytest.raises(
+        RuntimeError, match=rf"No module named 'compressed_tensors': install all packages of {support.LOCK}"
+    ):
+        load("vllm-omni", precision="fp8")
 
 
 @pytest.mark.parametrize("installed", [False, True])

@@ -26,7 +26,12 @@ from solrl_rollout.engine.backends.base import (
 )
 from solrl_rollout.engine.backends.vllm_omni.adapters import adapter_number, peft_folder
 from solrl_rollout.engine.backends.vllm_omni.orders import Order, pack
-from solrl_rollout.engine.backends.vllm_omni.support import VERSIONS, pipeline_class, require_packages
+from solrl_rollout.engine.backends.vllm_omni.support import (
+    VERSIONS,
+    naming_missing_packages,
+    pipeline_class,
+    require_packages,
+)
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import ModelSpec, Settings
 
@@ -69,12 +74,13 @@ class VllmOmniBackend:
             device=str(self._device),
             arithmetic={**arithmetic(self._device), **VERSIONS},
         )
-        # Imported here, where its packages are known to be installed.
-        from solrl_rollout.engine.backends.vllm_omni.engine import OmniEngine
+        with naming_missing_packages():
+            # Imported here, where both packages are known to be installed.
+            from solrl_rollout.engine.backends.vllm_omni.engine import OmniEngine
 
-        self._engine = OmniEngine(
-            folder, pipeline, device, quantise=self._precision == "fp8", options=settings.engine_options
-        )
+            self._engine = OmniEngine(
+                folder, pipeline, device, quantise=self._precision == "fp8", options=settings.engine_options
+            )
         try:
             share = 0.0
             if self._precision == "fp8":
@@ -155,7 +161,8 @@ class VllmOmniBackend:
         self._engine.close()
 
     def _describe(self, share: float) -> PrecisionInfo:
-        how = f"vLLM-Omni {VERSIONS['vllm-omni']}"
+        attention = " and ".join(self._engine.attention())
+        how = f"vLLM-Omni {VERSIONS['vllm-omni']}, attention by {attention}"
         if self._precision == "fp8" and share < _FULL_SHARE:
             how += f", fp8-partial: {share:.0%} of the blocks' linear FLOPs, the rest in bfloat16"
         return PrecisionInfo(

@@ -146,6 +146,11 @@ class OmniEngine:
         names: list[str] = self._call("solrl_quantised")
         return names
 
+    def attention(self) -> list[str]:
+        """vLLM-Omni's names of the transformer's attention kernels."""
+        names: list[str] = self._call("solrl_attention")
+        return names
+
     def check(self) -> None:
         """Raise if a process of the engine is dead."""
         self._engine.executor.check_health()

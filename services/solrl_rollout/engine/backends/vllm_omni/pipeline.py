@@ -19,6 +19,7 @@ from torch import nn
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.models.utils import AutoWeightsLoader
+from vllm_omni.diffusion.attention.layer import Attention
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.distributed.utils import get_local_device
 from vllm_omni.diffusion.model_loader.diffusers_loader import DiffusersPipelineLoader
@@ -158,3 +159,8 @@ class RolloutWorker(CustomPipelineWorkerExtension):  # type: ignore[misc]
                 parent, _, last = name.rpartition(".")
                 names += [f"{parent}.{part}" for part in PACKED.get(last, (last,))]
         return names
+
+    def solrl_attention(self) -> list[str]:
+        """vLLM-Omni's names of the transformer's attention kernels."""
+        modules = self.model_runner.pipeline.transformer.modules()
+        return sorted({module.attn_backend.get_name() for module in modules if isinstance(module, Attention)})
