@@ -61,6 +61,8 @@ class Point(Message):
     """The trained score, a weighted sum of the rewards."""
     proxy_mean: Figure
     """Mean score of all explored candidates."""
+    spearman: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """Rank fidelity of exploration, if it was measured before the iteration."""
     loss: Figure
     rewards: Annotated[dict[Label, Spread], Field(default_factory=dict, max_length=16), at_most(16)]
     seconds: Annotated[dict[Label, Seconds], Field(default_factory=dict, max_length=16), at_most(16)]
@@ -87,7 +89,8 @@ class RunDetail(Message):
 
     run: RunName
     curve: Curve
-    """`best`, `mean`, `worst` and `proxy` of the score, `loss`, `reward:<name>`, `seconds:<phase>`."""
+    """`best`, `mean`, `worst` and `proxy` of the score, `loss`, `reward:<name>`, `seconds:<phase>`; and `spearman`, the
+    newest at each iteration, if rank fidelity was measured."""
     samples: Samples | None
 
 

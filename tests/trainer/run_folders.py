@@ -1,6 +1,7 @@
 """Synthetic run folders, shared by the tests of grid, report and progress."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def iteration_record(iteration: int) -> IterationRecord:
         precision="nvfp4",
         numerics="emulated",
         proxy_mean=0.235 + 0.001 * iteration,
+        spearman=0.873 if iteration == 0 else None,
         score=score,
         without_spread=0.25,
         rewards={"clipscore": score},
@@ -79,21 +81,20 @@ def iteration_line(iteration: int) -> dict[str, Any]:
     return {"event": "iteration", **iteration_record(iteration).line()}
 
 
-def write_metrics(folder: Path, iterations: int) -> None:
-    """Write metrics.jsonl after `iterations` iterations, without evaluations."""
+def write_metrics(folder: Path, iterations: int, ranks: Sequence[float] = (0.873,)) -> None:
+    """Write metrics.jsonl after `iterations` iterations, the base evaluation alone; `ranks` at each tenth version."""
     before = {"event": "evaluation", "version": 0, "rewards": {"clipscore": 0.2412, "verifier": 0.482}}
-    fidelity = {
+    fidelity: dict[str, Any] = {
         "event": "fidelity",
-        "version": 0,
         "prompts": 4,
-        "spearman": 0.873,
         "kendall": 0.712,
         "top_overlap": {"4": 0.44, "8": 0.59, "12": 0.69},
         "bottom_overlap": {"4": 0.5, "8": 0.63, "12": 0.73},
         "top_rank": 14.2,
         "bottom_rank": 82.4,
     }
-    lines = [before, fidelity, *(iteration_line(i) for i in range(iterations))]
+    measured = [fidelity | {"version": 10 * i, "spearman": spearman} for i, spearman in enumerate(ranks)]
+    lines = [before, *measured, *(iteration_line(i) for i in range(iterations))]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

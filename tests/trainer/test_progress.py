@@ -87,6 +87,12 @@ def test_the_table_shows_the_result():
     assert "0.873" in text
 
 
+def test_the_table_shows_how_rank_fidelity_went_along_the_run():
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(result_table(RESULT | {"spearman_by_version": {0: 0.873, 10: 0.851, 20: 0.812}}))
+    assert "0.873 at version 0, 0.812 at version 20" in console.export_text()
+
+
 def test_a_missing_correlation_is_shown_as_not_measured():
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(result_table(RESULT | {"spearman": None}))

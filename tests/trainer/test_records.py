@@ -42,6 +42,8 @@ def test_the_report_of_an_iteration() -> None:
     assert (report.score.mean, report.score.best) == (0.232, pytest.approx(0.274))
     assert report.rewards.keys() == {"clipscore"}
     assert report.seconds["push"] == 0.1
+    assert report.spearman is None
+    assert iteration_record(0).report(planned=30, samples=None).spearman == 0.873
 
 
 def test_a_spread_separates_the_best_half_from_the_worst() -> None:

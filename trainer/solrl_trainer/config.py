@@ -173,6 +173,12 @@ class Evaluate(Section):
     """Rewards that are only evaluated."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
     """Held-out prompts for which scores of exploration and of regeneration are compared over all candidates."""
+    fidelity_every: Annotated[int, Field(ge=0)] = 10
+    """Iterations between these measurements of rank fidelity; 0: only before the run. The last version, under which
+    nothing is explored, is not measured."""
+    fidelity_wanted: Annotated[float, Field(ge=-1, le=1)] = 0.75
+    """Spearman of rank fidelity below which a note says what to do. The default is just below the miniatures' lowest,
+    0.78; the paper has 0.90 to 0.94 for its large models."""
 
     @field_validator("rewards", mode="before")
     @classmethod

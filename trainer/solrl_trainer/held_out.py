@@ -1,9 +1,11 @@
-"""Measurements on held-out prompts during a run: rewards of the averaged weights, and rank fidelity of exploration."""
+"""Measurements on held-out prompts: rewards of the averaged weights, and rank fidelity of exploration."""
 
 import math
+from collections.abc import Sequence
 
 import torch
-from solrl_core.fidelity import rank_fidelity
+from solrl_core.fidelity import Fidelity, rank_fidelity
+from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.evaluation import Evaluation, Limits, evaluate_together
 from solrl_trainer.rollouts.exploration import seed_root
@@ -66,29 +68,48 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
 
 
 def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
-    """Compare the explored scores of whole groups of held-out prompts with the scores of the regenerated candidates.
-
-    `version` is the behaviour policy that is merged.
-    """
-    config = session.config
+    """Measure rank fidelity before iteration `version`, if that is due and the log of a resumed run lacks it."""
+    config, every = session.config, session.config.evaluate.fidelity_every
     prompts = session.test_prompts[: config.evaluate.fidelity_prompts]
-    if not config.two_stage or not prompts:
+    due = version % every == 0 if every else version == 0
+    if not config.two_stage or not prompts or not due:
         return
-    own = share(prompts, session.world)
-    proxy = true = torch.empty(0, config.explore.candidates)
+    if gather_values(version in log.spearman, session.world)[0]:
+        return
     with log.measuring(version, "fidelity"):
-        if own:
-            groups = session.explorer.whole_groups(own, version, seed_root(config.seed, -1))
-            proxy = torch.tensor([group.scores for group in groups])
-            made = [(group.prompt, session.sampler.sample(group.prompt.text, group.seeds)) for group in groups]
-            true = torch.stack([session.scorer.score(prompt, samples)().scores for prompt, samples in made])
-        proxy, true = gather_rows(proxy, session.world), gather_rows(true, session.world)
-        fidelity = rank_fidelity(proxy, true, config.explore.keep)
+        fidelity = _fidelity(session, prompts, version)
     if not math.isfinite(fidelity.spearman):
         log.note("rank fidelity cannot be measured: all rewards of a group are equal")
         return
+    before = next(reversed(log.spearman.values()), math.inf)
     log.fidelity(version, len(prompts), vars(fidelity))
+    explore = config.explore
     log.note(
-        f"{config.explore.precision} at {config.explore.steps} steps against BF16 at {config.regenerate.steps}: "
-        f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {proxy.shape[1]}"
+        f"version {version}, {explore.precision} at {explore.steps} steps against BF16 at {config.regenerate.steps}: "
+        f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {explore.candidates}"
     )
+    wanted = config.evaluate.fidelity_wanted
+    if fidelity.spearman < wanted <= before:
+        lag = " lower explore.lag," if explore.lag else ""
+        log.note(
+            f"rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), so exploration selects worse seeds: raise "
+            f"explore.steps, choose another explore.precision,{lag} or let `solrl-train calibrate` choose a plan"
+        )
+
+
+def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> Fidelity:
+    """Compare the scores of groups, explored as for iteration `version` but not pruned, with those of regenerated ones.
+
+    Prompts and seeds are the same at every version. Regeneration is under `version`, the merged behaviour policy.
+    """
+    config, world = session.config, session.world
+    own = share(prompts, world)
+    proxy = true = torch.empty(0, config.explore.candidates)
+    if own:
+        session.models.encoders.encode([prompt.text for prompt in own], config.guidance)
+        explored = max(0, version - config.explore.lag)
+        groups = session.explorer.whole_groups(own, explored, seed_root(config.seed, -1))
+        proxy = torch.tensor([group.scores for group in groups])
+        made = [(group.prompt, session.sampler.sample(group.prompt.text, group.seeds)) for group in groups]
+        true = torch.stack([session.scorer.score(prompt, samples)().scores for prompt, samples in made])
+    return rank_fidelity(gather_rows(proxy, world), gather_rows(true, world), config.explore.keep)

@@ -35,7 +35,7 @@ class Result:
         before, after: evaluations of the base and of the averaged weights; if `before` was read, only rank 0 has it.
         seconds: by phase and in total, also before a resume. Exploration at the service is concurrent with the
             other phases; "wait" is the part that the trainer waited for.
-        spearman: rank fidelity of exploration, if it was measured.
+        spearman: rank fidelity of exploration by version, where it was measured; only on rank 0.
         samples: samples of the last iteration, if this process trained one.
         pairs: explored and regenerated images of some of its selected seeds, on rank 0; None without regeneration.
     """
@@ -44,7 +44,7 @@ class Result:
     before: Evaluation
     after: Evaluation
     seconds: dict[str, float]
-    spearman: float | None
+    spearman: dict[int, float]
     samples: IterationSamples | None
     pairs: CandidatePairs | None = None
 
@@ -91,11 +91,10 @@ def train(
             checkpoints.drop_after(config.output / "checkpoints", version)
 
         before = evaluate_base(session, log, again=resume)
-        if version == 0:
-            measure_fidelity(session, log, version)
         samples = pairs = None
         for iteration in range(version, config.iterations):
             samples = None  # frees the previous iteration's
+            measure_fidelity(session, log, iteration)
             samples = roll_out(session, log, iteration)
             if iteration + 1 == config.iterations:
                 pairs = _pairs(session, log, samples)
@@ -105,13 +104,12 @@ def train(
             if every and (iteration + 1) % every == 0 and iteration + 1 < config.iterations:
                 evaluate_average(session, log, iteration + 1)
         after = evaluate_average(session, log, config.iterations)
-        measured = log.last("fidelity")
         return Result(
             prompts=[prompt.text for prompt in session.test_prompts],
             before=before,
             after=after,
             seconds=log.seconds(),
-            spearman=measured["spearman"] if measured else None,
+            spearman=log.spearman,
             samples=samples,
             pairs=pairs,
         )
@@ -205,6 +203,7 @@ def _record(
         precision=exploration.precision,
         numerics=exploration.numerics,
         proxy_mean=samples.proxy_mean,
+        spearman=log.spearman.get(iteration),
         score=Spread.of(samples.scores),
         without_spread=share_without_spread(samples.scores),
         rewards={name: Spread.of(values) for name, values in samples.rewards.items()},

@@ -33,10 +33,6 @@ class Metrics:
         """All lines of one kind."""
         return [line for line in read_metrics(self._path) if line["event"] == event] if self._path.is_file() else []
 
-    def last(self, event: str) -> dict[str, Any] | None:
-        """The newest line of one kind."""
-        return next(iter(self.lines(event)[::-1]), None)
-
     def seconds(self) -> dict[str, float]:
         """Seconds by phase, over all iterations."""
         total: dict[str, float] = {}

@@ -182,19 +182,25 @@ def result_table(result: dict[str, Any]) -> Table:
         times.add_column(f"{phase} s", justify="right", no_wrap=True)
     times.add_row(*(f"{value:.1f}" for value in seconds.values()))
 
-    spearman = result["spearman"]
-    measured = "not measured" if spearman is None else f"{spearman:.3f}"
     iterations = "1 iteration" if result["iterations"] == 1 else f"{result['iterations']} iterations"
     table = Table(title=_title(result, iterations), box=box.ROUNDED, show_header=False)
     table.add_column()
     for part in (
         rewards_table(result),
         times,
-        f"Spearman of proxy against BF16 rewards within a prompt: {measured}",
+        f"Spearman of proxy against BF16 rewards within a prompt: {_spearman(result)}",
     ):
         table.add_row(part)
         table.add_section()
     return table
+
+
+def _spearman(result: Mapping[str, Any]) -> str:
+    """Rank fidelity, at the first and the last version where it was measured."""
+    measured = list(result.get("spearman_by_version", {}).items())
+    if len(measured) > 1:
+        return ", ".join(f"{value:.3f} at version {version}" for version, value in (measured[0], measured[-1]))
+    return "not measured" if result["spearman"] is None else f"{result['spearman']:.3f}"
 
 
 def _title(result: Mapping[str, Any], what: str) -> Text:

@@ -43,6 +43,7 @@ class IterationRecord:
         explored_version: version under which the candidates were explored.
         precision, numerics: arithmetic of the exploration.
         proxy_mean: mean score of all candidates.
+        spearman: rank fidelity before the iteration, if it was measured then; a line of its own in metrics.jsonl.
         score: spread of the training samples' scores.
         without_spread: share of the prompts whose samples all have the same score.
         rewards: spread of each reward of the training samples.
@@ -60,6 +61,7 @@ class IterationRecord:
     precision: str
     numerics: str
     proxy_mean: float
+    spearman: float | None
     score: Spread
     without_spread: float
     rewards: dict[str, Spread]
@@ -122,6 +124,7 @@ class IterationRecord:
             explored_version=self.explored_version,
             score=self.score.message(),
             proxy_mean=self.proxy_mean,
+            spearman=self.spearman,
             loss=self.update.loss,
             rewards={name: spread.message() for name, spread in self.rewards.items()},
             seconds={name: round(seconds, 4) for name, seconds in self.seconds.items()},

@@ -71,7 +71,8 @@ def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
         "prompts": len(result.prompts),
         "images": next(iter(result.before.scores.values())).numel(),
         "rewards": compare(result.before, result.after, config.weights),
-        "spearman": result.spearman,
+        "spearman": next(iter(result.spearman.values()), None),
+        "spearman_by_version": result.spearman,
         "seconds": result.seconds,
     }
 

@@ -34,7 +34,11 @@ class Reporter(Protocol):
 
 
 class RunLog:
-    """Metrics, progress and reports of a run. Without these, as on all ranks except 0, it does nothing."""
+    """Metrics, progress and reports of a run. Without these, as on all ranks except 0, it does nothing.
+
+    Attributes:
+        spearman: rank fidelity of exploration by version, as far as it is measured; only on rank 0.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class RunLog:
         self._iteration: dict[str, float] = {}
         self._run: dict[str, float] = {}
         self._earlier: dict[str, float] = {}
+        self.spearman: dict[int, float] = {}
 
     def note(self, text: str) -> None:
         """Show a line of text."""
@@ -64,6 +69,7 @@ class RunLog:
         if self._metrics is not None:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
+            self.spearman = {line["version"]: line["spearman"] for line in self._metrics.lines("fidelity")}
 
     def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
@@ -127,10 +133,8 @@ class RunLog:
     def fidelity(self, version: int, prompts: int, figures: Mapping[str, Any]) -> None:
         """Rank fidelity of exploration at a version."""
         self._log("fidelity", version=version, prompts=prompts, **figures)
-
-    def last(self, event: str) -> dict[str, Any] | None:
-        """The newest line of a kind in metrics.jsonl."""
-        return self._metrics.last(event) if self._metrics is not None else None
+        if self._metrics is not None:
+            self.spearman[version] = figures["spearman"]
 
     def seconds(self) -> dict[str, float]:
         """Seconds by phase and in "total", including those before the run was resumed."""

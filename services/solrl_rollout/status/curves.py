@@ -45,9 +45,12 @@ def overview(points: Sequence[Point]) -> Curve:
 
 
 def detail(points: Sequence[Point], most: int = MOST_POINTS) -> Curve:
-    """A curve of score, loss, each reward, and seconds by phase; thinned to `most` points."""
+    """A curve of score, loss, rank fidelity, each reward, and seconds by phase; thinned to `most` points."""
     shown = thinned(points, most)
     series: dict[str, list[float | None]] = {"loss": [point.loss for point in shown]}
+    if any(point.spearman is not None for point in points):
+        newest = _newest_spearman(points)
+        series["spearman"] = [newest[point.iteration] for point in shown]
     for name in _names(point.rewards for point in shown):
         found = (point.rewards.get(name) for point in shown)
         series[f"reward:{name}"] = [spread.mean if spread else None for spread in found]
@@ -96,6 +99,15 @@ def _curve(points: Sequence[Point], more: dict[str, list[float | None]]) -> Curv
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{_DIGITS}g}")
+
+
+def _newest_spearman(points: Sequence[Point]) -> dict[int, float | None]:
+    """The newest rank fidelity at each iteration: it is measured more rarely than points are drawn."""
+    newest, found = None, {}
+    for point in points:
+        newest = newest if point.spearman is None else point.spearman
+        found[point.iteration] = newest
+    return found
 
 
 def _names(found: Any) -> list[str]:

@@ -58,8 +58,9 @@ def guarded(tokens: dict[str, Any], layout: Layout) -> Iterator[RunningService]:
             assert running.push(run, 0, adapter_file(layout, 1)).status_code == 201
             hostile = run == LONG
             rewards = {HOSTILE[:90]: {"mean": 1, "best": 2, "worst": 0}, "hpsv2": {"mean": 1, "best": 2, "worst": 0}}
-            more = {"rewards": rewards, "seconds": {HOSTILE[:128]: 2.0}} if hostile else {}
+            more: dict[str, Any] = {"rewards": rewards, "seconds": {HOSTILE[:128]: 2.0}} if hostile else {}
             for i in range(3):
+                more["spearman"] = 0.9 if i == 0 and run == "shapes" else None
                 told = report(i, 0.5 + i / 50, samples=samples(i, HOSTILE if hostile else "a red circle"), **more)
                 assert tell(running, run, told.model_dump(mode="json")) == 204
         assert running.push(WAITING, 0, adapter_file(layout, 1)).status_code == 201
@@ -123,11 +124,13 @@ def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., 
         for part in ("shapes", "iteration 3 of 10", "v1head", "v0pinned", info["digest"][7:19], "NVFP4 (emulated)"):
             assert part in said.replace("\t", "").replace("\n", ""), part
         assert "Best and worst of iteration 3" in said
+        assert "Rank fidelity (Spearman)" in said
         assert page.wait("[...document.images].length === 4 && [...document.images].every((one) => one.naturalWidth)")
         assert page.see("document.querySelectorAll('#run .chart path').length") >= 5
         assert page.see("document.querySelectorAll('.card').length") == 3
         page.see(f"document.querySelector('.card[href$={LONG}]').click()")
         page.wait(f"document.querySelector('#run h2').textContent === '{LONG}'")
+        assert "Rank fidelity" not in page.text()
         assert page.faults() == []
 
 

@@ -49,3 +49,12 @@ def test_a_detailed_curve_has_every_reward_and_phase() -> None:
     assert curve.series["seconds:explore"] == (2.0, None)
     assert curve.series["loss"] == (0.9, 0.9)
     assert set(overview([report(0)]).series) == {"best", "mean", "worst", "proxy"}
+    assert "spearman" not in curve.series
+
+
+def test_a_measured_rank_fidelity_is_drawn_until_the_next() -> None:
+    whole = [report(i, spearman=0.9 if i == 10 else 0.8 if i == 1500 else None) for i in range(2000)]
+    curve = detail(whole)
+    assert len(curve.iterations) == MOST_POINTS
+    expected = (None if i < 10 else 0.9 if i < 1500 else 0.8 for i in curve.iterations)
+    assert curve.series["spearman"] == tuple(expected)

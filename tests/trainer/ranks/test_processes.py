@@ -32,17 +32,19 @@ def test_two_processes_and_then_four_give_the_weights_of_one_bit_for_bit(alone: 
 
 def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
     extra = ("explore.source=local", "explore.precision=nvfp4", "explore.prune={after: 1, keep: 4}")
-    sets = [word for setting in (*extra, "evaluate.fidelity_prompts=2") for word in ("--set", setting)]
+    watched = ("evaluate.fidelity_prompts=2", "evaluate.fidelity_every=1")
+    sets = [word for setting in (*extra, *watched) for word in ("--set", setting)]
     folders = {size: tmp_path / str(size) for size in (1, 2)}
     for size, folder in folders.items():
-        words = [*arguments(folder, 1), "--preset", "mini-sana/sol_rl/clipscore", *sets]
+        words = [*arguments(folder, 2), "--preset", "mini-sana/sol_rl/clipscore", *sets]
         assert run(size, words, tmp_path / "log") == [0] * size, (tmp_path / "log").read_text()
-    expected, found = (state(folder, 1) for folder in folders.values())
+    expected, found = (state(folder, 2) for folder in folders.values())
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert iterations(folders[1]) == iterations(folders[2])
     assert iterations(folders[1])[0]["precision"] == "nvfp4"
     results = [json.loads((folder / "result.json").read_text()) for folder in folders.values()]
-    assert results[0]["spearman"] == results[1]["spearman"]
+    assert list(results[0]["spearman_by_version"]) == ["0", "1"]
+    assert results[0]["spearman_by_version"] == results[1]["spearman_by_version"]
 
 
 def test_a_sharded_base_gives_the_same_weights(alone: Path, tmp_path: Path) -> None:

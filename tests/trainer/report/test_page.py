@@ -115,6 +115,19 @@ def test_a_resumed_run_shows_each_version_once(tmp_path):
     assert page.count("<title>0: clipscore 0.2412</title>") == 1
 
 
+def test_rank_fidelity_is_shown_along_the_run(tmp_path):
+    finished_run(tmp_path)
+    assert "before training. The coloured ends" in words(page_of(tmp_path))
+    assert "Along the run" not in page_of(tmp_path)
+    write_metrics(tmp_path, 30, ranks=(0.873, 0.84, 0.7))
+    page = page_of(tmp_path)
+    assert "held-out prompts, at version 20. The coloured ends" in words(page)
+    assert "mean Spearman 0.70" in words(page)
+    assert "10 0.840 0.712 14.2 82.4 20 0.700" in words(page)
+    assert "<title>20: Spearman 0.7, wanted at least 0.75</title>" in page
+    assert page.count('<path class="point best"') == page.count('<path class="point proxy"') == 3
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="contains no run"):
         write_report(tmp_path)

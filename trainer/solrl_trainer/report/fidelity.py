@@ -11,8 +11,8 @@ def describe_fidelity(line: dict[str, Any], config: dict[str, Any] | None) -> di
         config: the run's settings; without them the sentence does not mention numbers of candidates.
 
     Returns:
-        `sentence`, `figures` (name → text), `overlaps` (size, top, bottom), and `strip`: positions of the mean true
-        ranks in per cent, on a line from the best candidate to the worst; None without settings.
+        `sentence`, `prompts`, `when`, `figures` (name → text), `overlaps` (size, top, bottom), and `strip`: positions
+        of the mean true ranks in per cent, on a line from the best candidate to the worst; None without settings.
     """
     explore = (config or {}).get("explore", {})
     count, keep = explore.get("candidates"), explore.get("keep")
@@ -39,6 +39,7 @@ def describe_fidelity(line: dict[str, Any], config: dict[str, Any] | None) -> di
     return {
         "sentence": sentence,
         "prompts": line.get("prompts"),
+        "when": f"at version {line['version']}" if line.get("version") else "before training",
         "strip": strip,
         "figures": {
             "Spearman": f"{spearman:.3f}",

@@ -22,6 +22,7 @@ from solrl_trainer.report.gallery import Gallery, load_gallery
 from solrl_trainer.report.run_charts import (
     PHASES,
     evaluation_charts,
+    fidelity_chart,
     optimisation_charts,
     reward_chart,
     time_chart,
@@ -72,7 +73,7 @@ def _content(folder: Path) -> dict[str, Any]:
     lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
     iterations = _with_push(_latest(lines, "iteration"), _latest(lines, "push"))
     evaluations = _latest(lines, "evaluation")
-    measured = [line for line in lines if line["event"] == "fidelity"]
+    measured = _latest(lines, "fidelity")
     try:
         gallery = load_gallery(folder)
     except FileNotFoundError:
@@ -109,6 +110,8 @@ def _content(folder: Path) -> dict[str, Any]:
         "time_chart": time_chart(iterations),
         "optimisation_charts": optimisation_charts(iterations),
         "fidelity": describe_fidelity(measured[-1], config) if measured else None,
+        "fidelity_chart": fidelity_chart(measured, (config or {}).get("evaluate", {}).get("fidelity_wanted")),
+        "measured": measured,
         "explored_in": explored_in,
         "explore_steps": explore.get("steps"),
         "regenerate_steps": regenerate.get("steps"),

@@ -55,6 +55,16 @@ def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
     return stacked_chart("Seconds per iteration and phase", _numbers(iterations), layers, "s")
 
 
+def fidelity_chart(measured: Sequence[dict[str, Any]], wanted: float | None) -> Chart | None:
+    """Chart of the Spearman of each `fidelity` event, and of the wanted one; None with fewer than two events."""
+    if len(measured) < 2:
+        return None
+    series = [Series("Spearman", "best", [line["spearman"] for line in measured])]
+    if wanted is not None:
+        series.append(Series("wanted at least", "proxy", [wanted] * len(measured)))
+    return line_chart("Rank fidelity by version", _numbers(measured), series, dots=True, smooth=False)
+
+
 def optimisation_charts(iterations: Sequence[dict[str, Any]]) -> list[Chart]:
     """Charts of loss and gradient norm."""
     if not iterations:
@@ -67,5 +77,5 @@ def optimisation_charts(iterations: Sequence[dict[str, Any]]) -> list[Chart]:
     ]
 
 
-def _numbers(iterations: Sequence[dict[str, Any]]) -> list[int]:
-    return [line["version"] for line in iterations]
+def _numbers(lines: Sequence[dict[str, Any]]) -> list[int]:
+    return [line["version"] for line in lines]

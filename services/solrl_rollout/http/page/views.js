@@ -178,6 +178,7 @@ function showRun(run, detail, held) {
     const few = el("div", { className: "small-charts" });
     if (rewards.length > 1) few.append(...rewards.map((name) => smallChart(name.slice(7), curve, series[name])));
     few.append(smallChart("Loss", curve, series.loss));
+    if (series.spearman) few.append(smallChart("Rank fidelity (Spearman)", curve, series.spearman));
     if (run.last && spent(run.last)) few.append(phasesView(run.last));
     parts.push(few);
   }

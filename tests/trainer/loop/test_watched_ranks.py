@@ -1,0 +1,85 @@
+"""Rank fidelity along a run: when it is measured, what is noted, and what a resumed run repeats."""
+
+from pathlib import Path
+
+import pytest
+from real_runs import Run, Service, Watcher, go
+from solrl_trainer import loop
+from solrl_trainer.rollouts.service import ServiceExplorer
+
+WATCHED = ("explore.prompts=1", "evaluate.prompts=2", "checkpoint_every=1", "evaluate.fidelity_every=1")
+
+
+@pytest.fixture(scope="module")
+def watched(service: Service, folder: Path) -> Run:
+    """A run that is watched before each of its three iterations, and wants more than it can have."""
+    return go(service, folder / "watched", *WATCHED, "iterations=3", "evaluate.fidelity_wanted=1")
+
+
+def measured(run: Run) -> dict[int, float]:
+    lines = [line for line in run.metrics if line["event"] == "fidelity"]
+    found = {line["version"]: line["spearman"] for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_every_version_that_explores_is_measured(watched: Run) -> None:
+    found = measured(watched)
+    assert list(found) == [0, 1, 2]
+    assert len(set(found.values())) > 1
+    assert watched.result.spearman == found
+
+
+def test_measuring_changes_nothing_else(watched: Run, service: Service, folder: Path) -> None:
+    settings = (*WATCHED, "iterations=3", "evaluate.fidelity_every=0")
+    once = go(service, folder / "once", *settings)
+    assert list(measured(once)) == [0]
+    assert once.adapter_digest(3) == watched.adapter_digest(3)
+
+
+def test_one_note_says_what_to_do(watched: Run) -> None:
+    (note,) = [note for note in watched.watcher.notes if "evaluate.fidelity_wanted" in note]
+    assert "below 1 " in note
+    assert "explore.steps" in note
+    assert "explore.lag" not in note
+
+
+def test_the_page_gets_the_measurements(watched: Run, service: Service) -> None:
+    detail = service.running.client.get(f"/v1/runs/{watched.config.run}/iterations").json()
+    assert detail["curve"]["series"]["spearman"] == pytest.approx(list(measured(watched).values()), rel=1e-4)
+
+
+def test_a_resumed_run_measures_no_version_again(watched: Run, service: Service, folder: Path) -> None:
+    output, roll_out = folder / "cut", loop.roll_out
+
+    def cut(*arguments: object) -> object:
+        if arguments[-1] == 1:
+            raise ConnectionError("gone")
+        return roll_out(*arguments)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "roll_out", cut)
+        with pytest.raises(ConnectionError):
+            go(service, output, *WATCHED, "iterations=3")
+    resumed = go(service, output, *WATCHED, "iterations=3", resume=True)
+    assert [version for version, name in resumed.watcher.phases if name == "fidelity"] == [2]
+    assert measured(resumed) == measured(watched)
+    assert resumed.result.spearman == measured(watched)
+
+
+def test_a_lagging_run_is_measured_as_it_explores(
+    service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    whole_groups = ServiceExplorer.whole_groups
+
+    def noted(self: ServiceExplorer, prompts: object, version: int, root: int) -> object:
+        asked.append(version)
+        return whole_groups(self, prompts, version, root)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ServiceExplorer, "whole_groups", noted)
+    settings = (*WATCHED, "iterations=3", "explore.lag=1", "evaluate.fidelity_wanted=1")
+    watcher = Watcher()
+    go(service, folder / "late", *settings, watcher=watcher)
+    assert asked == [0, 0, 1]
+    assert any("explore.lag" in note for note in watcher.notes)
