@@ -1,0 +1,110 @@
+"""Compute of a run: passes of the transformer for one sample, weighted by their times at the shape of a large model.
+
+Times are those measured on an H200 at true shapes with random weights: generation from docs/results/step_time.json,
+training from docs/results/training_phase.json. No H200 multiplies in NVFP4, so a pass in NVFP4 costs as one in FP8.
+Decoding, rewards and evaluations are not counted.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+import torch
+from solrl_proto.rollouts import Plan
+from solrl_trainer.algorithms.grpo import GrpoSettings
+from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.training_data import TrainingSamples
+from solrl_trainer.calibrate import solver_steps
+from solrl_trainer.config import RunConfig
+from solrl_trainer.update import trained_steps
+
+SHAPES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
+SOURCES = ("step_time.json", "training_phase.json")
+MEASURED_AS = {"nvfp4": "fp8"}
+"""Precision of a run → the precision whose time is used."""
+
+Passes = Counter[str]
+"""Passes of one sample: "generate bf16", "generate nvfp4", "train current" (forward and backward), "train old" and
+"train reference" (forward)."""
+
+
+def passes_of_iteration(config: RunConfig) -> Passes:
+    """Passes of one iteration of a run.
+
+    Raises:
+        ValueError: classifier-free guidance, which is not counted.
+    """
+    if config.guidance != 1:
+        raise ValueError(f"got guidance {config.guidance:g}; expected 1: passes of guidance are not counted")
+    explore, prompts = config.explore, config.explore.prompts
+    plan = Plan(steps=explore.steps, solver=config.solver, prune=explore.prune)
+    passes: Passes = Counter({f"generate {explore.precision}": prompts * solver_steps(plan, explore.candidates)})
+    if config.two_stage:
+        passes["generate bf16"] += prompts * explore.keep * config.regenerate.steps
+    algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
+    trained = algorithm.units(torch.zeros(config.kept), config.kept).numel() * prompts
+    points = trained * trained_steps(_steps(config), config.algorithm.timestep_fraction) * config.optimizer.epochs
+    for policy in ("current", *algorithm.fixed):
+        passes[f"train {policy}"] += points
+    return passes
+
+
+def _steps(config: RunConfig) -> int:
+    """Steps of the sampler at which a sample can be trained."""
+    steps = config.regenerate.steps if config.two_stage else config.explore.steps
+    if isinstance(config.algorithm, GrpoSettings):
+        return min(config.algorithm.window or steps, steps - 1)
+    data = ALGORITHMS.find(config.algorithm.name)(config.algorithm).trains_on
+    no_samples = cast(TrainingSamples, None)  # the noise levels of the forward process do not depend on them
+    return len(data.sigmas(no_samples, range(config.regenerate.steps + 1))) - 1
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds of a pass of one sample.
+
+    Attributes:
+        shape: large model, a key of `SHAPES`.
+        device: device of the measurement.
+        ms: pass, named as in `Passes` → milliseconds.
+    """
+
+    shape: str
+    device: str
+    ms: Mapping[str, float]
+
+    def seconds(self, passes: Passes) -> float:
+        """Time of these passes."""
+        return sum(count * self.ms[name] for name, count in passes.items()) / 1000
+
+    def generating(self, passes: Passes) -> float:
+        """Time of the denoising passes alone, in seconds."""
+        return self.seconds(Counter({name: count for name, count in passes.items() if name.startswith("generate")}))
+
+
+@cache
+def measured_costs(shape: str, results: Path) -> Costs:
+    """Costs at the shape of a large model, from the stored results of the benchmarks.
+
+    Raises:
+        KeyError, FileNotFoundError: the results lack a measurement.
+    """
+    steps, training = (json.loads((results / name).read_text())["rows"] for name in SOURCES)
+    tiers = {row["tier"]: row for row in steps if row["model"] == shape and "ms" in row}
+    rows = [row for row in training if row["model"] == shape and row["kind"] == "way" and row["way"] == "solrl"]
+    if not rows:
+        raise KeyError(f"{SOURCES[1]} has no row of solrl for {shape!r}; expected one of {sorted(SHAPES)}")
+    train = rows[0]
+    ms = {f"generate {tier}": tiers[tier]["ms"] / tiers[tier]["batch"] for tier in ("bf16", "fp8")}
+    ms |= {f"generate {tier}": ms[f"generate {used}"] for tier, used in MEASURED_AS.items()}
+    ms |= {f"train {policy}": train[policy] / train["batch"] for policy in ("current", "old", "reference")}
+    return Costs(shape, train["device"], ms)
+
+
+def iterations_within(config: RunConfig, seconds: float, costs: Costs) -> int:
+    """Number of whole iterations, at least one, nearest to this time."""
+    return max(1, round(seconds / costs.seconds(passes_of_iteration(config))))

@@ -1,0 +1,142 @@
+"""Experiments: a preset, changes to it, and a seed. Equal experiments of several tables are one run."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from solrl_trainer.config import RunConfig
+from solrl_trainer.presets import resolve
+
+REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
+JUDGES = ("verifier", "verifier_graded")
+LOCAL_NVFP4: Mapping[str, Any] = {"explore.source": "local", "explore.precision": "nvfp4"}
+"""Exploration in the trainer's process, without a service. Selects the same seeds as a service on an equal device."""
+OWN_SETTINGS = ("run", "output", "rollout_url", "device")
+"""Settings that say where a run is, and not what it computes."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run.
+
+    Attributes:
+        preset: `<model>/<recipe>/<reward>`.
+        settings: changes to the preset, `key=value` with the value in JSON, sorted.
+        seed: seed of the run.
+    """
+
+    preset: str
+    settings: tuple[str, ...]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of the run and of its files; different settings have different names."""
+        digest = hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:8]
+        return f"{self.preset.replace('/', '-')}-{digest}-seed{self.seed}"
+
+    @property
+    def config(self) -> RunConfig:
+        """All settings; raises ConfigError if one is invalid."""
+        return _resolved(self)
+
+    @property
+    def reward(self) -> str:
+        """The trained reward."""
+        return self.preset.rpartition("/")[2]
+
+
+@cache
+def _resolved(experiment: Experiment) -> RunConfig:
+    arguments = {"run": experiment.name[:64], "seed": experiment.seed}
+    return resolve(experiment.preset, overrides=experiment.settings, arguments=arguments).config
+
+
+@dataclass(frozen=True)
+class Programme:
+    """Settings that all tables share.
+
+    Attributes:
+        model: miniature of the presets.
+        reward: trained reward of the tables with one reward.
+        rewards: trained rewards of the tables with several; all of them judge every run.
+        judges: further rewards that judge every run.
+        seeds: training seeds.
+        iterations: length of a Sol-RL run.
+        long: length of the long runs.
+        every: iterations between evaluations.
+        shape: large model at whose shape computes are made equal: flux, sd3 or sana.
+        unprepared: model with weights that were not prepared for NVFP4, if there is one.
+        changes: settings of all runs, by dotted key.
+    """
+
+    model: str = "mini-sana"
+    reward: str = "clipscore"
+    rewards: tuple[str, ...] = REWARDS
+    judges: tuple[str, ...] = JUDGES
+    seeds: tuple[int, ...] = (1, 2, 3)
+    iterations: int = 40
+    long: int = 100
+    every: int = 5
+    shape: str = "flux"
+    unprepared: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def judged_by(self) -> tuple[str, ...]:
+        """All rewards that judge a run."""
+        return tuple(dict.fromkeys((*self.rewards, self.reward, *self.judges)))
+
+    def experiment(
+        self, recipe: str, seed: int, changes: Mapping[str, Any] | None = None, *, reward: str | None = None
+    ) -> Experiment:
+        """A run of a recipe.
+
+        Args:
+            recipe: recipe of the preset. Two-stage recipes explore here in NVFP4, the others as the recipe says.
+            seed: seed of the run.
+            changes: settings by dotted key, over those of the programme.
+            reward: trained reward, by default the programme's.
+        """
+        trained = reward or self.reward
+        preset = f"{self.model}/{recipe}/{trained}"
+        base = _base(preset)
+        wanted: dict[str, Any] = {
+            "iterations": self.iterations,
+            "evaluate.every": self.every,
+            "evaluate.rewards": [name for name in self.judged_by if name != trained],
+            "evaluate.fidelity_prompts": 8,
+            "checkpoint_every": 5,
+            "keep_checkpoints": 1,
+            **(LOCAL_NVFP4 if base["regenerate"]["at"] != "none" else {}),
+            **self.changes,
+            **(changes or {}),
+        }
+        differing = {key: value for key, value in wanted.items() if value != _value(base, key)}
+        return Experiment(preset, tuple(f"{key}={json.dumps(differing[key])}" for key in sorted(differing)), seed)
+
+    def over_seeds(
+        self, recipe: str, changes: Mapping[str, Any] | None = None, *, reward: str | None = None
+    ) -> list[Experiment]:
+        """The runs of a recipe, one for each seed."""
+        return [self.experiment(recipe, seed, changes, reward=reward) for seed in self.seeds]
+
+
+@cache
+def _base(preset: str) -> dict[str, Any]:
+    return resolve(preset).config.model_dump(mode="json")
+
+
+def _value(settings: Mapping[str, Any], key: str) -> Any:
+    section, dot, name = key.partition(".")
+    return settings[section].get(name) if dot else settings[section]
+
+
+def fitted_plan(model: str, results: Path) -> dict[str, Any] | None:
+    """Settings of the model's fitted steps, stored by plan_fidelity.py; None if there are none for this model."""
+    solver = json.loads((results / "plan_fidelity.json").read_text())["solvers"].get(model)
+    return solver and {"explore.fitted": solver, "explore.steps": len(solver["sigmas"])}

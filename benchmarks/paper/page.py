@@ -1,0 +1,110 @@
+"""The page of all tables, from finished runs alone."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from caveats import PREPARED_FOR_NVFP4, VERIFIER
+
+from paper import plots
+from paper.compute import MEASURED_AS, SOURCES, measured_costs
+from paper.finished import FINISHED
+from paper.tables import TABLES, algorithms, hacking
+from paper.tables.common import Context, Section
+
+PLOTS = {"families": ("curves.png", plots.learning_curves), "sweeps": ("groups.png", plots.group_sizes)}
+"""Table → its plot: file in the folder `paper`, and the function that draws it."""
+
+
+def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
+    """Write paper.{json,md}, and plots and grids to the folder `paper`; returns the page.
+
+    Args:
+        context: the finished runs.
+        folder: folder of the runs, which has their images.
+        out: output folder.
+        command: command line that gives these settings.
+    """
+    drawn = {}
+    for name, (file, draw) in PLOTS.items():
+        if draw(context, out / "paper" / file):
+            drawn[name] = f"![{TABLES[name].TITLE}](paper/{file})"
+    copy_grids(context, folder, out)
+    sections = {name: module.section(context) for name, module in TABLES.items()}
+    text = page(context, sections, drawn, command)
+    out.mkdir(parents=True, exist_ok=True)
+    content = {
+        "programme": asdict(context.programme),
+        "machines": sorted({run.machine for run in context.runs.values()}),
+        "runs": len(context.runs),
+        "tables": {name: section.data for name, section in sections.items()},
+    }
+    (out / "paper.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    (out / "paper.md").write_text(text)
+    return text
+
+
+def page(context: Context, sections: Mapping[str, Section], drawn: Mapping[str, str], command: str) -> str:
+    """Markdown of the page.
+
+    Args:
+        context: the finished runs.
+        sections: the tables, by name.
+        drawn: table → Markdown of its plot.
+        command: command line that gives these settings.
+    """
+    programme = context.programme
+    costs = measured_costs(programme.shape, context.results)
+    machines = "; ".join(sorted({run.machine for run in context.runs.values()})) or "no machine yet"
+    shared = max((run.jobs for run in context.runs.values()), default=1)
+    used = ", ".join(f"{run_in.upper()} counts as {measured.upper()}" for run_in, measured in MEASURED_AS.items())
+    lines = [
+        "# The paper's tables on the miniatures",
+        "",
+        f"By `{command}`: {len(context.runs)} finished runs of {programme.model} on {machines},",
+        f"up to {shared} at a time, with {len(programme.seeds)} training seeds. A cell without runs, or with fewer",
+        "seeds, says so.",
+        "",
+        "Every run is judged on the same held-out prompts and image seeds, by its averaged weights. Intervals are",
+        "95 %, over training seeds and prompts: both are random effects of a crossed design, with the variance of a",
+        "two-way analysis of variance and Satterthwaite's degrees of freedom. Differences are paired by seed and",
+        "prompt. With one seed, an interval is over prompts alone.",
+        "",
+        "Compute is counted in passes of the transformer, weighted by their times at true shapes on one",
+        f"{costs.device} ({' and '.join(f'[{name}]({name})' for name in SOURCES)}; {used}).",
+        "Decoding, rewards and evaluations are not counted. Two-stage runs explore in the trainer's process, which",
+        "selects the same seeds as a service; with a lag, at a service.",
+        "",
+        *VERIFIER,
+        "",
+        *PREPARED_FOR_NVFP4,
+        "",
+        f"Judges: {', '.join(programme.judged_by)}.",
+    ]
+    for name, section in sections.items():
+        lines += ["", f"## {section.title}", "", *section.lines]
+        if name in drawn:
+            lines += ["", drawn[name]]
+    return "\n".join(lines) + "\n"
+
+
+def copy_grids(context: Context, folder: Path, out: Path) -> None:
+    """Copy the images of the first seed's runs of table 6 beside the page."""
+    for name in _shown(context):
+        source = folder / FINISHED / f"{name}.png"
+        if source.is_file():
+            target = out / hacking.grid_path(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+
+def _shown(context: Context) -> set[str]:
+    """Names of the runs whose images the page shows."""
+    return {
+        runs[0].name
+        for reward in context.programme.rewards
+        for name in algorithms.ALGORITHMS
+        if (runs := algorithms.runs_of(context, name, reward))
+    }

@@ -1,0 +1,122 @@
+"""Cells and rows that the tables share. A table is a function of finished runs; what is missing is said in its cell."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paper.experiments import Experiment, Programme
+from paper.finished import Finished, Runs
+from paper.intervals import Estimate, Values, over_seeds_and_prompts
+
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the tables are made of.
+
+    Attributes:
+        programme: settings of all tables.
+        runs: finished runs.
+        results: folder of the stored results of other benchmarks.
+    """
+
+    programme: Programme
+    runs: Runs
+    results: Path
+
+    def finished(self, experiments: Iterable[Experiment]) -> list[Finished]:
+        """The finished ones of these runs that were judged, in their order."""
+        found = (self.runs.get(one.name) for one in experiments)
+        return [run for run in found if run is not None and run.stopped is None]
+
+    def stopped(self, experiments: Iterable[Experiment]) -> list[Finished]:
+        """Those that stopped at a loss or gradient that is not finite."""
+        found = (self.runs.get(one.name) for one in experiments)
+        return [run for run in found if run is not None and run.stopped is not None]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of the page: Markdown below its heading, and the same figures as JSON."""
+
+    title: str
+    lines: Sequence[str]
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def gains(runs: Sequence[Finished], reward: str) -> Values:
+    """Gains [seeds, prompts] in standard deviations of the base within a prompt."""
+    return np.stack([run.gain(reward) for run in runs])
+
+
+def gain(context: Context, experiments: Sequence[Experiment], reward: str) -> Estimate | None:
+    """Gain of a reward over all finished seeds; None without any."""
+    runs = context.finished(experiments)
+    return over_seeds_and_prompts(gains(runs, reward)) if runs else None
+
+
+def pairs(
+    context: Context, ours: Sequence[Experiment], theirs: Sequence[Experiment], reward: str
+) -> tuple[Values, Values] | None:
+    """Gains [seeds, prompts] of two lists of experiments, for the seeds that both have finished; None without any."""
+    both = [
+        (first[0], second[0])
+        for one, other in zip(ours, theirs, strict=True)
+        if (first := context.finished([one])) and (second := context.finished([other]))
+    ]
+    if not both:
+        return None
+    return gains([one for one, _ in both], reward), gains([other for _, other in both], reward)
+
+
+def difference(
+    context: Context, ours: Sequence[Experiment], theirs: Sequence[Experiment], reward: str
+) -> Estimate | None:
+    """Difference of two gains, paired by seed and prompt; None if no seed has both."""
+    both = pairs(context, ours, theirs, reward)
+    return over_seeds_and_prompts(both[0] - both[1]) if both else None
+
+
+def final(context: Context, experiments: Sequence[Experiment], reward: str) -> str:
+    """Final reward, averaged over the finished seeds."""
+    runs = context.finished(experiments)
+    return f"{np.mean([run.after[reward].mean() for run in runs]):.4f}" if runs else NOT_RUN
+
+
+def cell(context: Context, experiments: Sequence[Experiment], estimate: Estimate | None) -> str:
+    """A gain with its interval, and how many seeds it has if not all."""
+    stopped, notes = len(context.stopped(experiments)), []
+    if estimate is not None and estimate.seeds < len(experiments):
+        notes.append(f"{estimate.seeds} of {len(experiments)} seeds")
+    if stopped:
+        notes.append(f"{stopped} stopped")
+    if estimate is None and stopped:
+        return f"{stopped} stopped: loss or gradient not finite"
+    said = signed(estimate)
+    return f"{said} ({', '.join(notes)})" if notes else said
+
+
+def signed(estimate: Estimate | None) -> str:
+    """Mean and interval with signs, or "not run"."""
+    if estimate is None:
+        return NOT_RUN
+    if not estimate.known:
+        return f"{estimate.mean:+.3f} [no limit]"
+    return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+
+
+def as_json(estimate: Estimate | None) -> dict[str, Any] | None:
+    """An estimate as JSON, infinite limits as null."""
+    if estimate is None:
+        return None
+    low, high = ((limit if np.isfinite(limit) else None) for limit in (estimate.low, estimate.high))
+    return {"mean": estimate.mean, "low": low, "high": high, "seeds": estimate.seeds}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]

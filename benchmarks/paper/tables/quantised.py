@@ -1,0 +1,74 @@
+"""Table 3: whether training on quantised samples degrades, also in long runs and on weights not prepared for NVFP4."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from paper.experiments import Experiment
+from paper.finished import Finished
+from paper.intervals import over_seeds
+from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, gain, signed, table
+from paper.tables.families import curve
+
+TITLE = "3. Training on quantised samples"
+FAMILIES = {"24-in-96 BF16": "naive_scaling", "naive quant": "naive_quant", "Sol-RL": "sol_rl"}
+REFERENCE = "24-in-96 BF16"
+
+
+def settings(context: Context) -> dict[str, Mapping[str, Any]]:
+    """Changes of each part of the table: shorter and longer runs, and other weights."""
+    programme = context.programme
+    found: dict[str, Mapping[str, Any]] = {
+        f"{programme.model}, {programme.iterations} iterations": {},
+        f"{programme.model}, {programme.long} iterations": {"iterations": programme.long},
+    }
+    if programme.unprepared is not None:
+        found[f"{programme.unprepared}, {programme.iterations} iterations"] = {"model": programme.unprepared}
+    return found
+
+
+def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
+    """Every family in every part."""
+    return [
+        one
+        for changes in settings(context).values()
+        for recipe in FAMILIES.values()
+        for one in context.programme.over_seeds(recipe, changes)
+    ]
+
+
+def section(context: Context) -> Section:
+    """The table."""
+    programme = context.programme
+    rows, data = [], {}
+    for part, changes in settings(context).items():
+        reference = programme.over_seeds(FAMILIES[REFERENCE], changes)
+        for name, recipe in FAMILIES.items():
+            runs = programme.over_seeds(recipe, changes)
+            own = gain(context, runs, programme.reward)
+            against = difference(context, runs, reference, programme.reward)
+            judges = [gain(context, runs, judge) for judge in programme.judges]
+            finished = context.finished(runs)
+            lost = over_seeds(np.array([fall(run, programme.reward) for run in finished])) if finished else None
+            said = "" if name == REFERENCE else signed(against)
+            rows.append([part, name, cell(context, runs, own), said, signed(lost), *map(signed, judges)])
+            data[f"{part}, {name}"] = {"gain": as_json(own), "less": as_json(against), "fall": as_json(lost)}
+    judged = [f"gain in {judge}, sd" for judge in programme.judges]
+    head = ["weights, length", "family", "gain, sd", f"less {REFERENCE}", "fall from its best, sd", *judged]
+    lines = [
+        f"Trained on {programme.reward}. Fall: how far the last evaluation lies below the highest of the run, with its",
+        "interval over seeds; a run that still rises has 0. The paper's Figure 3b shows naive quantisation degrade",
+        "while Sol-RL does not.",
+        "",
+        *table(head, rows),
+    ]
+    if programme.unprepared is None:
+        lines += ["", f"Weights that were not prepared for NVFP4: {NOT_RUN}; `--unprepared MODEL` names them."]
+    return Section(TITLE, lines, {"families": data})
+
+
+def fall(run: Finished, reward: str) -> float:
+    """Highest held-out reward of a run's evaluations less the last, in standard deviations of the base."""
+    values = [value for _, value in curve(run, reward)]
+    return (max(values) - values[-1]) / run.within[reward]

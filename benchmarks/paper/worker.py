@@ -1,0 +1,208 @@
+"""One run in a process of its own, started by `runner`: trains, or resumes, and writes the file of the finished run."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from demo_figures import processor
+from solrl_trainer.config import RunConfig
+from solrl_trainer.demo import rollout_service
+from solrl_trainer.evaluation import verdicts, within_prompt_std
+from solrl_trainer.folder import locked
+from solrl_trainer.held_out import BASE_EVALUATION
+from solrl_trainer.loop import Result, train
+from solrl_trainer.metrics import own_time, read_metrics
+from solrl_trainer.progress import RichReporter
+from solrl_trainer.report.figures import trained_text
+from solrl_trainer.report.gallery import load_gallery, save_gallery
+from solrl_trainer.report.grid import write_grid
+
+from paper.experiments import Experiment
+from paper.finished import file_of, record
+
+MACHINE = "machine.txt"
+GRID_ROWS = 4
+READY_SECONDS = 600.0
+"""On a GPU every service compiles at its start, and several share the CPU cores."""
+KEPT_FIGURES = ("version", "proxy_mean", "rewards", "loss", "grad_norm", "groups_without_spread", "seconds")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to do.
+
+    Attributes:
+        experiment: its settings.
+        folder: folder of all runs; the run's own is `work/<name>` in it until it is finished.
+        jobs: runs that share the device.
+        device: device, as `RunConfig.device`.
+        grid: whether its images before and after are kept, too.
+    """
+
+    experiment: Experiment
+    folder: str
+    jobs: int
+    device: str
+    grid: bool
+
+    def text(self) -> str:
+        """As JSON, for the command line of a worker."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> "Job":
+        """The job of a command line."""
+        values = json.loads(text)
+        own = values.pop("experiment")
+        return cls(Experiment(own["preset"], tuple(own["settings"]), own["seed"]), **values)
+
+
+def main() -> None:
+    """Do the job on the command line."""
+    do(Job.read(sys.argv[1]))
+
+
+def do(job: Job) -> None:
+    """Train a run to its end, write its file, and delete its folder.
+
+    Raises:
+        ValueError: the run was begun on another machine.
+    """
+    folder = Path(job.folder)
+    work = folder / "work" / job.experiment.name
+    config = job.experiment.config.model_copy(update={"output": work, "device": job.device})
+    with locked(work):
+        require_machine(work, machine(job.device))
+        base = _shared_base(folder, job.experiment, config)
+        _copy(base, work / BASE_EVALUATION)
+        with _served(config, work) as served, RichReporter(config.iterations) as reporter:
+            stopped, result = None, None
+            try:
+                result = train(served, reporter, resume=True)
+            except FloatingPointError as error:
+                stopped = str(error)
+        _copy(work / BASE_EVALUATION, base)
+        path = file_of(job.experiment, folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if result is not None and job.grid:
+            _write_grid(config, result, path.with_suffix(".png"))
+        content = record(
+            job.experiment,
+            machine=machine(job.device),
+            jobs=job.jobs,
+            config=config,
+            stopped=stopped,
+            **_scores(result),
+            **_metrics(work / "metrics.jsonl", result),
+        )
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(content, allow_nan=False) + "\n")
+        partial.replace(path)
+    shutil.rmtree(work)
+
+
+def machine(device: str) -> str:
+    """Device and torch, in words. Results of different machines are not mixed."""
+    wanted = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
+    if wanted.type == "cuda":
+        return f"{torch.cuda.get_device_name(wanted)}, torch {torch.__version__}"
+    return processor()
+
+
+def require_machine(work: Path, here: str) -> None:
+    """Note the machine of a run that begins, and refuse to continue one of another machine."""
+    note = work / MACHINE
+    begun = note.read_text().strip() if note.is_file() else here
+    if begun != here:
+        raise ValueError(f"{work} was begun on {begun}; this is {here}: delete it, or continue it there")
+    note.write_text(f"{here}\n")
+
+
+@contextmanager
+def _served(config: RunConfig, work: Path) -> Iterator[RunConfig]:
+    """The settings with the address of a service, if the run needs one."""
+    if not config.uses_service:
+        yield config
+        return
+    flags = () if config.device == "auto" else ("--device", config.device)
+    with rollout_service(
+        config.model, work / "service.log", rewards=tuple(config.weights), flags=flags, ready_seconds=READY_SECONDS
+    ) as url:
+        yield config.model_copy(update={"rollout_url": url})
+
+
+def _shared_base(folder: Path, experiment: Experiment, config: RunConfig) -> Path:
+    """The base's evaluation is the same for every seed; it is refused by itself where its settings differ."""
+    name = f"{Path(config.model).name}-{experiment.reward}.safetensors"
+    return folder / "base" / name
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file that other processes may read or write; nothing if it exists or has no source."""
+    if source.is_file() and not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.{os.getpid()}")
+        shutil.copyfile(source, partial)
+        partial.replace(target)
+
+
+def _scores(result: Result | None) -> dict[str, Any]:
+    if result is None:
+        return {"prompts": [], "before": {}, "after": {}, "within": {}}
+    before, after = result.before.scores, result.after.scores
+    return {
+        "prompts": result.prompts,
+        "before": {name: values.double().mean(1) for name, values in before.items()},
+        "after": {name: values.double().mean(1) for name, values in after.items()},
+        "within": {name: within_prompt_std(values) for name, values in before.items()},
+    }
+
+
+def _metrics(path: Path, result: Result | None) -> dict[str, Any]:
+    lines = read_metrics(path)
+
+    def of(event: str) -> list[Mapping[str, Any]]:
+        return [line for line in lines if line["event"] == event]
+
+    iterations = [{key: line[key] for key in KEPT_FIGURES if key in line} for line in of("iteration")]
+    spent: dict[str, float] = {}
+    for line in iterations:
+        for phase, seconds in line["seconds"].items():
+            spent[phase] = spent.get(phase, 0.0) + seconds
+    return {
+        "curve": [(line["version"], line["rewards"]) for line in of("evaluation")],
+        "iterations": iterations,
+        "fidelity": [
+            {key: value for key, value in line.items() if key not in ("event", "time")} for line in of("fidelity")
+        ],
+        "seconds": dict(result.seconds) if result else {**spent, "total": sum(own_time(spent).values())},
+    }
+
+
+def _write_grid(config: RunConfig, result: Result, path: Path) -> None:
+    save_gallery(
+        config.output,
+        prompts=result.prompts,
+        before=result.before.images,
+        after=result.after.images,
+        marks=verdicts(result.before, result.after),
+        pairs=[],
+        explored=None,
+        regenerated=None,
+    )
+    about = trained_text(config.model, config.preset, config.weights)
+    write_grid(load_gallery(config.output), path, config.run, about, rows=GRID_ROWS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Accounting of compute: passes as they are really made, and their times at true shapes."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paper.compute import iterations_within, measured_costs, passes_of_iteration
+from paper.experiments import Programme
+from paper_runs import RESULTS
+from solrl_core.families.sana import Sana
+from solrl_core.generator import Generator
+from solrl_trainer import loop
+from solrl_trainer.loop import train
+
+TINY = {
+    "explore.prompts": 2,
+    "iterations": 1,
+    "optimizer.batch": 8,
+    "optimizer.updates": 1,
+    "lora.rank": 2,
+    "evaluate.every": 0,
+    "evaluate.prompts": 1,
+    "evaluate.seeds": 1,
+    "evaluate.steps": 1,
+    "evaluate.rewards": [],
+    "evaluate.fidelity_prompts": 0,
+}
+SMALL = {
+    "sol_rl": {"explore.candidates": 6, "explore.keep": 4, "explore.prune": {"after": 2, "keep": 4}},
+    "naive_quant": {"explore.candidates": 6, "explore.keep": 4},
+    "awm": {"explore.candidates": 4, "explore.keep": 4},
+    "dpo_two_stage": {"explore.candidates": 6, "explore.keep": 5},
+    "flowgrpo_fast": {"explore.candidates": 4, "explore.keep": 4},
+    "dancegrpo": {"explore.candidates": 4, "explore.keep": 4, "algorithm.recompute": False},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", SMALL)
+def test_passes_are_those_that_a_run_makes(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, int]] = []  # appended to by several threads
+    really_generate, really_velocity = Generator.generate, Sana.velocity
+
+    def generate(self: Generator, prompt: Any, seeds: Any, **options: Any) -> Any:
+        start = options["start"].index if options.get("start") is not None else 0
+        until = options.get("until") or options["steps"]
+        made.append((f"generate {self.precision}", len(seeds) * (until - start)))
+        return really_generate(self, prompt, seeds, **options)
+
+    def velocity(self: Sana, transformer: Any, latents: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            made.append(("current" if torch.is_grad_enabled() else "fixed", len(latents)))
+        return really_velocity(self, transformer, latents, *rest, **options)
+
+    def uncounted(work: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            before = len(made)
+            result = work(*args, **named)
+            del made[before:]
+            return result
+
+        return call
+
+    monkeypatch.setattr(Generator, "generate", generate)
+    monkeypatch.setattr(Sana, "velocity", velocity)
+    for name in ("evaluate_base", "evaluate_average", "_pairs"):
+        monkeypatch.setattr(loop, name, uncounted(getattr(loop, name)))
+    config = Programme(changes=TINY | SMALL[recipe]).experiment(recipe, 1).config
+    train(config.model_copy(update={"output": tmp_path}), None)
+    counted = passes_of_iteration(config)
+    fixed = counted["train old"] + counted["train reference"]
+    generated = {name: count for name, count in counted.items() if name.startswith("generate")}
+    found: Counter[str] = Counter()
+    for name, count in made:
+        found[name] += count
+    assert found == Counter({**generated, "current": counted["train current"], "fixed": fixed})
+
+
+def test_costs_are_those_of_the_stored_results() -> None:
+    flux = measured_costs("flux", RESULTS)
+    assert flux.ms["generate bf16"] == pytest.approx(671.6 / 24, abs=0.01)
+    assert flux.ms["generate nvfp4"] == flux.ms["generate fp8"] == pytest.approx(391.6 / 24, abs=0.01)
+    assert flux.ms["train current"] == pytest.approx(762.7 / 12, abs=0.01)
+    assert flux.ms["train old"] == pytest.approx(350.4 / 12, abs=0.01)
+    assert "H200" in flux.device
+    with pytest.raises(KeyError, match="expected one of"):
+        measured_costs("another", RESULTS)
+
+
+def test_equal_compute_gives_cheap_algorithms_more_iterations() -> None:
+    programme, costs = Programme(), measured_costs("flux", RESULTS)
+    ours = programme.experiment("sol_rl", 1).config
+    budget = 40 * costs.seconds(passes_of_iteration(ours))
+    assert iterations_within(ours, budget, costs) == 40
+    for recipe in ("diffusionnft", "dancegrpo"):
+        config = programme.experiment(recipe, 1).config
+        count = iterations_within(config, budget, costs)
+        assert count > 40
+        assert count * costs.seconds(passes_of_iteration(config)) == pytest.approx(budget, rel=0.02)
+    naive = programme.experiment("naive_scaling", 1).config
+    assert iterations_within(naive, budget, costs) < 40
+
+
+def test_passes_of_guidance_are_refused() -> None:
+    config = Programme(changes={"guidance": 2.0}).experiment("sol_rl", 1).config
+    with pytest.raises(ValueError, match="got guidance 2; expected 1"):
+        passes_of_iteration(config)

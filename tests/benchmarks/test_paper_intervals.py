@@ -1,0 +1,84 @@
+"""Intervals over seeds and prompts, and the predicted match rate."""
+
+import math
+
+import numpy as np
+import pytest
+from paper.intervals import over_seeds, over_seeds_and_prompts, ratio_of_means
+from paper.theory import match_rate
+from scipy.stats import t as student
+
+
+def effects(generator: np.random.Generator, seeds: int, prompts: int, spread: tuple[float, float, float]) -> np.ndarray:
+    """Values [seeds, prompts] of mean 1, with these deviations of seeds, of prompts and of both together."""
+    of_seed, of_prompt, of_both = spread
+    return (
+        1
+        + of_seed * generator.standard_normal((seeds, 1))
+        + of_prompt * generator.standard_normal((1, prompts))
+        + of_both * generator.standard_normal((seeds, prompts))
+    )
+
+
+@pytest.mark.parametrize("spread", [(0.3, 0.3, 0.3), (1.0, 0.1, 0.1), (0.0, 1.0, 0.2), (0.0, 0.0, 1.0)])
+def test_the_interval_covers_the_mean_as_often_as_it_says(spread: tuple[float, float, float]) -> None:
+    generator = np.random.default_rng(0)
+    found = [over_seeds_and_prompts(effects(generator, 3, 128, spread)) for _ in range(1000)]
+    covered = np.mean([one.low <= 1 <= one.high for one in found])
+    assert 0.915 <= covered <= 0.985
+
+
+def test_seeds_that_differ_widen_the_interval_beyond_prompts_alone() -> None:
+    values = effects(np.random.default_rng(1), 3, 100, (0.5, 0.1, 0.1))
+    found = over_seeds_and_prompts(values)
+    by_seed = over_seeds(values.mean(1))
+    assert found.high - found.low == pytest.approx(by_seed.high - by_seed.low, rel=0.1)
+    pooled = values.std(ddof=1) / math.sqrt(values.size) * 2
+    assert found.high - found.low > 4 * pooled
+
+
+def test_one_seed_gives_the_t_interval_over_prompts() -> None:
+    values = effects(np.random.default_rng(2), 1, 30, (0, 1, 1))
+    found = over_seeds_and_prompts(values)
+    low, high = student.interval(0.95, 29, values.mean(), values.std(ddof=1) / math.sqrt(30))
+    assert (found.low, found.high, found.seeds) == (pytest.approx(low), pytest.approx(high), 1)
+
+
+def test_one_seed_alone_sets_no_limit() -> None:
+    assert not over_seeds(np.array([1.0])).known
+    found = over_seeds(np.array([1.0, 2.0, 3.0]))
+    assert (found.mean, found.high) == (2, pytest.approx(2 + 4.302653 / math.sqrt(3)))
+
+
+def test_a_ratio_is_its_own_where_nothing_varies() -> None:
+    below = np.full((3, 20), 2.0)
+    found = ratio_of_means(below / 10, below)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1), abs=2e-3)
+
+
+def test_fiellers_interval_covers_the_ratio() -> None:
+    generator, covered = np.random.default_rng(3), []
+    for _ in range(300):
+        below = effects(generator, 3, 40, (0.1, 0.3, 0.3))
+        above = 0.2 * below + 0.05 * effects(generator, 3, 40, (1, 1, 1)) - 0.05
+        found = ratio_of_means(above, below)
+        covered.append(found.low <= 0.2 <= found.high)
+    assert 0.92 <= np.mean(covered) <= 0.995
+
+
+def test_a_gain_that_may_be_none_gives_a_ratio_without_limits() -> None:
+    below = effects(np.random.default_rng(4), 3, 20, (3, 3, 3)) - 1
+    assert not ratio_of_means(below / 2, below).known
+
+
+def test_the_match_rate_of_perfect_and_of_useless_proxies() -> None:
+    assert match_rate(1.0, 96, 12) == 1
+    assert match_rate(0.0, 96, 12) == pytest.approx(12 / 96, abs=0.005)
+    assert match_rate(0.8, 24, 12) == pytest.approx(match_rate(0.8, 192, 96), abs=0.01)
+
+
+def test_more_candidates_are_harder_to_match() -> None:
+    rates = [match_rate(0.8, candidates, 4) for candidates in (24, 48, 96, 192)]
+    assert rates == sorted(rates, reverse=True)
+    # The reference's plain overlap of the top 12 of 96 at the paper's Spearman correlation.
+    assert match_rate(0.927, 96, 12) == pytest.approx(0.76, abs=0.02)

@@ -1,0 +1,242 @@
+"""Runs of the paper's tables: shared, resumed, refused, tuned, and estimated."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from paper import runner, worker
+from paper.__main__ import _options, command, main, missing, programme_of
+from paper.estimate import hours, passes_by_phase, plan, rates
+from paper.experiments import Experiment, Programme
+from paper.finished import MixedRunsError, file_of, read_finished
+from paper.runner import run_missing
+from paper.tables import algorithms, families, gap, sweeps
+from paper.tables.common import Context
+from paper.tuning import GRID, SEED, choose, trials
+from paper.worker import Job, do
+from paper_runs import MACHINE, RESULTS, context_of, finish
+from solrl_trainer.config import RunConfig
+from solrl_trainer.loop import train
+
+TINY: dict[str, Any] = {
+    "explore.prompts": 2,
+    "explore.candidates": 6,
+    "explore.keep": 4,
+    "iterations": 2,
+    "optimizer.updates": 1,
+    "lora.rank": 2,
+    "checkpoint_every": 1,
+    "evaluate.every": 1,
+    "evaluate.prompts": 3,
+    "evaluate.seeds": 2,
+    "evaluate.steps": 2,
+    "evaluate.fidelity_prompts": 0,
+}
+PROGRAMME = Programme(seeds=(1, 2))
+
+
+def job(experiment: Experiment, folder: Path, **changes: Any) -> Job:
+    return Job(
+        **({"experiment": experiment, "folder": str(folder), "jobs": 1, "device": "cpu", "grid": False} | changes)
+    )
+
+
+def test_tables_share_equal_runs() -> None:
+    context = Context(PROGRAMME, {}, RESULTS)
+    usual = {one.name for one in PROGRAMME.over_seeds("sol_rl")}
+    for module in (families, gap, sweeps):
+        assert usual <= {one.name for one in module.experiments(context)}
+    assert sweeps.sol_rl(context, sweeps.group(96, 12)) == PROGRAMME.over_seeds("sol_rl")
+    assert sweeps.sol_rl(context, {"explore.steps": 6}) == sweeps.sol_rl(context, sweeps.lagging(0))
+
+
+def test_experiments_vary_one_axis_and_explore_in_nvfp4_without_a_service() -> None:
+    usual = PROGRAMME.experiment("sol_rl", 1).config
+    assert (usual.explore.source, usual.explore.precision, usual.seed) == ("local", "nvfp4", 1)
+    narrow = PROGRAMME.experiment("sol_rl", 1, {"explore.candidates": 24}).config
+    assert narrow.explore == usual.explore.model_copy(update={"candidates": 24})
+    assert narrow.model_copy(update={"explore": usual.explore, "run": usual.run, "output": usual.output}) == usual
+    assert set(usual.rewards) | set(usual.evaluate.rewards) == set(PROGRAMME.judged_by)
+    lagging = PROGRAMME.experiment("sol_rl", 1, sweeps.lagging(2)).config
+    assert (lagging.explore.lag, lagging.uses_service) == (2, True)
+
+
+def test_names_tell_runs_apart() -> None:
+    ones = [PROGRAMME.experiment("sol_rl", seed, changes) for seed in (1, 2) for changes in ({}, {"explore.lag": 1})]
+    assert len({one.name for one in ones}) == 4
+    assert PROGRAMME.experiment("sol_rl", 1, {"explore.candidates": 96}).name == ones[0].name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["sol_rl", "flowgrpo"])
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = Programme(judges=("verifier",), changes=TINY).experiment(recipe, 1)
+    do(job(experiment, tmp_path / "whole", grid=True))
+    assert file_of(experiment, tmp_path / "whole").with_suffix(".png").is_file()
+    assert not (tmp_path / "whole/work" / experiment.name).exists()
+
+    def half(config: RunConfig, *args: Any, **named: Any) -> Any:
+        train(config.model_copy(update={"iterations": 1}), *args, **named)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "train", half)
+        with pytest.raises(KeyboardInterrupt):
+            do(job(experiment, tmp_path / "halves"))
+    assert not file_of(experiment, tmp_path / "halves").exists()
+    checkpoints = tmp_path / "halves/work" / experiment.name / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["000001"]
+    do(job(experiment, tmp_path / "halves"))
+    whole, halves = (read_finished([experiment], tmp_path / name)[experiment.name] for name in ("whole", "halves"))
+    assert whole.curve == halves.curve
+    assert [version for version, _ in whole.curve] == [0, 1, 2]
+    for name, values in whole.after.items():
+        assert np.array_equal(values, halves.after[name]), name
+    assert whole.after["clipscore"].shape == (3,)
+    assert any(not np.array_equal(whole.after[name], whole.before[name]) for name in whole.after)
+
+
+def test_a_run_that_is_not_finite_is_finished_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(config: RunConfig, *args: Any, **named: Any) -> Any:
+        (config.output / "metrics.jsonl").write_text('{"event": "evaluation", "version": 0, "rewards": {}}\n')
+        raise FloatingPointError("the loss is nan")
+
+    monkeypatch.setattr(worker, "train", diverge)
+    experiment = PROGRAMME.experiment("sol_rl", 1)
+    do(job(experiment, tmp_path))
+    run = read_finished([experiment], tmp_path)[experiment.name]
+    assert run.stopped == "the loss is nan"
+    assert context_of(PROGRAMME, tmp_path).finished([experiment]) == []
+
+
+def test_runs_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
+    one, other = PROGRAMME.over_seeds("sol_rl")
+    finish(one, tmp_path, 0.1)
+    finish(other, tmp_path, 0.1, machine="another machine")
+    with pytest.raises(MixedRunsError, match=f"2 machines: {MACHINE}; another machine; expected one"):
+        read_finished([one, other], tmp_path)
+
+
+def test_runs_judged_on_other_prompts_are_not_mixed(tmp_path: Path) -> None:
+    one, other = PROGRAMME.over_seeds("sol_rl")
+    finish(one, tmp_path, 0.1)
+    finish(other, tmp_path, 0.1, prompts=["another"])
+    with pytest.raises(MixedRunsError, match="judged on different prompts"):
+        read_finished([one, other], tmp_path)
+
+
+def test_runs_of_a_preset_that_changed_are_refused(tmp_path: Path) -> None:
+    one = PROGRAMME.experiment("sol_rl", 1)
+    finish(one, tmp_path, 0.1)
+    path = file_of(one, tmp_path)
+    stored = json.loads(path.read_text())
+    stored["config"]["optimizer"]["learning_rate"] = 5.0
+    del stored["config"]["optimizer"]["eps"]  # a setting that was added since
+    path.write_text(json.dumps(stored))
+    with pytest.raises(MixedRunsError, match=r"other values of optimizer\.learning_rate than"):
+        read_finished([one], tmp_path)
+
+
+def test_a_run_is_not_continued_on_another_machine(tmp_path: Path) -> None:
+    work = tmp_path / "work" / PROGRAMME.experiment("sol_rl", 1).name
+    work.mkdir(parents=True)
+    (work / worker.MACHINE).write_text("another machine\n")
+    with pytest.raises(ValueError, match="was begun on another machine"):
+        do(job(PROGRAMME.experiment("sol_rl", 1), tmp_path))
+
+
+def test_finished_runs_are_skipped_and_failures_do_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Programme(seeds=(1, 2, 3)).over_seeds("sol_rl")
+    finish(runs[0], tmp_path, 0.1)
+    begun: list[str] = []
+
+    def start(command: list[str], **options: Any) -> None:
+        own = Job.read(command[2])
+        begun.append(own.experiment.name)
+        assert own.grid == (own.experiment.seed == 2)
+        if own.experiment == runs[1]:
+            raise subprocess.CalledProcessError(2, command)
+        finish(own.experiment, tmp_path, 0.1)
+
+    monkeypatch.setattr(runner.subprocess, "run", start)
+    outcomes = run_missing(runs, tmp_path, jobs=1, until=math.inf, shown_seed=2)
+    assert begun == [runs[1].name, runs[2].name]
+    assert outcomes[runs[1].name].startswith("failed with 2, see ")
+    assert outcomes[runs[2].name] == "done"
+
+
+def test_no_run_begins_after_the_time_limit(tmp_path: Path) -> None:
+    assert run_missing(PROGRAMME.over_seeds("sol_rl"), tmp_path, jobs=1, until=0.0) == {}
+
+
+def test_every_algorithm_has_the_same_trials_at_the_same_compute() -> None:
+    for recipe in algorithms.ALGORITHMS.values():
+        found = trials(PROGRAMME, recipe, RESULTS)
+        assert tuple(found) == GRID
+        assert {one.seed for one in found.values()} == {SEED}
+        assert len({one.config.iterations for one in found.values()}) == 1
+    assert trials(PROGRAMME, "sol_rl", RESULTS)[1e-3].config.iterations == PROGRAMME.iterations / 2
+
+
+def test_the_learning_rate_is_that_of_the_best_training_reward(tmp_path: Path) -> None:
+    tried = trials(PROGRAMME, "awm", RESULTS)
+    for number, one in enumerate(tried.values()):
+        assert choose(PROGRAMME, "awm", context_of(PROGRAMME, tmp_path).runs, RESULTS) is None
+        stopped = {"stopped": "the loss is nan", "after": {}} if number == 2 else {}
+        finish(one, tmp_path, float(number), **stopped)
+    choice = choose(PROGRAMME, "awm", context_of(PROGRAMME, tmp_path).runs, RESULTS)
+    assert choice is not None
+    assert (choice.rate, choice.scores[3e-3], choice.at_edge) == (1e-3, -math.inf, False)
+
+
+def test_trials_come_first_and_then_seed_by_seed(tmp_path: Path) -> None:
+    context = context_of(PROGRAMME, tmp_path)
+    assert {one.seed for one in missing(context, ["algorithms"])} == {SEED}
+    seeds = [one.seed for one in missing(context, ["algorithms", "families"], whole=True)]
+    assert seeds == sorted(seeds)
+
+
+def test_the_estimate_scales_with_passes(tmp_path: Path) -> None:
+    assert hours(PROGRAMME.over_seeds("sol_rl"), {}) is None
+    assert "no estimate of hours" in plan(context_of(PROGRAMME, tmp_path), 1)
+    (one, _) = PROGRAMME.over_seeds("sol_rl")
+    finish(one, tmp_path, 0.1, seconds={"explore": 100.0, "regenerate": 50.0, "train": 50.0, "evaluate": 160.0})
+    found = rates(context_of(PROGRAMME, tmp_path).runs.values())
+    assert hours([one], found) == pytest.approx(0.1)
+    longer = PROGRAMME.experiment("sol_rl", 1, {"iterations": 80, "evaluate.every": 10})
+    assert hours([longer], found) == pytest.approx(0.1 + 200 / 3600)
+    assert found["explore nvfp4"] == pytest.approx(100 / passes_by_phase(one.config)["explore nvfp4"])
+    assert "divide by 1" in plan(context_of(PROGRAMME, tmp_path), 1)
+
+
+def test_the_page_names_a_command_that_gives_its_settings() -> None:
+    words = ["families", "--seeds", "1", "2", "--set", "explore.prompts=4", "lora.rank=8", "--jobs", "3"]
+    args = _options().parse_args(words)
+    again = _options().parse_args(command(args).split()[2:])
+    assert programme_of(again) == programme_of(args)
+    assert command(_options().parse_args([])) == "python benchmarks/paper"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["famlies"], "got table 'famlies'; expected any of algorithms, families"),
+        (["--seeds", "0"], "got seed 0, which the learning rates are chosen with"),
+        (["--set", "iterations"], "expected key=value"),
+    ],
+)
+def test_wrong_options_are_refused(
+    words: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["paper", *words, "--runs", str(tmp_path), "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=error):
+        main()

@@ -1,0 +1,172 @@
+"""The paper's tables, from invented runs."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from paper.__main__ import main
+from paper.experiments import Programme
+from paper.intervals import Estimate
+from paper.page import write_page
+from paper.tables import algorithms, families, gap, hacking, quantised, sweeps
+from paper.tables.common import Context
+from paper.tables.families import first_reached
+from paper.tables.gap import verdict
+from paper_runs import RESULTS, context_of, finish, finish_all
+
+PROGRAMME = Programme(rewards=("clipscore", "hpsv2"), judges=("verifier",))
+GAINS = {
+    "diffusionnft": 0.4,
+    "naive_scaling": 0.8,
+    "naive_quant": 0.2,
+    "sol_rl": 0.79,
+    "awm": 0.5,
+    "flowgrpo": 0.1,
+    "dancegrpo": 0.3,
+}
+
+
+def row(lines: object, start: str) -> list[str]:
+    """Cells of the table row that begins with this text."""
+    assert isinstance(lines, list)
+    (found,) = [line for line in lines if line.startswith(f"| {start} |")]
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def test_without_runs_every_figure_is_not_run(tmp_path: Path) -> None:
+    text = write_page(Context(PROGRAMME, {}, RESULTS), tmp_path, tmp_path, "python benchmarks/paper")
+    for line in text.splitlines():
+        ours = [cell for cell in line.split("|") if re.search(r"[+-]\d\.\d", cell)]
+        assert not ours, line
+    assert text.count("not run") > 50
+    assert list(tmp_path.glob("paper/*")) == []
+    assert json.loads((tmp_path / "paper.json").read_text())["runs"] == 0
+
+
+def test_families_gain_and_reach_the_baseline(tmp_path: Path) -> None:
+    lines = families.section(finish_all(PROGRAMME, tmp_path, GAINS, "families")).lines
+    base = row(lines, "24-in-24 BF16")
+    assert float(base[2].split()[0]) == pytest.approx(0.4, abs=0.05)
+    assert base[4:] == ["1.00 [1.00, 1.00]"] * 7
+    naive = row(lines, "24-in-96 BF16")
+    assert [float(cell.split()[0]) for cell in naive[2:4]] == pytest.approx([0.8, 0.4], abs=0.05)
+    # A straight line to twice the reward reaches it after half of the iterations; measured seconds are equal.
+    assert naive[-1].startswith("2.00")
+    # An iteration of 24-in-96 denoises four times as much.
+    assert naive[4].startswith("0.50")
+    assert row(lines, "24-in-96 naive quant")[4] == "reached in 0 of 3 runs"
+
+
+def test_some_missing_runs_are_named(tmp_path: Path) -> None:
+    first, second, _ = PROGRAMME.over_seeds("sol_rl")
+    finish(first, tmp_path, 0.5)
+    lines = families.section(context_of(PROGRAMME, tmp_path)).lines
+    assert row(lines, "Sol-RL")[2].endswith("(1 of 3 seeds)")
+    assert row(lines, "Sol-RL")[3:] == ["not run"] * 8
+    finish(second, tmp_path, 0.5, stopped="the loss is nan", after={})
+    lines = families.section(context_of(PROGRAMME, tmp_path)).lines
+    assert row(lines, "Sol-RL")[2].endswith("(1 of 3 seeds, 1 stopped)")
+
+
+@pytest.mark.parametrize(("target", "at"), [(0.0, 0.0), (1.0, 5.0), (1.5, 7.5), (1.9, 9.5), (3.0, 20.0), (3.5, None)])
+def test_the_first_time_at_which_a_curve_reaches_a_reward(target: float, at: float | None) -> None:
+    assert first_reached([(0, 0.0), (5, 1.0), (10, 2.0), (15, 1.0), (20, 3.0)], target) == at
+
+
+def test_algorithms_are_compared_at_their_own_learning_rates(tmp_path: Path) -> None:
+    context = finish_all(PROGRAMME, tmp_path, GAINS, "algorithms")
+    lines = algorithms.section(context).lines
+    (ours,) = [line for line in lines if line.startswith("| Sol-RL | 0.5")]
+    assert ours.count("+0.7") + ours.count("+0.8") >= 2
+    against = row(lines, "clipscore")
+    assert against[1] == "AWM"
+    assert float(against[2].split()[0]) == pytest.approx(0.29, abs=0.1)
+    counts = {name: algorithms.runs_of(context, name, "hpsv2")[0].config.iterations for name in algorithms.ALGORITHMS}
+    assert counts["Sol-RL"] == 40 < counts["DiffusionNFT"] < counts["DanceGRPO"]
+
+
+def test_an_algorithm_without_trials_is_not_tuned(tmp_path: Path) -> None:
+    lines = algorithms.section(context_of(PROGRAMME, tmp_path)).lines
+    assert "not run: not tuned" in next(line for line in lines if line.startswith("| AWM | "))
+    assert len(algorithms.experiments(context_of(PROGRAMME, tmp_path))) == 15
+    assert len(algorithms.experiments(context_of(PROGRAMME, tmp_path), whole=True)) == 15 + 5 * 2 * 3
+
+
+def test_the_gap_is_decided_only_by_its_whole_interval(tmp_path: Path) -> None:
+    lines = gap.section(finish_all(PROGRAMME, tmp_path, GAINS, "gap")).lines
+    cells = row(lines, "40")
+    assert re.match(r"[+-][\d.]+% \[[+-][\d.]+%, [+-][\d.]+%\]", cells[3])
+    assert abs(float(cells[3].split("%")[0])) < 10
+    assert verdict(Estimate(0.01, -0.09, 0.09, 3)) == "yes"
+    assert verdict(Estimate(0.01, -0.09, 0.11, 3)) == "not decided"
+    assert verdict(Estimate(0.2, 0.11, 0.3, 3)) == "no"
+
+
+def test_a_fall_is_measured_from_the_best_evaluation(tmp_path: Path) -> None:
+    one = PROGRAMME.experiment("naive_quant", 1)
+    finish(one, tmp_path, 0.3, curve=[(0, {"clipscore": 0.5}), (5, {"clipscore": 0.58}), (40, {"clipscore": 0.53})])
+    context = context_of(PROGRAMME, tmp_path)
+    assert quantised.fall(context.runs[one.name], "clipscore") == pytest.approx(0.5)
+    assert any("--unprepared MODEL" in line for line in quantised.section(context).lines)
+
+
+def test_other_weights_have_rows_of_their_own(tmp_path: Path) -> None:
+    programme = Programme(unprepared="a/folder")
+    context = context_of(programme, tmp_path)
+    assert [line for line in quantised.section(context).lines if line.startswith("| a/folder, 40 iterations |")]
+    models = {one.config.model for one in quantised.experiments(context)}
+    assert models == {"mini-sana", "a/folder"}
+
+
+def test_sweeps_show_measured_and_predicted_matches(tmp_path: Path) -> None:
+    lines = sweeps.section(finish_all(PROGRAMME, tmp_path, GAINS, "sweeps")).lines
+    grids = [line for line in lines if line.startswith("| 96 |")]
+    gains, matches = ([cell.strip() for cell in line.strip("|").split("|")] for line in grids)
+    assert gains[1].startswith("+0.7") or gains[1].startswith("+0.8")
+    assert gains[-1] == "0.3686"
+    assert [cell.split(",")[0] for cell in matches[1:]] == ["70.0%", "75.0%", "80.0%"]
+    predicted = [float(cell.split(", ")[1].rstrip("%")) for cell in matches[1:]]
+    assert predicted == sorted(predicted)
+    assert row(lines, "4 fitted steps, after 3 keep 48")[1].startswith("+0.")
+    assert row(lines, "8")[2] == "0.3659"
+
+
+def test_a_model_without_fitted_steps_says_so(tmp_path: Path) -> None:
+    (tmp_path / "plan_fidelity.json").write_text('{"solvers": {}}')
+    for name in ("step_time.json", "training_phase.json"):
+        (tmp_path / name).symlink_to(RESULTS / name)
+    lines = sweeps.section(Context(PROGRAMME, {}, tmp_path)).lines
+    assert "Fitted steps: not run; plan_fidelity.json has none for mini-sana." in lines
+
+
+def test_hacking_names_the_judges_that_fell(tmp_path: Path) -> None:
+    context = finish_all(PROGRAMME, tmp_path, GAINS, "hacking")
+    (run, *_) = algorithms.runs_of(context, "AWM", "clipscore") or []
+    for one in algorithms.runs_of(context, "AWM", "clipscore") or []:
+        found = context.runs[one.name]
+        finish(one, tmp_path, 0.5, after={**found.after, "verifier": found.before["verifier"] - 0.05})
+    lines = hacking.section(context_of(PROGRAMME, tmp_path)).lines
+    awm = [line for line in lines if line.startswith("| clipscore | AWM |")]
+    cells = [cell.strip() for cell in awm[0].strip("|").split("|")]
+    assert cells[2].startswith("**+0.")
+    assert cells[-2:] == ["verifier", f"[grid](paper/{run.name}.png)"]
+    other = next(line for line in lines if line.startswith("| hpsv2 | AWM |"))
+    assert "| none |" in other
+
+
+def test_show_writes_page_and_plots_without_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        finish(Programme().experiment("sol_rl", seed), tmp_path / "runs", 0.5)
+    words = ["paper", "families", "--show", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*words, "--results", str(RESULTS)])
+    assert main() == 1
+    assert (
+        "By `python benchmarks/paper`: 2 finished runs of mini-sana on a machine,"
+        in (tmp_path / "paper.md").read_text()
+    )
+    assert {path.name for path in (tmp_path / "paper").iterdir()} == {"curves.png", "groups.png"}
+    assert "10 runs of families are missing" in capsys.readouterr().err
