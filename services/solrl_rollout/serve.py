@@ -6,6 +6,7 @@ import ctypes
 import errno
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
@@ -62,6 +63,7 @@ def serve(settings: Settings, load_backend: "BackendLoader | None" = None) -> No
     logs.install(settings.log_format)
     _warn_of_password(settings, sys.argv)
     fix_malloc()
+    raise_file_limit()
     check_exposure(settings)
     with contextlib.closing(bind(settings.host, settings.port)) as listener:
         asyncio.run(_serve(settings, listener, load_backend))
@@ -83,6 +85,13 @@ def fix_malloc() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 * MIB)
         mallopt(_M_TRIM_THRESHOLD, 64 * MIB)
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files as far as this user may: connections and adapters of workers need one each."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses a limit of infinity
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def check_exposure(settings: Settings) -> None:

@@ -111,6 +111,18 @@ def out_of_memory(model: str, precision: str, batch: int | None) -> ProblemError
     )
 
 
+def no_room_for_adapter(fault: OSError) -> RetryLaterError:
+    """The 503 for an adapter for which the service has no memory, or no file descriptor, to pass it to a worker."""
+    return RetryLaterError(
+        ProblemKind.TOO_MANY_BYTES,
+        f"the adapter cannot be passed to a worker: {fault.strerror or fault}",
+        retry_after=5,
+        where="body.adapter",
+        expected="memory and an open file for each adapter of an unfinished request",
+        action="send the same request again later; the service needs more memory or a higher limit of open files",
+    )
+
+
 def adapter_merge(fault: str, digest: str | None) -> ProblemError:
     """The 422 for an adapter whose merge gives non-finite weights."""
     return ProblemError(

@@ -110,7 +110,7 @@ def test_messages_of_any_size_arrive_in_order_with_their_files(tmp_path: Path) -
     assert [message.descriptor is None for message in arrived] == [True, False, True]
     assert arrived[1].descriptor is not None
     assert os.path.sameopenfile(arrived[1].descriptor, file)
-    ours.close()
+    ours.end()
     with pytest.raises(ConnectionError):
         theirs.receive()
 
@@ -126,6 +126,17 @@ def test_a_message_may_arrive_byte_by_byte() -> None:
     assert messages.receive() == ({"n": 1}, b"body", None)
     with pytest.raises(ConnectionError):
         messages.receive()
+
+
+def test_a_connection_that_ends_here_still_gives_what_has_arrived() -> None:
+    ours, theirs = (Messages(end) for end in socket.socketpair())
+    theirs.send({"n": 1}, b"body")
+    ours.end()
+    assert ours.receive() == ({"n": 1}, b"body", None)
+    with pytest.raises(ConnectionError):
+        ours.receive()
+    with pytest.raises(ConnectionError):
+        theirs.receive()
 
 
 def test_an_adapter_in_shared_memory_is_mapped_once_and_freed_with_its_last_reference() -> None:

@@ -62,10 +62,14 @@ class Messages:
                 os.close(descriptor)
             raise
 
-    def close(self) -> None:
-        """Close the connection, which wakes a thread that receives."""
+    def end(self) -> None:
+        """End the connection. `receive` returns what has arrived, then raises."""
         with contextlib.suppress(OSError):  # the other side was first
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection and free its descriptor; what has arrived is lost."""
+        self.end()
         self._socket.close()
 
     def _read(self, size: int) -> bytes:

@@ -46,18 +46,26 @@ class ProcessConnection:
         """The lock of the workers that read weights."""
         return self._reading
 
-    def send(self, header: Header, body: bytes = b"", adapter: Adapter | None = None) -> None:
+    def share(self, adapter: Adapter) -> int:
+        """The descriptor of the adapter's file."""
+        return self._files.descriptor(adapter)
+
+    def send(self, header: Header, body: bytes = b"", source: int | None = None) -> None:
         """Send a message; with an adapter, its file's descriptor."""
-        self._messages.send(header, body, None if adapter is None else self._files.descriptor(adapter))
+        self._messages.send(header, body, source)
 
     def receive(self) -> tuple[Header, bytes]:
-        """Receive the next message."""
-        message = self._messages.receive()
+        """Receive the next message; close the socket after the last one."""
+        try:
+            message = self._messages.receive()
+        except BaseException:
+            self._messages.close()
+            raise
         return message.header, message.body
 
     def close(self) -> str:
-        """Close the socket and wait for the end of the process."""
-        self._messages.close()
+        """End both directions of the socket and wait for the end of the process."""
+        self._messages.end()
         try:
             code = self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -146,11 +146,17 @@ class RayConnection:
                 logger.info("worker %s is process %d on node %s (%s)", self._name, process, addresses.get(node), node)
                 return self._cluster.reading(node)
 
-    def send(self, header: Header, body: bytes = b"", adapter: Adapter | None = None) -> None:
+    def share(self, adapter: Adapter) -> Any:
+        """The reference to the adapter's file."""
+        try:
+            return self._cluster.adapters.reference(adapter)
+        except RayError as error:  # e.g. its object store and disk are full
+            raise OSError(" ".join(str(error).split())) from error
+
+    def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
         """Send a message; with an adapter, the reference to its file."""
         # In a list: of an argument, Ray would bring the file before it delivers the message and those after it.
-        source = [] if adapter is None else [self._cluster.adapters.reference(adapter)]
-        self._handle.remote(pack(header, body), source)
+        self._handle.remote(pack(header, body), [] if source is None else [source])
 
     def receive(self) -> tuple[Header, bytes]:
         """Receive the next message."""

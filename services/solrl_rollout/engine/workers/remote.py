@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from solrl_core.adapter import Adapter
 
 from solrl_rollout.engine.backends.base import BackendLoader
+from solrl_rollout.engine.problems import no_room_for_adapter
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
 from solrl_rollout.engine.workers.base import Feed, WorkerDiedError
 from solrl_rollout.engine.workers.encoding import Header, decode_error, decode_hosted, decode_scored, encode_chunk
@@ -43,11 +44,18 @@ class Connection(Protocol):
             ConnectionError: the process has ended.
         """
 
-    def send(self, header: Header, body: bytes = b"", adapter: Adapter | None = None) -> None:
-        """Send a message, and the process's access to an adapter; only one thread calls this.
+    def share(self, adapter: Adapter) -> Any:
+        """Write an adapter where the process can read it, once; returns its source for `send`.
 
         Raises:
-            OSError: the process has ended, if that is known.
+            OSError: this machine has no room for it. The process has not ended.
+        """
+
+    def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
+        """Send a message, and the source of the adapter that it needs; only one thread calls this.
+
+        Raises:
+            OSError: the process has ended, if that is known, or does not understand what follows.
         """
 
     def receive(self) -> tuple[Header, bytes]:
@@ -58,7 +66,7 @@ class Connection(Protocol):
         """
 
     def close(self) -> str:
-        """End the process; returns how it ended, in words. Wakes the thread that receives."""
+        """End the process; returns how it ended, in words. `receive` returns what has arrived, then raises."""
 
 
 class RemoteWorker:
@@ -139,12 +147,11 @@ class RemoteWorker:
                 if chunk.losses:
                     # Alone, so that if it kills this worker, too, no other chunk is lost a second time.
                     feed.wait(self._is_idle, self._attend)
-                self._send(chunk)
+                self._send(feed, chunk)
             feed.wait(self._is_idle, self._attend, END_SECONDS)
         except OSError as error:
-            self._receiver.join()  # results that arrived before the end count
-            begun = list(self._sent.values())
-            raise WorkerDiedError(self._stop(), begun) from error
+            how = self._stop()  # results that arrived before the end count
+            raise WorkerDiedError(how, list(self._sent.values())) from error
 
     def cancel(self, job: Job) -> None:
         """Tell the process to stop the job's chunks, by the worker's own thread."""
@@ -195,15 +202,20 @@ class RemoteWorker:
         if self._feed is not None:
             self._feed.wake()
 
-    def _send(self, chunk: Chunk) -> None:
-        """Send a chunk. One that cannot be sent was not begun."""
+    def _send(self, feed: Feed, chunk: Chunk) -> None:
+        """Send a chunk. One that cannot be sent was not begun; one whose adapter has no room fails alone."""
         adapter, id = chunk.job.adapter, next(self._ids)
+        try:
+            source = self._connection.share(adapter.adapter) if adapter else None
+        except OSError as error:
+            logger.error("an adapter of run %r of %r cannot be shared: %s", chunk.job.run, chunk.tenant, error)
+            feed.fail(chunk, no_room_for_adapter(error))
+            return
         header, body = encode_chunk(chunk)
         with self._lock:
             self._sent[id] = chunk
         try:
-            sent = {"do": "chunk", "id": id, "chunk": header}
-            self._connection.send(sent, body, adapter.adapter if adapter else None)
+            self._connection.send({"do": "chunk", "id": id, "chunk": header}, body, source)
         except OSError:
             with self._lock:
                 del self._sent[id]

@@ -22,7 +22,11 @@ class AdapterFiles:
         return len(self._descriptors)
 
     def descriptor(self, adapter: Adapter) -> int:
-        """The descriptor of an adapter's file; valid as long as the caller refers to the adapter."""
+        """The descriptor of an adapter's file; valid as long as the caller refers to the adapter.
+
+        Raises:
+            OSError: no descriptor or no memory is left.
+        """
         with self._writing:
             descriptor = self._descriptors.get(adapter)
             if descriptor is None:
@@ -58,7 +62,11 @@ def _memory_file(body: bytes) -> int:
             file.flush()
             return os.dup(file.fileno())
     descriptor = os.memfd_create("solrl-adapter", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(body)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(body)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor

@@ -1,0 +1,163 @@
+"""Workers in other processes: faults of this machine, of a connection, and at awkward moments."""
+
+import contextlib
+import errno
+import os
+import queue
+import resource
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_backend import REWARD, FakeBackend, chunk, job
+from service_helpers import make_adapter
+from solrl_core.adapter import Adapter
+from solrl_proto.problems import ProblemError
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.problems import RetryLaterError
+from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
+from solrl_rollout.engine.workers import process_workers
+from solrl_rollout.engine.workers.encoding import Header, encode_hosted, encode_scored
+from solrl_rollout.engine.workers.local import LocalWorker
+from solrl_rollout.engine.workers.remote import RemoteWorker
+from solrl_rollout.serve import serve
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+
+SETTINGS = Settings(rewards=(REWARD,), device="cpu")
+STATE: dict[str, Any] = {"limits": {}, "memory": {}}
+FINISHED = encode_scored(ScoredChunk({REWARD: torch.ones(4)}, None, None, 0, 0.0, False, 0.0, 1.0, 0.0))
+
+
+class Process:
+    """A `Connection` to a process that the test plays. It loads, answers pings, and finishes chunks at once.
+
+    `on_send` is called with each message before it arrives; a message for which it raises does not arrive.
+    """
+
+    def __init__(self, on_send: Callable[["Process", Header], None] = lambda *_: None) -> None:
+        self.on_send = on_send
+        self.sent: list[str] = []
+        self.ended = False
+        self._arrived: queue.SimpleQueue[tuple[Header, bytes] | None] = queue.SimpleQueue()
+        self._hosted = [encode_hosted(one) for one in LocalWorker(SETTINGS, Metrics(), FakeBackend).load()]
+
+    def reading(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def share(self, adapter: Adapter) -> Adapter:
+        return adapter
+
+    def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
+        self.on_send(self, header)
+        self.sent.append(header["do"])
+        match header["do"]:
+            case "load":
+                self.answer({"is": "weights_read"})
+                self.answer({"is": "loaded", "hosted": self._hosted, **STATE})
+            case "ping":
+                self.answer({"is": "pong", "id": header["id"]})
+            case "chunk":
+                scored, images = FINISHED
+                self.answer({"is": "finished", "id": header["id"], "scored": scored, **STATE}, images)
+
+    def answer(self, header: Header, body: bytes = b"") -> None:
+        self._arrived.put((dict(header), body))
+
+    def receive(self) -> tuple[Header, bytes]:
+        arrived = self._arrived.get()
+        if arrived is None:
+            raise ConnectionError
+        return arrived
+
+    def die(self) -> None:
+        self._arrived.put(None)
+
+    def close(self) -> str:
+        self.ended = True
+        self.die()
+        return "the test ended it"
+
+
+@contextlib.contextmanager
+def engine_on(*processes: Process) -> Iterator[Engine]:
+    """A running engine whose only worker has each of these processes, one after another."""
+    metrics, left = Metrics(), iter(processes)
+    engine = Engine(SETTINGS, metrics, [RemoteWorker(SETTINGS, metrics, FakeBackend, name="w", connect=left.__next__)])
+    try:
+        engine.start().result(600)
+        yield engine
+    finally:
+        engine.close()
+
+
+def adapted(seed: int) -> Any:
+    return job(adapter=VersionedAdapter(f"sha256:{seed:064x}", make_adapter({"linear": (4, 4)}, seed)))
+
+
+def test_an_adapter_without_room_fails_its_chunk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    engine = Engine(SETTINGS, metrics, process_workers(SETTINGS, ["cpu"], metrics, FakeBackend))
+    try:
+        engine.start().result(600)
+        with monkeypatch.context() as patch:
+
+            def used_up(*_: Any) -> int:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+            patch.setattr(os, "memfd_create", used_up)
+            refused = chunk(adapted(1))
+            engine.submit([refused])
+            with pytest.raises(RetryLaterError, match="Too many open files") as error:
+                refused.result.result(600)
+            assert (error.value.problem.status, error.value.problem.kind) == (503, "too-many-bytes")
+            engine.ping().result(600)
+        for of in (job(), adapted(1)):
+            fine = chunk(of)
+            engine.submit([fine])
+            assert len(fine.result.result(600).rewards[REWARD]) == 4
+        assert [one.restarts for one in engine.workers] == [0]
+    finally:
+        engine.close()
+
+
+def test_a_file_that_cannot_be_written_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from solrl_rollout.engine.workers import shared_adapters
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    files, adapter = shared_adapters.AdapterFiles(), make_adapter({"linear": (4, 4)}, 1)
+    monkeypatch.setattr(shared_adapters.fcntl, "fcntl", full)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="No space left"):
+        files.descriptor(adapter)
+    assert os.listdir("/proc/self/fd") == before
+    monkeypatch.undo()
+    assert os.fstat(files.descriptor(adapter)).st_size > 0
+
+
+def test_a_service_may_open_as_many_files_as_its_user() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        with pytest.raises(ProblemError, match="there is no token file"):
+            serve(Settings(host="0.0.0.0"))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_message_that_cannot_be_sent_to_a_live_process_ends_it_and_another_makes_the_chunk() -> None:
+    def refuse(_: Process, header: Header) -> None:
+        if header["do"] == "chunk":
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    first, second = Process(refuse), Process()
+    with engine_on(first, second) as engine:
+        sent = chunk(job())
+        engine.submit([sent])
+        assert torch.equal(sent.result.result(600).rewards[REWARD], torch.ones(4))
+        assert first.ended
+        assert sent.losses == 0
