@@ -10,12 +10,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import ray
-from fake_backend import REWARD, FakeBackend
-from ray.exceptions import GetTimeoutError
+from fake_backend import REWARD, FakeBackend, chunk, job
+from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectStoreFullError
 from service_helpers import Layout, RunningService, adapter_file, make_adapter, running_service
 from solrl_core.adapter import encode_adapter
 from solrl_rollout.doctor import check
@@ -173,6 +175,27 @@ def test_a_worker_does_not_wait_for_a_place_once_its_service_has_left_the_cluste
     with pytest.raises(ConnectionError):
         connection.reading()
     assert connection.close() == "this machine is no node of the Ray cluster any more"
+
+
+def test_errors_of_ray_are_those_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Any) -> None:
+        raise ObjectStoreFullError("the object store is full")
+
+    def gone(*_: Any) -> None:
+        raise ActorDiedError
+
+    monkeypatch.setattr(ray, "put", full)
+    monkeypatch.setattr(ray, "kill", lambda _: None)
+    handle, actor = SimpleNamespace(remote=gone), MagicMock()
+    actor.handle.options.return_value = handle
+    cluster: Any = SimpleNamespace(adapters=AdapterObjects(), start=lambda _: actor)
+    connection = RayConnection(cluster, "ray:0")
+    with pytest.raises(OSError, match="the object store is full") as refused:
+        connection.share(make_adapter({"linear": (4, 6)}, 1))
+    assert not isinstance(refused.value, ConnectionError)
+    with pytest.raises(ConnectionError):
+        connection.send({"do": "ping", "id": 0})
+    assert "actor died" in connection.close()
 
 
 def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:

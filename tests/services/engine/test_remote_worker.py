@@ -33,13 +33,14 @@ FINISHED = encode_scored(ScoredChunk({REWARD: torch.ones(4)}, None, None, 0, 0.0
 class Process:
     """A `Connection` to a process that the test plays. It loads, answers pings, and finishes chunks at once.
 
-    `on_send` is called with each message before it arrives; a message for which it raises does not arrive.
+    It finishes chunks with the prompt `held` only when it is ended. `on_send` is called with each message before it
+    arrives; a message for which it raises does not arrive.
     """
 
     def __init__(self, on_send: Callable[["Process", Header], None] = lambda *_: None) -> None:
         self.on_send = on_send
-        self.sent: list[str] = []
         self.ended = False
+        self._held: list[int] = []
         self._arrived: queue.SimpleQueue[tuple[Header, bytes] | None] = queue.SimpleQueue()
         self._hosted = [encode_hosted(one) for one in LocalWorker(SETTINGS, Metrics(), FakeBackend).load()]
 
@@ -51,16 +52,16 @@ class Process:
 
     def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
         self.on_send(self, header)
-        self.sent.append(header["do"])
         match header["do"]:
             case "load":
                 self.answer({"is": "weights_read"})
                 self.answer({"is": "loaded", "hosted": self._hosted, **STATE})
             case "ping":
                 self.answer({"is": "pong", "id": header["id"]})
+            case "chunk" if header["chunk"]["prompt"]["text"] == "held":
+                self._held.append(header["id"])
             case "chunk":
-                scored, images = FINISHED
-                self.answer({"is": "finished", "id": header["id"], "scored": scored, **STATE}, images)
+                self._finish(header["id"])
 
     def answer(self, header: Header, body: bytes = b"") -> None:
         self._arrived.put((dict(header), body))
@@ -76,8 +77,14 @@ class Process:
 
     def close(self) -> str:
         self.ended = True
+        for id in self._held:
+            self._finish(id)
         self.die()
         return "the test ended it"
+
+    def _finish(self, id: int) -> None:
+        scored, images = FINISHED
+        self.answer({"is": "finished", "id": id, "scored": scored, **STATE}, images)
 
 
 @contextlib.contextmanager
@@ -161,3 +168,17 @@ def test_a_message_that_cannot_be_sent_to_a_live_process_ends_it_and_another_mak
         assert torch.equal(sent.result.result(600).rewards[REWARD], torch.ones(4))
         assert first.ended
         assert sent.losses == 0
+
+
+def test_a_result_that_arrives_while_its_worker_ends_for_good_counts_once() -> None:
+    def break_down(_: Process, header: Header) -> None:
+        if header["do"] == "chunk" and header["chunk"]["prompt"]["text"] == "fatal":
+            raise RuntimeError("a fault of the front")
+
+    with engine_on(Process(break_down)) as engine:
+        held, fatal = chunk(job(), "held"), chunk(job(), "fatal")
+        engine.submit([held, fatal])
+        assert torch.equal(held.result.result(600).rewards[REWARD], torch.ones(4))
+        with pytest.raises(ProblemError):
+            fatal.result.result(600)
+        assert engine.workers[0].chunks == 1

@@ -61,7 +61,7 @@ class Worker(Protocol):
         """
 
     def run(self, feed: Feed) -> None:
-        """Take, generate and score chunks until the engine closes.
+        """Take, generate and score chunks until the engine closes; finish none after the end of this call.
 
         Raises:
             WorkerDiedError: it can be loaded again.

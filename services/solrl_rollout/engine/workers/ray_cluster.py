@@ -156,7 +156,10 @@ class RayConnection:
     def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
         """Send a message; with an adapter, the reference to its file."""
         # In a list: of an argument, Ray would bring the file before it delivers the message and those after it.
-        self._handle.remote(pack(header, body), [] if source is None else [source])
+        try:
+            self._handle.remote(pack(header, body), [] if source is None else [source])
+        except RayError as error:
+            raise self._ended(str(error)) from error
 
     def receive(self) -> tuple[Header, bytes]:
         """Receive the next message."""

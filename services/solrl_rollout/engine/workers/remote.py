@@ -132,7 +132,7 @@ class RemoteWorker:
             raise
 
     def run(self, feed: Feed) -> None:
-        """Send chunks to the process until the engine closes; returns when the process has answered all.
+        """Send chunks to the process until the engine closes; returns when the process has answered all, and ended.
 
         Raises:
             WorkerDiedError: the process has ended.
@@ -152,6 +152,8 @@ class RemoteWorker:
         except OSError as error:
             how = self._stop()  # results that arrived before the end count
             raise WorkerDiedError(how, list(self._sent.values())) from error
+        finally:
+            self._stop()  # no result arrives after this: the engine resolves the chunks that are left
 
     def cancel(self, job: Job) -> None:
         """Tell the process to stop the job's chunks, by the worker's own thread."""
