@@ -5,6 +5,7 @@ import errno
 import os
 import queue
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -182,3 +183,23 @@ def test_a_result_that_arrives_while_its_worker_ends_for_good_counts_once() -> N
         with pytest.raises(ProblemError):
             fatal.result.result(600)
         assert engine.workers[0].chunks == 1
+
+
+def test_a_ping_while_a_worker_s_end_is_awaited_is_answered() -> None:
+    ending, go_on = threading.Event(), threading.Event()
+
+    class Slow(Process):
+        def close(self) -> str:
+            ending.set()
+            assert go_on.wait(600)
+            return super().close()
+
+    first = Slow()
+    with engine_on(first, Process()) as engine:
+        try:
+            first.die()
+            assert ending.wait(600)
+            assert engine.workers[0].serving
+            engine.ping().result(600)
+        finally:
+            go_on.set()

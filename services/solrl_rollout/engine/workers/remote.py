@@ -167,8 +167,13 @@ class RemoteWorker:
         ping: Future[None] = Future()
         id = next(self._ids)
         with self._lock:
-            self._pings[id] = ping
-        self._post({"do": "ping", "id": id})
+            gone = self._gone
+            if not gone:
+                self._pings[id] = ping
+        if gone:
+            _answer(ping)
+        else:
+            self._post({"do": "ping", "id": id})
         return ping
 
     def close(self) -> None:
@@ -237,8 +242,8 @@ class RemoteWorker:
         except BaseException as fault:
             logger.exception("worker %s sent what cannot be read", self.name)
             error = fault
-        self._gone = True
         with self._lock:
+            self._gone = True
             pings, self._pings = self._pings, {}
         for ping in pings.values():
             _answer(ping)  # a worker that died is not stalled
