@@ -7,6 +7,7 @@ import queue
 import resource
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.problems import RetryLaterError
 from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
-from solrl_rollout.engine.workers import process_workers
+from solrl_rollout.engine.workers import process_workers, shared_adapters
 from solrl_rollout.engine.workers.encoding import Header, encode_hosted, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.remote import RemoteWorker
@@ -131,17 +132,18 @@ def test_an_adapter_without_room_fails_its_chunk_alone(monkeypatch: pytest.Monke
 
 
 def test_a_file_that_cannot_be_written_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from solrl_rollout.engine.workers import shared_adapters
+    opened: list[int] = []
 
-    def full(*_: Any) -> None:
+    def full(descriptor: int, *_: Any) -> None:
+        opened.append(descriptor)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     files, adapter = shared_adapters.AdapterFiles(), make_adapter({"linear": (4, 4)}, 1)
     monkeypatch.setattr(shared_adapters.fcntl, "fcntl", full)
-    before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="No space left"):
         files.descriptor(adapter)
-    assert os.listdir("/proc/self/fd") == before
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
     monkeypatch.undo()
     assert os.fstat(files.descriptor(adapter)).st_size > 0
 
@@ -203,3 +205,23 @@ def test_a_ping_while_a_worker_s_end_is_awaited_is_answered() -> None:
             engine.ping().result(600)
         finally:
             go_on.set()
+
+
+def test_a_worker_that_is_closed_while_its_process_starts_does_not_load() -> None:
+    starting, go_on = threading.Event(), threading.Event()
+    process = Process(lambda *_: pytest.fail("it loads"))
+
+    def connect() -> Process:
+        starting.set()
+        assert go_on.wait(600)
+        return process
+
+    worker = RemoteWorker(SETTINGS, Metrics(), FakeBackend, name="w", connect=connect)
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(worker.load)
+        assert starting.wait(600)
+        worker.close()
+        go_on.set()
+        with pytest.raises(RuntimeError, match="worker w ended while it loaded"):
+            loading.result(600)
+    assert process.ended

@@ -77,5 +77,5 @@ class Worker(Protocol):
     def close(self) -> None:
         """Free everything that `load` made, after the end of `run`, and resolve all pings; may be called again.
 
-        During `load`, in another thread, it may end the loading with an error.
+        During `load`, in another thread, it may end the loading with an error. `load` is not called afterwards.
         """

@@ -102,6 +102,7 @@ class RemoteWorker:
         self._feed: Feed | None = None
         self._connection: Connection
         self._running = False
+        self._closed = False
         self._limits: dict[str, dict[str, int]] = {}
         self._ids = itertools.count()
         self._begin()
@@ -117,9 +118,12 @@ class RemoteWorker:
         connection = self._connection = self._connect()
         self._receiver = threading.Thread(target=self._receive, name=f"solrl-receiver-{self.name}")
         self._receiver.start()
-        self._running = True  # from now on, `close` ends the loading
+        with self._lock:
+            self._running, closed = True, self._closed  # from now on, `close` ends the loading
         chosen = self._settings.model_dump(mode="json", exclude={"redis_url", "redis_url_file"}) | _LOCAL
         try:
+            if closed:
+                raise ConnectionError("the worker was closed before its process ran")
             with connection.reading():
                 with contextlib.suppress(OSError):  # the receiver notices, too
                     connection.send({"do": "load", "settings": chosen, "loader": self._loader, "name": self.name})
@@ -177,7 +181,9 @@ class RemoteWorker:
         return ping
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, also one that is about to start."""
+        with self._lock:
+            self._closed = True
         self._stop()
 
     def _begin(self) -> None:
