@@ -5,6 +5,7 @@ import gc
 import os
 import socket
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from fake_backend import FakeBackend, chunk, job
 from service_helpers import make_adapter
-from solrl_core.adapter import adapter_digest, encode_adapter
+from solrl_core.adapter import Adapter, adapter_digest, encode_adapter
+from solrl_core.lora import Merger, target_modules
 from solrl_core.sampler import Trajectory
 from solrl_core.solvers import Dpm2
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -32,6 +34,7 @@ from solrl_rollout.engine.workers.remote import importable
 from solrl_rollout.engine.workers.shared_adapters import AdapterFiles, MappedAdapters
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
+from torch import nn
 
 LAYOUT = {"linear": (4, 6), "other": (8, 4)}
 
@@ -157,6 +160,33 @@ def test_an_adapter_in_shared_memory_is_mapped_once_and_freed_with_its_last_refe
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert all(torch.isfinite(tensor).all() for tensor in found.tensors.values())  # still mapped there
+
+
+def mapped_again(mapped: MappedAdapters, adapter: Adapter) -> Adapter:
+    files = AdapterFiles()
+    return mapped.map(adapter_digest(encode_adapter(adapter)), os.dup(files.descriptor(adapter)))
+
+
+def test_a_worker_checks_an_adapter_once_while_runs_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformer = nn.ModuleDict({name: nn.Linear(ins, outs) for name, (outs, ins) in LAYOUT.items()})
+    merger, mapped, checked = Merger(target_modules(transformer, ".*"), transformer), MappedAdapters(), []
+    monkeypatch.setattr(merger, "_require_finite", lambda adapter, _: checked.append(adapter))
+    first, second = (make_adapter(LAYOUT, seed) for seed in (1, 2))
+    for _ in range(3):
+        for adapter in (first, second):
+            merger.merge(mapped_again(mapped, adapter))
+    assert len(checked) == 2
+
+
+def test_a_worker_forgets_the_adapter_that_it_used_longest_ago() -> None:
+    mapped = MappedAdapters()
+    first, second, *others = (make_adapter(LAYOUT, seed) for seed in range(5))
+    kept, forgotten = (weakref.ref(mapped_again(mapped, adapter)) for adapter in (first, second))
+    for adapter in (first, *others):
+        mapped_again(mapped, adapter)
+    gc.collect()
+    assert kept() is not None
+    assert forgotten() is None
 
 
 @pytest.mark.parametrize("loader", [lambda *_: FakeBackend(), FakeBackend().load])

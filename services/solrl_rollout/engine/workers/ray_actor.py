@@ -8,7 +8,6 @@ import logging
 import os
 import queue
 import struct
-from collections import deque
 from typing import Any
 
 import ray
@@ -17,12 +16,11 @@ from solrl_core.adapter import Adapter, view_adapter
 
 from solrl_rollout.engine.workers.child import Child
 from solrl_rollout.engine.workers.encoding import Header
+from solrl_rollout.engine.workers.shared_adapters import NewestAdapters
 
 logger = logging.getLogger(__name__)
 
 _SIZE = struct.Struct("!Q")
-_HELD = 2
-"""Adapters that a worker keeps: those of the chunks that it has at once."""
 
 
 class WorkerActor:
@@ -37,7 +35,7 @@ class WorkerActor:
         torch.set_num_threads(threads)
         self._name = name
         self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._held: deque[tuple[str, Adapter]] = deque(maxlen=_HELD)
+        self._newest = NewestAdapters()
         self._child = Child(self._send, self._find_adapter)
 
     def __repr__(self) -> str:
@@ -64,13 +62,8 @@ class WorkerActor:
         self._outbox.put(pack(header, body))
 
     def _find_adapter(self, digest: str, source: Any) -> Adapter:
-        for known, adapter in self._held:
-            if known == digest:
-                return adapter
         # Copied, because tensors need writable memory.
-        adapter = view_adapter(bytearray(ray.get(source)))
-        self._held.append((digest, adapter))
-        return adapter
+        return self._newest.get(digest, lambda: view_adapter(bytearray(ray.get(source))))
 
 
 def pack(header: Header, body: bytes) -> bytes:

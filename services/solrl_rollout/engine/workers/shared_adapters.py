@@ -6,9 +6,13 @@ import os
 import tempfile
 import threading
 import weakref
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 from solrl_core.adapter import Adapter, encode_adapter, view_adapter
+
+_NEWEST = 4
+"""Adapters that a worker keeps; it has chunks of at most two at once."""
 
 
 class AdapterFiles:
@@ -35,21 +39,36 @@ class AdapterFiles:
             return descriptor
 
 
-class MappedAdapters:
-    """A worker's side. An adapter stays mapped as long as something refers to it."""
+class NewestAdapters:
+    """The adapters that a worker used last. A merge checks each of these objects for overflow only once."""
 
     def __init__(self) -> None:
-        self._mapped: WeakValueDictionary[str, Adapter] = WeakValueDictionary()
+        self._adapters: dict[str, Adapter] = {}
+
+    def get(self, digest: str, read: Callable[[], Adapter]) -> Adapter:
+        """The adapter with this digest; calls `read` if it is not among them."""
+        adapter = self._adapters.pop(digest, None) or read()
+        self._adapters[digest] = adapter
+        if len(self._adapters) > _NEWEST:
+            del self._adapters[next(iter(self._adapters))]
+        return adapter
+
+
+class MappedAdapters:
+    """A worker's side."""
+
+    def __init__(self) -> None:
+        self._newest = NewestAdapters()
 
     def map(self, digest: str, descriptor: int) -> Adapter:
         """The adapter with this digest, from its file, which is closed."""
+
+        def read() -> Adapter:
+            # A private mapping: tensors need writable memory, and nothing written would reach the file.
+            return view_adapter(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+
         try:
-            adapter = self._mapped.get(digest)
-            if adapter is None:
-                # A private mapping: tensors need writable memory, and nothing written would reach the file.
-                adapter = view_adapter(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
-                self._mapped[digest] = adapter
-            return adapter
+            return self._newest.get(digest, read)
         finally:
             os.close(descriptor)
 
