@@ -6,6 +6,7 @@ Once no worker is left, the engine is dead, and the health routes report it.
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -24,7 +25,9 @@ from solrl_rollout.status.throughput import RecentThroughput
 logger = logging.getLogger(__name__)
 
 _MOST_DEATHS = 5
-"""Deaths of a worker without a finished chunk between them, after which it is given up."""
+"""Deaths of a worker after which it is given up, without a finished chunk or a long time of serving between them."""
+_STEADY_SECONDS = 300.0
+"""Seconds of serving after which a worker's earlier deaths no longer count."""
 _LONGEST_PAUSE = 30.0
 """Seconds before a worker is loaded again, at most. There is no pause after its first death."""
 
@@ -169,12 +172,15 @@ class Engine:
     def _supervise(self, feed: WorkerFeed) -> BaseException | None:
         """Run a worker until the engine closes, again after each death; returns the error that ended it for good."""
         while True:
+            began = time.monotonic()
             try:
                 feed.worker.run(feed)
             except WorkerDiedError as died:
                 logger.error("worker %s died: %s", feed.worker.name, died)
                 self._set_serving(feed, False)
                 feed.put_back(died.chunks)
+                if time.monotonic() - began > _STEADY_SECONDS:
+                    feed.deaths = 0
                 if self._revive(feed):
                     continue
             except BaseException as error:
@@ -200,7 +206,7 @@ class Engine:
             logger.warning("worker %s serves again", name)
             self._set_serving(feed, True)
             return True
-        logger.error("worker %s died %d times without finishing a chunk and is given up", name, _MOST_DEATHS)
+        logger.error("worker %s died %d times in succession and is given up", name, _MOST_DEATHS)
         return False
 
     def _set_serving(self, feed: WorkerFeed, serving: bool) -> None:

@@ -20,7 +20,7 @@ class WorkerFeed:
         hosted: the models that it has loaded; empty before.
         serving: whether it is loaded and takes chunks.
         ended: whether it will never serve again.
-        deaths: number of times that it died since it last finished a chunk.
+        deaths: number of times that it died since it last finished a chunk, or served for a long time.
         restarts: number of times that it serves again after its death.
         chunks: chunks that it has taken and not finished. Guarded by `changed` of the dispatch.
     """
@@ -89,7 +89,7 @@ class WorkerFeed:
         chunk.result.set_exception(error)
 
     def died(self) -> int:
-        """Count a death; returns their number since the worker last finished a chunk."""
+        """Count a death; returns `deaths`."""
         self.deaths += 1
         return self.deaths
 

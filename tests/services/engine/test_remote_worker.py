@@ -6,6 +6,7 @@ import os
 import queue
 import resource
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -225,3 +226,19 @@ def test_a_worker_that_is_closed_while_its_process_starts_does_not_load() -> Non
         with pytest.raises(RuntimeError, match="worker w ended while it loaded"):
             loading.result(600)
     assert process.ended
+
+
+@pytest.mark.parametrize(("steady", "dead"), [(0.0, False), (600.0, True)])
+def test_deaths_after_steady_service_give_no_worker_up(
+    monkeypatch: pytest.MonkeyPatch, steady: float, dead: bool
+) -> None:
+    monkeypatch.setattr("solrl_rollout.engine.engine._STEADY_SECONDS", steady)
+    monkeypatch.setattr("solrl_rollout.engine.engine._LONGEST_PAUSE", 0.0)
+    processes = [Process() for _ in range(7)]
+    with engine_on(*processes) as engine:
+        for restarts, process in enumerate(processes[:-1], 1):
+            process.die()
+            while engine.workers[0].restarts < restarts and not engine.dead:
+                time.sleep(0.001)
+        assert engine.dead == dead
+        assert engine.workers[0].restarts == (4 if dead else 6)
