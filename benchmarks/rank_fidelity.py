@@ -23,7 +23,7 @@ from solrl_core.families import load_backbone
 from solrl_core.fidelity import Fidelity, rank_fidelity
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_core.solvers import SOLVERS
+from solrl_core.solver_specs import SOLVERS
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.prompts import find_prompts, read_prompts
 

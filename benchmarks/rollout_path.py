@@ -91,7 +91,7 @@ class ServedWay:
     def pruned(self, text: str, seeds: Sequence[int], plan: Plan) -> torch.Tensor:
         """Scores [N] with pruning: only the most extreme candidates continue, as in the plan; NaN for the others."""
         assert plan.prune is not None
-        by = plan.fitted or plan.solver
+        by = plan.solver_spec
         predicted, halfway = self.score(text, seeds, plan.steps, solver=by, until=plan.prune.after)
         assert halfway is not None
         places = sorted(best_worst(predicted, plan.prune.keep))

@@ -27,7 +27,8 @@ from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise
 from solrl_core.rewards import RewardSet
 from solrl_core.sampler import Trajectory
-from solrl_core.solvers import Solver, make_solver
+from solrl_core.solver_specs import make_solver
+from solrl_core.solvers import Solver
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.algorithms.registry import ALGORITHMS

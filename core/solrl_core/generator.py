@@ -20,7 +20,7 @@ from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise, step_noise
 from solrl_core.precision import PRECISIONS, apply_policy, numerics
 from solrl_core.sampler import Recorder, Recording, Trajectory, advance
-from solrl_core.solvers import SolverSpec, make_solver
+from solrl_core.solver_specs import SolverSpec, make_solver
 
 CHUNK_SIZE = 24
 """Largest number of candidates in a batch, in service and trainer."""
@@ -112,7 +112,7 @@ class Generator:
             prompt: the text of all candidates, or one for each.
             seeds: one for each candidate.
             steps: solver steps.
-            solver: see `solrl_core.solvers`; `start` has its own.
+            solver: see `solrl_core.solver_specs`; `start` has its own.
             guidance: 1.0 is none.
             start: trajectory to continue, one row per seed; None for the seeds' initial noise.
             until: number of steps after which to stop; None for all.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from solrl_core.device_events import upload
-from solrl_core.sde import StochasticSolver
-from solrl_core.solvers import Solver, SolverSpec, make_solver
+from solrl_core.solver_specs import SolverSpec, make_solver
+from solrl_core.solvers import Solver
 
 Velocity = Callable[[torch.Tensor, float], torch.Tensor]
 """(latents [B, ...] at sigma, sigma) → velocity [B, ...] float32."""
@@ -124,11 +124,11 @@ def advance(
         sigmas: the whole schedule, descending from 1 to 0, with one step between each two (`Solver.schedule`).
         until: number of steps taken at the end; None for all.
         between: called before each step; raise from it to stop.
-        noise: index of a step → its standard normal noise [B, ...]; a stochastic solver needs it.
+        noise: index of a step → its standard normal noise [B, ...]; called for the noisy steps of a stochastic solver.
         recorder: is told each step.
 
     Raises:
-        ValueError: fewer than two sigmas, or steps that the schedule does not have.
+        ValueError: fewer than two sigmas, steps that the schedule does not have, or a noisy step without noise.
     """
     if len(sigmas) < 2:
         raise ValueError(f"got {len(sigmas)} sigmas; expected at least 2, from 1 down to 0")
@@ -139,7 +139,11 @@ def advance(
     for index in range(trajectory.index, until):
         if between is not None:
             between()
-        fresh = noise(index) if noise is not None and isinstance(solver, StochasticSolver) else None
+        fresh = None
+        if solver.noisy(index, sigmas[index + 1]):
+            if noise is None:
+                raise ValueError("got no noise for a step of a stochastic solver; expected a function that draws it")
+            fresh = noise(index)
         x, log_prob = solver.step(x, sigmas[index], sigmas[index + 1], velocity(x, sigmas[index]), fresh)
         if recorder is not None:
             recorder.add(x, log_prob)

@@ -10,14 +10,20 @@ Solvers differ in s. A window restricts the noise to some of the steps.
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 
 import torch
+from solrl_proto.rollouts import SdeKind
 
 from solrl_core.solvers import Solver
 
 
 class StochasticSolver(Solver):
     """Steps with noise, each of which is drawn from a Gaussian."""
+
+    def noisy(self, index: int, sigma_next: float) -> bool:
+        """True: every step needs noise, unless a window restricts it."""
+        return True
 
     @abstractmethod
     def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
@@ -70,34 +76,38 @@ class StochasticSolver(Solver):
         return gaussian_log_prob(x_next, *self.gaussian(x, sigma, sigma_next, velocity))
 
 
-class FlowSde(StochasticSolver):
+class ScaledSde(StochasticSolver):
+    """A stochastic solver whose diffusion coefficient is proportional to a level η."""
+
+    def __init__(self, eta: float) -> None:
+        super().__init__()
+        self._eta = eta
+
+
+class FlowSde(ScaledSde):
     """FlowGRPO's steps: s = η·√(σ / (1 − σ)), where a first level σ = 1 is replaced in the denominator by the second.
 
     Source: Liu et al., arXiv 2505.05470.
     """
-
-    def __init__(self, eta: float = 0.7) -> None:
-        super().__init__()
-        self._eta = eta
 
     def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
         """η²·σ / (1 − σ)."""
         return self._eta**2 * sigma / (1 - torch.where(sigma == 1, sigma_next, sigma))
 
 
-class DanceSde(StochasticSolver):
+class DanceSde(ScaledSde):
     """DanceGRPO's steps: s = η at every level.
 
     Source: Xue et al., arXiv 2505.07818.
     """
 
-    def __init__(self, eta: float = 0.3) -> None:
-        super().__init__()
-        self._eta = eta
-
     def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
         """η²."""
         return torch.full_like(sigma, self._eta**2)
+
+
+SDES: Mapping[SdeKind, type[ScaledSde]] = {"flow": FlowSde, "dance": DanceSde}
+"""Solvers that stochastic steps can name."""
 
 
 class Windowed(StochasticSolver):
@@ -121,7 +131,11 @@ class Windowed(StochasticSolver):
         self._inner = inner
         self._first = first
         self._size = size
-        self._taken = 0
+
+    def noisy(self, index: int, sigma_next: float) -> bool:
+        """Whether the step is in the window."""
+        place = index - self._first
+        return sigma_next > 0 and place >= 0 and (self._size is None or place < self._size)
 
     def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
         """s² of the steps in the window."""
@@ -135,10 +149,8 @@ class Windowed(StochasticSolver):
         velocity: torch.Tensor,
         noise: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Draw x' in the window; outside, take Euler's step, which has no log-probability."""
-        place = self._taken - self._first
-        self._taken += 1
-        if sigma_next > 0 and place >= 0 and (self._size is None or place < self._size):
+        """Draw x' with noise; without it, outside the window, take Euler's step, which has no log-probability."""
+        if noise is not None:
             return super().step(x, sigma, sigma_next, velocity, noise)
         self.history, self.sigma = (x - sigma * velocity,), sigma
         return x + (sigma_next - sigma) * velocity, None

@@ -7,7 +7,7 @@ candidate. Noise levels σ run from 1 (noise) to 0 (clean): x = (1 − σ)·x0 +
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
@@ -57,6 +57,10 @@ class Solver(ABC):
     def schedule(self, steps: int, of_model: Callable[[int], list[float]]) -> list[float]:
         """The `steps + 1` noise levels from 1 to 0: the model's, unless the solver defines others."""
         return of_model(steps)
+
+    def noisy(self, index: int, sigma_next: float) -> bool:
+        """Whether the step with this index, to `sigma_next`, needs noise."""
+        return False
 
     def copy(self) -> Self:
         """An independent solver that continues from the same point."""
@@ -159,28 +163,6 @@ class Fitted(Solver):
         moves = self._weights.moves
         self.history, self.sigma = (*predictions, clean), sigma
         return weigh(moves[index], parts) if index < len(moves) else clean, None
-
-
-SOLVERS: Mapping[str, Callable[[], Solver]] = {"euler": Euler, "dpm2": Dpm2}
-"""Solvers that a request can name."""
-
-SolverSpec = str | FittedSolver | Solver
-"""A solver's name, fitted weights, or a solver that has taken no step yet."""
-
-
-def make_solver(spec: SolverSpec) -> Solver:
-    """A solver for a new trajectory.
-
-    Raises:
-        ValueError: unknown name.
-    """
-    if isinstance(spec, Solver):
-        return spec.copy()
-    if isinstance(spec, FittedSolver):
-        return Fitted(spec)
-    if spec not in SOLVERS:
-        raise ValueError(f"got solver {spec!r}; expected one of {sorted(SOLVERS)}")
-    return SOLVERS[spec]()
 
 
 def weigh(weights: Sequence[float], parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -20,6 +20,8 @@ MAX_STEPS = 200
 MAX_FITTED = 16
 MAX_WEIGHT = 1e3
 """Of a fitted solver; larger ones overflow within a few steps."""
+MAX_ETA = 10.0
+"""Of stochastic steps; papers use at most 1. Larger ones overflow within some steps."""
 MAX_METADATA_BYTES = 16 * 1024
 """Size of one prompt's metadata as JSON."""
 MAX_METADATA_DEPTH = 16
@@ -31,6 +33,9 @@ Precision = Literal["auto", Tier]
 Solver = Literal["euler", "dpm2"]
 Images = Literal["none", "png"]
 LatentsFormat = Literal["float32"]
+SdeKind = Literal["flow", "dance"]
+Eta = Annotated[float, Field(gt=0, le=MAX_ETA)]
+"""Level η of a stochastic solver's noise."""
 
 
 class AdapterRef(Message):
@@ -149,6 +154,23 @@ class FittedSolver(Message):
         return self
 
 
+class StochasticSteps(Message):
+    """Steps of a stochastic differential equation with the ODE's marginal distributions; the others are Euler's.
+
+    The noise of a step depends on the candidate's seed and the step's index alone. So a seed has the same noise at
+    every precision, in plans of equally many steps.
+    """
+
+    kind: SdeKind
+    """Diffusion coefficient s of a step at noise level σ. flow: η·√(σ / (1 − σ)), as in FlowGRPO. dance: η, as in
+    DanceGRPO."""
+    eta: Eta
+    first: Annotated[int, Field(ge=0, lt=MAX_STEPS)] = 0
+    """Index of the first noisy step."""
+    count: Annotated[int, Field(ge=1)] | None = None
+    """Noisy steps from `first` on; null: all. The last step of a plan never has noise."""
+
+
 class Plan(Message):
     """The settings of generation. Image sizes are the model's own."""
 
@@ -157,11 +179,13 @@ class Plan(Message):
     solver: Solver = "euler"
     fitted: FittedSolver | None = None
     """Replaces `solver`; `steps` must be the number that it was fitted for."""
+    sde: Annotated[StochasticSteps | None, Field(exclude_if=lambda value: value is None)] = None
+    """Replaces `solver`, for candidates that rank as the stochastic trajectories of an algorithm. Absent if null."""
     guidance: Annotated[float, Field(ge=1.0, le=30.0)] = 1.0
     precision: Precision = "auto"
 
     @model_validator(mode="after")
-    def _steps_are_there(self) -> Self:
+    def _is_consistent(self) -> Self:
         if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
             raise ValueError(f"steps is {self.steps}; expected {len(self.fitted.sigmas)}, as the solver was fitted for")
         bound = self.fitted.fitted_for if self.fitted is not None else None
@@ -170,9 +194,21 @@ class Plan(Message):
                 f"the solver was fitted for {bound.solver} at guidance {bound.guidance:g}; "
                 f"got {self.solver} at guidance {self.guidance:g}"
             )
+        if self.sde is not None and self.fitted is not None:
+            raise ValueError("got both fitted and sde; expected one of them, since each replaces the solver")
+        if self.sde is not None and self.sde.first > self.steps - 2:
+            raise ValueError(
+                f"sde.first is {self.sde.first} of {self.steps} steps; expected at most {self.steps - 2}, "
+                "or more steps: the last one never has noise"
+            )
         if self.prune is not None and self.prune.after >= self.steps:
             raise ValueError(f"prune.after is {self.prune.after}; expected 1 to {self.steps - 1}, less than steps")
         return self
+
+    @property
+    def solver_spec(self) -> Solver | FittedSolver | StochasticSteps:
+        """The solver that takes the steps: the stochastic or fitted one, if there is one."""
+        return self.sde or self.fitted or self.solver
 
 
 class RewardSpec(Message):

@@ -8,7 +8,8 @@ from solrl_core.families import Backbone
 from solrl_core.fitting import SCHEDULES, Examples, fit, identity_solver, make_examples
 from solrl_core.generator import Generator
 from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
-from solrl_core.solvers import SOLVERS, Fitted, make_solver
+from solrl_core.solver_specs import SOLVERS, make_solver
+from solrl_core.solvers import Fitted
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver
 

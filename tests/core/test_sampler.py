@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
-from solrl_core.solvers import make_solver
+from solrl_core.solver_specs import make_solver
 
 
 def test_sigmas_are_evenly_spaced_from_one_to_zero() -> None:

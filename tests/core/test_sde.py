@@ -15,11 +15,14 @@ from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise, step_noise
 from solrl_core.sampler import Recorder, Trajectory, advance, solve, unshifted_sigmas
 from solrl_core.sde import DanceSde, FlowSde, StochasticSolver, Windowed
-from solrl_core.solvers import SOLVERS, Euler, make_solver
+from solrl_core.solver_specs import SOLVERS, make_solver
+from solrl_core.solvers import Euler, Solver
+from solrl_proto.rollouts import SdeKind, StochasticSteps
 
 SIGMAS = [1.0, 0.9, 0.6, 0.2, 0.0]
 ETA = 0.7
 X, V, NOISE = torch.randn(3, 4, 2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind(0)
+NOISES = torch.randn(4, *X.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 def flow_published(x: torch.Tensor, v: torch.Tensor, sigma: float, then: float) -> tuple[torch.Tensor, float]:
@@ -100,7 +103,7 @@ def test_stochastic_steps_keep_the_marginals_of_the_ode(solver: StochasticSolver
 
 def test_a_stochastic_step_needs_noise_and_an_ode_ignores_it() -> None:
     with pytest.raises(ValueError, match="got no noise"):
-        solve(lambda x, sigma: x, torch.zeros(1, 2), SIGMAS, FlowSde())
+        solve(lambda x, sigma: x, torch.zeros(1, 2), SIGMAS, FlowSde(ETA))
     for name in SOLVERS:
         plain, noisy = (make_solver(name).step(X, 0.6, 0.2, V, noise) for noise in (None, NOISE))
         assert plain[1] is noisy[1] is None
@@ -108,7 +111,7 @@ def test_a_stochastic_step_needs_noise_and_an_ode_ignores_it() -> None:
 
 
 def test_a_solver_is_made_for_each_trajectory() -> None:
-    prototype = FlowSde()
+    prototype = FlowSde(ETA)
     assert make_solver(prototype) is not prototype
     start = Trajectory(X, prototype)
     advance(lambda x, sigma: V, start, SIGMAS, noise=lambda step: NOISE)
@@ -162,7 +165,9 @@ def test_a_stochastic_candidate_does_not_depend_on_its_batch(generator: Generato
 def test_outside_its_window_a_solver_takes_eulers_steps() -> None:
     solver, inner, euler, x = Windowed(DanceSde(ETA), 1, 2), DanceSde(ETA), Euler(), X
     for index, (sigma, then) in enumerate(pairwise(SIGMAS)):
-        found, log_prob = solver.step(x, sigma, then, V, NOISE)
+        noisy = solver.noisy(index, then)
+        assert noisy == (index in (1, 2))
+        found, log_prob = solver.step(x, sigma, then, V, NOISE if noisy else None)
         expected, expected_log_prob = (inner if index in (1, 2) else euler).step(x, sigma, then, V, NOISE)
         assert torch.equal(found, expected)
         assert (log_prob is None) == (expected_log_prob is None) == (index not in (1, 2))
@@ -172,12 +177,47 @@ def test_outside_its_window_a_solver_takes_eulers_steps() -> None:
         x = found
 
 
+@pytest.mark.parametrize(("kind", "inner"), [("flow", FlowSde(ETA)), ("dance", DanceSde(ETA))])
+def test_named_steps_are_those_of_a_window(kind: SdeKind, inner: StochasticSolver) -> None:
+    def run(solver: Solver, until: int, start: torch.Tensor = X, index: int = 0) -> Trajectory:
+        return advance(
+            lambda x, sigma: torch.sin(x),
+            Trajectory(start, solver, index),
+            SIGMAS,
+            until=until,
+            noise=NOISES.__getitem__,
+        )
+
+    named = make_solver(StochasticSteps(kind=kind, eta=ETA, first=1, count=2))
+    whole = run(named, 4)
+    assert torch.equal(whole.x, run(Windowed(inner, 1, 2), 4).x)
+    assert not torch.equal(whole.x, run(Windowed(inner, 0, 2), 4).x)
+    # A new solver continues in the same window: that depends on the trajectory alone.
+    for index in range(1, 4):
+        halfway = run(named, index)
+        assert torch.equal(run(named.copy(), 4, halfway.x, index).x, whole.x)
+
+
+def test_noise_is_drawn_for_noisy_steps_alone() -> None:
+    drawn: list[int] = []
+
+    def draw(index: int) -> torch.Tensor:
+        drawn.append(index)
+        return NOISE
+
+    start = Trajectory(X, Windowed(FlowSde(ETA), 1, 2))
+    advance(lambda x, sigma: V, start, SIGMAS, noise=draw)
+    assert drawn == [1, 2]
+    with pytest.raises(ValueError, match="got no noise"):
+        advance(lambda x, sigma: V, start, SIGMAS)
+
+
 @pytest.mark.parametrize(("first", "size", "stochastic"), [(0, None, [0, 1, 2]), (2, 5, [2]), (0, 1, [0]), (3, 1, [])])
 def test_the_last_step_is_never_stochastic(first: int, size: int | None, stochastic: list[int]) -> None:
     solver, recorder = Windowed(FlowSde(ETA), first, size), Recorder(Trajectory(X, Euler()))
     found = []
-    for sigma, then in pairwise(SIGMAS):
-        x, log_prob = solver.step(X, sigma, then, V, NOISE)
+    for index, (sigma, then) in enumerate(pairwise(SIGMAS)):
+        x, log_prob = solver.step(X, sigma, then, V, NOISE if solver.noisy(index, then) else None)
         recorder.add(x, log_prob)
         found.append(log_prob is not None)
     assert [index for index, noisy in enumerate(found) if noisy] == stochastic

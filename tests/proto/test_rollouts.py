@@ -16,6 +16,7 @@ from solrl_proto.rollouts import (
     PromptItem,
     Prune,
     RolloutRequest,
+    StochasticSteps,
 )
 
 FITTED = FittedSolver(sigmas=(1.0, 0.5), moves=((0.5, 0.5),), ends=((0.0, 1.0), (0.0, 0.0, 1.0)))
@@ -133,6 +134,45 @@ def test_a_solver_runs_as_it_was_fitted(other: dict[str, Any]) -> None:
     assert Plan(steps=2, fitted=fitted).fitted == fitted
     with pytest.raises(ValidationError, match="the solver was fitted for euler at guidance 1; got"):
         Plan(steps=2, fitted=fitted, **other)
+
+
+SDE = StochasticSteps(kind="flow", eta=0.7, first=1, count=2)
+
+
+def test_a_plan_names_what_takes_its_steps() -> None:
+    assert Plan(solver="dpm2").solver_spec == "dpm2"
+    assert Plan(steps=2, fitted=FITTED).solver_spec == FITTED
+    assert Plan(steps=3, solver="dpm2", sde=SDE).solver_spec == SDE
+    assert "sde" not in Plan().model_dump(mode="json")
+    assert Plan.model_validate_json(Plan(steps=3, sde=SDE).model_dump_json()).sde == SDE
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "other"}, "'flow' or 'dance'"),
+        ({"eta": 0.0}, "greater than 0"),
+        ({"eta": float("nan")}, "less than or equal to 10"),
+        ({"eta": float("inf")}, "less than or equal to 10"),
+        ({"first": -1}, "greater than or equal to 0"),
+        ({"count": 0}, "greater than or equal to 1"),
+        ({"window": 2}, "Extra inputs"),
+    ],
+)
+def test_impossible_stochastic_steps_are_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        StochasticSteps.model_validate(SDE.model_dump() | change)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_last_step_has_no_noise(steps: int) -> None:
+    with pytest.raises(ValidationError, match=f"sde.first is 1 of {steps} steps; expected at most {steps - 2}"):
+        Plan(steps=steps, sde=SDE)
+
+
+def test_one_solver_is_replaced_once() -> None:
+    with pytest.raises(ValidationError, match="got both fitted and sde; expected one of them"):
+        Plan(steps=2, fitted=FITTED, sde=StochasticSteps(kind="dance", eta=0.3))
 
 
 def request(**changes: Any) -> RolloutRequest:

@@ -15,7 +15,7 @@ from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
-from solrl_core.solvers import SolverSpec
+from solrl_core.solver_specs import SolverSpec
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem

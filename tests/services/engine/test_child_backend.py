@@ -22,6 +22,7 @@ from service_helpers import (
 from solrl_core.adapter import encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 
+SDE = {"kind": "flow", "eta": 0.8, "first": 1}
 PROGRAM = (sys.executable, child_backend.__file__)
 
 
@@ -57,9 +58,11 @@ def test_scores_and_images_have_the_same_bits(child: RunningService, service: Ru
     assert groups(child, **asked) == groups(service, **asked)
 
 
-@pytest.mark.parametrize("solver", ["euler", "dpm2"])
-def test_pruned_groups_have_the_same_bits(child: RunningService, service: RunningService, solver: str) -> None:
-    plan = {"prune": {"after": 2, "keep": 26}, "solver": solver, "guidance": 2.0}
+@pytest.mark.parametrize(
+    "solver", [{"solver": "euler"}, {"solver": "dpm2"}, {"sde": {"kind": "flow", "eta": 0.8, "first": 1}}]
+)
+def test_pruned_groups_have_the_same_bits(child: RunningService, service: RunningService, by: dict[str, Any]) -> None:
+    plan = {"prune": {"after": 2, "keep": 26}, "guidance": 2.0} | by
     theirs, ours = (groups(one, plan, count=40, steps=4) for one in (child, service))
     assert theirs == ours
     assert sum(theirs[0]["pruned"]) == 14

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from service_helpers import make_adapter
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_proto import Plan
-from solrl_proto.rollouts import FittedSolver
+from solrl_proto.rollouts import FittedSolver, StochasticSteps
 from solrl_rollout.doctor import check
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.backends.base import (
@@ -39,6 +39,7 @@ PLANS = [
     Plan(steps=4, guidance=2.0),
     Plan(steps=4, solver="dpm2"),
     Plan(steps=2, fitted=FITTED),
+    Plan(steps=4, sde=StochasticSteps(kind="flow", eta=0.7, first=1)),
 ]
 
 
@@ -104,7 +105,7 @@ def test_identities_are_equal(local: Backend, omni: Backend) -> None:
     assert "transformer" in theirs.digests
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=["euler", "dpm2", "fitted"])
+@pytest.mark.parametrize("plan", PLANS, ids=["euler", "dpm2", "fitted", "sde"])
 def test_images_are_the_local_ones(local: Backend, omni: Backend, plan: Plan) -> None:
     ours, theirs = (generate(backend, plan=plan) for backend in (local, omni))
     assert theirs.images.shape == ours.images.shape
@@ -122,7 +123,7 @@ def test_a_batch_limit_cuts_the_chunk(omni: Backend) -> None:
     assert off(apart.images, together.images) < CLOSE
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=["euler", "dpm2", "fitted"])
+@pytest.mark.parametrize("plan", PLANS, ids=["euler", "dpm2", "fitted", "sde"])
 def test_pruned_candidates_continue_where_they_stopped(local: Backend, omni: Backend, plan: Plan) -> None:
     after = plan.steps // 2
     whole = generate(omni, plan=plan)

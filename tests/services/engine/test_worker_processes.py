@@ -29,6 +29,8 @@ from worker_helpers import (
     wait_until_both_serve,
 )
 
+SDE = {"kind": "flow", "eta": 0.8, "first": 1}
+
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[RunningService]:
@@ -71,9 +73,11 @@ def test_scores_and_images_have_the_same_bits(one: RunningService, two: RunningS
     assert all(after[name] > before.get(name, 0) for name in ("cpu:0", "cpu:1"))
 
 
-@pytest.mark.parametrize("solver", ["euler", "dpm2"])
-def test_pruned_groups_have_the_same_bits(one: RunningService, two: RunningService, solver: str) -> None:
-    plan = {"prune": {"after": 2, "keep": 26}, "solver": solver, "guidance": 2.0}
+@pytest.mark.parametrize(
+    "solver", [{"solver": "euler"}, {"solver": "dpm2"}, {"sde": {"kind": "flow", "eta": 0.8, "first": 1}}]
+)
+def test_pruned_groups_have_the_same_bits(one: RunningService, two: RunningService, by: dict[str, Any]) -> None:
+    plan = {"prune": {"after": 2, "keep": 26}, "guidance": 2.0} | by
     theirs, ours = (groups(service, plan, latents="float32", count=40, steps=4) for service in (two, one))
     assert theirs == ours
     assert sum(theirs[0]["pruned"]) == 14

@@ -176,7 +176,7 @@ def test_a_progressive_window_moves_by_one_step_and_begins_again() -> None:
 
 
 def test_samples_of_one_step_are_refused(loaded: Backbone) -> None:
-    generator, data = Generator(loaded, "bf16"), RecordedTrajectory(FlowSde(), Window())
+    generator, data = Generator(loaded, "bf16"), RecordedTrajectory(FlowSde(0.7), Window())
     made = generator.generate(PROMPT.text, [1, 2], steps=1, solver=data.solver("euler", 1, 0, 42), record=True)
     samples = TrainingSamples(made.latents, torch.zeros(2), {}, torch.zeros(2), made.recording)
     with pytest.raises(ValueError, match="no step of the samples is stochastic; expected at least two steps"):
@@ -185,6 +185,6 @@ def test_samples_of_one_step_are_refused(loaded: Backbone) -> None:
 
 @pytest.mark.parametrize("recipe", ["flowgrpo_two_stage", "dancegrpo_two_stage", "flowgrpo_fast_two_stage"])
 def test_a_service_cannot_record(recipe: str) -> None:
-    assert configured(recipe).regenerate.at == "trainer"
+    assert configured(recipe, "explore.steps=4").regenerate.at == "trainer"
     with pytest.raises(ConfigError, match="trains on every step or uses a solver of its own"):
-        configured(recipe, "regenerate.at=service")
+        configured(recipe, "explore.steps=4", "regenerate.at=service")

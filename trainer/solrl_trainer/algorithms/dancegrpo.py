@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
+from solrl_proto.rollouts import Eta, StochasticSteps
 
 from solrl_trainer.algorithms.base import Algorithm, Loss, Velocities
 from solrl_trainer.algorithms.grpo import GrpoSettings, clipped_policy_loss
@@ -21,7 +22,7 @@ class DanceGrpoSettings(GrpoSettings):
     """Divide advantages by the standard deviation of all rewards of the iteration; false: of each prompt's rewards."""
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
     """Share of the stochastic steps at which each sample is trained, drawn for each sample."""
-    eta: Annotated[float, Field(gt=0)] = 0.3
+    eta: Eta = 0.3
     """Level of the sampler's noise."""
 
 
@@ -36,10 +37,8 @@ class DanceGrpo(Algorithm[DanceGrpoSettings, TrajectoryBatch]):
 
     @property
     def trains_on(self) -> RecordedTrajectory:
-        """Steps of `DanceSde` in the settings' window."""
-        from solrl_core.sde import DanceSde
-
-        return RecordedTrajectory(DanceSde(self.settings.eta), self.settings.stochastic)
+        """DanceGRPO's stochastic steps in the settings' window."""
+        return RecordedTrajectory(StochasticSteps(kind="dance", eta=self.settings.eta), self.settings.stochastic)
 
     def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
         """(r − mean of the prompt's kept rewards) / (unbiased standard deviation + 1e-8), [groups, kept].

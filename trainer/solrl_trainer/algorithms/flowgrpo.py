@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
+from solrl_proto.rollouts import Eta, StochasticSteps
 
 from solrl_trainer.algorithms.base import Algorithm, FixedPolicy, Loss, Velocities
 from solrl_trainer.algorithms.grpo import GrpoSettings, clipped_policy_loss
@@ -19,7 +20,7 @@ class FlowGrpoSettings(GrpoSettings):
 
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the stochastic steps at which each sample is trained."""
-    eta: Annotated[float, Field(gt=0)] = 0.7
+    eta: Eta = 0.7
     """Level of the sampler's noise."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the KL divergence from the reference: 0.01 for human preference and 0.04 for rules in the paper."""
@@ -37,10 +38,8 @@ class FlowGrpo(Algorithm[FlowGrpoSettings, TrajectoryBatch]):
 
     @property
     def trains_on(self) -> RecordedTrajectory:
-        """Steps of `FlowSde` in the settings' window."""
-        from solrl_core.sde import FlowSde
-
-        return RecordedTrajectory(FlowSde(self.settings.eta), self.settings.stochastic)
+        """FlowGRPO's stochastic steps in the settings' window."""
+        return RecordedTrajectory(StochasticSteps(kind="flow", eta=self.settings.eta), self.settings.stochastic)
 
     def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
         """Clipped policy loss, and the weighted KL divergence; figure `kl` is the divergence itself, per latent."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
+from solrl_proto.rollouts import StochasticSteps
+
 from solrl_trainer.algorithms.windows import Window
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from solrl_core.families import Conditioning
     from solrl_core.sampler import Recording
     from solrl_core.sde import StochasticSolver
-    from solrl_core.solvers import SolverSpec
+    from solrl_core.solver_specs import SolverSpec
 
 
 @dataclass(frozen=True)
@@ -206,12 +208,12 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
 
     recorded = True
 
-    def __init__(self, solver: StochasticSolver, window: Window | None = None) -> None:
+    def __init__(self, solver: StochasticSteps | StochasticSolver, window: Window | None = None) -> None:
         """Set up the training data.
 
         Args:
-            solver: takes the stochastic steps; it has taken none yet.
-            window: steps that are stochastic and recorded; None for all, also that to σ = 0.
+            solver: takes the stochastic steps. A solver of your own, which a plan cannot name, has taken none yet.
+            window: steps that are stochastic and recorded; None for those of `solver`.
         """
         self._solver = solver
         self._window = window
@@ -236,7 +238,12 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
         device: torch.device,
     ) -> TrajectoryBatch:
         """Look up the recorded steps; there is no fresh noise."""
+        from solrl_core.sde import StochasticSolver
+        from solrl_core.solver_specs import make_solver
+
         recording = _recording(samples)
+        solver = make_solver(self._solver)
+        assert isinstance(solver, StochasticSolver)
         assert recording.log_probs is not None
         states, log_probs = recording.states, recording.log_probs
         own, of_sample = (upload(index, states.device) for index in (steps, rows))
@@ -248,7 +255,7 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
             sigma=upload(sigmas[steps], device),
             sigma_next=upload(sigmas[steps + 1], device),
             log_prob=upload(log_probs[own, of_sample], device),
-            solver=self._solver,
+            solver=solver,
         )
 
 

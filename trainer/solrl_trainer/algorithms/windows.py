@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import StochasticSteps
 
 if TYPE_CHECKING:
     from solrl_core.sde import StochasticSolver, Windowed
@@ -45,8 +46,13 @@ class Window:
             return iteration // self.every % places
         return expand_seeds(seed, f"window/{iteration}", 1)[0] % places
 
-    def around(self, solver: StochasticSolver, steps: int, iteration: int, seed: int) -> Windowed:
-        """The solver that takes the window's steps with `solver`; arguments are those of `first`."""
+    def around(
+        self, solver: StochasticSteps | StochasticSolver, steps: int, iteration: int, seed: int
+    ) -> StochasticSteps | Windowed:
+        """The solver whose steps in the window are those of `solver`; other arguments are those of `first`."""
+        first = self.first(steps, iteration, seed)
+        if isinstance(solver, StochasticSteps):
+            return solver.model_copy(update={"first": first, "count": self.size})
         from solrl_core.sde import Windowed
 
-        return Windowed(solver, self.first(steps, iteration, seed), self.size)
+        return Windowed(solver, first, self.size)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 from solrl_core.generator import Generator, GeneratorOutput
-from solrl_core.solvers import SolverSpec
+from solrl_core.solver_specs import SolverSpec
 
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection, ScoredSamples

@@ -101,7 +101,7 @@ class LocalBackend:
             request.prompt,
             request.seeds,
             steps=plan.steps,
-            solver=plan.fitted or plan.solver,
+            solver=plan.solver_spec,
             guidance=plan.guidance,
             start=request.start,
             until=request.until,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from solrl_core.sampler import Trajectory
-from solrl_core.solvers import make_solver
+from solrl_core.solver_specs import make_solver
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
 from solrl_proto.rollouts import Plan, PromptItem
@@ -152,7 +152,7 @@ def unpack_trajectory(place: Header | None, tensors: Tensors, plan: Plan) -> Tra
     """The trajectory of a plan."""
     if place is None:
         return None
-    solver = make_solver(plan.fitted or plan.solver)
+    solver = make_solver(plan.solver_spec)
     solver.history = tuple(tensors[f"history.{i}"] for i in range(len(tensors)) if f"history.{i}" in tensors)
     solver.sigma = place["sigma"]
     return Trajectory(tensors["x"], solver, place["index"])

@@ -12,7 +12,7 @@ from solrl_core.generator import decode_in_batches
 from solrl_core.lora import adapter_layout
 from solrl_core.precision import numerics
 from solrl_core.sampler import Trajectory
-from solrl_core.solvers import make_solver
+from solrl_core.solver_specs import make_solver
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
 
@@ -123,7 +123,7 @@ class VllmOmniBackend:
     def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
         """Generate candidates; the images are still being decoded on a GPU when this returns."""
         plan, start, size = request.plan, request.start, request.batch_limit
-        solver = plan.fitted or plan.solver
+        solver = plan.solver_spec
         chosen = make_solver(solver) if start is None else start.solver
         sigmas = chosen.schedule(plan.steps, self._backbone.sigmas)
         conditioning = self._backbone.conditioning(request.prompt, plan.guidance)

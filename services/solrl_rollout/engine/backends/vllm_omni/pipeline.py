@@ -14,7 +14,7 @@ from solrl_core.families.base import Backbone, Conditioning
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.noise import initial_noise, step_noise
 from solrl_core.sampler import Trajectory, advance
-from solrl_core.solvers import make_solver
+from solrl_core.solver_specs import make_solver
 from torch import nn
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod

@@ -1,0 +1,85 @@
+"""Plans with stochastic steps: the trainer's own trajectories of the same seeds, bit for bit, also when pruned."""
+
+import base64
+from typing import Any
+
+import pytest
+import torch
+from service_helpers import RunningService, problem, rollout_request
+from solrl_core.families import load_backbone
+from solrl_core.generator import Generator
+from solrl_core.rewards import RewardSet
+from solrl_core.selection import best_worst
+from solrl_proto.rollouts import StochasticSteps
+
+TEXT = "a red circle and a blue square"
+COUNT, STEPS, AFTER, KEEP = 40, 4, 2, 10
+KINDS: dict[str, dict[str, Any]] = {
+    "window": {"kind": "flow", "eta": 0.8, "first": 1, "count": 2},
+    "all": {"kind": "dance", "eta": 0.3},
+}
+
+
+def group_of(service: RunningService, sde: dict[str, Any], prune: dict[str, int] | None = None) -> dict[str, Any]:
+    body = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS, precision="bf16") | {"latents": "float32"}
+    body["plan"] |= {"sde": sde, "prune": prune}
+    response = service.client.post("/v1/rollouts", json=body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert StochasticSteps.model_validate(answer["plan"]["sde"]) == StochasticSteps.model_validate(sde)
+    (group,) = answer["groups"]
+    assert isinstance(group, dict)
+    return group
+
+
+def latents(group: dict[str, Any]) -> dict[int, torch.Tensor]:
+    """Place → latents of each candidate that was not pruned."""
+    found = {place: value for place, value in enumerate(group["latents"]["values"]) if value is not None}
+    return {
+        place: torch.frombuffer(bytearray(base64.b64decode(value)), dtype=torch.float32)
+        for place, value in found.items()
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_candidates_are_the_trajectories_of_their_seeds(service: RunningService, kind: str) -> None:
+    group = group_of(service, KINDS[kind])
+    generator = Generator(load_backbone("mini-sana"), "bf16")
+    sde = StochasticSteps.model_validate(KINDS[kind])
+    made = generator.generate(TEXT, group["seeds"], steps=STEPS, solver=sde).latents
+    found = latents(group)
+    assert all(torch.equal(found[place], made[place].flatten()) for place in range(COUNT))
+    ode = generator.generate(TEXT, group["seeds"], steps=STEPS).latents
+    assert not torch.allclose(made, ode, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_survivors_continue_with_their_own_noise(service: RunningService, kind: str) -> None:
+    whole, pruned = group_of(service, KINDS[kind]), group_of(service, KINDS[kind], {"after": AFTER, "keep": KEEP})
+    everything, found = latents(whole), latents(pruned)
+    assert [not gone for gone in pruned["pruned"]] == [place in found for place in range(COUNT)]
+    assert all(torch.equal(found[place], everything[place]) for place in found)
+    backbone = load_backbone("mini-sana")
+    halfway = Generator(backbone, "bf16").generate(
+        TEXT, whole["seeds"], steps=STEPS, solver=StochasticSteps.model_validate(KINDS[kind]), until=AFTER
+    )
+    scores = RewardSet.load(["clipscore"], backbone).score(["clipscore"], halfway.images, [TEXT] * COUNT, [{}] * COUNT)
+    assert set(found) == set(best_worst(scores["clipscore"], KEEP))
+
+
+@pytest.mark.parametrize(
+    ("sde", "where", "said"),
+    [
+        ({"kind": "flow", "eta": 0}, "body.plan.sde.eta", "greater than 0"),
+        ({"kind": "flow", "eta": 0.7, "first": STEPS - 1}, "body.plan", "the last one never has noise"),
+        ({"kind": "cps", "eta": 0.7}, "body.plan.sde.kind", "'flow' or 'dance'"),
+    ],
+)
+def test_impossible_stochastic_steps_are_refused(
+    service: RunningService, sde: dict[str, Any], where: str, said: str
+) -> None:
+    body = rollout_request(steps=STEPS)
+    body["plan"]["sde"] = sde
+    response = service.client.post("/v1/rollouts", json=body)
+    assert (response.status_code, problem(response)["where"]) == (422, where)
+    assert said in str(problem(response))
