@@ -202,7 +202,7 @@ def really_pruned(
     for steps, after, keep in grid(len(seeds)):
         by = None if steps == STEPS else solver
         plan = Plan(steps=steps, fitted=by, precision="nvfp4", prune=Prune(after=after, keep=keep))
-        product = PlannedCandidates(proxy, plan, scorer).scores(prompt, seeds)
+        product = PlannedCandidates(proxy, lambda plan=plan: plan, scorer).scores(prompt, seeds)
         final = scores[f"{steps}/{steps}"][0]
         ours = pruned(scores[f"{steps}/{after}"][0], final, keep)
         same = bool((product.isnan() == ours.isnan()).all())

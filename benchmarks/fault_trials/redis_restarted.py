@@ -147,7 +147,7 @@ def _explore(number: int, loss: str, server: RedisServer, service: RolloutServic
         source = rollout_source(config, client, restore=supply.restore)
         supply.start({0: adapter_file(0)})
         supply.push(1, adapter_file(1))
-        before = source.candidates_of([_PROMPT], 1, 5)
+        before = source.candidates_of([_PROMPT], 1, 5, iteration=1)
         if loss != _BY_KILL:
             server.wait_until_written()
         server.kill()
@@ -157,7 +157,7 @@ def _explore(number: int, loss: str, server: RedisServer, service: RolloutServic
         held = client.adapters(config.run)
         lost = [number for number in (0, 1) if held is None or number > held.head]
         findings.require(loss == _BY_KILL or lost == ([0, 1] if loss == _ALL else [1]), trial, f"it lost {lost}")
-        after = source.candidates_of([_PROMPT], 1, 5)
+        after = source.candidates_of([_PROMPT], 1, 5, iteration=1)
         findings.require(after.groups == before.groups, trial, "seeds or scores differ")
         said = " and ".join(map(str, lost))
         noticed = any(f" {said}; pushed again" in note for note in notes) if lost else not notes

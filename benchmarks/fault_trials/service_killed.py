@@ -80,7 +80,9 @@ class Asked:
 
     def _explore(self) -> None:
         try:
-            self.answer = self._source.candidates_of(self.shape.prompts, 1, _ROOT, on_group=self.groups.append)
+            self.answer = self._source.candidates_of(
+                self.shape.prompts, 1, _ROOT, iteration=1, on_group=self.groups.append
+            )
         except BaseException as error:
             self.error = error
 

@@ -63,7 +63,7 @@ def _explore_seconds(url: str) -> float:
         times = []
         for i in range(4):
             asked = prompts_of_iteration(prompts, config.explore.prompts, config.seed, i)
-            times.append(seconds_of(lambda asked=asked, i=i: source.candidates_of(asked, 0, i)))
+            times.append(seconds_of(lambda asked=asked, i=i: source.candidates_of(asked, 0, i, iteration=i)))
     return sorted(times[1:])[len(times[1:]) // 2]
 
 

@@ -91,7 +91,7 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
     assert summary["chosen"].startswith("bf16 4 fitted steps (1, 0.85, 0.65, 0.3)")
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
-    asked = exploration_plan(explored)
+    asked = exploration_plan(explored, 0)
     assert asked.fitted is not None
     assert asked.fitted.sigmas == SCHEDULES[0]
     chosen = next(row["plan"] for row in summary["plans"] if row["name"] == summary["chosen"])
@@ -155,3 +155,9 @@ def test_no_plan_is_chosen_if_none_is_good_enough(tmp_path: Path, monkeypatch: p
 def test_the_frontier_contains_the_plans_that_no_other_dominates() -> None:
     points = [("a", 1.0, 0.2), ("b", 2.0, 0.1), ("c", 2.0, 0.5), ("d", 3.0, 0.5), ("e", 4.0, 0.9)]
     assert [name for name, _, _ in frontier(points)] == ["a", "c", "e"]
+
+
+def test_stochastic_steps_are_not_calibrated(tmp_path: Path) -> None:
+    config = resolve("mini-sana/flowgrpo_two_stage/clipscore").config
+    with pytest.raises(ValueError, match=r"whose steps are the algorithm's; expected explore\.sampler=ode"):
+        calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=0.3)

@@ -161,6 +161,7 @@ LIES: dict[str, tuple[Callable[[Line], None], str]] = {
     "fewer steps": (of_plan("steps", 5), "served.plan.steps"),
     "another solver": (of_plan("solver", "dpm2"), "served.plan.solver"),
     "another guidance": (of_plan("guidance", 2.0), "served.plan.guidance"),
+    "stochastic steps": (of_plan("sde", {"kind": "dance", "eta": 0.3}), "served.plan.sde"),
     "other pruning": (of_plan("prune", {"after": 3, "keep": 6}), "served.plan.prune"),
     "another precision": (of_served("precision", "nvfp4"), "served.precision"),
 }

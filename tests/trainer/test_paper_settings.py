@@ -117,7 +117,8 @@ def test_a_recipe_on_trajectories_has_its_papers_settings(model: str, recipe: st
             value = getattr(value, part)
         found[key] = value
     assert found == wanted
-    assert config.explore.steps <= steps
+    assert config.explore.sampler == ("training" if two else "ode")
+    assert config.explore.steps == steps
 
 
 @pytest.mark.parametrize("recipe", TRAJECTORIES)

@@ -10,6 +10,7 @@ from solrl_rollout.settings import Settings
 from solrl_trainer.cli import main
 from solrl_trainer.config import RunConfig
 from solrl_trainer.presets import MODELS, RECIPES, REWARDS, ConfigError, names, resolve
+from solrl_trainer.rollouts.source import exploration_plan
 from typed import typed
 
 PRESET = "mini-sana/sol_rl/clipscore"
@@ -309,3 +310,34 @@ def test_both_stages_can_be_local() -> None:
     assert (config.two_stage, config.uses_service) == (False, False)
     config = resolve(PRESET).config
     assert (config.two_stage, config.uses_service) == (True, True)
+
+
+STOCHASTIC = "mini-sana/flowgrpo_two_stage/clipscore"
+FITTED = "{sigmas: [1.0, 0.5], moves: [[0.5, 0.5]], ends: [[0.0, 1.0], [0.0, 0.0, 1.0]]}"
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "said"),
+    [
+        (STOCHASTIC, ["explore.steps=6"], "explore.steps is 6 and regenerate.steps 10 .*expected equal numbers"),
+        (STOCHASTIC, ["explore.steps=1", "regenerate.steps=1"], "equal numbers of at least 2"),
+        (STOCHASTIC, ["explore.source=local", "regenerate.at=none"], "the candidates are the training samples"),
+        (STOCHASTIC, [f"explore.fitted={FITTED}"], "fitted steps follow the ODE"),
+        (STOCHASTIC, ["algorithm.eta=11"], "less than or equal to 10"),
+        (PRESET, ["explore.sampler=training", "explore.steps=10"], "samples of diffusionnft do not take stochastic"),
+        (PRESET, ["explore.sampler=sde"], "'ode' or 'training'"),
+    ],
+)
+def test_an_impossible_sampler_of_exploration_is_refused(preset: str, overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve(preset, overrides=overrides)
+
+
+def test_a_plan_has_the_window_of_its_iteration() -> None:
+    config = resolve("mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=["solver=dpm2"]).config
+    plans = [exploration_plan(config, iteration) for iteration in range(20)]
+    assert len({plan.sde.first for plan in plans if plan.sde}) > 1
+    for iteration, plan in enumerate(plans):
+        assert plan.solver_spec == config.training_data.solver("dpm2", 10, iteration, config.seed)
+        assert (plan.steps, plan.fitted) == (config.regenerate.steps, None)
+    assert exploration_plan(resolve(PRESET).config, 0).solver_spec == "euler"

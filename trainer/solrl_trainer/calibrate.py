@@ -125,6 +125,11 @@ def calibrate(
     Returns:
         Content of calibration.json; `chosen` is null if no plan reaches the separation.
     """
+    if config.explore.sampler == "training":
+        raise ValueError(
+            "calibrate compares plans of the ODE, and explore.sampler is training, whose steps are the algorithm's; "
+            "expected explore.sampler=ode"
+        )
     measured_on = _prompts(config, prompts)
     require_judges(config.rewards, measured_on, "train")
     world = processes.world(config.device, config.patience)
@@ -158,7 +163,8 @@ def calibrate(
     limits = {tier: BatchLimit(note) for tier in ("bf16", *tiers)}
 
     def scores(generator: Generator, plan: Plan, prompt: PromptItem) -> torch.Tensor:
-        found = PlannedCandidates(generator, plan, scorer, limits[generator.precision]).scores(prompt, seeds[prompt.id])
+        maker = PlannedCandidates(generator, lambda: plan, scorer, limits[generator.precision])
+        found = maker.scores(prompt, seeds[prompt.id])
         work.finish(solver_steps(plan, explore.candidates))
         return found
 

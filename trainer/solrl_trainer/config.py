@@ -14,15 +14,17 @@ from pydantic import (
     model_validator,
 )
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
-from solrl_proto.rollouts import FittedSolver, ModelBinding, Precision, Prune, RewardSpec, Solver
+from solrl_proto.rollouts import FittedSolver, ModelBinding, Precision, Prune, RewardSpec, Solver, StochasticSteps
 
 from solrl_trainer.addresses import check_rollout_url
 from solrl_trainer.algorithms.base import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.training_data import TrainingData
 from solrl_trainer.section import Positive, Section
 
 SelectionMode = Literal["best_worst", "random", "mean_deviation", "extremes_random"]
+ExplorationSampler = Literal["ode", "training"]
 
 
 class Explore(Section):
@@ -48,6 +50,9 @@ class Explore(Section):
     """After step `after`, only the `keep` most extreme candidates of a group continue."""
     fitted: FittedSolver | None = None
     """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
+    sampler: ExplorationSampler = "ode"
+    """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
+    with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""
     calibrated_for: ModelBinding | None = None
     """Model and settings that `solrl-train calibrate` chose this plan for; a run with others is refused."""
     lag: Annotated[int, Field(ge=0)] = 0
@@ -60,6 +65,8 @@ class Explore(Section):
             raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
         if self.lag and self.source != "service":
             raise ValueError("lag is for exploration at a service; candidates generated here are always current")
+        if self.fitted is not None and self.sampler == "training":
+            raise ValueError("fitted steps follow the ODE; expected fitted=null with sampler=training, or sampler=ode")
         if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
             raise ValueError(
                 f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; use that number"
@@ -274,6 +281,28 @@ class RunConfig(Section):
             return self.trained
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items())
 
+    @property
+    def training_data(self) -> TrainingData[Any]:
+        """Kind of training data of the run's algorithm."""
+        data: TrainingData[Any] = ALGORITHMS.find(self.algorithm.name)(self.algorithm).trains_on
+        return data
+
+    def explored_steps(self, iteration: int) -> StochasticSteps | None:
+        """Stochastic steps of the candidates that are explored for an iteration; None if they follow an ODE.
+
+        Raises:
+            ValueError: a plan cannot name the steps of the algorithm's trajectories.
+        """
+        if self.explore.sampler == "ode":
+            return None
+        solver = self.training_data.solver(self.solver, self.regenerate.steps, iteration, self.seed)
+        if not isinstance(solver, StochasticSteps):
+            raise ValueError(
+                f"explore.sampler is training, but the samples of {self.algorithm.name} do not take stochastic steps "
+                "that a plan can name; expected explore.sampler=ode"
+            )
+        return solver
+
     @field_validator("regenerate")
     @classmethod
     def _suits_exploration(cls, value: Regenerate, given: ValidationInfo) -> Regenerate:
@@ -337,13 +366,31 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _trains_on_what_is_served(self) -> Self:
         if self.regenerate.at == "service":
-            data = ALGORITHMS.find(self.algorithm.name)(self.algorithm).trains_on
+            data = self.training_data
             solver = data.solver(self.solver, self.regenerate.steps, 0, self.seed)
             if data.recorded or solver != self.solver:
                 raise ValueError(
                     f"regenerate.at is service, which answers final latents of the run's solver; {self.algorithm.name} "
                     "trains on every step or uses a solver of its own; expected regenerate.at=trainer"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _explores_as_it_regenerates(self) -> Self:
+        explore, steps = self.explore, self.regenerate.steps
+        if explore.sampler == "ode":
+            return self
+        if not self.two_stage:
+            raise ValueError(
+                "explore.sampler is training, but with regenerate.at=none the candidates are the training samples and "
+                "take their steps anyway; expected explore.sampler=ode"
+            )
+        if explore.steps != steps or steps < 2:
+            raise ValueError(
+                f"explore.steps is {explore.steps} and regenerate.steps {steps} with explore.sampler=training; "
+                "expected equal numbers of at least 2, since the noise belongs to a step"
+            )
+        self.explored_steps(0)
         return self
 
     @model_validator(mode="after")

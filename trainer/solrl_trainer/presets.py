@@ -88,6 +88,13 @@ _FLOWGRPO_FAST = {
 }
 _DANCEGRPO = {"algorithm.name": "dancegrpo", **_GRPO, "algorithm.timestep_fraction": 0.6, "explore.keep": 12}
 _TRAINED = {**_LOCAL, "explore.precision": "bf16"}
+
+
+def _same_steps(steps: int) -> dict[str, Any]:
+    """Explore by the trained trajectories: their noise replaces the initial noise, so the ODE ranks otherwise."""
+    return {"explore.sampler": "training", "explore.steps": steps, "regenerate.steps": steps}
+
+
 RECIPES: dict[str, dict[str, Any]] = {
     "diffusionnft": {**_LOCAL, "explore.precision": "bf16", "explore.candidates": 24},
     "naive_scaling": {**_LOCAL, "explore.precision": "bf16"},
@@ -98,11 +105,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dpo": {**_DPO, **_TRAINED, "explore.candidates": 24},
     "dpo_two_stage": _DPO,
     "flowgrpo": {**_FLOWGRPO, **_TRAINED, "explore.candidates": 24},
-    "flowgrpo_two_stage": _FLOWGRPO,
+    "flowgrpo_two_stage": {**_FLOWGRPO, **_same_steps(10)},
     "flowgrpo_fast": {**_FLOWGRPO_FAST, **_TRAINED, "explore.candidates": 24},
-    "flowgrpo_fast_two_stage": _FLOWGRPO_FAST,
+    "flowgrpo_fast_two_stage": {**_FLOWGRPO_FAST, **_same_steps(10)},
     "dancegrpo": {**_DANCEGRPO, **_TRAINED, "explore.candidates": 12, "explore.steps": 12},
-    "dancegrpo_two_stage": {**_DANCEGRPO, "explore.candidates": 48, "regenerate.steps": 12},
+    "dancegrpo_two_stage": {**_DANCEGRPO, **_same_steps(12), "explore.candidates": 48},
 }
 _STAGES = ("", "_two_stage")
 _MINI_CLIPS = {"flowgrpo": 1e-3, "flowgrpo_fast": 1e-4, "dancegrpo": 1e-3}
@@ -110,7 +117,6 @@ _MINI_CLIPS = {"flowgrpo": 1e-3, "flowgrpo_fast": 1e-4, "dancegrpo": 1e-3}
 1 / √n."""
 _DANCE_LARGE = {"explore.prompts": 16, "lora.rank": 128, "lora.alpha": 256.0}
 _FLUX_FLOWGRPO = {"algorithm.eta": 0.9, "algorithm.kl_weight": 0.0}
-_SIX_STEPS = {"explore.steps": 4, "regenerate.steps": 6}
 _MINIS = ("mini-sana", "mini-sd3", "mini-flux")
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     **{(model, f"dpo{stages}"): {"optimizer.learning_rate": 3e-5} for model in _MINIS for stages in _STAGES},
@@ -122,9 +128,9 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     },
     **{(model, f"dancegrpo{stages}"): _DANCE_LARGE for model in ("sana", "sd3", "flux1") for stages in _STAGES},
     ("flux1", "flowgrpo"): {**_FLUX_FLOWGRPO, "explore.steps": 6},
-    ("flux1", "flowgrpo_two_stage"): {**_FLUX_FLOWGRPO, **_SIX_STEPS},
+    ("flux1", "flowgrpo_two_stage"): {**_FLUX_FLOWGRPO, **_same_steps(6)},
     ("flux1", "flowgrpo_fast"): {"explore.steps": 6},
-    ("flux1", "flowgrpo_fast_two_stage"): _SIX_STEPS,
+    ("flux1", "flowgrpo_fast_two_stage"): _same_steps(6),
 }
 """(model, recipe) → settings for this pair, over the recipe's: those of the papers' code for FLUX.1 and for LoRA on
 large models, and others scaled to the miniatures."""

@@ -18,7 +18,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.solver_specs import SolverSpec
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
-from solrl_proto.rollouts import PromptItem
+from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer import checkpoints
 from solrl_trainer.algorithms.base import Algorithm
@@ -208,7 +208,7 @@ def _regeneration(
     rewards = config.served_rewards
     asked = replace(
         source,
-        plan=regeneration_plan(config),
+        plan_of=lambda iteration: regeneration_plan(config),
         rewards=rewards,
         fingerprint=fingerprint(digests, [spec.name for spec in rewards]),
     )
@@ -298,7 +298,11 @@ def connect(
         maker: CandidateMaker
         if config.two_stage:
             proxy = Scorer(rewards, [spec.name for spec in config.trained], config.trained, side, scoring)
-            maker = PlannedCandidates(models.explorer, exploration_plan(config), proxy, limit(models.explorer))
+
+            def plan() -> Plan:
+                return exploration_plan(config, models.version)
+
+            maker = PlannedCandidates(models.explorer, plan, proxy, limit(models.explorer))
         else:
             maker = TrainedCandidates(sampler(models.explorer, explore.steps), scorer)
         explorer = LocalExplorer(maker, own_prompts, candidates=explore.candidates, seed=config.seed)

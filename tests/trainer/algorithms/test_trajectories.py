@@ -61,6 +61,11 @@ def test_a_service_cannot_regenerate_recorded_samples() -> None:
         configured("explore.source=service", "regenerate.at=service")
 
 
+def test_a_plan_cannot_name_a_solver_of_ones_own() -> None:
+    with pytest.raises(ConfigError, match="ClippedRatio do not take stochastic steps that a plan can name"):
+        configured("explore.source=local", "regenerate.at=trainer", "explore.sampler=training", "explore.steps=4")
+
+
 @pytest.fixture
 def samples(loaded: Backbone) -> TrainingSamples:
     """Four seeds of one prompt, regenerated with recordings."""

@@ -27,8 +27,7 @@ TRAINED = {"flowgrpo": 5, "flowgrpo_fast": 2, "dancegrpo": 5}
 
 
 def go(recipe: str, output: Path, *settings: str, resume: bool = False, url: str | None = None) -> Result:
-    steps = "regenerate" if recipe.endswith("_two_stage") else "explore"
-    stages = ("explore.steps=2", f"{steps}.steps={TRAJECTORY}")
+    stages = (f"explore.steps={TRAJECTORY}", f"regenerate.steps={TRAJECTORY}")
     where = () if url else ("explore.source=local",)
     arguments: dict[str, Any] = {"output": output, "run": output.name, "rollout_url": url}
     overrides = [*SMALL, *stages, *where, *settings]
@@ -88,14 +87,40 @@ def test_the_window_moves_between_iterations(tmp_path: Path) -> None:
     assert all(step > 0 for step in between)
 
 
-def test_a_service_finds_the_seeds_of_recorded_trajectories(service: Service, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("flowgrpo_two_stage", ("explore.precision=nvfp4", "explore.prune={after: 4, keep: 5}")),
+        ("flowgrpo_fast_two_stage", ()),
+        ("dancegrpo_two_stage", ()),
+    ],
+)
+def test_a_service_finds_the_seeds_of_recorded_trajectories(
+    recipe: str, settings: tuple[str, ...], service: Service, tmp_path: Path
+) -> None:
     """Bit for bit as with local exploration; the regenerated trajectories begin at the explored candidates' noise."""
-    local, served = tmp_path / "local", tmp_path / "grpo-served"
-    go("flowgrpo_two_stage", local, "iterations=1")
-    result = go("flowgrpo_two_stage", served, "iterations=1", url=service.url)
-    samples = result.samples
+    local, served = tmp_path / "local", tmp_path / f"{recipe}-served"
+    alone = go(recipe, local, *settings).samples
+    samples = go(recipe, served, *settings, url=service.url).samples
+    assert alone is not None
     assert samples is not None
     assert samples.recording is not None
+    for ours, theirs in zip(alone.groups, samples.groups, strict=True):
+        assert ours.selection.seeds == theirs.selection.seeds
+        assert torch.equal(ours.selection.proxy, theirs.selection.proxy)
     seeds = [seed for group in samples.groups for seed in group.selection.seeds]
     assert torch.equal(samples.recording.states[0], initial_noise(seeds, samples.recording.states.shape[2:]))
-    assert same(state(served, 1), state(local, 1))
+    assert same(state(served), state(local))
+
+
+def test_candidates_by_the_trained_steps_score_as_their_samples(tmp_path: Path) -> None:
+    """In BF16, exploration takes the same trajectories; by the ODE they end elsewhere. The window moves."""
+    settings = ("algorithm.window_order=progressive", "algorithm.window_within=1")
+    for sampler in ("training", "ode"):
+        output = tmp_path / sampler
+        samples = go("flowgrpo_fast_two_stage", output, *settings, f"explore.sampler={sampler}").samples
+        assert samples is not None
+        proxy = torch.stack([group.selection.proxy for group in samples.groups])
+        assert torch.allclose(proxy, samples.scores, atol=1e-5) == (sampler == "training")
+        (measured,) = (line for line in read_metrics(output / "metrics.jsonl") if line["event"] == "fidelity")
+        assert (measured["spearman"] > 0.999) == (sampler == "training")

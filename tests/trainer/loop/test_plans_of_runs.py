@@ -16,7 +16,7 @@ def test_a_pruned_plan_trains_on_survivors(service: Service, folder: Path) -> No
     pruned = go(service, folder / "pruned", "iterations=1", "explore.prune={after: 1, keep: 10}", "explore.steps=3")
     with RolloutClient(service.url) as client:
         source, root = rollout_source(pruned.config, client), seed_root(pruned.config.seed, 0)
-        asked = source.candidates_of([selection.prompt for selection in selections(pruned)], 0, root)
+        asked = source.candidates_of([selection.prompt for selection in selections(pruned)], 0, root, iteration=0)
     for selection, group in zip(selections(pruned), asked.groups, strict=True):
         survivors = {seed for seed, score in zip(group.seeds, group.scores, strict=True) if score is not None}
         assert len(survivors) == 10
@@ -38,7 +38,7 @@ def test_a_lag_is_constant_and_recorded(lagging: Run) -> None:
     config = lagging.config
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 1, config.seed, 3)
     with RolloutClient(config.rollout_url) as client:
-        answer = rollout_source(config, client).candidates_of(prompts, 1, seed_root(config.seed, 3))
+        answer = rollout_source(config, client).candidates_of(prompts, 1, seed_root(config.seed, 3), iteration=3)
     index = best_worst(answer.groups[0].scores, config.explore.keep)
     assert selected(lagging)[0] == [answer.groups[0].seeds[i] for i in index]
 

@@ -19,7 +19,7 @@ def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch
     config = whole.config
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 2, config.seed, 1)
     with RolloutClient(service.url) as client:
-        answer = rollout_source(config, client).candidates_of(prompts, 1, seed_root(config.seed, 1))
+        answer = rollout_source(config, client).candidates_of(prompts, 1, seed_root(config.seed, 1), iteration=1)
         images = client.rollouts(
             RolloutRequest(
                 model="mini-sana",

@@ -36,7 +36,7 @@ def scorer(loaded: Backbone) -> Scorer:
 
 
 def test_survivors_have_the_scores_of_the_whole_group(generator: Generator, scorer: Scorer) -> None:
-    maker = PlannedCandidates(generator, PRUNED, scorer)
+    maker = PlannedCandidates(generator, lambda: PRUNED, scorer)
     whole, pruned = maker.scores(PROMPT, SEEDS, whole=True), maker.scores(PROMPT, SEEDS)
     made = ~pruned.isnan()
     assert int(made.sum()) == 8
@@ -48,7 +48,7 @@ def test_survivors_have_the_scores_of_the_whole_group(generator: Generator, scor
 
 
 def test_images_are_those_that_were_scored(generator: Generator, scorer: Scorer) -> None:
-    maker = PlannedCandidates(generator, PRUNED, scorer)
+    maker = PlannedCandidates(generator, lambda: PRUNED, scorer)
     scores = maker.scores(PROMPT, SEEDS, whole=True)
     again = scorer.scores(PROMPT, maker.images(PROMPT, SEEDS[3:9]))()
     assert torch.allclose(again, scores[3:9], atol=1e-4)
@@ -72,9 +72,9 @@ class Small:
 def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: Scorer) -> None:
     notes: list[str] = []
     small = Small(generator, 7)
-    maker = PlannedCandidates(small, PRUNED, scorer, BatchLimit(notes.append))  # type: ignore[arg-type]
+    maker = PlannedCandidates(small, lambda: PRUNED, scorer, BatchLimit(notes.append))  # type: ignore[arg-type]
     found = maker.scores(PROMPT, SEEDS)
-    expected = PlannedCandidates(generator, PRUNED, scorer).scores(PROMPT, SEEDS)
+    expected = PlannedCandidates(generator, lambda: PRUNED, scorer).scores(PROMPT, SEEDS)
     assert torch.allclose(found, expected, atol=1e-5, equal_nan=True)
     assert small.batches == [24, 12, *[6] * 3]
     assert notes == [

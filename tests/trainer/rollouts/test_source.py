@@ -1,6 +1,7 @@
 """Requests for a run's candidates, to a real service."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from service_helpers import RunningService, adapter_file, running_service
@@ -8,8 +9,10 @@ from solrl_core.families import load_backbone
 from solrl_core.fingerprint import fingerprint
 from solrl_core.lora import adapter_layout
 from solrl_proto.problems import ProblemError
-from solrl_proto.rollouts import PromptItem
+from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
 from solrl_trainer.client import RolloutClient
+from solrl_trainer.presets import resolve
+from solrl_trainer.rollouts.service import ServiceExplorer
 from solrl_trainer.rollouts.source import rollout_source
 from training_helpers import tiny_config
 
@@ -32,7 +35,44 @@ def test_a_service_that_restarts_with_a_different_model_is_refused(service: Runn
         client.push("changed", 0, None, config.model_name, adapter_file(layout, 0))
         numerics = {tier.precision: tier.numerics for tier in client.model(config.model_name).precisions}
         same = rollout_source(config, client, fingerprint=ours, numerics=numerics)
-        assert same.candidates_of(PROMPTS, 0, 7).fingerprint == ours
+        assert same.candidates_of(PROMPTS, 0, 7, iteration=0).fingerprint == ours
         with pytest.raises(ProblemError) as raised:
-            rollout_source(config, client, fingerprint="sha256:" + "0" * 64).candidates_of(PROMPTS, 0, 7)
+            rollout_source(config, client, fingerprint="sha256:" + "0" * 64).candidates_of(PROMPTS, 0, 7, iteration=0)
     assert (raised.value.problem.kind, raised.value.problem.got) == ("digest-mismatch", ours)
+
+
+class Asked:
+    """A client that notes requests and answers none."""
+
+    def __init__(self) -> None:
+        self.requests: list[RolloutRequest] = []
+
+    def rollouts(self, request: RolloutRequest, **_: Any) -> RolloutAnswer:
+        self.requests.append(request)
+        raise ConnectionError
+
+
+def explored(request: RolloutRequest) -> tuple[int, int]:
+    """Version, and the first stochastic step."""
+    assert request.adapter is not None
+    assert request.plan.sde is not None
+    return request.adapter.version, request.plan.sde.first
+
+
+def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
+    moving = ("algorithm.window_order=progressive", "algorithm.window_within=1", "explore.lag=1")
+    config = resolve("mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=moving).config
+    client: Any = Asked()
+    source = rollout_source(config, client)
+    explorer = ServiceExplorer(source, lambda iteration: PROMPTS, seed=config.seed, lag=1, iterations=3)
+    for version in range(3):
+        explorer.look_ahead(version)
+        with pytest.raises(ConnectionError):
+            list(explorer.explore(version))
+    assert sorted(map(explored, client.requests)) == [(0, 0), (0, 1), (1, 2)]
+    client.requests.clear()
+    with pytest.raises(ConnectionError):
+        explorer.images_of(PROMPTS, [[1, 2]], 1, 2)
+    with pytest.raises(ConnectionError):
+        explorer.whole_groups(PROMPTS, 1, 7)
+    assert list(map(explored, client.requests)) == [(1, 2), (1, 1)]

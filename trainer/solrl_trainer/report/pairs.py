@@ -44,6 +44,7 @@ def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: 
         [selection.prompt for selection in selections],
         [[selection.seeds[i] for i in places] for selection in selections],
         samples.exploration.version,
+        samples.exploration.iteration,
     )
     return CandidatePairs(
         pairs=[

@@ -1,7 +1,7 @@
 """Candidates of a prompt, generated on this device: by an exploration plan, or full-length for training."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,13 +39,13 @@ class PlannedCandidates:
 
     Attributes:
         generator: generator with the behaviour policy merged.
-        plan: exploration plan; the generator sets the precision.
+        plan: returns the exploration plan under the merged version; the generator sets the precision.
         scorer: scorer of the trained rewards.
         limit: largest number of candidates in a batch.
     """
 
     generator: Generator
-    plan: Plan
+    plan: Callable[[], Plan]
     scorer: Scorer
     limit: BatchLimit = field(default_factory=BatchLimit)
 
@@ -56,7 +56,7 @@ class PlannedCandidates:
 
     def scores(self, prompt: PromptItem, seeds: Sequence[int], *, whole: bool = False) -> torch.Tensor:
         """Scores [N] of the candidates of these seeds, NaN for pruned candidates; `whole` disables pruning."""
-        prune = None if whole else self.plan.prune
+        prune = None if whole else self.plan().prune
         if prune is None:
             return self._completed(prompt, seeds)
         parts, predicted = [], []
@@ -85,14 +85,14 @@ class PlannedCandidates:
     def _generate(
         self, prompt: PromptItem, seeds: Sequence[int], *, start: Trajectory | None = None, until: int | None = None
     ) -> GeneratorOutput:
-        plan = self.plan
+        plan = self.plan()
         return self.limit.run(
             len(seeds),
             lambda size: self.generator.generate(
                 prompt.text,
                 seeds,
                 steps=plan.steps,
-                solver=plan.fitted or plan.solver,
+                solver=plan.solver_spec,
                 guidance=plan.guidance,
                 start=start,
                 until=until,

@@ -19,12 +19,14 @@ class ExplorationSummary:
     """Outcome of an exploration.
 
     Attributes:
+        iteration: iteration that the candidates are for.
         version: version of the behaviour policy.
         precision, numerics: arithmetic of the generation.
         score_sum, score_count: sum and number of scores, over all candidates that have one.
         seconds: duration, whether or not the trainer waited for it.
     """
 
+    iteration: int
     version: int
     precision: str
     numerics: str
@@ -60,8 +62,10 @@ class Exploration(Protocol):
 class ImageSource(Protocol):
     """A source of images of explored candidates."""
 
-    def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> ExploredImages:
-        """Images of the given candidates of each prompt, explored under `version`, in the order of the prompts.
+    def images_of(
+        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
+    ) -> ExploredImages:
+        """Images of candidates explored for an iteration under `version`, in the order of the prompts.
 
         Raises:
             ProblemError: a service refuses, has lost the version, or cannot be reached.
@@ -81,7 +85,10 @@ class Explorer(ImageSource, Protocol):
         """The candidates of an iteration."""
 
     def whole_groups(self, prompts: Sequence[PromptItem], version: int, root: int) -> list[CandidateGroup]:
-        """Explore the groups of these prompts under `version` without pruning; `root` is the root of their seeds."""
+        """Explore the groups of these prompts without pruning, as for iteration `version` without lag.
+
+        `root` is the root of their seeds.
+        """
 
 
 def seed_root(seed: int, iteration: int) -> int:

@@ -42,7 +42,9 @@ class LocalExplorer:
         """Explore the groups of these prompts without pruning; `root` is the root of their seeds."""
         return list(self._groups(prompts, root, whole=True))
 
-    def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> ExploredImages:
+    def images_of(
+        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
+    ) -> ExploredImages:
         """Images of the given candidates of each prompt."""
         started = time.perf_counter()
         parts = [self._maker.images(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
@@ -56,9 +58,9 @@ class LocalExplorer:
 class LocalExploration:
     """Groups that are generated on demand; see `Exploration`."""
 
-    def __init__(self, groups: Iterator[CandidateGroup], version: int, generator: Generator) -> None:
+    def __init__(self, groups: Iterator[CandidateGroup], iteration: int, generator: Generator) -> None:
         self._groups = groups
-        self._version = version
+        self._iteration = iteration
         self._generator = generator
         self._score_sum = 0.0
         self._score_count = 0
@@ -82,7 +84,8 @@ class LocalExploration:
     def summary(self) -> ExplorationSummary:
         """Available after the last group."""
         return ExplorationSummary(
-            self._version,
+            self._iteration,
+            self._iteration,  # without lag, the version has the same number
             self._generator.precision,
             self._generator.numerics,
             self._score_sum,

@@ -48,8 +48,8 @@ class ServiceExplorer:
         for iteration in range(max(version, self._begun), min(last + 1, self._iterations)):
             prompts = self._prompts_of(iteration)
             explored, root = max(0, iteration - self._lag), seed_root(self._seed, iteration)
-            request = partial(self._request, prompts, explored, root)
-            self._ahead[iteration] = ServiceExploration(prompts, explored, request)
+            request = partial(self._request, iteration, prompts, explored, root)
+            self._ahead[iteration] = ServiceExploration(iteration, prompts, explored, request)
             self._begun = iteration + 1
 
     def explore(self, iteration: int) -> "ServiceExploration":
@@ -57,26 +57,34 @@ class ServiceExplorer:
         return self._ahead.pop(iteration)
 
     def whole_groups(self, prompts: Sequence[PromptItem], version: int, root: int) -> list[CandidateGroup]:
-        """Explore the groups of these prompts under `version` without pruning; `root` is the root of their seeds."""
-        answer = self.source.candidates_of(prompts, version, root, whole=True)
+        """Explore the groups of these prompts without pruning, as for iteration `version` without lag."""
+        answer = self.source.candidates_of(prompts, version, root, iteration=version, whole=True)
         return [CandidateGroup(p, g.seeds, g.scores) for p, g in zip(prompts, answer.groups, strict=True)]
 
-    def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> ExploredImages:
-        """Images of the given candidates of each prompt, explored under `version`; raises as `RolloutSource`."""
-        return self.source.images_of(prompts, seeds, version)
+    def images_of(
+        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
+    ) -> ExploredImages:
+        """Images of candidates explored for an iteration under `version`; raises as `RolloutSource`."""
+        return self.source.images_of(prompts, seeds, version, iteration)
 
     def _request(
-        self, prompts: Sequence[PromptItem], version: int, root: int, on_group: Callable[[RolloutGroup], None]
+        self,
+        iteration: int,
+        prompts: Sequence[PromptItem],
+        version: int,
+        root: int,
+        on_group: Callable[[RolloutGroup], None],
     ) -> RolloutAnswer:
-        return self.source.candidates_of(prompts, version, root, on_group=on_group)
+        return self.source.candidates_of(prompts, version, root, iteration=iteration, on_group=on_group)
 
 
 class ServiceExploration:
     """A request in progress, in its own thread; see `Exploration`."""
 
-    def __init__(self, prompts: Sequence[PromptItem], version: int, request: Request) -> None:
+    def __init__(self, iteration: int, prompts: Sequence[PromptItem], version: int, request: Request) -> None:
         """Send the request."""
         self._prompts = {prompt.id: prompt for prompt in prompts}
+        self._iteration = iteration
         self._version = version
         self._request = request
         self._arrived: SimpleQueue[RolloutGroup | ExplorationSummary | BaseException] = SimpleQueue()
@@ -105,7 +113,15 @@ class ServiceExploration:
             scores = [score for group in answer.groups for score in group.scores if score is not None]
             seconds = time.perf_counter() - started
             self._arrived.put(
-                ExplorationSummary(self._version, answer.precision, answer.numerics, sum(scores), len(scores), seconds)
+                ExplorationSummary(
+                    self._iteration,
+                    self._version,
+                    answer.precision,
+                    answer.numerics,
+                    sum(scores),
+                    len(scores),
+                    seconds,
+                )
             )
         except BaseException as error:
             self._arrived.put(error)

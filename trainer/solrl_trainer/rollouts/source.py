@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from solrl_proto.identifiers import Tier
@@ -23,6 +24,9 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.rollouts.exploration import ExploredImages
 from solrl_trainer.rollouts.png import from_png
 
+PlanOf = Callable[[int], Plan]
+"""Settings of generation in an iteration."""
+
 
 @dataclass(frozen=True)
 class RolloutSource:
@@ -32,7 +36,7 @@ class RolloutSource:
         client: client of the service.
         run, model: names at the service.
         candidates: candidates per prompt.
-        plan: settings of generation.
+        plan_of: settings of generation in an iteration.
         rewards: rewards in the score.
         fingerprint: digest of model and rewards that every answer must have; None to accept any.
         numerics: of each precision, as the service said at the start; None to accept any.
@@ -43,7 +47,7 @@ class RolloutSource:
     run: str
     model: str
     candidates: int
-    plan: Plan
+    plan_of: PlanOf
     rewards: tuple[RewardSpec, ...]
     fingerprint: str | None = None
     numerics: Mapping[Tier, Numerics] | None = None
@@ -55,6 +59,7 @@ class RolloutSource:
         version: int,
         seed_root: int,
         *,
+        iteration: int,
         whole: bool = False,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> RolloutAnswer:
@@ -64,6 +69,7 @@ class RolloutSource:
             prompts: prompts to explore.
             version: version of the run's adapter.
             seed_root: root of the candidates' seeds.
+            iteration: iteration whose plan to use.
             whole: do not prune.
             on_group: called with each group as it arrives, from this thread.
 
@@ -75,31 +81,32 @@ class RolloutSource:
             prompts,
             version,
             Candidates(count=self.candidates, seed_root=seed_root),
-            self._whole if whole else self.plan,
+            self._whole(iteration) if whole else self.plan_of(iteration),
             on_group=on_group,
         )
 
-    def images_of(self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int) -> ExploredImages:
-        """Images of the given candidates of each prompt, explored under `version`.
+    def images_of(
+        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
+    ) -> ExploredImages:
+        """Images of the given candidates of each prompt, explored for an iteration under `version`.
 
         Raises:
             ProblemError: refused or unreachable.
         """
         explicit = Candidates(seeds=tuple(map(tuple, seeds)))
-        answer = self._answer(prompts, version, explicit, self._whole, images=True)
+        answer = self._answer(prompts, version, explicit, self._whole(iteration), images=True)
         images = [from_png(png) for group in answer.groups for png in group.images or () if png is not None]
         spent = answer.seconds
         return ExploredImages(torch.stack(images), spent.switch + spent.generate + spent.reward)
 
     def group_of(self, prompt: PromptItem, seeds: Sequence[int], version: int) -> RolloutGroup:
-        """The candidates of these seeds under `version`, with their latents. Raises as `candidates_of`."""
+        """The candidates of these seeds in iteration `version`, with their latents. Raises as `candidates_of`."""
         explicit = Candidates(seeds=(tuple(seeds),))
-        (group,) = self._answer([prompt], version, explicit, self._whole, latents=True).groups
+        (group,) = self._answer([prompt], version, explicit, self._whole(version), latents=True).groups
         return group
 
-    @property
-    def _whole(self) -> Plan:
-        return self.plan.model_copy(update={"prune": None})
+    def _whole(self, iteration: int) -> Plan:
+        return self.plan_of(iteration).model_copy(update={"prune": None})
 
     def _answer(
         self,
@@ -145,7 +152,7 @@ def rollout_source(
         run=config.run,
         model=config.model_name,
         candidates=config.explore.candidates,
-        plan=exploration_plan(config),
+        plan_of=partial(exploration_plan, config),
         rewards=config.trained,
         fingerprint=fingerprint,
         numerics=numerics,
@@ -158,14 +165,15 @@ def regeneration_plan(config: RunConfig) -> Plan:
     return Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance, precision="bf16")
 
 
-def exploration_plan(config: RunConfig) -> Plan:
-    """The run's exploration plan."""
+def exploration_plan(config: RunConfig, iteration: int) -> Plan:
+    """The exploration plan of an iteration."""
     explore = config.explore
     return Plan(
         steps=explore.steps,
         prune=explore.prune,
         solver=config.solver,
         fitted=explore.fitted,
+        sde=config.explored_steps(iteration),
         guidance=config.guidance,
         precision=explore.precision,
     )
