@@ -58,9 +58,7 @@ def test_scores_and_images_have_the_same_bits(child: RunningService, service: Ru
     assert groups(child, **asked) == groups(service, **asked)
 
 
-@pytest.mark.parametrize(
-    "solver", [{"solver": "euler"}, {"solver": "dpm2"}, {"sde": {"kind": "flow", "eta": 0.8, "first": 1}}]
-)
+@pytest.mark.parametrize("by", [{"solver": "euler"}, {"solver": "dpm2"}, {"sde": SDE}], ids=["euler", "dpm2", "sde"])
 def test_pruned_groups_have_the_same_bits(child: RunningService, service: RunningService, by: dict[str, Any]) -> None:
     plan = {"prune": {"after": 2, "keep": 26}, "guidance": 2.0} | by
     theirs, ours = (groups(one, plan, count=40, steps=4) for one in (child, service))

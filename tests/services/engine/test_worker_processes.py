@@ -73,9 +73,7 @@ def test_scores_and_images_have_the_same_bits(one: RunningService, two: RunningS
     assert all(after[name] > before.get(name, 0) for name in ("cpu:0", "cpu:1"))
 
 
-@pytest.mark.parametrize(
-    "solver", [{"solver": "euler"}, {"solver": "dpm2"}, {"sde": {"kind": "flow", "eta": 0.8, "first": 1}}]
-)
+@pytest.mark.parametrize("by", [{"solver": "euler"}, {"solver": "dpm2"}, {"sde": SDE}], ids=["euler", "dpm2", "sde"])
 def test_pruned_groups_have_the_same_bits(one: RunningService, two: RunningService, by: dict[str, Any]) -> None:
     plan = {"prune": {"after": 2, "keep": 26}, "guidance": 2.0} | by
     theirs, ours = (groups(service, plan, latents="float32", count=40, steps=4) for service in (two, one))
