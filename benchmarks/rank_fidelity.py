@@ -6,17 +6,15 @@ Writes docs/results/rank_fidelity.{json,md}.
 """
 
 import argparse
-import json
 import os
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from caveats import PREPARED_FOR_NVFP4
+from rank_tables import HEADER, Row, cells, command, options, run
 from rich.console import Console
 from rich.progress import track
 from solrl_core.families import load_backbone
@@ -27,8 +25,7 @@ from solrl_core.solver_specs import SOLVERS
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.prompts import find_prompts, read_prompts
 
-MODELS = ("mini-sana", "mini-sd3", "mini-flux")
-REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
+NAME = "rank_fidelity"
 TRUE = ("bf16", 10)
 PROXIES = (("bf16", 6), ("nvfp4", 6))
 PAPER = {
@@ -40,44 +37,14 @@ PAPER = {
 """Kendall and Spearman of NVFP4 at 6 steps against BF16 at 10, on the paper's large models (arXiv 2604.06916)."""
 
 
-def main() -> None:
-    """Measure all models, print the table and write it."""
-    args = _options().parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    settings = {key: value for key, value in vars(args).items() if key != "out"}
-    rows: list[dict[str, Any]] = []
-    for place, model in enumerate(args.models):
-        rows += measure(model, args)
-        settings["models"] = args.models[: place + 1]
-        (args.out / "rank_fidelity.json").write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n")
-        (args.out / "rank_fidelity.md").write_text(table(rows, settings))
-    print(table(rows, settings))
-
-
 def _options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--rewards", nargs="+", default=list(REWARDS))
+    parser = options(__doc__, prompts=64)
     parser.add_argument("--prompt-set", default="shapes")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--candidates", type=int, default=96)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--solver", choices=sorted(SOLVERS), default="euler", help="the paper's for SD3 and FLUX: dpm2")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     return parser
 
 
-def command(settings: Mapping[str, Any]) -> str:
-    """Command line that gives these settings."""
-    words = ["python", "benchmarks/rank_fidelity.py"]
-    for name, default in vars(_options().parse_args([])).items():
-        value = settings.get(name, default)
-        if name != "out" and value != default:
-            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
-    return shlex.join(words)
-
-
-def measure(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(model: str, args: argparse.Namespace) -> list[Row]:
     """Measure one model; a row per reward and proxy."""
     backbone = load_backbone(model, device=args.device)
     rewards = RewardSet.load(args.rewards, backbone)
@@ -106,13 +73,13 @@ def measure(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def table(rows: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> str:
+def table(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
     """Markdown table of all rows, with the command and device of the measurement."""
     solver, device = settings.get("solver", "euler"), settings["device"]
     lines = [
         "# Rank fidelity of exploration",
         "",
-        f"By `{command(settings)}`, on the device `{device}` with the solver `{solver}`:",
+        f"By `{command(NAME, _options(), settings)}`, on the device `{device}` with the solver `{solver}`:",
         f"{settings['prompts']} held-out prompts × {settings['candidates']} candidates, compared with the same seeds",
         f"in {TRUE[0].upper()} at {TRUE[1]} steps. Overlaps are shares of the best (worst) 4/8/12.",
         "True ranks are means over the 12 candidates ranked best (worst) by the proxy: perfect 6.5 / 90.5, chance",
@@ -120,23 +87,19 @@ def table(rows: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> str:
         "",
         *PREPARED_FOR_NVFP4,
         "",
-        "| model | reward | proxy | Kendall | Spearman | best 4/8/12 | worst 4/8/12 | true ranks | paper |",
+        f"| model | reward | proxy | {HEADER} | paper |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         found = Fidelity(**{name: row[name] for name in Fidelity.__dataclass_fields__})
-        best, worst = ("/".join(f"{v:.2f}" for v in o.values()) for o in (found.top_overlap, found.bottom_overlap))
         quantised = row["quantized_share"] > 0
         paper = ", ".join(f"{v:.3f}" for v in PAPER.get(row["reward"], ())) if quantised else ""
         names = f"{row['model']} | {row['reward']} | {row['proxy']}"
-        lines.append(
-            f"| {names} | {found.kendall:.3f} | {found.spearman:.3f} | {best} | {worst} "
-            f"| {found.top_rank:.1f} / {found.bottom_rank:.1f} | {paper} |"
-        )
+        lines.append(f"| {names} | {cells(found)} | {paper} |")
     shares = {row["model"]: row["quantized_share"] for row in rows if row["quantized_share"]}
     said = ", ".join(f"{model} {share:.1%}" for model, share in shares.items())
     return "\n".join([*lines, "", f"Share of the blocks' linear FLOPs in NVFP4: {said}."]) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    run(NAME, _options(), measure, table)
