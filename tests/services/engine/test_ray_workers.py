@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import ray
-from fake_backend import REWARD, FakeBackend, chunk, job
+from fake_backend import REWARD, FakeBackend
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectStoreFullError
 from service_helpers import Layout, RunningService, adapter_file, make_adapter, running_service
 from solrl_core.adapter import encode_adapter
