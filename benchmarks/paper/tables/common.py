@@ -16,7 +16,7 @@ NOT_RUN = "not run"
 
 @dataclass(frozen=True)
 class Context:
-    """What the tables are made of.
+    """Contents of the tables.
 
     Attributes:
         programme: settings of all tables.
