@@ -21,7 +21,7 @@ from common import Row
 from lookahead import lookahead
 from overload import overload
 from pushing import pushing
-from sharing import sharing, small_beside_big
+from sharing import sharing, sharing_workers, small_beside_big
 from soak import soak
 from starving import starving
 
@@ -37,6 +37,7 @@ def main() -> int:
     )
     rows: dict[str, Callable[[bool], Row]] = {
         "sharing": lambda short: sharing(2, 10) if short else sharing(8, 40),
+        "sharing-workers": lambda short: sharing_workers(12 if short else 120),
         "small": lambda short: small_beside_big(3 if short else 20),
         "starving": lambda short: starving(12 if short else 240),
         "overload": lambda short: overload(96, 5) if short else overload(960, 60),

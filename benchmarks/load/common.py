@@ -1,8 +1,9 @@
-"""Helpers of the load tests: a service, runs with their own adapters, requests, and the service's counters."""
+"""Helpers of the load tests: a service, runs with their own adapters, requests, races, and the service's counters."""
 
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from solrl_trainer.client import RolloutClient
 from solrl_trainer.demo import rollout_service
 
 MODEL = "mini-sana"
+GROUP = 24
+"""Candidates of a group that is a chunk."""
+_IN_FLIGHT = 3
+"""Requests that each party of a race has at once."""
+_WARM = 4
+"""Groups that each party has before counting begins."""
 Layout = dict[str, tuple[int, int]]
 
 
@@ -87,6 +94,58 @@ def counters(url: str) -> dict[str, float]:
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found
+
+
+def race(
+    clients: Mapping[str, RolloutClient],
+    asked: Callable[[str, int], RolloutRequest],
+    over: Callable[[Mapping[str, int]], bool],
+) -> dict[str, int]:
+    """Let several parties always have work queued; returns the groups of each, from when all are served.
+
+    Args:
+        clients: of each party.
+        asked: a party's next request, with this root of its seeds.
+        over: whether enough groups were counted.
+    """
+    begun, made = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
+    counting, stop, lock = threading.Event(), threading.Event(), threading.Lock()
+
+    def ask(party: str, root: int) -> None:
+        def on_group(_: object) -> None:
+            with lock:
+                if stop.is_set():
+                    raise _Over
+                begun[party] += 1
+                if counting.is_set():
+                    made[party] += 1
+                elif min(begun.values()) >= _WARM:
+                    counting.set()
+                if over(made):
+                    stop.set()
+
+        with suppress(_Over):
+            while not stop.is_set():
+                clients[party].rollouts(asked(party, root), on_group=on_group)
+                root += _IN_FLIGHT
+
+    threads = [threading.Thread(target=ask, args=(party, i)) for i in range(_IN_FLIGHT) for party in clients]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    return made
+
+
+def farthest(made: Mapping[str, int]) -> float:
+    """Largest relative difference from equal shares."""
+    mean = sum(made.values()) / len(made)
+    return max(abs(of_one - mean) / mean for of_one in made.values())
+
+
+class _Over(Exception):  # noqa: N818
+    """Ends a client's stream once enough was counted."""
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -1,14 +1,14 @@
-"""Fairness between eight experiments on one service, and between a small and a big request."""
+"""Fairness between eight experiments, on one worker and on two, and between a small and a big request."""
 
 import statistics
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
-from common import Row, client_of, counters, push_runs, request, service
+from common import GROUP, Row, client_of, counters, farthest, push_runs, race, request, service
 
 EXPERIMENTS = 8
-_GROUP = 24
+WORKERS = 2
 
 
 def sharing(rounds: int, seconds: float) -> Row:
@@ -28,8 +28,7 @@ def sharing(rounds: int, seconds: float) -> Row:
             alone.append(sum(measured[1].values()))
             together.append(measured[EXPERIMENTS])
     each = {name: sum(part[name] for part in together) for name in names}
-    mean = sum(each.values()) / len(each)
-    off = max(abs(made - mean) / mean for made in each.values())
+    off = farthest(each)
     ratios = [sum(part.values()) / one for part, one in zip(together, alone, strict=True)]
     ratio = statistics.median(ratios)
     return Row(
@@ -38,6 +37,27 @@ def sharing(rounds: int, seconds: float) -> Row:
         f"each within {off:.1%}; total {ratio:.1%} of one alone ({min(ratios):.0%} to {max(ratios):.0%} in {rounds})",
         off <= 0.10 and ratio >= 0.95,
         {"made": each, "ratios": ratios, "a_second_alone": sum(alone) / rounds / seconds},
+    )
+
+
+def sharing_workers(groups: int) -> Row:
+    """Count each experiment's groups on two workers, until one has `groups`."""
+    names = [f"experiment-{i}" for i in range(EXPERIMENTS)]
+    with service("--workers", str(WORKERS)) as url, ExitStack() as stack:
+        push_runs(url, names)
+        clients = {name: stack.enter_context(client_of(url)) for name in names}
+        made = race(
+            clients,
+            lambda name, root: request(name, 4, GROUP, root=root),
+            lambda made: max(made.values()) >= groups,
+        )
+    off = farthest(made)
+    return Row(
+        f"{EXPERIMENTS} experiments on {WORKERS} workers of one service",
+        "each within 10 % of equal",
+        f"{min(made.values()):,} to {max(made.values()):,} groups of {GROUP}: each within {off:.1%}",
+        off <= 0.10,
+        {"made": made},
     )
 
 
@@ -52,12 +72,12 @@ def _count(url: str, names: list[str], seconds: float) -> dict[str, int]:
             if stop.is_set():
                 raise _Over  # closes the connection instead of waiting for queued work
             if begin.is_set():
-                made[name] += _GROUP
+                made[name] += GROUP
 
         root = part
         with client_of(url) as client, suppress(_Over):
             while not stop.is_set():
-                client.rollouts(request(name, 16, _GROUP, root=root), on_group=count)
+                client.rollouts(request(name, 16, GROUP, root=root), on_group=count)
                 root += 2
 
     threads = [threading.Thread(target=ask, args=(name, part)) for name in names for part in (0, 1)]

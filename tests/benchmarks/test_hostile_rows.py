@@ -1,4 +1,4 @@
-"""Rows about hostile clients and tenants at small counts, with a real service."""
+"""Rows about hostile clients at small counts, with a real service."""
 
 import json
 import subprocess
@@ -19,14 +19,3 @@ def test_held_bodies_take_no_more_than_their_budget(tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "doors.json").read_text())["held_bodies.py"]["figures"]
     assert figures["ends"]["503"] > 0
     assert figures["peak_mib"] > 48  # it did hold some
-
-
-@pytest.mark.slow
-def test_new_run_names_win_a_tenant_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS / "load")
-    from starving import starving
-
-    made = starving(8).figures["made"]
-    assert made["modest"] == 8
-    # A turn is four groups, which is much of eight; a tenant that starves the other has all of its 260 names' first.
-    assert made["greedy"] <= 16

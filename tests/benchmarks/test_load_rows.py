@@ -1,0 +1,32 @@
+"""Rows of `make load` at small counts, with a real service."""
+
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS / "load")
+
+
+def test_new_run_names_win_a_tenant_nothing() -> None:
+    from starving import starving
+
+    made = starving(8).figures["made"]
+    assert made["modest"] == 8
+    # A turn is four groups, which is much of eight; a tenant that starves the other has all of its 260 names' first.
+    assert made["greedy"] <= 16
+
+
+def test_eight_runs_share_two_workers() -> None:
+    from sharing import sharing_workers
+
+    made = sharing_workers(12).figures["made"]
+    assert max(made.values()) == 12
+    # A turn is four groups, and each worker's run may be another three ahead. A run that waits for the others has none.
+    assert min(made.values()) >= 12 - 2 * 4 - 3
