@@ -29,14 +29,25 @@ def as_rank(environment: dict[str, str], target: Callable[..., None], *arguments
 
 
 def serve(argv: Sequence[str], witness: str, environment: Mapping[str, str]) -> None:
-    """`solrl-rollout serve`; notes each chunk that is begun, its steps, its end, and each job that is cancelled."""
+    """`solrl-rollout serve`; notes each chunk that is queued, begun or lost, its steps, its end, and cancelled jobs."""
     os.environ.update(environment)
     from solrl_rollout.cli import main
     from solrl_rollout.engine.engine import Engine
-    from solrl_rollout.engine.work import Job
+    from solrl_rollout.engine.feed import WorkerFeed
+    from solrl_rollout.engine.work import Chunk, Job
     from solrl_rollout.engine.workers import remote
 
-    noted, cancel = Witness(Path(witness)), Engine.cancel
+    noted, cancel, submit, put_back = Witness(Path(witness)), Engine.cancel, Engine.submit, WorkerFeed.put_back
+
+    def watched_submit(self: Engine, chunks: list[Chunk], *, reserved: bool = False) -> None:
+        for chunk in chunks:
+            noted.note("queued", run=chunk.job.run, prompt=chunk.prompt.id)
+        submit(self, chunks, reserved=reserved)
+
+    def watched_put_back(self: WorkerFeed, begun: Sequence[Chunk]) -> None:
+        for chunk in begun:
+            noted.note("lost", run=chunk.job.run, prompt=chunk.prompt.id)
+        put_back(self, begun)
 
     def watched_cancel(self: Engine, job: Job) -> None:
         cancel(self, job)
@@ -44,6 +55,8 @@ def serve(argv: Sequence[str], witness: str, environment: Mapping[str, str]) -> 
 
     watch_chunks(noted)
     replace(Engine, "cancel", watched_cancel)
+    replace(Engine, "submit", watched_submit)
+    replace(WorkerFeed, "put_back", watched_put_back)
     # Worker processes load their backend by this name.
     os.environ["FAULTS_WITNESS"] = witness
     replace(remote, "importable", lambda _: f"{__name__}:{watched_backend.__name__}")

@@ -1,7 +1,7 @@
 """A worker process killed during an exploration: its chunks are made again with the same bits, and it serves again.
 
-The worker dies right after a random event, in turn a chunk begun, a step and a chunk made. In every fourth trial the
-process that replaces it is killed, too, while it loads.
+The worker dies right after a random event, in turn a chunk begun, a step and a chunk made. Another run asks for a few
+candidates right afterwards. In every fourth trial the process that replaces the worker is killed, too, while it loads.
 """
 
 import os
@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from unittest.mock import patch
 from prometheus_client.parser import text_string_to_metric_families
 from solrl_proto.rollouts import RolloutGroup
 
-from fault_trials.adapters import layout
+from fault_trials.adapters import layout, rollout_body
 from fault_trials.findings import Findings, Row, Tell
 from fault_trials.processes import RolloutService
 from fault_trials.service_killed import SHAPES, Asked, Shape, require_whole
@@ -30,7 +31,9 @@ _AT_ONCE = 2
 _KINDS = ("begun", "step", "made")
 _LOADING = 4
 """Every this many trials, the process that replaces the killed one is killed, too."""
-_PATIENCE = 120.0
+_PATIENCE = 600.0
+_BESIDE = "beside"
+"""Prompt of the other run."""
 
 
 def run(trials: int, tell: Tell, findings: Findings) -> None:
@@ -73,19 +76,26 @@ def kill_workers(
         time.sleep(chance.uniform(0, 0.01))
         late = asked.done
         os.kill(last["pid"], signal.SIGKILL)
-        twice = done % _LOADING == _LOADING - 1
-        if twice:
-            _kill_loading(processes, last["pid"], chance)
-        groups = asked.finish()
+        with ThreadPoolExecutor(1) as pool:
+            beside = pool.submit(_ask_beside, service, chance.uniform(0, 0.1))
+            twice = done % _LOADING == _LOADING - 1
+            if twice:
+                _kill_loading(processes, last["pid"], chance)
+            groups = asked.finish()
+        findings.require(beside.result() == 200, trial, f"the other run got {beside.result()}")
         if not _all_serve(service, restarts + 1):
             findings.require(False, trial, "the worker does not serve again")
             return
+        noted = service.witness.events(since)
+        _let_all_make(service)
         if late:
             findings.add("killed too late, not counted")
             continue
         done += 1
         findings.require(_failures(service) == failures, trial, "a request failed")
-        _judge(trial, shape, whole[shape], groups, asked, service.witness.events(since), findings)
+        own = [one for one in noted if one.get("prompt") != _BESIDE]
+        _judge(trial, shape, whole[shape], groups, asked, own, findings)
+        _judge_beside(trial, noted, findings)
         findings.trials += 1
         findings.add(f"killed after {kind}")
         findings.add("killed again while it loaded", twice)
@@ -99,6 +109,12 @@ def _wait_for(service: RolloutService, since: int, kind: str, count: int) -> dic
         if len(events) >= count:
             return events[-1]
         time.sleep(0.002)
+
+
+def _ask_beside(service: RolloutService, delay: float) -> int:
+    """Ask for a few candidates of the base model; returns the status."""
+    time.sleep(delay)
+    return service.http.post("/v1/rollouts", json=rollout_body(prompt=_BESIDE)).status_code
 
 
 def _children(pid: int) -> set[int]:
@@ -125,6 +141,13 @@ def _all_serve(service: RolloutService, restarts: int) -> bool:
             return True
         time.sleep(0.03)
     return False
+
+
+def _let_all_make(service: RolloutService) -> None:
+    """Have each worker finish a chunk: the service gives up one that dies five times without."""
+    since = service.witness.size
+    while len({one["pid"] for one in service.witness.events(since) if one["event"] == "made"}) < _WORKERS:
+        service.http.post("/v1/rollouts", json=rollout_body(count=96, steps=1)).raise_for_status()
 
 
 def _restarts(service: RolloutService) -> int:
@@ -160,10 +183,24 @@ def _judge(
     findings.most("most chunks made twice", made.total() - shape.chunks)
 
 
+def _judge_beside(trial: str, events: Sequence[dict[str, Any]], findings: Findings) -> None:
+    """Require that the other run waited for the chunk that its worker was making and at most one more."""
+    own = [one for one in events if one.get("prompt") == _BESIDE]
+    if any(one["event"] == "lost" for one in own):
+        findings.add("another run's own chunk lost")
+        return
+    (queued,) = [one for one in own if one["event"] == "queued"]
+    (begun,) = [one for one in own if one["event"] == "begun"]
+    made = [one for one in events if one["event"] == "made" and one["pid"] == begun["pid"]]
+    waited = sum(queued["at"] < one["at"] < begun["at"] for one in made)
+    findings.require(waited <= 2, trial, f"another run waited for {waited} chunks")
+    findings.most("most chunks that another run waited for", waited)
+
+
 ROW = Row(
     "worker-killed",
     "one of two workers killed: the request finishes with the same bits, no seed lost or doubled, at most the two "
-    "chunks it held made again; it serves again",
+    "chunks it held made again; another run waits for the running chunk and at most one more; it serves again",
     full=200,
     short=2,
     run=run,
