@@ -90,8 +90,8 @@ def plan(context: Context, jobs: int) -> str:
         note = "No run is finished yet, so there is no estimate of hours: run one table for a few minutes first."
     else:
         note = (
-            f"Hours are those of {shared} runs at a time, each; divide by {shared} for the time on the clock"
-            f"{'' if jobs == shared else f', and measure again for {jobs} jobs'}."
+            f"Hours as measured with {shared} at a time: divide by {shared} for the time on the clock"
+            f"{'' if jobs == shared else f', and measure again for {jobs} jobs'}. Starting a process is not included."
         )
     return "\n".join([*table(head, rows), "", note])
 

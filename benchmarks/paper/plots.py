@@ -30,7 +30,8 @@ def learning_curves(context: Context, path: Path) -> bool:
             mean = [
                 (points[0][0], float(np.mean([value for _, value in points]))) for points in zip(*curves, strict=True)
             ]
-            _draw(axes, mean, _hours(costs, runs[0]), f"C{number}", label=f"{name}, {len(runs)} seeds", linewidth=2)
+            label = f"{name} ({len(runs)} of {len(programme.seeds)} seeds)"
+            _draw(axes, mean, _hours(costs, runs[0]), f"C{number}", label=label, linewidth=2)
     shape = SHAPES[programme.shape]
     axes.set(
         xlabel=f"denoising and training at the shape of {shape}, hours of one H200",

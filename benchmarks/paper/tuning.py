@@ -9,7 +9,7 @@ from paper.compute import iterations_within, measured_costs, passes_of_iteration
 from paper.experiments import Experiment, Programme
 from paper.finished import Finished, Runs
 
-GRID = (3e-4, 1e-3, 3e-3)
+GRID = (1e-4, 3e-4, 1e-3, 3e-3)
 SEED = 0
 """No table has a run of this seed."""
 SHARE = 0.5

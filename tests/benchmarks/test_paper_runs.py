@@ -191,7 +191,7 @@ def test_the_learning_rate_is_that_of_the_best_training_reward(tmp_path: Path) -
     tried = trials(PROGRAMME, "awm", RESULTS)
     for number, one in enumerate(tried.values()):
         assert choose(PROGRAMME, "awm", context_of(PROGRAMME, tmp_path).runs, RESULTS) is None
-        stopped = {"stopped": "the loss is nan", "after": {}} if number == 2 else {}
+        stopped = {"stopped": "the loss is nan", "after": {}} if number == 3 else {}
         finish(one, tmp_path, float(number), **stopped)
     choice = choose(PROGRAMME, "awm", context_of(PROGRAMME, tmp_path).runs, RESULTS)
     assert choice is not None

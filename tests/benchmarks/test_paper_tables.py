@@ -75,6 +75,11 @@ def test_the_first_time_at_which_a_curve_reaches_a_reward(target: float, at: flo
     assert first_reached([(0, 0.0), (5, 1.0), (10, 2.0), (15, 1.0), (20, 3.0)], target) == at
 
 
+def test_a_baseline_that_falls_is_no_target(tmp_path: Path) -> None:
+    lines = families.section(finish_all(PROGRAMME, tmp_path, GAINS | {"diffusionnft": -0.1}, "families")).lines
+    assert set(row(lines, "Sol-RL")[4:]) == {"24-in-24 BF16 did not rise in 3 of 3 runs"}
+
+
 def test_algorithms_are_compared_at_their_own_learning_rates(tmp_path: Path) -> None:
     context = finish_all(PROGRAMME, tmp_path, GAINS, "algorithms")
     lines = algorithms.section(context).lines
@@ -90,8 +95,8 @@ def test_algorithms_are_compared_at_their_own_learning_rates(tmp_path: Path) -> 
 def test_an_algorithm_without_trials_is_not_tuned(tmp_path: Path) -> None:
     lines = algorithms.section(context_of(PROGRAMME, tmp_path)).lines
     assert "not run: not tuned" in next(line for line in lines if line.startswith("| AWM | "))
-    assert len(algorithms.experiments(context_of(PROGRAMME, tmp_path))) == 15
-    assert len(algorithms.experiments(context_of(PROGRAMME, tmp_path), whole=True)) == 15 + 5 * 2 * 3
+    assert len(algorithms.experiments(context_of(PROGRAMME, tmp_path))) == 20
+    assert len(algorithms.experiments(context_of(PROGRAMME, tmp_path), whole=True)) == 20 + 5 * 2 * 3
 
 
 def test_the_gap_is_decided_only_by_its_whole_interval(tmp_path: Path) -> None:

@@ -97,19 +97,22 @@ def speed_up(
     """Compute of the baseline over ours at the baseline's final reward, a geometric mean over seeds.
 
     Returns:
-        The estimate over the seeds that reach it, and a note if some do not; None if no seed has both runs finished, or
-        none reaches it.
+        The estimate over the seeds that reach it, and a note if some do not; None if no seed has both runs finished,
+        none reaches it, or a baseline did not rise.
     """
-    reward, logs, runs = context.programme.reward, [], 0
+    reward, logs, runs, flat = context.programme.reward, [], 0, 0
     for one, other in zip(ours, baseline, strict=True):
         mine, theirs = context.finished([one]), context.finished([other])
         if not mine or not theirs:
             continue
         runs += 1
-        target = theirs[0].curve[-1][1][reward]
+        target = curve(theirs[0], reward)[-1][1]
         spent, needed = (first_reached(curve(run, reward), target) for run in (theirs[0], mine[0]))
+        flat += not spent
         if spent and needed:
             logs.append(np.log(spent * clock(theirs[0]) / (needed * clock(mine[0]))))
+    if flat:
+        return None, f"{BASELINE} did not rise in {flat} of {runs} runs"
     note = f"reached in {len(logs)} of {runs} runs" if len(logs) < runs else ""
     if not logs:
         return None, note
