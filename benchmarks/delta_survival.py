@@ -11,11 +11,9 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, get_args
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -23,7 +21,7 @@ import torch
 from delta_survival_report import write
 from rich.console import Console
 from rich.progress import track
-from solrl_core.adapter import Adapter, decode_adapter, lora_a_key, lora_b_key
+from solrl_core.adapter import Adapter, decode_adapter
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import rank_fidelity
 from solrl_core.generator import Generator
@@ -31,18 +29,19 @@ from solrl_core.kernels import quantize_rows
 from solrl_core.precision import QuantLinear, quantize_dequantize
 from solrl_core.rewards import RewardSet
 from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import AdapterUse
 from solrl_trainer.loop import train
 from solrl_trainer.presets import resolve
 from solrl_trainer.progress import RichReporter
 from solrl_trainer.prompts import find_prompts, read_prompts
 from torch import Tensor
-from torch.nn.functional import linear
 
 MODELS = ("mini-sd3", "mini-sana", "mini-flux")
 SIZES = (0.005, 0.02, 0.1, 0.5)
 """Sizes of D, relative to W in root mean square."""
 REWARD = "clipscore"
 TRUE_STEPS, STEPS = 10, 6
+USES: tuple[AdapterUse, ...] = get_args(AdapterUse)
 SETTINGS = (
     *("explore.source=local", "explore.precision=bf16", "explore.prompts=2", "explore.candidates=24"),
     *("explore.keep=8", "optimizer.learning_rate=2e-3", "keep_checkpoints=99", "evaluate.rewards=[]"),
@@ -159,53 +158,26 @@ def quantised(generator: Generator) -> list[str]:
     return [name for name in generator.layout if isinstance(generator.transformer.get_submodule(name), QuantLinear)]
 
 
-@contextmanager
-def beside(generator: Generator, adapter: Adapter) -> Iterator[None]:
-    """Add the adapter's product, in BF16 weights, to the outputs of quantised layers; merge it into the others."""
-    names = quantised(generator)
-    off = {lora_b_key(name): torch.zeros_like(adapter.tensors[lora_b_key(name)]) for name in names}
-    generator.set_adapter(replace(adapter, tensors=adapter.tensors | off))
-
-    def product(name: str) -> Callable[[torch.nn.Module, tuple[Tensor], Tensor], Tensor]:
-        a = adapter.tensors[lora_a_key(name)].bfloat16().float()
-        b = (adapter.scale * adapter.tensors[lora_b_key(name)]).bfloat16().float()
-        return lambda layer, inputs, out: out + linear(linear(inputs[0], a), b)
-
-    hooks = [generator.transformer.get_submodule(name).register_forward_hook(product(name)) for name in names]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def merged(generator: Generator, adapter: Adapter | None) -> Iterator[None]:
-    """Merge the adapter; None is the base."""
-    generator.set_adapter(adapter)
-    yield
-
-
 def ranks(model: str, cheap: Generator, adapter: Adapter, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rank fidelity of exploration with the adapter merged, beside and left out; a row for each."""
     exact, rewards = Generator(cheap.backbone, "bf16"), RewardSet.load([REWARD], cheap.backbone)
     prompts = read_prompts(find_prompts("shapes"), "test")[: args.prompts]
 
-    def scores(generator: Generator, steps: int, way: AbstractContextManager[None]) -> Tensor:
+    def scores(generator: Generator, steps: int, own: Adapter | None, use: AdapterUse = "merged") -> Tensor:
+        generator.set_adapter(own, use)
         rows = []
-        with way:
-            for prompt in track(prompts, f"{model}, groups", console=Console(stderr=True)):
-                seeds = expand_seeds(0, prompt.id, args.candidates)
-                images = generator.generate(prompt.text, seeds, steps=steps).images
-                texts, metadata = [prompt.text] * len(seeds), [prompt.metadata] * len(seeds)
-                rows.append(rewards.score([REWARD], images, texts, metadata)[REWARD])
+        for prompt in track(prompts, f"{model}, groups", console=Console(stderr=True)):
+            seeds = expand_seeds(0, prompt.id, args.candidates)
+            images = generator.generate(prompt.text, seeds, steps=steps).images
+            texts, metadata = [prompt.text] * len(seeds), [prompt.metadata] * len(seeds)
+            rows.append(rewards.score([REWARD], images, texts, metadata)[REWARD])
         return torch.stack(rows)
 
-    true = scores(exact, TRUE_STEPS, merged(exact, adapter))
+    true = scores(exact, TRUE_STEPS, adapter)
     proxies = {
-        "merged": scores(cheap, STEPS, merged(cheap, adapter)),
-        "beside": scores(cheap, STEPS, beside(cheap, adapter)),
-        "without it": scores(cheap, STEPS, merged(cheap, None)),
+        "merged": scores(cheap, STEPS, adapter),
+        "beside": scores(cheap, STEPS, adapter, "beside"),
+        "without it": scores(cheap, STEPS, None),
     }
     found = []
     for way, proxy in proxies.items():
@@ -219,13 +191,13 @@ def cost(model: str, generator: Generator, adapter: Adapter) -> dict[str, Any]:
     """Median seconds of a chunk of 24 and of a change of the adapter, merged and beside, in turns."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for _ in range(5):
-        for name, way in (("merged", merged(generator, adapter)), ("beside", beside(generator, adapter))):
+        for use in USES:
             began = time.perf_counter()
-            with way:
-                changed = time.perf_counter()
-                generator.generate("a red circle", range(24), steps=STEPS, decode=False)
-                seconds[name].append(time.perf_counter() - changed)
-                seconds[f"{name}, change"].append(changed - began)
+            generator.set_adapter(adapter, use)
+            changed = time.perf_counter()
+            generator.generate("a red circle", range(24), steps=STEPS, decode=False)
+            seconds[use].append(time.perf_counter() - changed)
+            seconds[f"{use}, change"].append(changed - began)
     return {"model": model, **{name: median(values) for name, values in seconds.items()}}
 
 

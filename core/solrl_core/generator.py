@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from solrl_proto.rollouts import AdapterUse
 from torch import nn
 
 from solrl_core.adapter import Adapter
@@ -85,9 +86,15 @@ class Generator:
         """Merge adapters into weights that are read and written by these from now on; see `Merger.through`."""
         self._merger.through(read, write, self.backbone.device)
 
-    def set_adapter(self, adapter: Adapter | None) -> None:
-        """Merge an adapter (None: the base) in place; on an error the previous one stays merged."""
-        self._merger.merge(adapter)
+    def set_adapter(self, adapter: Adapter | None, use: AdapterUse = "merged") -> None:
+        """Merge an adapter (None: the base) in place, or put it beside; on an error the previous one stays.
+
+        Raises:
+            ValueError: an adapted weight overflows, or the adapter would be beside weights other than NVFP4's.
+        """
+        if use == "beside" and self.precision != "nvfp4":
+            raise ValueError(f"an adapter cannot be beside {self.precision} weights; expected nvfp4, or merged")
+        self._merger.merge(adapter, beside=use == "beside")
 
     def generate(
         self,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from solrl_core.adapter import Adapter
+from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.lanes import map_in_lanes
-from solrl_core.precision import refresh_weight_
+from solrl_core.precision import LowRank, QuantLinear, refresh_weight_
 
 
 def target_modules(transformer: nn.Module, targets: str) -> dict[str, nn.Linear]:
@@ -59,8 +59,12 @@ class Merger:
         """Read clean weights and write merged ones, float32 on `device`, by these from now on; ranks may share them."""
         self._read, self._write, self._device = read, write, device
 
-    def merge(self, adapter: Adapter | None) -> None:
+    def merge(self, adapter: Adapter | None, *, beside: bool = False) -> None:
         """Merge `adapter`; None restores the clean base.
+
+        Args:
+            adapter: the adapter.
+            beside: quantised layers keep the base's weight, and add the adapter's product in BF16 to their output.
 
         Raises:
             ValueError: an adapted weight overflows; nothing was written.
@@ -73,7 +77,11 @@ class Merger:
 
         @torch.no_grad()
         def write(name: str) -> None:
-            self._write(self._modules[name], self._merged(name, there))
+            module, merged = self._modules[name], there
+            if isinstance(module, QuantLinear):
+                module.beside = _low_rank(there, name) if beside and there is not None else None
+                merged = None if beside else there
+            self._write(module, self._merged(name, merged))
 
         map_in_lanes(write, names, self._device)
 
@@ -93,3 +101,9 @@ class Merger:
     def _merged(self, name: str, adapter: Adapter | None) -> torch.Tensor:
         weight = self._read(name).float()
         return weight if adapter is None else weight + adapter.delta(name)
+
+
+def _low_rank(adapter: Adapter, module: str) -> LowRank:
+    """An adapter's tensors for `module`, in BF16."""
+    a, b = adapter.tensors[lora_a_key(module)], adapter.tensors[lora_b_key(module)]
+    return LowRank(a.bfloat16(), (adapter.scale * b).bfloat16())

@@ -205,3 +205,11 @@ def test_groups_are_expanded_by_prompt_id_or_taken_as_given() -> None:
 def test_requests_that_contradict_themselves_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         request(**changes)
+
+
+def test_an_adapter_beside_needs_nvfp4_and_is_named_only_then() -> None:
+    assert "adapter" not in Plan(precision="nvfp4").model_dump()
+    assert Plan(precision="nvfp4", adapter="beside").model_dump()["adapter"] == "beside"
+    for precision in ("auto", "fp8", "bf16"):
+        with pytest.raises(ValidationError, match=f"beside at precision {precision}; expected precision nvfp4"):
+            Plan.model_validate({"precision": precision, "adapter": "beside"})

@@ -19,6 +19,7 @@ from solrl_core.device_events import DeviceEvent, HostEvent
 from solrl_proto import Plan
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
+from solrl_proto.rollouts import AdapterUse
 from solrl_rollout.engine.backends.base import (
     AdapterMergeError,
     Capabilities,
@@ -61,9 +62,10 @@ class ChildBackend:
     def batch_sizes(self, limit: int) -> Sequence[int]:
         return (limit,)
 
-    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
+    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         body = encode_adapter(adapter.adapter) if adapter else b""
-        self._call({"do": "set_adapter", "precision": precision, "digest": adapter and adapter.digest}, body)
+        digest = adapter and adapter.digest
+        self._call({"do": "set_adapter", "precision": precision, "digest": digest, "use": use}, body)
 
     def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
         start, tensors = pack_trajectory(request.start)
@@ -146,11 +148,13 @@ class Child:
         self._backend.check()
         return {}, b""
 
-    def _set_adapter(self, precision: Tier, digest: str | None, body: bytes) -> tuple[dict[str, Any], bytes]:
+    def _set_adapter(
+        self, precision: Tier, digest: str | None, use: AdapterUse, body: bytes
+    ) -> tuple[dict[str, Any], bytes]:
         assert self._backend is not None
         layout = dict(self._backend.identity.adapter_layout)
         adapter = None if digest is None else VersionedAdapter(digest, decode_adapter(body, layout))
-        self._backend.set_adapter(precision, adapter)
+        self._backend.set_adapter(precision, adapter, use)
         return {}, b""
 
     def _generate(

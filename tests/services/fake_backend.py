@@ -13,6 +13,7 @@ from solrl_core.solvers import Euler
 from solrl_proto import Plan, PromptItem
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
+from solrl_proto.rollouts import AdapterUse
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.backends.base import BackendLoader, Capabilities, Generation, GenerationRequest, Identity
 from solrl_rollout.engine.engine import Engine
@@ -37,6 +38,7 @@ class FakeBackend:
         self.on_step = on_step
         self.room = 1000
         self.served: list[tuple[str, str | None]] = []
+        self.uses: list[AdapterUse] = []
         self.batches: list[int] = []
         self.closed = False
         tiers = (("bf16", "native"), ("nvfp4", "emulated"))
@@ -59,8 +61,9 @@ class FakeBackend:
     def batch_sizes(self, limit: int) -> Sequence[int]:
         return (limit,)
 
-    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
+    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         self.served.append((precision, adapter.digest if adapter else None))
+        self.uses.append(use)
 
     def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
         begin = request.start.index if request.start is not None else 0

@@ -90,10 +90,14 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     )
     wanted = config.evaluate.fidelity_wanted
     if fidelity.spearman < wanted <= before:
-        lag = " lower explore.lag," if explore.lag else ""
+        cures = ["raise explore.steps", "choose another explore.precision"]
+        if explore.precision == "nvfp4" and explore.adapter == "merged":
+            cures.append("set explore.adapter=beside")
+        if explore.lag:
+            cures.append("lower explore.lag")
         log.note(
-            f"rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), so exploration selects worse seeds: raise "
-            f"explore.steps, choose another explore.precision,{lag} or let `solrl-train calibrate` choose a plan"
+            f"rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), so exploration selects worse seeds; for "
+            f"a new run {', '.join(cures)}, or let `solrl-train calibrate` choose a plan"
         )
 
 

@@ -1,7 +1,7 @@
 """Low-precision layers (NVFP4 native and emulated, FP8), the policy that selects them, and device support."""
 
 from solrl_core.precision.fp8 import fp8_scaling
-from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, refresh_weight_
+from solrl_core.precision.layers import LowRank, QuantLinear, QuantPointwiseConv, refresh_weight_
 from solrl_core.precision.nvfp4 import quantize_dequantize, quantize_dequantize_per_candidate
 from solrl_core.precision.policy import LayerPolicy, apply_policy, linear_flops, share_of_flops
 from solrl_core.precision.te import engine_version, nvfp4_obstacle
@@ -10,6 +10,7 @@ from solrl_core.precision.tiers import PRECISIONS, PrecisionSupport, fastest_tie
 __all__ = [
     "PRECISIONS",
     "LayerPolicy",
+    "LowRank",
     "PrecisionSupport",
     "QuantLinear",
     "QuantPointwiseConv",

@@ -13,7 +13,7 @@ from solrl_core.sampler import Trajectory
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import Plan, PromptItem
+from solrl_proto.rollouts import AdapterUse, Plan, PromptItem
 
 from solrl_rollout.engine.backends.base import (
     AdapterMergeError,
@@ -33,6 +33,7 @@ from solrl_rollout.status.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 _UNKNOWN = "unknown"
+_BASE: tuple[None, AdapterUse] = (None, "merged")
 
 
 def load_models(
@@ -108,8 +109,8 @@ class ModelRunner:
         self._default_precision = default_precision
         self._metrics = metrics
         self._limits: dict[str, BatchLimit] = {PART: scorer.limit}
-        self._served: dict[Tier, str | None] = {}
-        """Digest of the adapter that each precision serves; None for the base model."""
+        self._served: dict[Tier, tuple[str | None, AdapterUse]] = {}
+        """Digest of the adapter that each precision serves, None for the base model, and its use."""
         self.hosted = self._describe()
 
     def generate(
@@ -225,17 +226,18 @@ class ModelRunner:
         raise out_of_memory(job.model, job.precision, None)
 
     def _set_adapter(self, job: Job) -> bool:
-        precision, wanted = job.precision, job.adapter.digest if job.adapter else None
-        before = self._served.get(precision)
+        precision, digest, use = job.precision, job.adapter.digest if job.adapter else None, job.plan.adapter
+        wanted = digest, use
+        before = self._served.get(precision, _BASE)
         if wanted == before and precision in self._served:
             return False
         # Unknown until the merge has succeeded: after a failed one, the next chunk must merge again.
-        self._served[precision] = _UNKNOWN
+        self._served[precision] = _UNKNOWN, use
         try:
-            self.backend.set_adapter(precision, job.adapter)
+            self.backend.set_adapter(precision, job.adapter, use)
         except AdapterMergeError as error:
             self._served[precision] = before
-            raise adapter_merge(str(error), wanted) from error
+            raise adapter_merge(str(error), digest) from error
         except LayerPrecisionError as error:
             del self._served[precision]
             raise layer_unsupported(str(error), precision) from error

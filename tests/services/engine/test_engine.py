@@ -245,3 +245,23 @@ async def test_requests_beyond_a_backend_s_capabilities_are_refused() -> None:
         assert problem(refused)["where"] == "body.plan.prune"
         body["plan"]["prune"] = None
         assert (await client.post("/v1/rollouts", json=body)).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_the_use_of_an_adapter_is_the_plans_and_named_in_the_answer() -> None:
+    backend = FakeBackend()
+    app = create_app(Settings(rewards=(REWARD,)), load_backend=backend.load)
+    body = rollout_request(count=4, steps=2, rewards=(REWARD,), precision="nvfp4")
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
+    ):
+        del backend.uses[:]
+        named = []
+        for use in ("merged", "beside", "beside", "merged"):
+            body["plan"]["adapter"] = use
+            answer = await client.post("/v1/rollouts", json=body)
+            assert answer.status_code == 200, answer.text
+            named.append(answer.json()["plan"].get("adapter", "merged"))
+    assert named == ["merged", "beside", "beside", "merged"]
+    assert backend.uses == ["merged", "beside", "merged"]

@@ -176,4 +176,5 @@ def exploration_plan(config: RunConfig, iteration: int) -> Plan:
         sde=config.explored_steps(iteration),
         guidance=config.guidance,
         precision=explore.precision,
+        adapter=explore.adapter,
     )

@@ -14,7 +14,7 @@ from solrl_core.device_events import DeviceEvent
 from solrl_core.sampler import Trajectory
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
-from solrl_proto.rollouts import Plan
+from solrl_proto.rollouts import AdapterUse, Plan
 
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import ModelSpec, Settings
@@ -126,12 +126,12 @@ class Backend(Protocol):
     def batch_sizes(self, limit: int) -> Sequence[int]:
         """Batch sizes that it uses if at most `limit` candidates fit; each is warmed up at the start."""
 
-    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
-        """Switch a precision to an adapter; None is the base model.
+    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
+        """Switch a precision to an adapter, used so; None is the base model.
 
         Raises:
             AdapterMergeError: the merged weights are not finite; the previous adapter is still served.
-            LayerPrecisionError: the model does not run at this precision.
+            LayerPrecisionError: the model does not run at this precision, or not with an adapter used so.
             torch.OutOfMemoryError: the weights do not fit.
         """
 

@@ -14,6 +14,7 @@ from solrl_core.precision import numerics, probe, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
+from solrl_proto.rollouts import AdapterUse
 
 from solrl_rollout.engine.backends.base import (
     AdapterMergeError,
@@ -74,8 +75,8 @@ class LocalBackend:
         """Two sizes on a GPU, since each is compiled; `limit` on a CPU."""
         return (limit,) if self._device.type == "cpu" else gpu_batch_sizes(limit)
 
-    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
-        """Merge an adapter in place; on an error the previous one is still served."""
+    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
+        """Merge an adapter in place, or put it beside; on an error the previous one is still served."""
         generator = self._generators.get(precision)
         if generator is None:
             try:
@@ -85,7 +86,7 @@ class LocalBackend:
             if adapter is None:
                 return
         try:
-            generator.set_adapter(adapter.adapter if adapter else None)
+            generator.set_adapter(adapter.adapter if adapter else None, use)
         except ValueError as error:
             raise AdapterMergeError(str(error)) from error
 

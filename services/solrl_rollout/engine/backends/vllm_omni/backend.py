@@ -15,6 +15,7 @@ from solrl_core.sampler import Trajectory
 from solrl_core.solver_specs import make_solver
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
+from solrl_proto.rollouts import AdapterUse
 
 from solrl_rollout.engine.backends.base import (
     AdapterMergeError,
@@ -97,10 +98,12 @@ class VllmOmniBackend:
         """One size: vLLM-Omni compiles for all of them."""
         return (limit,)
 
-    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None) -> None:
+    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         """Load an adapter and check that all of its modules are bound; on an error the previous one is still served."""
         if precision != self._precision:
             raise LayerPrecisionError(f"got {precision}; this engine was started at {self._precision}")
+        if use == "beside":
+            raise LayerPrecisionError("this engine cannot put an adapter beside quantised weights; expected merged")
         if adapter is None:
             self._adapter = None
             return
