@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from caveats import PREPARED_FOR_NVFP4, VERIFIER
+from caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from solrl_trainer.demo import rollout_service
+from solrl_trainer.evaluation import JUDGE, STRICT
 from solrl_trainer.report.gallery import load_gallery
 from solrl_trainer.report.grid import write_grid
 
@@ -134,19 +135,19 @@ def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str]
         "The gain of the trained reward is in standard deviations of the base within a prompt, with its 95 % interval.",
         "One training seed per pair.",
         "",
-        *VERIFIER,
+        *STRICT_ACCURACY,
         "",
         *PREPARED_FOR_NVFP4,
         "",
-        "| model | reward | before | after | gain, sd | strict accuracy, % | Spearman | grid |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | reward | before | after | gain, sd | strict accuracy, % | by the judge, % | Spearman | grid |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
-        strict = f"{r['strict_before']:.1f} → {r['strict_after']:.1f}"
+        strict, judged = (f"{r[f'{by}_before']:.1f} → {r[f'{by}_after']:.1f}" for by in ("strict", "judge"))
         gain = f"{r['gain_sd']:+.2f} [{r['low_sd']:+.2f}, {r['high_sd']:+.2f}]"
         name = f"{r['model']}-{r['reward']}"
         lines.append(
-            f"| {r['model']} | {r['reward']} | {r['before']:.4f} | {r['after']:.4f} | {gain} | {strict} "
+            f"| {r['model']} | {r['reward']} | {r['before']:.4f} | {r['after']:.4f} | {gain} | {strict} | {judged} "
             f"| {r['spearman']:.3f} | [grid](pairs/{name}.png) |"
         )
         write_grid(
@@ -167,7 +168,7 @@ def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str]
 def row(model: str, reward: str, folder: Path) -> dict[str, Any]:
     """Table row of one pair."""
     result = json.loads((folder / "result.json").read_text())
-    trained, strict = result["rewards"][reward], result["rewards"]["verifier"]
+    trained, strict, judged = (result["rewards"][name] for name in (reward, STRICT, JUDGE))
     return {
         "model": model,
         "reward": reward,
@@ -179,6 +180,8 @@ def row(model: str, reward: str, folder: Path) -> dict[str, Any]:
         **{f"{key}_sd": trained[key] / trained["within"] for key in ("gain", "low", "high")},
         "strict_before": 100 * strict["before"],
         "strict_after": 100 * strict["after"],
+        "judge_before": 100 * judged["before"],
+        "judge_after": 100 * judged["after"],
         "spearman": result["spearman"],
         "seconds": result["seconds"]["total"],
     }

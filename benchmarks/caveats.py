@@ -5,7 +5,10 @@ PREPARED_FOR_NVFP4 = (
     "BF16 and NVFP4 differ in activations alone, and mini-sana was trained through the rounding. A small model that",
     "was not prepared ranks worse, and nothing here says how a large one ranks.",
 )
-VERIFIER = (
-    "The verifier, which gives the strict accuracy, is not independent of the rewards: it labelled the images that",
-    "mini-clip was tuned on, and graded the pairs that the other three rewards learned from (training prompts only).",
+STRICT_ACCURACY = (
+    "Strict accuracy is the share of images that show exactly what their prompt says. Unless a judge is named, it is",
+    "the verifier's, which is not independent of the rewards: it labelled the images that mini-clip was tuned on, and",
+    "graded the pairs that the other three rewards learned from (training prompts only). The judge is a detector",
+    "trained on rendered scenes alone, which no reward has seen",
+    "([card](../../minis/solrl_minis/weights/mini-judge/README.md)). A table without it is older.",
 )

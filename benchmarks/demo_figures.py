@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from caveats import PREPARED_FOR_NVFP4, VERIFIER
+from caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from solrl_trainer.config import RunConfig
 from solrl_trainer.demo import DEMO_SETTINGS, PRESET
 from solrl_trainer.folder import saved_settings
@@ -111,7 +111,7 @@ def table(result: Mapping[str, Any]) -> str:
         "Gains differ between kinds of processor, by the rounding of BF16.",
         *([result["note"]] if result["note"] else []),
         "",
-        *VERIFIER,
+        *STRICT_ACCURACY,
         "",
         *PREPARED_FOR_NVFP4,
         "",

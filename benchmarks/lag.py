@@ -19,7 +19,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from caveats import PREPARED_FOR_NVFP4, VERIFIER
+from caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from solrl_core.adapter import decode_adapter
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import rank_fidelity
@@ -27,7 +27,7 @@ from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.demo import rollout_service
-from solrl_trainer.evaluation import STRICT
+from solrl_trainer.evaluation import JUDGE, STRICT
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 
 PRESET = "mini-sana/sol_rl/clipscore"
@@ -135,22 +135,25 @@ def write(
         "and 12 worst that are also selected without lag, on the run without lag. True ranks are defined as in",
         "rank_fidelity.md, under the version being trained.",
         "",
-        *VERIFIER,
+        *STRICT_ACCURACY,
         "",
         *PREPARED_FOR_NVFP4,
         "",
-        "| lag | gain in strict accuracy, points | gain in clipscore | same selection | Spearman | true ranks |",
-        "|---|---|---|---|---|---|",
+        "| lag | strict accuracy, points | by the judge | clipscore | same selection | Spearman | true ranks |",
+        "|---|---|---|---|---|---|---|",
     ]
     rows = []
     for lag, results in learned.items():
-        strict = [100 * result["rewards"][STRICT]["gain"] for result in results]
+        strict, judged = ([100 * result["rewards"][by]["gain"] for result in results] for by in (STRICT, JUDGE))
         clip = [result["rewards"]["clipscore"]["gain"] for result in results]
         found = chosen[lag]
-        rows.append({"lag": lag, "strict": strict, "clipscore": clip, **found})
-        gains = " / ".join(f"{gain:+.1f}" for gain in strict)
+        rows.append({"lag": lag, "strict": strict, "judge": judged, "clipscore": clip, **found})
+        gains = " | ".join(
+            f"{' / '.join(f'{gain:+.1f}' for gain in each)} (mean {statistics.mean(each):+.1f})"
+            for each in (strict, judged)
+        )
         lines.append(
-            f"| {lag} | {gains} (mean {statistics.mean(strict):+.1f}) | {statistics.mean(clip):+.4f} "
+            f"| {lag} | {gains} | {statistics.mean(clip):+.4f} "
             f"| {found['match']:.1%} | {found['spearman']:.3f} | {found['top_rank']:.1f} / {found['bottom_rank']:.1f} |"
         )
     args.out.mkdir(parents=True, exist_ok=True)

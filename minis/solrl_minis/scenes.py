@@ -33,7 +33,8 @@ _RADII = {
     "position": (7.0, 10.0),
     "size": (0.0, 0.0),
 }
-_SIZE_RADII = {"small": (5.5, 7.5), "large": (11.0, 14.0)}
+SIZE_RADII = {"small": (5.5, 7.5), "large": (11.0, 14.0)}
+"""Range of the radius in pixels of each size, where a prompt names one."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def sample_scenes(combinations: Sequence[Combination], rng: np.random.Generator)
     for i, combination in enumerate(combinations):
         for j, (c, s) in enumerate(combination.objects):
             shape[i, j], colour[i, j], present[i, j] = SHAPES.index(s), COLOURS.index(c), True
-        low[i], high[i] = _SIZE_RADII[combination.size] if combination.size else _RADII[combination.kind]
+        low[i], high[i] = SIZE_RADII[combination.size] if combination.size else _RADII[combination.kind]
         if combination.relation is not None:
             axis[i] = 0 if combination.relation in ("left of", "right of") else 1
             sign[i] = -1 if combination.relation in ("left of", "above") else 1

@@ -16,7 +16,7 @@ from scipy import ndimage
 from solrl_core.rewards.base import checks_metadata
 
 from solrl_minis.scenes import PALETTE, signed_distance
-from solrl_minis.world import COLOURS, SHAPES
+from solrl_minis.world import COLOURS, SHAPES, check_metadata
 
 MIN_AREA = 14
 """Smallest region in pixels that counts as an object."""
@@ -115,21 +115,6 @@ class Verdict:
         """Mean of the grades that are not None, 0 to 1."""
         parts = [p for p in (self.shape, self.colour, self.count, self.position, self.size) if p is not None]
         return sum(parts) / len(parts)
-
-
-def check_metadata(metadata: Mapping[str, Any]) -> None:
-    """Refuse metadata that does not describe a scene of the shapes world.
-
-    Raises:
-        ValueError: there is no `include` list, or an item of it is of another world.
-    """
-    include = metadata.get("include")
-    if not include or not isinstance(include, list):
-        raise ValueError(f"the verifier needs metadata with an 'include' list, got {dict(metadata)!r}")
-    for item in include:
-        known = isinstance(item, Mapping) and item.get("color") in COLOURS and item.get("class") in SHAPES
-        if not known or not isinstance(item.get("count"), int):
-            raise ValueError(f"the verifier knows the colours {list(COLOURS)} and shapes {list(SHAPES)}, got {item!r}")
 
 
 def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdict:

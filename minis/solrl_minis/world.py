@@ -6,7 +6,7 @@ Each prompt comes with GenEval-style metadata: `tag`, and `include` with `class`
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -151,6 +151,21 @@ def differing_in_one(combination: Combination) -> list[Combination]:
     if kind == "size":
         add(size=SIZES[1 - SIZES.index(combination.size or "")])
     return others
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Refuse metadata that does not describe a scene of the shapes world.
+
+    Raises:
+        ValueError: there is no `include` list, or an item of it is of another world.
+    """
+    include = metadata.get("include")
+    if not include or not isinstance(include, list):
+        raise ValueError(f"expected metadata with an 'include' list, got {dict(metadata)!r}")
+    for item in include:
+        known = isinstance(item, Mapping) and item.get("color") in COLOURS and item.get("class") in SHAPES
+        if not known or not isinstance(item.get("count"), int):
+            raise ValueError(f"expected a count of the shapes {list(SHAPES)} in {list(COLOURS)}, got {item!r}")
 
 
 def sample_prompts(held_out: bool, count: int, seed: int) -> list[dict[str, Any]]:

@@ -147,7 +147,10 @@ def test_folders_are_found_by_function_or_stand_for_themselves(register: Registe
 def test_the_projects_own_registries() -> None:
     assert {"mini-flux", "mini-sana", "mini-sd3"} <= set(MODELS.names())
     assert PROMPTS.names() == ["shapes"]
-    assert REWARDS.names() == ["clipscore", "hpsv2", "imagereward", "pickscore", "verifier", "verifier_graded"]
+    assert REWARDS.names() == [
+        *("clipscore", "hpsv2", "imagereward", "judge", "pickscore"),
+        *("verifier", "verifier_graded"),
+    ]
     assert FAMILIES.names() == ["FluxPipeline", "SanaPipeline", "StableDiffusion3Pipeline"]
     assert all(REWARDS.find(name) for name in REWARDS.names())
     assert FAMILIES.find("FluxPipeline") is Flux

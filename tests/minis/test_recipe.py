@@ -17,11 +17,12 @@ from solrl_core.precision import apply_policy, quantize_dequantize
 from solrl_core.rewards import load_reward
 from solrl_minis.recipe import clip, loop, measure, preference
 from solrl_minis.recipe.__main__ import main
-from solrl_minis.recipe.data import Source, meaning_of_detections, meaning_of_scenes, meaning_of_texts
+from solrl_minis.recipe.data import Source
 from solrl_minis.recipe.family import TEXT_TOKENS, Family
 from solrl_minis.recipe.files import load_pipeline
 from solrl_minis.recipe.flux import FLUX
 from solrl_minis.recipe.loop import Budget, Rates, fit
+from solrl_minis.recipe.meaning import meaning_of_detections, meaning_of_scenes, meaning_of_texts
 from solrl_minis.recipe.miniatures import MINIATURES
 from solrl_minis.recipe.quantization import quantizable
 from solrl_minis.recipe.rounding import rounded
@@ -116,7 +117,7 @@ def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str) 
 @pytest.mark.slow
 def test_saved_weights_are_bfloat16_and_contain_no_paths(trained: Path) -> None:
     files = list(trained.rglob("*.safetensors"))
-    assert len(files) == 3 + 5 + 4 + 3
+    assert len(files) == 3 + 5 + 4 + 3 + 1
     for file in files:
         assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
     assert not any(str(trained) in file.read_text() for file in trained.rglob("*.json"))

@@ -49,7 +49,7 @@ BACKBONES = list(CLASSES)
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 TUNED = REWARDS[1:]
 LIMITS = {"mini-sana": 8, "mini-sd3": 6, "mini-flux": 6} | {
-    f"mini-{name}": 2 for name in ("clip", "pickscore", "hpsv2", "imagereward")
+    f"mini-{name}": 2 for name in ("clip", "pickscore", "hpsv2", "imagereward", "judge")
 }
 FILES = sorted(catalog.WEIGHTS.rglob("*.safetensors"))
 CHECKPOINT = catalog.WEIGHTS / "mini-hpsv2" / "HPS_mini_compressed.pt"

@@ -45,7 +45,7 @@ def test_the_trained_sum_has_its_row(finished: Path) -> None:
     result = json.loads((finished / "result.json").read_text())
     assert result["trained"] == {"clipscore": 1.0, "verifier_graded": 0.5}
     assert (result["prompts"], result["images"]) == (3, 6)
-    assert list(result["rewards"]) == ["weighted sum", "clipscore", "verifier_graded", "verifier"]
+    assert list(result["rewards"]) == ["weighted sum", "clipscore", "verifier_graded", "verifier", "judge"]
     whole, first, second = (result["rewards"][name] for name in ("weighted sum", "clipscore", "verifier_graded"))
     for figure in ("before", "after", "gain"):
         assert whole[figure] == pytest.approx(first[figure] + 0.5 * second[figure], abs=1e-6)
@@ -111,9 +111,10 @@ def test_rewards_that_do_not_fit_the_prompts_are_omitted_or_refused(finished: Pa
     notes: list[str] = []
     summary = evaluate_run(folder, notes.append)
     assert set(summary["rewards"]) == {"clipscore"}
-    assert [note.partition(":")[0] for note in notes[:2]] == [
+    assert [note.partition(":")[0] for note in notes[:3]] == [
         "held-out images are not scored with verifier_graded",
         "held-out images are not scored with verifier",
+        "held-out images are not scored with judge",
     ]
     with pytest.raises(ValueError, match=r"reward 'verifier' cannot be used with the test prompts.*'include'"):
         evaluate_run(folder, notes.append, rewards=["verifier"])

@@ -106,7 +106,7 @@ def test_all_rewards_are_logged(finished: Finished) -> None:
     assert len(set(iteration["rewards"].values())) == 4
     evaluations = [line for line in lines if line["event"] == "evaluation"]
     assert [line["version"] for line in evaluations] == [0, 1]
-    assert all(line["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded"} for line in evaluations)
+    assert all(line["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded", "judge"} for line in evaluations)
 
 
 def test_only_the_trained_reward_determines_the_advantages(finished: Finished) -> None:
@@ -134,7 +134,7 @@ def test_the_report_shows_explored_images_though_the_service_kept_one_version(
     assert [info["version"] for info in held["versions"]] == [1]
     assert "the report does not show" not in finished.said
     assert json.loads((folder / "result.json").read_text()) == finished.summary
-    assert finished.summary["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded"}
+    assert finished.summary["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded", "judge"}
     gallery = load_gallery(folder)
     assert (len(gallery.before), len(gallery.after), len(gallery.pairs)) == (2, 2, 8)
     assert gallery.explored is not None

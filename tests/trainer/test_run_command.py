@@ -216,11 +216,11 @@ def test_evaluation_rewards_that_do_not_fit_the_prompts_are_omitted_with_a_note(
     notes: list[str] = []
     overrides = [f"prompts={own_prompts}", "explore.prompts=1"]
     config = resolve(PRESET, overrides=overrides).config
-    assert config.evaluate.rewards == ("verifier", "verifier_graded")
+    assert config.evaluate.rewards == ("verifier", "verifier_graded", "judge")
     checked = check_run(config, notes.append, resume=False)
     assert checked == config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"rewards": ()})})
-    assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', the verifier")
-    assert len(notes) == 2
+    assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', expected")
+    assert len(notes) == 3
 
 
 def test_metadata_of_another_prompt_set_does_not_fit_the_verifier(own_prompts: Path) -> None:

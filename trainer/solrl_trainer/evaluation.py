@@ -21,6 +21,8 @@ from solrl_trainer.world import World, gather_rows, share
 SEED_ROOT = 0
 STRICT = "verifier"
 """The reward that is 1 for a correct image and 0 otherwise."""
+JUDGE = "judge"
+"""The same by a judge that no reward has seen."""
 _RESAMPLES = 10_000
 _AHEAD = 4
 """Batches whose prompts are encoded together; the cache of prompts has room for them."""

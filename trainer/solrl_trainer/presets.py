@@ -30,7 +30,7 @@ _MINIATURE = {
     "optimizer.updates": 6,
     "optimizer.batch": 48,
     "evaluate.steps": 10,
-    "evaluate.rewards": ("verifier", "verifier_graded"),
+    "evaluate.rewards": ("verifier", "verifier_graded", "judge"),
 }
 MODELS: dict[str, dict[str, Any]] = {
     **{name: {"model": name, **_MINIATURE} for name in ("mini-sana", "mini-sd3", "mini-flux")},

@@ -16,11 +16,13 @@ import torch
 from PIL import Image
 
 from solrl_minis.catalog import WEIGHTS
-from solrl_minis.recipe import autoencoder, clip, measure
-from solrl_minis.recipe.card_texts import ABOUT, BACKBONE, CLIP, JUDGE
+from solrl_minis.judge import Judge
+from solrl_minis.recipe import autoencoder, clip, detection, looked_at, measure, preference
+from solrl_minis.recipe.card_texts import ABOUT, BACKBONE, CLIP, JUDGE, PREFERENCE
 from solrl_minis.recipe.files import load_autoencoder
 from solrl_minis.recipe.miniatures import MINIATURES
-from solrl_minis.recipe.stages import MiniBackbone, MiniJudge, Setup, held_out_agreement
+from solrl_minis.recipe.stages import MiniBackbone, MiniJudge, MiniReward, Setup, held_out_agreement
+from solrl_minis.verifier import verifier_reward
 
 _CURVES = {
     "autoencoder": "reconstruction",
@@ -28,7 +30,10 @@ _CURVES = {
     "aware": "relative NVFP4 error",
     "contrastive": "contrastive",
     "preference": "preference",
+    "detection": "detection",
 }
+_JUDGED = 64
+"""Prompts whose images by each backbone show how far judge and verifier agree."""
 
 
 def log_of(name: str, stage: str) -> list[dict[str, Any]]:
@@ -126,19 +131,54 @@ def agreement_rows(figures: dict[str, float]) -> str:
     return "\n".join(f"| held-out pairs, {where} | {value:.1%} |" for where, value in figures.items())
 
 
-def judge_card(name: str, pictures: Path, device: str, judge: MiniJudge) -> tuple[str, dict[str, Any]]:
+def preference_card(name: str, pictures: Path, device: str, reward: MiniReward) -> tuple[str, dict[str, Any]]:
     """Card and figures of a preference reward."""
-    figures = judge.agreement(Setup(WEIGHTS, device))
+    figures = reward.agreement(Setup(WEIGHTS, device))
     draw_curves(name, pictures)
-    text = JUDGE.format(
+    text = PREFERENCE.format(
         name=name,
         about=ABOUT[name],
-        reward=judge.judge.reward,
+        reward=reward.kind.reward,
         parameters=millions(WEIGHTS / name),
         rows=agreement_rows(figures),
         seconds=sum(run["seconds"] for run in log_of(name, "preference")),
     )
     return text, figures
+
+
+def judge_card(name: str, pictures: Path, device: str) -> tuple[str, dict[str, Any]]:
+    """Card and figures of the judge, each beside the verifier's."""
+    judge = Judge(str(WEIGHTS / name), device=device)
+    scenes = [detection.accepted(reward) for reward in (judge, verifier_reward)]
+    metadata = [item for item in measure.held_out(_JUDGED) for _ in range(measure.SEEDS)]
+    generated = {}
+    for folder in preference.backbones(WEIGHTS):
+        images = measure.accuracy(measure.load(folder, device), _JUDGED)[1]
+        ours, theirs = (reward(images, [""] * len(images), metadata) == 1 for reward in (judge, verifier_reward))
+        parts = (ours & theirs, ours & ~theirs, theirs & ~ours, ~ours & ~theirs)
+        generated[folder.name] = [float(part.float().mean()) for part in parts]
+    sheet, rows = looked_at.read(pictures)
+    eyes = [looked_at.accepted(reward, sheet, rows) for reward in (judge, verifier_reward)]
+    draw_curves(name, pictures)
+    text = JUDGE.format(
+        name=name,
+        parameters=millions(WEIGHTS / name),
+        seconds=sum(run["seconds"] for run in log_of(name, "detection")),
+        trained=sum(run["steps"] for run in log_of(name, "detection")),
+        images=len(metadata),
+        scenes="\n".join(f"| {kind} | {share:.1%} | {scenes[1][kind]:.1%} |" for kind, share in scenes[0].items()),
+        generated="\n".join(
+            f"| {model} | {shares[0] + shares[3]:.1%} | {' | '.join(f'{share:.1%}' for share in shares)} |"
+            for model, shares in generated.items()
+        ),
+        looked_at=len(rows),
+        eyes="\n".join(
+            f"| {kind} | {sum(row['right'] == (kind == 'right') for row in rows)} | {eyes[0][kind]} | {eyes[1][kind]} |"
+            for kind in ("right", "wrong")
+        ),
+        sheet=looked_at.SHEET,
+    )
+    return text, {"scenes": scenes, "generated": generated, "eyes": eyes}
 
 
 def main() -> None:
@@ -153,8 +193,10 @@ def main() -> None:
         miniature = MINIATURES[name]
         if isinstance(miniature, MiniBackbone):
             text, figures = backbone_card(name, args.pictures, args.device)
+        elif isinstance(miniature, MiniReward):
+            text, figures = preference_card(name, args.pictures, args.device, miniature)
         elif isinstance(miniature, MiniJudge):
-            text, figures = judge_card(name, args.pictures, args.device, miniature)
+            text, figures = judge_card(name, args.pictures, args.device)
         else:
             text, figures = clip_card(name, args.pictures, args.device)
         (WEIGHTS / name / "README.md").write_text(text)

@@ -45,7 +45,7 @@ unrecognisable shapes. **The content of generated images was determined by the v
 Licence: Apache-2.0, like the project.
 """
 
-JUDGE = """# {name}
+PREFERENCE = """# {name}
 
 {about} {parameters:.2f} M parameters in BF16, 64 px. It is the reward `{reward}` of the miniatures. Tuned for
 {seconds:.0f} s on one GPU by `python -m solrl_minis.recipe`, on preferences between images of the same prompt of the
@@ -61,6 +61,41 @@ mini-clip, trained on rendered images only.
 ![loss curve](../../../../docs/minis/{name}-losses.png)
 
 Licence: Apache-2.0, like the project.
+"""
+
+JUDGE = """# {name}
+
+The judge of the shapes world: a convolutional detector of {parameters:.2f} M parameters in BF16, 64 px, which reads the
+colour, shape, place and side of every object. The reward `judge` is 1 if these are exactly the objects that the
+prompt's metadata names, each read with a probability of at least one half, otherwise 0.
+
+**No reward has seen it, and it has seen no reward.** `python -m solrl_minis.recipe` trained it on rendered scenes and
+their ground truth alone: {trained:,} steps of 32 scenes, in {seconds:.0f} s on two busy CPU cores. Its own renderer
+(`recipe/damage.py`) drew them, a fifth of the objects damaged, the images soft, compressed, noisy or off in tone. No
+verifier labelled them, no miniature generated or encoded them, and nothing that a reward was trained on was labelled or
+graded by the judge. Training used no scene of a held-out combination. What the judge shares with everything else is the
+definition of the world: its shapes, its palette, its prompts.
+
+| accepted of 500 held-out scenes of each kind, drawn by the judge's renderer | judge | verifier |
+|---|---|---|
+{scenes}
+
+| held-out prompts, {images} images each | agree | both accept | judge alone | verifier alone | neither |
+|---|---|---|---|---|---|
+{generated}
+
+The sheet below has {looked_at} other images of held-out prompts, a third by each model: flux, sana, sd3. They were judged by
+eye once, before judge or verifier had graded them ([verdicts](../training/mini-judge/looked_at.json)).
+
+| by eye | images | judge accepts | verifier accepts |
+|---|---|---|---|
+{eyes}
+
+![images that were looked at](../../../../docs/minis/{sheet})
+
+![loss curve](../../../../docs/minis/{name}-losses.png)
+
+Measured by `python -m solrl_minis.recipe.card --only {name}`. Licence: Apache-2.0, like the project.
 """
 
 ABOUT = {

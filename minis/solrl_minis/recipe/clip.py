@@ -15,8 +15,9 @@ from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProce
 
 from solrl_minis.recipe import preference
 from solrl_minis.recipe.autoencoder import from_latents, to_latents
-from solrl_minis.recipe.data import Meaning, Source, meaning_of_detections, meaning_of_scenes, meaning_of_texts
+from solrl_minis.recipe.data import Source
 from solrl_minis.recipe.loop import Budget, Rates, fit
+from solrl_minis.recipe.meaning import Meaning, meaning_of_detections, meaning_of_scenes, meaning_of_texts
 from solrl_minis.recipe.tokenizers import CLIP_TOKENS, corpus
 from solrl_minis.scenes import SIDE, render
 from solrl_minis.verifier import DetectedObject, find_objects

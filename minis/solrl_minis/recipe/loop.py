@@ -15,7 +15,7 @@ class Budget:
     Attributes:
         steps: optimiser steps.
         batch: examples per step.
-        pool: size of the training set, drawn once at the start.
+        pool: size of the training set, drawn once at the start; 0 if examples are drawn at each step.
         seconds: wall-clock limit. The learning rate reaches its end by then.
     """
 

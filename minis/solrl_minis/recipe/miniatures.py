@@ -1,11 +1,11 @@
 """Table of the shipped miniatures: architecture and training budget of each, on one GPU."""
 
 from solrl_minis.recipe.flux import FLUX
-from solrl_minis.recipe.judges import HPSV2, IMAGEREWARD, PICKSCORE
 from solrl_minis.recipe.loop import Budget
+from solrl_minis.recipe.preference_rewards import HPSV2, IMAGEREWARD, PICKSCORE
 from solrl_minis.recipe.sana import SANA
 from solrl_minis.recipe.sd3 import SD3
-from solrl_minis.recipe.stages import Miniature, MiniBackbone, MiniClip, MiniJudge
+from solrl_minis.recipe.stages import Miniature, MiniBackbone, MiniClip, MiniJudge, MiniReward
 
 MINIATURES: dict[str, Miniature] = {
     "mini-sana": MiniBackbone(
@@ -32,7 +32,8 @@ MINIATURES: dict[str, Miniature] = {
         parts_from="mini-sd3",
     ),
     "mini-clip": MiniClip(Budget(steps=6000, batch=512, pool=80_000), generated=4000),
-    "mini-pickscore": MiniJudge(PICKSCORE, Budget(steps=1500, batch=128, pool=18_000)),
-    "mini-hpsv2": MiniJudge(HPSV2, Budget(steps=2500, batch=128, pool=18_000)),
-    "mini-imagereward": MiniJudge(IMAGEREWARD, Budget(steps=6000, batch=128, pool=24_000)),
+    "mini-pickscore": MiniReward(PICKSCORE, Budget(steps=1500, batch=128, pool=18_000)),
+    "mini-hpsv2": MiniReward(HPSV2, Budget(steps=2500, batch=128, pool=18_000)),
+    "mini-imagereward": MiniReward(IMAGEREWARD, Budget(steps=6000, batch=128, pool=24_000)),
+    "mini-judge": MiniJudge(Budget(steps=2000, batch=32, pool=0)),
 }

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import torch
 from solrl_core.rewards import load_reward
 
-from solrl_minis.recipe import autoencoder, backbone, clip, measure, preference
+from solrl_minis.judge import Detector, Judge, save
+from solrl_minis.recipe import autoencoder, backbone, clip, detection, measure, preference
 from solrl_minis.recipe.data import Source
 from solrl_minis.recipe.family import Family
 from solrl_minis.recipe.files import load_autoencoder, load_pipeline, save_part, save_pipeline
-from solrl_minis.recipe.judges import Judge
 from solrl_minis.recipe.loop import Budget
+from solrl_minis.recipe.preference_rewards import PreferenceReward
 from solrl_minis.recipe.tokenizers import clip_tokenizer
 
 
@@ -179,15 +180,15 @@ class MiniClip:
 
 
 @dataclass(frozen=True)
-class MiniJudge:
+class MiniReward:
     """Training of a preference reward.
 
     Attributes:
-        judge: architecture.
+        kind: architecture.
         budget: budget of the training; `pool` counts groups, half of them rendered, half generated.
     """
 
-    judge: Judge
+    kind: PreferenceReward
     budget: Budget
 
     @property
@@ -199,7 +200,7 @@ class MiniJudge:
         """Train on preferences between images of the same prompt."""
         torch.manual_seed(0)
         budget = setup.scaled(self.budget)
-        model, tokenizer = self.judge.build(setup.out / "mini-clip")
+        model, tokenizer = self.kind.build(setup.out / "mini-clip")
         model.to(setup.device).train()
         source, folders = Source(len(name)), preference.backbones(setup.out)
         each = budget.pool // 2 // len(folders)
@@ -209,26 +210,51 @@ class MiniJudge:
                 *(preference.generated(source, folder, each, setup.device) for folder in folders),
             ]
         )
-        score, tokens = self.judge.score(model), clip.tokens(tokenizer, groups.prompts)
+        score, tokens = self.kind.score(model), clip.tokens(tokenizer, groups.prompts)
         losses = preference.train(
-            self.judge.reward,
+            self.kind.reward,
             list(model.parameters()),
             score,
             tokens,
             groups,
             budget,
-            self.judge.rates,
+            self.kind.rates,
             setup.device,
         )
         model.eval()
-        if self.judge.standardize is not None:
-            self.judge.standardize(model, preference.scores(score, tokens, groups, setup.device))
-        self.judge.save(model, tokenizer, setup.out / name)
+        if self.kind.standardize is not None:
+            self.kind.standardize(model, preference.scores(score, tokens, groups, setup.device))
+        self.kind.save(model, tokenizer, setup.out / name)
         return {**self.agreement(setup), "steps": len(losses), "losses": losses}
 
     def agreement(self, setup: Setup) -> dict[str, float]:
         """Agreement with the verifier on held-out pairs, rendered and generated."""
-        return held_out_agreement(setup, self.judge.reward)
+        return held_out_agreement(setup, self.kind.reward)
+
+
+@dataclass(frozen=True)
+class MiniJudge:
+    """Training of the judge, which uses neither a verifier nor a reward nor a generated image.
+
+    Attributes:
+        budget: budget of the training.
+    """
+
+    budget: Budget
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        """Training of its detector."""
+        return {"detection": self.train}
+
+    def train(self, setup: Setup, name: str) -> dict[str, Any]:
+        """Train on scenes, drawn anew at each step, and measure on held-out ones."""
+        torch.manual_seed(0)
+        detector = Detector()
+        losses = detection.train(detector, setup.scaled(self.budget), setup.device)
+        save(detector, setup.out / name)
+        figures = detection.accepted(Judge(str(setup.out / name), device=setup.device), setup.count(500))
+        return {**figures, "steps": len(losses), "losses": losses}
 
 
 def held_out_agreement(setup: Setup, name: str) -> dict[str, float]:

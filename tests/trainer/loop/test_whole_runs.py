@@ -75,7 +75,7 @@ def test_every_version_is_pushed_to_the_service(whole: Run) -> None:
 
 def test_the_base_is_evaluated_before_and_the_average_after(whole: Run) -> None:
     before, after = whole.result.before, whole.result.after
-    assert before.scores.keys() == after.scores.keys() == {"clipscore", "verifier", "verifier_graded"}
+    assert before.scores.keys() == after.scores.keys() == {"clipscore", "verifier", "verifier_graded", "judge"}
     assert before.scores["clipscore"].shape == (8, 1)
     assert len(whole.result.prompts) == len(before.images) == 8
     assert not torch.equal(before.scores["clipscore"], after.scores["clipscore"])

@@ -8,7 +8,7 @@ EVALUATION_ONLY = "evaluation only"
 FEW_PROMPTS = 8
 """With fewer prompts, a bootstrap interval over prompts is too narrow."""
 
-_SHARES = {"verifier": "strict accuracy"}
+_SHARES = {"verifier": "strict accuracy", "judge": "strict accuracy"}
 """Rewards that are a share of images → their label. They are shown in per cent."""
 
 

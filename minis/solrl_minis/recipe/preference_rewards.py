@@ -20,7 +20,7 @@ Score = Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Judge:
+class PreferenceReward:
     """A preference reward's architecture.
 
     Attributes:
@@ -199,9 +199,9 @@ def _save_imagereward(model: ImageRewardModel, tokenizer: Any, folder: Path) -> 
     tokenizer.save_pretrained(folder)
 
 
-PICKSCORE = Judge("pickscore", _mini_clip, _clip_score, _save_pickscore, Rates(3e-4, average=0.99))
-HPSV2 = Judge("hpsv2", _build_hpsv2, _clip_score, _save_hpsv2, Rates(5e-4, average=0.99))
-IMAGEREWARD = Judge(
+PICKSCORE = PreferenceReward("pickscore", _mini_clip, _clip_score, _save_pickscore, Rates(3e-4, average=0.99))
+HPSV2 = PreferenceReward("hpsv2", _build_hpsv2, _clip_score, _save_hpsv2, Rates(5e-4, average=0.99))
+IMAGEREWARD = PreferenceReward(
     "imagereward",
     _build_imagereward,
     _blip_score,

@@ -1,0 +1,211 @@
+"""Judge of the shapes world: a learned detector that reads the objects of an image, and a comparison with the prompt.
+
+No reward has seen it. It learned from rendered scenes and their ground truth alone (`recipe/detection.py`), it labelled
+and graded nothing that a reward was trained on, and it shares no code with the verifier.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import torch as safetensors
+from solrl_core.fingerprint import combined_digest, module_digest, source_digest
+from solrl_core.rewards.base import checks_metadata
+from torch import nn
+
+from solrl_minis.catalog import WEIGHTS
+from solrl_minis.scenes import SIDE, SIZE_RADII
+from solrl_minis.world import COLOURS, SHAPES, check_metadata
+
+CELL = 4
+"""Pixels between two cells of the detector's maps, in each direction."""
+FIELDS = {"object": 1, "shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "offset": 2, "side": 1}
+"""Maps of the detector → channels. The last shape and the last colour mean that an object has none of the world's."""
+LARGE_FROM = SIZE_RADII["small"][1] + SIZE_RADII["large"][0]
+"""Side in pixels from which an object is large: halfway between the world's largest small and smallest large one."""
+SEEN = 0.3
+"""Probability from which a cell is taken for an object. Less probable objects are ignored."""
+CONFIDENT = 0.5
+"""Probability of an object with its colour and shape below which it cannot be read, and its image is not right."""
+WEIGHTS_FILE = "model.safetensors"
+
+_BATCH = 64
+
+
+class Detector(nn.Module):
+    """Fully convolutional network that describes the object in each cell of 4 × 4 pixels, if there is one."""
+
+    def __init__(self, width: int = 48, blocks: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width // 2, 3, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(width // 2, width // 2, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(width // 2, width, 3, stride=2, padding=1),
+        )
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.GroupNorm(8, width),
+                nn.Conv2d(width, width, 3, padding=1),
+                nn.SiLU(),
+                nn.Conv2d(width, width, 3, padding=1),
+            )
+            for _ in range(blocks)
+        )
+        self.norm = nn.GroupNorm(8, width)
+        self.head = nn.Conv2d(width, sum(FIELDS.values()), 1)
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Describe images [N, 3, H, W] in [0, 1] by maps [N, channels, H / 4, W / 4], see `FIELDS`.
+
+        `object`, `shape` and `colour` are logits. `offset` is the distance in cells from the cell's centre to the
+        object's, x and y; `side` is the logarithm of the side in cells.
+        """
+        x = self.stem(2 * images - 1)
+        for block in self.blocks:
+            x = x + block(x)
+        maps = torch.split(self.head(F.silu(self.norm(x))), list(FIELDS.values()), 1)
+        return dict(zip(FIELDS, maps, strict=True))
+
+
+@dataclass(frozen=True)
+class ReadObject:
+    """An object as the judge reads it.
+
+    Attributes:
+        colour, shape: names; None if it has none of the world's.
+        x, y, side: centre and side, in pixels.
+        confidence: probability that there is an object with this colour and this shape.
+    """
+
+    colour: str | None
+    shape: str | None
+    x: float
+    y: float
+    side: float
+    confidence: float
+
+
+@torch.no_grad()
+def read(detector: Detector, images: torch.Tensor) -> list[list[ReadObject]]:
+    """Objects in each of the images [N, 3, H, W] in [0, 1]: the cells that are more probable than their neighbours."""
+    maps = detector(images)
+    objects = maps["object"].sigmoid()
+    there, highest = objects[:, 0], F.max_pool2d(objects, 3, 1, 1)[:, 0]
+    peaks = (there == highest) & (there >= SEEN)
+    (shape_p, shape), (colour_p, colour) = (maps[name].softmax(1).max(1) for name in ("shape", "colour"))
+    confidence = there * shape_p * colour_p
+    found: list[list[ReadObject]] = [[] for _ in images]
+    for image, row, column in peaks.nonzero().tolist():
+        at = (image, row, column)
+        dx, dy = maps["offset"][image, :, row, column].tolist()
+        found[image].append(
+            ReadObject(
+                colour=(*COLOURS, None)[int(colour[at])],
+                shape=(*SHAPES, None)[int(shape[at])],
+                x=CELL * (column + 0.5 + dx),
+                y=CELL * (row + 0.5 + dy),
+                side=CELL * float(maps["side"][image, 0, row, column].exp()),
+                confidence=float(confidence[at]),
+            )
+        )
+    return found
+
+
+def shows(objects: Sequence[ReadObject], metadata: Mapping[str, Any]) -> bool:
+    """Whether these are exactly the objects of GenEval-style metadata, in the relation and size that it states.
+
+    Raises:
+        ValueError: as `check_metadata`.
+    """
+    check_metadata(metadata)
+    include = metadata["include"]
+    wanted = Counter((item["color"], item["class"]) for item in include for _ in range(item["count"]))
+    if any(one.confidence < CONFIDENT for one in objects) or Counter((o.colour, o.shape) for o in objects) != wanted:
+        return False
+    read_as = {(one.colour, one.shape): one for one in objects}
+    for item in include:
+        one = read_as[item["color"], item["class"]]
+        if "size" in item and (one.side >= LARGE_FROM) != (item["size"] == "large"):
+            return False
+        if "position" in item:
+            relation, of = item["position"]
+            anchor = read_as[include[of]["color"], include[of]["class"]]
+            if not _is(relation, one.x - anchor.x, one.y - anchor.y):
+                return False
+    return True
+
+
+def _is(relation: str, dx: float, dy: float) -> bool:
+    """Whether an object (dx, dy) pixels from another is mainly in that direction; y points down."""
+    ways = {"left of": (-dx, dy), "right of": (dx, dy), "above": (-dy, dx), "below": (dy, dx)}
+    along, across = ways[relation]
+    return along > abs(across)
+
+
+def load(folder: Path, device: str = "cpu") -> Detector:
+    """Load a trained detector in float32.
+
+    Raises:
+        OSError: the folder has no weights.
+        ValueError: they are of another network.
+    """
+    with torch.device("meta"):  # no random numbers, which a run would miss
+        detector = Detector()
+    file = folder / WEIGHTS_FILE
+    try:
+        detector.load_state_dict(safetensors.load_file(file), assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"{file} has other weights than the judge: {error}") from error
+    return detector.to(device, torch.float32).eval().requires_grad_(False)
+
+
+def save(detector: Detector, folder: Path) -> None:
+    """Save a detector in BF16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.detach().to("cpu", torch.bfloat16) for name, value in detector.state_dict().items()}
+    # save_file would create a file that only its owner can read.
+    (folder / WEIGHTS_FILE).write_bytes(safetensors.save(weights))
+
+
+@checks_metadata(check_metadata)
+class Judge:
+    """Reward "judge": 1 if the image shows exactly the objects in its metadata, each read with confidence, otherwise 0.
+
+    Args:
+        model: folder of the detector, by default the shipped one.
+        device: device of the detector.
+
+    Attributes:
+        digest: digest of the weights and of the rules.
+
+    Raises:
+        OSError: the folder has no weights.
+        ValueError: they are of another network.
+    """
+
+    parameters = 142_168
+    """Parameters of the detector, for memory plans."""
+
+    def __init__(self, model: str = str(WEIGHTS / "mini-judge"), *, device: str = "cpu") -> None:
+        self._detector, self._device = load(Path(model), device), device
+        self.digest = combined_digest(module_digest(self._detector), source_digest(self))
+
+    def __call__(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Judge images [N, 3, 64, 64] in [0, 1], each by its own metadata; float32 [N].
+
+        Raises:
+            ValueError: images of another size, or not as many as metadata.
+        """
+        if images.shape[-2:] != (SIDE, SIDE):
+            raise ValueError(f"got images of {tuple(images.shape[-2:])} pixels; expected {SIDE} × {SIDE}")
+        pixels = images.detach().to(self._device, torch.float32)
+        objects = [found for part in pixels.split(_BATCH) for found in read(self._detector, part)]
+        return torch.tensor([float(shows(found, item)) for found, item in zip(objects, metadata, strict=True)])

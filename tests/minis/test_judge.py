@@ -1,0 +1,296 @@
+"""The judge reads scenes as they were drawn, is trained on them alone, and its card says how far to trust it."""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from solrl_core.rewards import Reward
+from solrl_minis import catalog, judge
+from solrl_minis.judge import Detector, Judge, ReadObject, read, save, shows
+from solrl_minis.recipe import damage, detection, looked_at, measure
+from solrl_minis.recipe.damage import Damage, draw, spoil
+from solrl_minis.recipe.data import Source
+from solrl_minis.scenes import MAX_OBJECTS, SIDE, Scenes, render
+from solrl_minis.verifier import verifier_reward
+from solrl_minis.world import COLOURS, SHAPES, Combination, all_combinations
+
+SHIPPED = catalog.WEIGHTS / "mini-judge"
+PICTURES = Path(__file__).parents[2] / "docs/minis"
+RED_CIRCLE = ReadObject("red", "circle", 20.0, 30.0, 14.0, 0.9)
+BLUE_SQUARE = ReadObject("blue", "square", 45.0, 32.0, 24.0, 0.9)
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return judge.load(SHIPPED)
+
+
+@pytest.fixture(scope="module")
+def accepts() -> Judge:
+    return Judge()
+
+
+def metadata(kind: str, *things: tuple[str, str], **more: Any) -> dict[str, Any]:
+    return Combination(kind, things, **more).metadata
+
+
+def test_objects_are_compared_with_all_that_the_metadata_names() -> None:
+    pair = (("red", "circle"), ("blue", "square"))
+    both = [BLUE_SQUARE, RED_CIRCLE]
+    assert shows(both, metadata("two_object", *pair))
+    assert not shows([RED_CIRCLE], metadata("two_object", *pair))
+    assert not shows([*both, BLUE_SQUARE], metadata("two_object", *pair))
+    assert not shows(both, metadata("two_object", ("red", "square"), ("blue", "circle")))
+    twice = [RED_CIRCLE, replace(RED_CIRCLE, x=50.0)]
+    red = pair[0]
+    assert [shows(twice, metadata("counting", red, count=n)) for n in (1, 2, 3)] == [False, True, False]
+    sizes = {size: shows([RED_CIRCLE], metadata("size", red, size=size)) for size in ("small", "large")}
+    assert sizes == {"small": True, "large": False}
+    assert shows([BLUE_SQUARE], metadata("size", pair[1], size="large"))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "relation"),
+    [(5, 31, "left of"), (60, 31, "right of"), (21, 5, "above"), (21, 60, "below"), (5, 15, None)],
+)
+def test_a_position_is_that_of_the_second_object_to_the_first(x: float, y: float, relation: str | None) -> None:
+    objects = [RED_CIRCLE, replace(BLUE_SQUARE, x=x, y=y)]
+    pair = (("red", "circle"), ("blue", "square"))
+    held = [
+        asked
+        for asked in ("left of", "right of", "above", "below")
+        if shows(objects, metadata("position", *pair, relation=asked))
+    ]
+    assert held == ([] if relation is None else [relation])
+
+
+def test_an_object_without_a_name_or_read_without_confidence_is_wrong() -> None:
+    asked = metadata("single_object", ("red", "circle"))
+    assert shows([RED_CIRCLE], asked)
+    assert not shows([replace(RED_CIRCLE, confidence=0.4)], asked)
+    for doubtful in ({"shape": None}, {"colour": None}, {"confidence": 0.4}):
+        assert not shows([RED_CIRCLE, replace(BLUE_SQUARE, **doubtful)], asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{}, {"include": [{"class": "bench", "count": 1, "color": "red"}]}])
+def test_metadata_of_another_world_is_an_error(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        shows([RED_CIRCLE], given)
+
+
+class Told(Detector):
+    """A detector that answers with given targets."""
+
+    def __init__(self, wanted: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._wanted = wanted
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = {name: values[:, None] for name, values in self._wanted.items() if name in ("object", "side")}
+        found["object"] = found["object"].logit(1e-6)
+        for name in ("shape", "colour"):
+            one_hot = torch.nn.functional.one_hot(self._wanted[name], judge.FIELDS[name])
+            found[name] = 20.0 * one_hot.movedim(-1, 1)
+        return {**found, "offset": self._wanted["offset"]}
+
+
+def test_targets_read_back_are_the_scene() -> None:
+    source = Source(4)
+    combinations = source.draw(200)
+    scenes = source.scenes(combinations)
+    images, marks = draw(scenes, torch.zeros(200, MAX_OBJECTS, dtype=torch.long))
+    objects = read(Told(detection.targets(marks)), images)
+    assert all(shows(found, c.metadata) for found, c in zip(objects, combinations, strict=True))
+    for i, found in enumerate(objects):
+        there = scenes.place[i][scenes.present[i]]
+        measured = sorted((one.x, one.y, one.side / 2) for one in found)
+        assert np.array(measured) == pytest.approx(np.array(sorted(there.tolist())), abs=0.01)
+
+
+def test_training_shows_no_held_out_combination(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Combination] = []
+    scenes = Source.scenes
+    monkeypatch.setattr(Source, "scenes", lambda self, given: drawn.extend(given) or scenes(self, given))
+    detection.examples(Source(1), 600)
+    held_out = {c.key for c in all_combinations() if c.held_out}
+    mixed = [c for c in drawn if len(c.things) > 2]
+    assert 100 < len(mixed) < 260
+    assert all(len(set(c.things)) == len(c.things) for c in mixed)
+    assert not held_out & {c.key for c in drawn}
+
+
+@pytest.mark.parametrize("kind", Damage)
+def test_damage_takes_the_shape_or_the_colour_of_its_object_alone(kind: Damage) -> None:
+    scenes = Source(2).scenes([Combination("two_object", (("red", "circle"), ("blue", "square")))] * 40)
+    chosen = torch.zeros(40, MAX_OBJECTS, dtype=torch.long)
+    chosen[:, 1] = kind
+    images, marks = draw(scenes, chosen)
+    assert images.shape == (40, 3, SIDE, SIDE)
+    assert marks.shape[:, 0].tolist() == scenes.shape[:, 0].tolist()
+    assert marks.colour[:, 0].tolist() == scenes.colour[:, 0].tolist()
+    shapeless = kind not in (Damage.NONE, Damage.TWO_COLOURS, Damage.STRANGE_COLOUR)
+    assert set(marks.shape[:, 1].tolist()) == {len(SHAPES) if shapeless else SHAPES.index("square")}
+    colourless = kind in (Damage.TWO_COLOURS, Damage.STRANGE_COLOUR)
+    assert set(marks.colour[:, 1].tolist()) == {len(COLOURS) if colourless else COLOURS.index("blue")}
+    # The verifier, which has no part in the training, mostly sees the damage too.
+    asked = metadata("two_object", ("red", "circle"), ("blue", "square"))
+    share = float(verifier_reward(images, [""] * 40, [asked] * 40).mean())
+    assert share > 0.9 if kind is Damage.NONE else share < 0.6
+
+
+def test_spoiling_keeps_the_content() -> None:
+    source = Source(3)
+    combinations = source.draw(60)
+    torch.manual_seed(0)
+    images, _ = draw(source.scenes(combinations), torch.zeros(60, MAX_OBJECTS, dtype=torch.long))
+    spoiled = spoil(images)
+    assert 0 <= float(spoiled.min()) <= float(spoiled.max()) <= 1
+    assert 0.01 < float((spoiled - images).abs().mean()) < 0.12
+    assert float((spoiled - images).flatten(1).norm(dim=1).min()) > 0
+    asked = [c.metadata for c in combinations]
+    assert float(verifier_reward(spoiled, [""] * 60, asked).mean()) > 0.6
+
+
+def test_compression_is_a_rounding_of_the_cosine_transform() -> None:
+    images = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    none, much = (damage._compressed(images, torch.full((2, 1, 1, 1), step)) for step in (0.0, 100.0))
+    assert torch.allclose(none, images, atol=1e-4)
+    assert float(much.abs().max()) < 1e-4
+
+
+def scene(*objects: tuple[str, str, float, float, float]) -> torch.Tensor:
+    """One image [1, 3, 64, 64] of (colour, shape, x, y, radius) objects, by the renderer of the miniatures."""
+    place, shape, colour = np.zeros((1, 4, 3), np.float32), np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
+    present = np.zeros((1, 4), bool)
+    for j, (c, s, *where) in enumerate(objects):
+        colour[0, j], shape[0, j], present[0, j] = COLOURS.index(c), SHAPES.index(s), True
+        place[0, j] = where
+    return render(Scenes(shape, colour, place, present), 0)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_object_is_read(detector: Detector, colour: str, shape: str) -> None:
+    ((found,),) = read(detector, scene((colour, shape, 21, 40, 9)))
+    assert (found.colour, found.shape) == (colour, shape)
+    assert (found.x, found.y, found.side) == pytest.approx((21, 40, 18), abs=1.5)
+    assert found.confidence > 0.8
+
+
+def test_the_judge_accepts_held_out_scenes_and_no_changed_or_damaged_ones(accepts: Judge) -> None:
+    shares = detection.accepted(accepts, 300)
+    assert shares["right"] > 0.95
+    assert shares["right, spoiled"] > 0.85
+    assert shares["one attribute changed"] < 0.03
+    assert shares["one object damaged"] < 0.15
+
+
+def test_an_image_without_objects_is_wrong(accepts: Judge) -> None:
+    red = metadata("single_object", ("red", "square"))
+    blank = torch.stack([torch.full((3, SIDE, SIDE), value) for value in (0.0, 0.5, 0.92, 1.0)])
+    noise = torch.rand(20, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    flat = scene(("red", "square", 32, 32, 40))
+    for images in (blank, noise, flat):
+        assert accepts(images, [""] * len(images), [red] * len(images)).sum() == 0
+
+
+def test_scores_are_of_each_image_alone(accepts: Judge) -> None:
+    source = Source(8)
+    combinations = source.draw(70)
+    images = source.images(combinations, "cpu")
+    asked = [c.metadata for c in combinations[:35]] + [source.change(c).metadata for c in combinations[35:]]
+    scores = accepts(images, [""] * 70, asked)
+    assert scores.dtype == torch.float32
+    assert scores.tolist() == [float(accepts(images[i : i + 1], [""], asked[i : i + 1])) for i in range(70)]
+    assert scores[:35].mean() > 0.9
+    assert scores[35:].mean() < 0.1
+    assert accepts(images[:0], [], []).shape == (0,)
+
+
+def test_unusable_images_and_weights_are_refused(accepts: Judge, tmp_path: Path) -> None:
+    red = metadata("single_object", ("red", "square"))
+    with pytest.raises(ValueError, match=r"got images of \(32, 32\) pixels; expected 64 × 64"):
+        accepts(torch.zeros(1, 3, 32, 32), [""], [red])
+    with pytest.raises(OSError, match="model"):
+        Judge(str(tmp_path))
+    save(Detector(width=32), tmp_path)
+    with pytest.raises(ValueError, match="has other weights than the judge"):
+        Judge(str(tmp_path))
+
+
+def test_loading_draws_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    Judge()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_its_digest_is_of_its_weights(accepts: Judge, tmp_path: Path) -> None:
+    weights = judge.load(SHIPPED)
+    save(weights, tmp_path)
+    assert Judge(str(tmp_path)).digest == accepts.digest
+    with torch.no_grad():
+        weights.head.bias += 1
+    save(weights, tmp_path)
+    assert Judge(str(tmp_path)).digest != accepts.digest
+    assert sum(parameter.numel() for parameter in weights.parameters()) == Judge.parameters
+
+
+def imports(module: str) -> set[str]:
+    """Full names of the modules that one of the miniatures' modules imports, directly or through each other."""
+    seen: set[str] = set()
+    queue = [module]
+    while queue:
+        name = queue.pop()
+        file = catalog.WEIGHTS.parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
+        if name in seen or not file.is_file():
+            continue
+        seen.add(name)
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("solrl_minis"):
+                queue += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return seen
+
+
+def test_the_judge_uses_neither_verifier_nor_reward_and_no_reward_uses_the_judge() -> None:
+    learns_from = imports("solrl_minis.recipe.detection")
+    assert {"solrl_minis.judge", "solrl_minis.recipe.data"} <= learns_from
+    assert "solrl_minis.verifier" not in learns_from
+    trained = {f"solrl_minis.recipe.{name}" for name in ("clip", "preference", "preference_rewards", "backbone")}
+    assert not learns_from & trained
+    for module in trained:
+        assert not imports(module) & {"solrl_minis.judge", "solrl_minis.recipe.detection"}, module
+
+
+def counted(card: str, kind: str) -> list[int]:
+    (row,) = re.findall(rf"^\| {kind} \| (\d+) \| (\d+) \| (\d+) \|$", card, re.MULTILINE)
+    return [int(cell) for cell in row]
+
+
+@pytest.mark.parametrize(("column", "reward"), [(1, Judge), (2, lambda: verifier_reward)])
+def test_the_card_counts_the_images_that_were_looked_at(column: int, reward: Callable[[], Reward]) -> None:
+    images, rows = looked_at.read(PICTURES)
+    card = (SHIPPED / "README.md").read_text()
+    assert len(images) == len(rows) >= 60
+    assert {row["model"] for row in rows} == {"mini-flux", "mini-sana", "mini-sd3"}
+    held_out = {item["prompt"] for item in measure.held_out()}
+    assert {row["prompt"] for row in rows} <= held_out
+    found = looked_at.accepted(reward(), images, rows)
+    for kind, right in (("right", True), ("wrong", False)):
+        counts = counted(card, kind)
+        assert counts[0] == sum(row["right"] is right for row in rows)
+        assert abs(counts[column] - found[kind]) <= 1  # an image on the border may fall on either side elsewhere
+    assert found["right"] >= 0.85 * counted(card, "right")[0]
+    assert found["wrong"] <= 0.15 * counted(card, "wrong")[0]
+
+
+def test_the_list_of_the_images_is_that_of_the_sheet() -> None:
+    rows = json.loads(looked_at.LIST.read_text())
+    assert all(row["right"] in (True, False) for row in rows)
+    assert len({(row["model"], row["prompt"]) for row in rows}) == len(rows)
