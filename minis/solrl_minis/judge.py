@@ -207,5 +207,5 @@ class Judge:
         if images.shape[-2:] != (SIDE, SIDE):
             raise ValueError(f"got images of {tuple(images.shape[-2:])} pixels; expected {SIDE} × {SIDE}")
         pixels = images.detach().to(self._device, torch.float32)
-        objects = [found for part in pixels.split(_BATCH) for found in read(self._detector, part)]
+        objects = [found for part in torch.split(pixels, _BATCH) for found in read(self._detector, part)]
         return torch.tensor([float(shows(found, item)) for found, item in zip(objects, metadata, strict=True)])

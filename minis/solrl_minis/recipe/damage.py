@@ -140,7 +140,8 @@ def _compressed(images: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     k = torch.arange(8.0)
     cosines = torch.cos(math.pi / 8 * (k + 0.5) * k[:, None]) / 2
     cosines[0] /= 2**0.5
-    blocks = images.unflatten(3, (-1, 8)).unflatten(2, (-1, 8)).transpose(3, 4)
+    count, channels, height, width = images.shape
+    blocks = images.reshape(count, channels, height // 8, 8, width // 8, 8).transpose(3, 4)
     steps = step[..., None, None] * (1 + (k + k[:, None]) / 2) + 1e-6
     rounded = ((cosines @ blocks @ cosines.T) / steps).round() * steps
     return (cosines.T @ rounded @ cosines).transpose(3, 4).flatten(4, 5).flatten(2, 3)
