@@ -112,7 +112,7 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
     if own:
         session.models.encoders.encode([prompt.text for prompt in own], config.guidance)
         explored = max(0, version - config.explore.lag)
-        groups = session.explorer.whole_groups(own, explored, seed_root(config.seed, -1))
+        groups = session.explorer.whole_groups(own, explored, seed_root(config.seed, -1), version)
         proxy = torch.tensor([group.scores for group in groups])
         made = [(group.prompt, session.sampler.sample(group.prompt.text, group.seeds)) for group in groups]
         true = torch.stack([session.scorer.score(prompt, samples)().scores for prompt, samples in made])

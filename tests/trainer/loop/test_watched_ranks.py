@@ -74,9 +74,9 @@ def test_a_lagging_run_is_measured_as_it_explores(
     asked: list[int] = []
     whole_groups = ServiceExplorer.whole_groups
 
-    def noted(self: ServiceExplorer, prompts: object, version: int, root: int) -> object:
+    def noted(self: ServiceExplorer, prompts: object, version: int, root: int, iteration: int) -> object:
         asked.append(version)
-        return whole_groups(self, prompts, version, root)  # type: ignore[arg-type]
+        return whole_groups(self, prompts, version, root, iteration)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ServiceExplorer, "whole_groups", noted)
     settings = (*WATCHED, "iterations=3", "explore.lag=1", "explore.adapter=beside", "evaluate.fidelity_wanted=1")

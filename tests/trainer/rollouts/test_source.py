@@ -74,5 +74,5 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     with pytest.raises(ConnectionError):
         explorer.images_of(PROMPTS, [[1, 2]], 1, 2)
     with pytest.raises(ConnectionError):
-        explorer.whole_groups(PROMPTS, 1, 7)
-    assert list(map(explored, client.requests)) == [(1, 2), (1, 1)]
+        explorer.whole_groups(PROMPTS, 0, 7, 1)
+    assert list(map(explored, client.requests)) == [(1, 2), (0, 1)]

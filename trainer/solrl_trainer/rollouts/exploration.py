@@ -84,8 +84,10 @@ class Explorer(ImageSource, Protocol):
     def explore(self, iteration: int) -> Exploration:
         """The candidates of an iteration."""
 
-    def whole_groups(self, prompts: Sequence[PromptItem], version: int, root: int) -> list[CandidateGroup]:
-        """Explore the groups of these prompts without pruning, as for iteration `version` without lag.
+    def whole_groups(
+        self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
+    ) -> list[CandidateGroup]:
+        """Explore the groups of these prompts under `version` as for an iteration, but without pruning.
 
         `root` is the root of their seeds.
         """

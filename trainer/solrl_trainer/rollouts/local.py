@@ -38,7 +38,9 @@ class LocalExplorer:
         groups = self._groups(self._prompts_of(iteration), seed_root(self._seed, iteration))
         return LocalExploration(groups, iteration, self._maker.generator)
 
-    def whole_groups(self, prompts: Sequence[PromptItem], version: int, root: int) -> list[CandidateGroup]:
+    def whole_groups(
+        self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
+    ) -> list[CandidateGroup]:
         """Explore the groups of these prompts without pruning; `root` is the root of their seeds."""
         return list(self._groups(prompts, root, whole=True))
 

@@ -56,9 +56,11 @@ class ServiceExplorer:
         """The exploration of an iteration, which `look_ahead` has begun."""
         return self._ahead.pop(iteration)
 
-    def whole_groups(self, prompts: Sequence[PromptItem], version: int, root: int) -> list[CandidateGroup]:
-        """Explore the groups of these prompts without pruning, as for iteration `version` without lag."""
-        answer = self.source.candidates_of(prompts, version, root, iteration=version, whole=True)
+    def whole_groups(
+        self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
+    ) -> list[CandidateGroup]:
+        """Explore the groups of these prompts under `version` as for an iteration, but without pruning."""
+        answer = self.source.candidates_of(prompts, version, root, iteration=iteration, whole=True)
         return [CandidateGroup(p, g.seeds, g.scores) for p, g in zip(prompts, answer.groups, strict=True)]
 
     def images_of(
