@@ -57,7 +57,7 @@ def _mixed(rng: np.random.Generator) -> Combination:
 
 
 def targets(marks: Marks, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """What the detector should say in each cell, [N, 16, 16] or [N, 2, 16, 16], of the nearest object.
+    """Targets of the detector in each cell, [N, 16, 16] or [N, 2, 16, 16], of the nearest object.
 
     `object` is 1 in the cell nearest to an object's centre, and falls off with the distance in cells.
     """
