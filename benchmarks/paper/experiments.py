@@ -12,7 +12,7 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.presets import resolve
 
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
-JUDGES = ("verifier", "verifier_graded")
+JUDGES = ("judge", "verifier", "verifier_graded")
 LOCAL_NVFP4: Mapping[str, Any] = {"explore.source": "local", "explore.precision": "nvfp4"}
 """Exploration in the trainer's process, without a service. Selects the same seeds as a service on an equal device."""
 OWN_SETTINGS = ("run", "output", "rollout_url", "device")

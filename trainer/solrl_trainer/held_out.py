@@ -90,14 +90,16 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     )
     wanted = config.evaluate.fidelity_wanted
     if fidelity.spearman < wanted <= before:
-        cures = ["raise explore.steps", "choose another explore.precision"]
+        cures = ["choose another explore.precision"]
+        if explore.sampler == "ode":
+            cures += ["raise explore.steps", "let `solrl-train calibrate` choose a plan"]
         if explore.precision == "nvfp4" and explore.adapter == "merged":
             cures.append("set explore.adapter=beside")
         if explore.lag:
             cures.append("lower explore.lag")
         log.note(
             f"rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), so exploration selects worse seeds; for "
-            f"a new run {', '.join(cures)}, or let `solrl-train calibrate` choose a plan"
+            f"a new run {' or '.join(cures)}"
         )
 
 
