@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from caveats import PREPARED_FOR_NVFP4, VERIFIER
+from caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 
 from paper import plots
 from paper.compute import MEASURED_AS, SOURCES, measured_costs
@@ -77,7 +77,7 @@ def page(context: Context, sections: Mapping[str, Section], drawn: Mapping[str, 
         "Decoding, rewards and evaluations are not counted. Two-stage runs explore in the trainer's process, which",
         "selects the same seeds as a service; with a lag, at a service.",
         "",
-        *VERIFIER,
+        *STRICT_ACCURACY,
         "",
         *PREPARED_FOR_NVFP4,
         "",

@@ -66,7 +66,7 @@ def test_the_trainer_accepts_the_page_s_reward() -> None:
 
 def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
     small = (
-        *("lora.rank=2", "lora.alpha=4", "optimizer.updates=4", "optimizer.batch=8", "iterations=1"),
+        *("lora.rank=2", "lora.alpha=4", "optimizer.updates=2", "optimizer.batch=8", "iterations=1"),
         *("explore.prompts=1", "explore.candidates=8", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
         *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.rewards=[]"),
     )

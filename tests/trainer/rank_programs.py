@@ -167,12 +167,12 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
 
     request, gather, complete = ServiceExplorer._request, IterationSamples.gather.__func__, Path(explored)  # type: ignore[attr-defined]
 
-    def late(explorer: ServiceExplorer, prompts: Any, version: int, *rest: Any) -> Any:
+    def late(explorer: ServiceExplorer, iteration: int, prompts: Any, version: int, *rest: Any) -> Any:
         if version == 1:
             while not complete.exists():
                 time.sleep(0.02)
             explorer.source.client.delete(run)
-        return request(explorer, prompts, version, *rest)
+        return request(explorer, iteration, prompts, version, *rest)
 
     def noted(cls: type[IterationSamples], *arguments: Any) -> IterationSamples:
         if arguments[2].version == 1:

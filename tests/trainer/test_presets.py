@@ -304,7 +304,7 @@ def test_an_impossible_pruning_is_refused(overrides: list[str], said: str) -> No
 def test_an_adapter_beside_is_for_cheap_nvfp4_candidates(overrides: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         resolve(PRESET, overrides=["explore.adapter=beside", *overrides])
-    plan = exploration_plan(resolve(PRESET, overrides=["explore.adapter=beside", "explore.precision=nvfp4"]).config)
+    plan = exploration_plan(resolve(PRESET, overrides=["explore.adapter=beside", "explore.precision=nvfp4"]).config, 0)
     assert plan.adapter == "beside"
 
 
