@@ -70,7 +70,7 @@ def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
 def usable_judges(names: Iterable[str], prompts: Sequence[PromptItem], note: Note) -> list[str]:
     """Rewards that can score images of all these prompts; the others are noted."""
     usable = []
-    for name in names:
+    for name in dict.fromkeys(names):
         fault = _first_fault(name, prompts)
         if fault is None:
             usable.append(name)
