@@ -16,9 +16,10 @@ demo: $(VENV)/.installed
 unit: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --unit
 
+# Three processes on two cores: a quarter of the time, tests wait for processes to start or end.
 test: $(VENV)/.installed-dev
 	scripts/install-test-tools
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
+	$(VENV)/bin/python -m pytest -n 3 --dist loadfile
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

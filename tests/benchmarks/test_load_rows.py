@@ -21,12 +21,3 @@ def test_new_run_names_win_a_tenant_nothing() -> None:
     assert made["modest"] == 8
     # A turn is four groups, which is much of eight; a tenant that starves the other has all of its 260 names' first.
     assert made["greedy"] <= 16
-
-
-def test_eight_runs_share_two_workers() -> None:
-    from sharing import sharing_workers
-
-    made = sharing_workers(12).figures["made"]
-    assert max(made.values()) == 12
-    # A turn is four groups, and each worker's run may be another three ahead. A run that waits for the others has none.
-    assert min(made.values()) >= 12 - 2 * 4 - 3
