@@ -159,7 +159,7 @@ def quantised(generator: Generator) -> list[str]:
 
 
 def ranks(model: str, cheap: Generator, adapter: Adapter, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rank fidelity of exploration with the adapter merged, beside and left out; a row for each."""
+    """Rank fidelity of exploration with the adapter merged, unmerged and left out; a row for each."""
     exact, rewards = Generator(cheap.backbone, "bf16"), RewardSet.load([REWARD], cheap.backbone)
     prompts = read_prompts(find_prompts("shapes"), "test")[: args.prompts]
 
@@ -176,7 +176,7 @@ def ranks(model: str, cheap: Generator, adapter: Adapter, args: argparse.Namespa
     true = scores(exact, TRUE_STEPS, adapter)
     proxies = {
         "merged": scores(cheap, STEPS, adapter),
-        "beside": scores(cheap, STEPS, adapter, "beside"),
+        "unmerged": scores(cheap, STEPS, adapter, "unmerged"),
         "without it": scores(cheap, STEPS, None),
     }
     found = []
@@ -188,7 +188,7 @@ def ranks(model: str, cheap: Generator, adapter: Adapter, args: argparse.Namespa
 
 
 def cost(model: str, generator: Generator, adapter: Adapter) -> dict[str, Any]:
-    """Median seconds of a chunk of 24 and of a change of the adapter, merged and beside, in turns."""
+    """Median seconds of a chunk of 24 and of a change of the adapter, merged and unmerged, in turns."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for _ in range(5):
         for use in USES:

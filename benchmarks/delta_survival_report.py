@@ -18,7 +18,7 @@ SURVIVAL = (
 RANKS = (
     "After {iterations} iterations of a small run (2 prompts × 24 candidates, 6 optimiser steps at 2e-3): Spearman of "
     "clipscore in NVFP4 at 6 steps with clipscore in BF16 at 10 steps under the same policy, on {prompts} held-out "
-    "prompts × {candidates} candidates. *Beside* adds the adapter's product in BF16 to the outputs of the quantised "
+    "prompts × {candidates} candidates. *Unmerged* adds the adapter's product in BF16 to the outputs of the quantised "
     "base; *without it* explores under the base. The gain is paired with merging, with its 95 % interval over prompts, "
     "which are few. True ranks are of the 12 best and 12 worst."
 )
@@ -62,9 +62,9 @@ def tables(result: Mapping[str, Any]) -> Iterator[str]:
             f"| {_gain(row, result['ranks'])} | {row['top_rank']:.1f} / {row['bottom_rank']:.1f} |"
         )
     yield from ("", "## Cost on the CPU", "", *wrap(COST, 118), "")
-    yield from ("| model | candidates, merged | beside | change, merged | beside |", "|---|---|---|---|---|")
+    yield from ("| model | candidates, merged | unmerged | change, merged | unmerged |", "|---|---|---|---|---|")
     for row in result["cost"]:
-        values = (row[name] for name in ("merged", "beside", "merged, change", "beside, change"))
+        values = (row[name] for name in ("merged", "unmerged", "merged, change", "unmerged, change"))
         yield f"| {row['model']} | {' | '.join(f'{value:.3f} s' for value in values)} |"
 
 

@@ -87,14 +87,14 @@ class Generator:
         self._merger.through(read, write, self.backbone.device)
 
     def set_adapter(self, adapter: Adapter | None, use: AdapterUse = "merged") -> None:
-        """Merge an adapter (None: the base) in place, or put it beside; on an error the previous one stays.
+        """Merge an adapter (None: the base) in place, or keep it unmerged; on an error the previous one stays.
 
         Raises:
-            ValueError: an adapted weight overflows, or the adapter would be beside weights other than NVFP4's.
+            ValueError: an adapted weight overflows, or the adapter would be unmerged at a precision other than NVFP4.
         """
-        if use == "beside" and self.precision != "nvfp4":
-            raise ValueError(f"an adapter cannot be beside {self.precision} weights; expected nvfp4, or merged")
-        self._merger.merge(adapter, beside=use == "beside")
+        if use == "unmerged" and self.precision != "nvfp4":
+            raise ValueError(f"an adapter cannot be unmerged at {self.precision}; expected nvfp4, or merged")
+        self._merger.merge(adapter, unmerged=use == "unmerged")
 
     def generate(
         self,

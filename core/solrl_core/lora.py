@@ -59,12 +59,12 @@ class Merger:
         """Read clean weights and write merged ones, float32 on `device`, by these from now on; ranks may share them."""
         self._read, self._write, self._device = read, write, device
 
-    def merge(self, adapter: Adapter | None, *, beside: bool = False) -> None:
+    def merge(self, adapter: Adapter | None, *, unmerged: bool = False) -> None:
         """Merge `adapter`; None restores the clean base.
 
         Args:
             adapter: the adapter.
-            beside: quantised layers keep the base's weight, and add the adapter's product in BF16 to their output.
+            unmerged: quantised layers keep the base's weight, and add the adapter's product in BF16 to their output.
 
         Raises:
             ValueError: an adapted weight overflows; nothing was written.
@@ -79,8 +79,8 @@ class Merger:
         def write(name: str) -> None:
             module, merged = self._modules[name], there
             if isinstance(module, QuantLinear):
-                module.beside = _low_rank(there, name) if beside and there is not None else None
-                merged = None if beside else there
+                module.unmerged = _low_rank(there, name) if unmerged and there is not None else None
+                merged = None if unmerged else there
             self._write(module, self._merged(name, merged))
 
         map_in_lanes(write, names, self._device)

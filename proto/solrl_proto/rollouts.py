@@ -31,8 +31,8 @@ NOISE_SEED_BITS = 32
 
 Precision = Literal["auto", Tier]
 Solver = Literal["euler", "dpm2"]
-AdapterUse = Literal["merged", "beside"]
-"""merged: the adapter is merged into the weights, which are then quantised. beside: the quantised weights remain the
+AdapterUse = Literal["merged", "unmerged"]
+"""merged: the adapter is merged into the weights, which are then quantised. unmerged: the quantised weights remain the
 base's, and each adapted layer adds the adapter's product, in BF16, to its output."""
 Images = Literal["none", "png"]
 LatentsFormat = Literal["float32"]
@@ -187,7 +187,7 @@ class Plan(Message):
     guidance: Annotated[float, Field(ge=1.0, le=30.0)] = 1.0
     precision: Precision = "auto"
     adapter: Annotated[AdapterUse, Field(exclude_if=lambda value: value == "merged")] = "merged"
-    """Use of the run's adapter; absent if merged. beside needs the precision nvfp4."""
+    """Use of the run's adapter; absent if merged. unmerged needs the precision nvfp4."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -208,8 +208,8 @@ class Plan(Message):
             )
         if self.prune is not None and self.prune.after >= self.steps:
             raise ValueError(f"prune.after is {self.prune.after}; expected 1 to {self.steps - 1}, less than steps")
-        if self.adapter == "beside" and self.precision != "nvfp4":
-            raise ValueError(f"adapter is beside at precision {self.precision}; expected precision nvfp4, or merged")
+        if self.adapter == "unmerged" and self.precision != "nvfp4":
+            raise ValueError(f"adapter is unmerged at precision {self.precision}; expected precision nvfp4, or merged")
         return self
 
     @property

@@ -207,9 +207,9 @@ def test_requests_that_contradict_themselves_are_refused(changes: dict[str, Any]
         request(**changes)
 
 
-def test_an_adapter_beside_needs_nvfp4_and_is_named_only_then() -> None:
+def test_an_unmerged_adapter_needs_nvfp4_and_is_named_only_then() -> None:
     assert "adapter" not in Plan(precision="nvfp4").model_dump()
-    assert Plan(precision="nvfp4", adapter="beside").model_dump()["adapter"] == "beside"
+    assert Plan(precision="nvfp4", adapter="unmerged").model_dump()["adapter"] == "unmerged"
     for precision in ("auto", "fp8", "bf16"):
-        with pytest.raises(ValidationError, match=f"beside at precision {precision}; expected precision nvfp4"):
-            Plan.model_validate({"precision": precision, "adapter": "beside"})
+        with pytest.raises(ValidationError, match=f"unmerged at precision {precision}; expected precision nvfp4"):
+            Plan.model_validate({"precision": precision, "adapter": "unmerged"})

@@ -296,16 +296,18 @@ def test_an_impossible_pruning_is_refused(overrides: list[str], said: str) -> No
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ((), "adapter is beside at precision auto; expected precision=nvfp4"),
-        (("explore.precision=fp8",), "adapter is beside at precision fp8; expected precision=nvfp4"),
+        ((), "adapter is unmerged at precision auto; expected precision=nvfp4"),
+        (("explore.precision=fp8",), "adapter is unmerged at precision fp8; expected precision=nvfp4"),
         (("explore.precision=nvfp4", "explore.source=local", "regenerate.at=none"), "at=none they are trained on"),
     ],
 )
-def test_an_adapter_beside_is_for_cheap_nvfp4_candidates(overrides: tuple[str, ...], said: str) -> None:
+def test_an_unmerged_adapter_is_for_cheap_nvfp4_candidates(overrides: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        resolve(PRESET, overrides=["explore.adapter=beside", *overrides])
-    plan = exploration_plan(resolve(PRESET, overrides=["explore.adapter=beside", "explore.precision=nvfp4"]).config, 0)
-    assert plan.adapter == "beside"
+        resolve(PRESET, overrides=["explore.adapter=unmerged", *overrides])
+    plan = exploration_plan(
+        resolve(PRESET, overrides=["explore.adapter=unmerged", "explore.precision=nvfp4"]).config, 0
+    )
+    assert plan.adapter == "unmerged"
 
 
 def test_candidates_of_a_service_cannot_be_trained_on_themselves() -> None:

@@ -56,7 +56,7 @@ class Explore(Section):
     """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none.
     Emulation must be requested by name."""
     adapter: AdapterUse = "merged"
-    """merged: the adapter is merged into the weights, which are then quantised. beside: the base's weights are
+    """merged: the adapter is merged into the weights, which are then quantised. unmerged: the base's weights are
     quantised, and the adapter's product, in BF16, is added to their outputs, so that rounding loses no small change.
     Needs precision=nvfp4."""
     prune: Prune | None = None
@@ -80,8 +80,8 @@ class Explore(Section):
             raise ValueError("lag is for exploration at a service; candidates generated here are always current")
         if self.fitted is not None and self.sampler == "training":
             raise ValueError("fitted steps follow the ODE; expected fitted=null with sampler=training, or sampler=ode")
-        if self.adapter == "beside" and self.precision != "nvfp4":
-            raise ValueError(f"adapter is beside at precision {self.precision}; expected precision=nvfp4, or merged")
+        if self.adapter == "unmerged" and self.precision != "nvfp4":
+            raise ValueError(f"adapter is unmerged at precision {self.precision}; expected precision=nvfp4, or merged")
         if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
             raise ValueError(
                 f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; use that number"
@@ -333,8 +333,10 @@ class RunConfig(Section):
         if value.at == "service" and explore is not None and explore.source != "service":
             raise ValueError("at=service needs a service; expected explore.source=service, or at=trainer")
         if value.at == "none" and explore is not None:
-            if explore.adapter == "beside":
-                raise ValueError("explore.adapter=beside is for cheap candidates, and with at=none they are trained on")
+            if explore.adapter == "unmerged":
+                raise ValueError(
+                    "explore.adapter=unmerged is for cheap candidates, and with at=none they are trained on"
+                )
             if explore.source == "service":
                 raise ValueError(
                     "a service answers with scores, not with candidates to train on; "

@@ -94,7 +94,7 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
         if explore.sampler == "ode":
             cures += ["raise explore.steps", "let `solrl-train calibrate` choose a plan"]
         if explore.precision == "nvfp4" and explore.adapter == "merged":
-            cures.append("set explore.adapter=beside")
+            cures.append("set explore.adapter=unmerged")
         if explore.lag:
             cures.append("lower explore.lag")
         log.note(

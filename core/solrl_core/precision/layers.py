@@ -90,13 +90,13 @@ class QuantLinear(_QuantLayer):
     gradient is required, TypeError if the module was cast away from float32.
 
     Attributes:
-        beside: an adapter whose product is added to the output; None if the adapter is merged into the weight.
+        unmerged: an adapter whose product is added to the output; None if the adapter is merged into the weight.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
         self.out_features, self.in_features = weight.shape
-        self.beside: LowRank | None = None
+        self.unmerged: LowRank | None = None
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Self:
@@ -107,8 +107,8 @@ class QuantLinear(_QuantLayer):
         """``x`` [B, ..., in] → [B, ..., out] in ``x``'s dtype."""
         self.require_no_gradient(x)
         out = self._linear(x)
-        if self.beside is not None:
-            a, b = (weight.to(x.dtype) for weight in self.beside)
+        if self.unmerged is not None:
+            a, b = (weight.to(x.dtype) for weight in self.unmerged)
             out = out + F.linear(F.linear(x, a), b)
         return out.to(x.dtype)
 

@@ -258,10 +258,10 @@ async def test_the_use_of_an_adapter_is_the_plans_and_named_in_the_answer() -> N
     ):
         del backend.uses[:]
         named = []
-        for use in ("merged", "beside", "beside", "merged"):
+        for use in ("merged", "unmerged", "unmerged", "merged"):
             body["plan"]["adapter"] = use
             answer = await client.post("/v1/rollouts", json=body)
             assert answer.status_code == 200, answer.text
             named.append(answer.json()["plan"].get("adapter", "merged"))
-    assert named == ["merged", "beside", "beside", "merged"]
-    assert backend.uses == ["merged", "beside", "merged"]
+    assert named == ["merged", "unmerged", "unmerged", "merged"]
+    assert backend.uses == ["merged", "unmerged", "merged"]

@@ -101,16 +101,16 @@ def test_bf16_images_and_scores_equal_those_in_process(
     assert np.abs(images["base"] - images["adapted"]).max() > 1
 
 
-def test_an_adapter_beside_gives_the_images_of_the_process(
+def test_an_unmerged_adapter_gives_the_images_of_the_process(
     service: RunningService, backbone: Backbone, layout: Layout
 ) -> None:
-    assert service.push("beside", 1, adapter_file(layout, 1)).status_code == 201
+    assert service.push("unmerged", 1, adapter_file(layout, 1)).status_code == 201
     generator, images = Generator(backbone, "nvfp4"), []
-    for use in ("merged", "beside"):
+    for use in ("merged", "unmerged"):
         generator.set_adapter(make_adapter(layout, 1), use)  # type: ignore[arg-type]
         made = generator.generate(PROMPTS[0], [3, 1, 4], steps=2).images
         images.append((made * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy().astype(int))
-        request = rollout_request(seeds=[[3, 1, 4]], adapter=("beside", 1), images="png")
+        request = rollout_request(seeds=[[3, 1, 4]], adapter=("unmerged", 1), images="png")
         request["plan"]["adapter"] = use
         answer = service.client.post("/v1/rollouts", json=request).json()
         assert np.abs(pixels(answer) - images[-1]).max() <= 1

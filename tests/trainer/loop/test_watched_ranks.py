@@ -41,7 +41,7 @@ def test_one_note_says_what_to_do(watched: Run) -> None:
     (note,) = [note for note in watched.watcher.notes if "evaluate.fidelity_wanted" in note]
     assert "below 1 " in note
     assert "explore.steps" in note
-    assert "explore.adapter=beside" in note
+    assert "explore.adapter=unmerged" in note
     assert "explore.lag" not in note
 
 
@@ -79,10 +79,10 @@ def test_a_lagging_run_is_measured_as_it_explores(
         return whole_groups(self, prompts, version, root, iteration)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ServiceExplorer, "whole_groups", noted)
-    settings = (*WATCHED, "iterations=3", "explore.lag=1", "explore.adapter=beside", "evaluate.fidelity_wanted=1")
+    settings = (*WATCHED, "iterations=3", "explore.lag=1", "explore.adapter=unmerged", "evaluate.fidelity_wanted=1")
     watcher = Watcher()
     go(service, folder / "late", *settings, watcher=watcher)
     assert asked == [0, 0, 1]
     (note,) = [note for note in watcher.notes if "evaluate.fidelity_wanted" in note]
     assert "lower explore.lag" in note
-    assert "beside" not in note
+    assert "unmerged" not in note

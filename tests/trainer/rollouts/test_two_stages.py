@@ -39,7 +39,7 @@ def fitted_euler(sigmas: tuple[float, ...]) -> dict[str, Any]:
 FITTED = yaml.safe_dump(fitted_euler((1.0, 0.7, 0.4)), default_flow_style=True)
 PLANS = {
     "whole": ("iterations=2",),
-    "beside": ("explore.adapter=beside", "iterations=2"),
+    "unmerged": ("explore.adapter=unmerged", "iterations=2"),
     "pruned": ("explore.prune={after: 1, keep: 8}",),
     "fitted": (f"explore.fitted={FITTED}", "explore.prune={after: 2, keep: 8}", "iterations=1"),
 }

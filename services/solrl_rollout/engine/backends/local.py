@@ -76,7 +76,7 @@ class LocalBackend:
         return (limit,) if self._device.type == "cpu" else gpu_batch_sizes(limit)
 
     def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
-        """Merge an adapter in place, or put it beside; on an error the previous one is still served."""
+        """Merge an adapter in place, or keep it unmerged; on an error the previous one is still served."""
         generator = self._generators.get(precision)
         if generator is None:
             try:

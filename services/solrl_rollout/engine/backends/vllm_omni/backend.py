@@ -102,8 +102,8 @@ class VllmOmniBackend:
         """Load an adapter and check that all of its modules are bound; on an error the previous one is still served."""
         if precision != self._precision:
             raise LayerPrecisionError(f"got {precision}; this engine was started at {self._precision}")
-        if use == "beside":
-            raise LayerPrecisionError("this engine cannot put an adapter beside quantised weights; expected merged")
+        if use == "unmerged":
+            raise LayerPrecisionError("this engine does not serve plans with adapter=unmerged; expected merged")
         if adapter is None:
             self._adapter = None
             return

@@ -55,21 +55,21 @@ def test_a_layer_adds_the_product_to_its_output() -> None:
     layer = QuantLinear.from_linear(nn.Linear(32, 8))
     x, a, b = torch.randn(3, 5, 32), torch.randn(2, 32).bfloat16(), torch.randn(8, 2).bfloat16()
     alone = layer(x)
-    layer.beside = LowRank(a, b)
+    layer.unmerged = LowRank(a, b)
     torch.testing.assert_close(layer(x), alone + x @ a.float().T @ b.float().T)
     assert layer(x.bfloat16()).dtype == torch.bfloat16
 
 
-def test_a_small_change_survives_beside_weights_on_the_grid(on_grid: Backbone, small: Adapter) -> None:
+def test_a_small_change_survives_unmerged_on_the_grid(on_grid: Backbone, small: Adapter) -> None:
     nvfp4 = Generator(on_grid, "nvfp4")
-    assert lost(nvfp4, small, "beside") < 0.01
+    assert lost(nvfp4, small, "unmerged") < 0.01
     assert lost(nvfp4, small, "merged") > 0.8
 
 
 def test_quantised_weights_remain_the_bases_and_others_are_merged(on_grid: Backbone, small: Adapter) -> None:
     nvfp4, exact = Generator(on_grid, "nvfp4"), Generator(on_grid, "bf16")
     exact.set_adapter(small)
-    nvfp4.set_adapter(small, "beside")
+    nvfp4.set_adapter(small, "unmerged")
     kinds = set()
     for name in nvfp4.layout:
         layer = nvfp4.transformer.get_submodule(name)
@@ -85,23 +85,23 @@ def test_the_base_and_a_merged_adapter_come_back_bit_for_bit(on_grid: Backbone, 
     nvfp4, fresh = Generator(on_grid, "nvfp4"), Generator(on_grid, "nvfp4")
     base = velocity(nvfp4)
     fresh.set_adapter(small)
-    nvfp4.set_adapter(small, "beside")
+    nvfp4.set_adapter(small, "unmerged")
     assert not torch.equal(velocity(nvfp4), velocity(fresh))
     nvfp4.set_adapter(small)
     assert torch.equal(velocity(nvfp4), velocity(fresh))
-    nvfp4.set_adapter(small, "beside")
+    nvfp4.set_adapter(small, "unmerged")
     nvfp4.set_adapter(None)
     assert torch.equal(velocity(nvfp4), base)
 
 
-def test_candidates_beside_do_not_depend_on_their_batch(on_grid: Backbone, small: Adapter) -> None:
+def test_candidates_of_an_unmerged_adapter_do_not_depend_on_their_batch(on_grid: Backbone, small: Adapter) -> None:
     nvfp4 = Generator(on_grid, "nvfp4")
-    nvfp4.set_adapter(small, "beside")
+    nvfp4.set_adapter(small, "unmerged")
     together = nvfp4.generate("a red circle", range(12), steps=2, decode=False).latents
     apart = [nvfp4.generate("a red circle", part, steps=2, decode=False).latents for part in (range(5), range(5, 12))]
     assert torch.equal(together, torch.cat(apart))
 
 
-def test_only_nvfp4_weights_can_have_an_adapter_beside_them(on_grid: Backbone, small: Adapter) -> None:
-    with pytest.raises(ValueError, match="beside bf16 weights; expected nvfp4, or merged"):
-        Generator(on_grid, "bf16").set_adapter(small, "beside")
+def test_only_nvfp4_weights_can_have_an_unmerged_adapter(on_grid: Backbone, small: Adapter) -> None:
+    with pytest.raises(ValueError, match="unmerged at bf16; expected nvfp4, or merged"):
+        Generator(on_grid, "bf16").set_adapter(small, "unmerged")
