@@ -5,6 +5,7 @@ and adds its rows, one per precision; run them on one machine. Writes docs/resul
 """
 
 import argparse
+import hashlib
 import json
 import statistics
 import sys
@@ -120,7 +121,8 @@ def random_adapter(backend: Backend, seed: int) -> VersionedAdapter:
     for module, (outputs, inputs) in backend.identity.adapter_layout.items():
         tensors[lora_a_key(module)] = torch.randn(RANK, inputs, generator=draw) * 0.02
         tensors[lora_b_key(module)] = torch.randn(outputs, RANK, generator=draw) * 0.02
-    return VersionedAdapter(f"sha256:{seed:064x}", Adapter(RANK, 2.0 * RANK, tensors))
+    digest = hashlib.sha256(f"adapter {seed}".encode()).hexdigest()
+    return VersionedAdapter(f"sha256:{digest}", Adapter(RANK, 2.0 * RANK, tensors))
 
 
 def timed(work: Callable[[], Any]) -> float:
