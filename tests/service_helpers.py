@@ -21,10 +21,13 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from fault_trials.child import command
+from fault_trials.processes import Program
 from PIL import Image
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
+from solrl_rollout.cli import main
 from support.ports import free_port
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-rollout")
@@ -38,10 +41,15 @@ Layout = dict[str, tuple[int, int]]
 class RunningService:
     """A service process, a client for it, and its log."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Program
     port: int
     client: httpx.Client
     log: Path
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is running."""
+        return self.process.alive if isinstance(self.process, Program) else self.process.poll() is None
 
     @property
     def url(self) -> str:
@@ -120,18 +128,25 @@ def running_service(
     model: str | list[str] = MODEL,
     port: int | None = None,
     ends_with: int = 0,
-    program: Sequence[str] = (PROGRAM,),
+    program: Sequence[str] | None = None,
 ) -> Iterator[RunningService]:
-    """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0, or `ends_with`."""
+    """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0, or `ends_with`.
+
+    Its process is forked from one that has imported the command, unless `program` is another command line.
+    """
     port = free_port() if port is None else port
     # The folder of the faulty rewards.
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent / "services"), "COLUMNS": "120"}
     models = [model] if isinstance(model, str) else model
-    command = [*program, "serve", "--model", *models, "--port", str(port), *flags]
+    words = ["serve", "--model", *models, "--port", str(port), *flags]
     with tempfile.TemporaryDirectory(prefix="solrl-service-") as folder:
         log = Path(folder, "log")
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        process: subprocess.Popen[bytes] | Program
+        if program is None:
+            process = Program(command, (main, (PROGRAM, *words), os.getcwd(), environment), log)
+        else:
+            with log.open("wb") as output:
+                process = subprocess.Popen([*program, *words], stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
                 service = RunningService(process, port, client, log)
@@ -145,7 +160,7 @@ def running_service(
 
 
 def _wait_until_ready(service: RunningService) -> None:
-    while service.process.poll() is None:
+    while service.alive:
         try:
             if service.client.get("/health/ready").status_code == 200:
                 return

@@ -21,6 +21,17 @@ def started(target: Callable[..., None], arguments: Sequence[Any], log: str) -> 
     target(*arguments)
 
 
+def command(main: Callable[[], object], argv: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:
+    """Run a command's entry point in this folder and environment; modules on PYTHONPATH can be imported."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    sys.argv = list(argv)
+    main()
+
+
 def as_rank(environment: dict[str, str], target: Callable[..., None], *arguments: Any) -> None:
     """Run `target` with the environment that torchrun gives a rank, on one thread."""
     os.environ.update(environment)

@@ -53,6 +53,11 @@ class Program:
         """Whether the process is running."""
         return self._process.is_alive()
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.alive:
+            os.kill(self.pid, number)
+
     def kill(self) -> None:
         """Send SIGKILL and wait for the end of the process."""
         self._process.kill()
@@ -86,7 +91,7 @@ class RankPrograms:
 
     def send(self, rank: int, number: int) -> None:
         """Send a signal to a rank."""
-        os.kill(self._programs[rank].pid, number)
+        self._programs[rank].send_signal(number)
 
     @property
     def alive(self) -> bool:

@@ -48,6 +48,23 @@ def with_a_slow_rank(argv: Sequence[str]) -> None:
     solrl_train(argv)
 
 
+def with_a_lost_error(argv: Sequence[str]) -> None:
+    """`solrl-train`, in which SIGTERM always arrives where Python ignores errors, such as in a destructor."""
+    from contextlib import suppress
+
+    from solrl_trainer.ranks.liveness import Liveness
+    from solrl_trainer.ranks.shutdown import ShutdownError
+
+    handle = Liveness.handle_sigterm
+
+    def lost(liveness: Liveness, *rest: object) -> None:
+        with suppress(ShutdownError):
+            handle(liveness, *rest)
+
+    Liveness.handle_sigterm = lost  # type: ignore[method-assign]
+    solrl_train(argv)
+
+
 def held_bytes(overrides: Sequence[str], output: str) -> None:
     """Bytes of the base's blocks that a rank holds after a training step and an image, and of all its tensors."""
     import gc

@@ -13,6 +13,7 @@ from rank_programs import (
     solrl_train,
     with_a_broken_reward,
     with_a_death_in_a_collective,
+    with_a_lost_error,
     with_another_device,
     with_late_news,
     with_weights_apart,
@@ -81,9 +82,10 @@ def test_torchrun_restarts_all_ranks_after_a_death_and_the_run_is_the_same(alone
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[RankPrograms]:
-    """Two ranks during a long run."""
-    ranks = RankPrograms(2, solrl_train, (arguments(tmp_path, 500),), tmp_path / "log")
+def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RankPrograms]:
+    """Two ranks during a long run, of `solrl-train` or the given program."""
+    program = getattr(request, "param", solrl_train)
+    ranks = RankPrograms(2, program, (arguments(tmp_path, 500),), tmp_path / "log")
     while not (tmp_path / "checkpoints" / "000001").exists():
         assert ranks.alive, (tmp_path / "log").read_text()
         time.sleep(0.02)
@@ -113,6 +115,7 @@ def test_a_killed_rank_ends_all_ranks_and_is_named(training: RankPrograms, tmp_p
     assert line.startswith(f"solrl-train: rank {rank} died")
 
 
+@pytest.mark.parametrize("training", [solrl_train, with_a_lost_error], indirect=True)
 def test_a_terminated_rank_ends_all_ranks(training: RankPrograms, tmp_path: Path) -> None:
     training.send(1, signal.SIGTERM)
     codes = training.wait(600)

@@ -49,12 +49,14 @@ class Liveness:
         self._alive: set[int] = set()
         self._informed: set[int] = set()
         self._notices: SimpleQueue[str] = SimpleQueue()
+        self._terminations: SimpleQueue[None] = SimpleQueue()
         self._main = threading.get_ident()
 
     def start(self) -> None:
         """Start to listen. The handler of SIGTERM must be in place."""
         for rank in self._connections:
             _start_thread(self._listen, rank, name=f"solrl-rank-{rank}")
+        _start_thread(self._shut_down_on_sigterm, name="solrl-sigterm")
 
     def barrier(self, *, last: bool = False) -> None:
         """Wait until every rank has reached this barrier, without a time limit; after the `last` one ranks may exit.
@@ -94,6 +96,8 @@ class Liveness:
         """
         if not self._exiting:
             self._exiting = True
+            if self.shutdown is None:
+                self._terminations.put(None)
             raise ShutdownError
 
     def shut_down(self, kind: Literal["failed", "interrupted", "terminated"], text: str = "") -> Shutdown:
@@ -144,6 +148,11 @@ class Liveness:
                         send(connection, message)
                     except OSError:  # the listener reports it
                         continue
+
+    def _shut_down_on_sigterm(self) -> None:
+        """Shut down in this thread too: Python ignores errors that are raised in destructors and weakref callbacks."""
+        self._terminations.get()
+        self.shut_down("terminated")
 
     def _listen(self, rank: int) -> None:
         try:
