@@ -1,0 +1,97 @@
+"""The real vLLM-Omni on a GPU answers like the local engine. Runs in its environment alone: see docs/deploy.md."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import metadata
+
+import pytest
+import torch
+from service_helpers import make_adapter
+from solrl_proto import Plan
+from solrl_rollout.engine.backends import load_backend
+from solrl_rollout.engine.backends.base import Backend, GenerationRequest
+from solrl_rollout.engine.work import VersionedAdapter
+from solrl_rollout.settings import Settings, parse_model
+
+MODEL = "mini-flux"
+REQUEST = GenerationRequest("a red circle", [3, 1, 4], "bf16", Plan(steps=4), None, None, 24)
+SDPA = {"diffusion_attention_config": {"default": "TORCH_SDPA"}}
+"""The miniature's heads of 32 values are too small for FlashAttention."""
+CLOSE = 3e-3
+"""Mean difference of the images' values: two BF16 kernels round differently, and few pixels of small images amplify it."""
+
+
+def _installed() -> bool:
+    try:
+        return bool(metadata.version("vllm-omni"))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (_installed() and torch.cuda.is_available()), reason="needs vllm-omni and a GPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def local() -> Backend:
+    return load_backend(parse_model(MODEL), Settings(device="cuda", precision="bf16"))
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Backend]:
+    backend = load_backend(parse_model(MODEL), Settings(engine="vllm-omni", device="cuda", engine_options=SDPA))
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def adapter(local: Backend) -> VersionedAdapter:
+    return VersionedAdapter(f"sha256:{'ab' * 32}", make_adapter(dict(local.identity.adapter_layout), seed=1))
+
+
+def images(backend: Backend, adapter: VersionedAdapter | None, request: GenerationRequest = REQUEST) -> torch.Tensor:
+    """Images of a chunk [N, 3, H, W] in [0, 1], on the CPU."""
+    backend.set_adapter("bf16", adapter)
+    made = backend.generate(request, lambda: None).images.cpu()
+    return made / 255 if made.dtype == torch.uint8 else made
+
+
+def mean_difference(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float((first - second).abs().mean())
+
+
+def test_it_is_the_same_model(real: Backend, local: Backend) -> None:
+    assert real.identity.digests == local.identity.digests
+    assert mean_difference(images(real, None), images(local, None)) < CLOSE
+
+
+def test_an_adapter_changes_its_images_as_it_changes_ours(
+    real: Backend, local: Backend, adapter: VersionedAdapter
+) -> None:
+    changed = images(real, adapter)
+    assert mean_difference(changed, images(local, adapter)) < CLOSE
+    assert mean_difference(changed, images(real, None)) > 5 * CLOSE
+
+
+def test_a_pruned_chunk_continues_where_it_stopped(real: Backend, adapter: VersionedAdapter) -> None:
+    whole = images(real, adapter)
+    half = real.generate(replace(REQUEST, until=2), lambda: None).trajectory
+    assert half is not None
+    kept = images(real, adapter, replace(REQUEST, start=half.rows([2, 0]), seeds=[4, 3]))
+    assert mean_difference(kept, whole[[2, 0]]) < CLOSE
+
+
+def test_a_cancelled_chunk_stops_between_steps_and_the_next_is_whole(real: Backend) -> None:
+    before, steps = images(real, None), list[int]()
+
+    def cancel() -> None:
+        steps.append(0)
+        if len(steps) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        real.generate(REQUEST, cancel)
+    assert len(steps) == 3
+    assert mean_difference(images(real, None), before) < CLOSE
