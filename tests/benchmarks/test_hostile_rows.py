@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def test_held_bodies_take_no_more_than_their_budget(tmp_path: Path) -> None:
     counts = ("--clients", "20", "--seconds", "8", "--budget", "96", "--body", "48", "--out", str(tmp_path))
     command = [sys.executable, str(BENCHMARKS / "held_bodies.py"), *counts]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "doors.json").read_text())["held_bodies.py"]["figures"]
     assert figures["ends"]["503"] > 0
