@@ -86,7 +86,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--unprepared", help="model whose weights were not prepared for NVFP4, for table 3")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of all runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/paper"))
-    parser.add_argument("--jobs", type=int, default=1, help="parallel runs; they share the device and the CPU cores")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs, shared by all visible GPUs")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time limit; run again to continue")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--plan", action="store_true", help="print the runs and how long they take; run nothing")

@@ -27,7 +27,7 @@ class Finished:
     Attributes:
         name: name of its experiment.
         machine: device and torch.
-        jobs: runs that shared the device.
+        jobs: runs at a time, over all GPUs.
         prompts: held-out prompts.
         before, after: reward → its mean per held-out prompt [prompts], of the base and of the averaged weights. `after`
             is empty if the run stopped at a loss or gradient that is not finite.

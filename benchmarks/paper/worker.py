@@ -44,7 +44,7 @@ class Job:
     Attributes:
         experiment: its settings.
         folder: folder of all runs; the run's own is `work/<name>` in it until it is finished.
-        jobs: runs that share the device.
+        jobs: runs at a time, over all GPUs.
         device: device, as `RunConfig.device`.
         grid: whether its images before and after are kept, too.
     """

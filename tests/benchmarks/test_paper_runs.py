@@ -4,11 +4,15 @@ import json
 import math
 import subprocess
 import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from paper import runner, worker
 from paper.__main__ import _options, command, main, missing, programme_of
 from paper.estimate import hours, passes_by_phase, plan, rates
@@ -22,6 +26,7 @@ from paper.worker import Job, do
 from paper_runs import MACHINE, RESULTS, context_of, finish
 from solrl_trainer.config import RunConfig
 from solrl_trainer.loop import train
+from solrl_trainer.presets import ConfigError
 
 TINY: dict[str, Any] = {
     "explore.prompts": 2,
@@ -176,6 +181,69 @@ def test_finished_runs_are_skipped_and_failures_do_not_stop_the_others(
 
 def test_no_run_begins_after_the_time_limit(tmp_path: Path) -> None:
     assert run_missing(PROGRAMME.over_seeds("sol_rl"), tmp_path, jobs=1, until=0.0) == {}
+
+
+def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, hold: Callable[[str], object]) -> dict[str, str]:
+    """Simulate GPUs and processes: run → its GPU, as runs begin. Each lasts as long as `hold` with its name."""
+    begun: dict[str, str] = {}
+
+    def start(command: list[str], *, env: Mapping[str, str], **_: Any) -> None:
+        own = Job.read(command[2])
+        begun[own.experiment.name] = env["CUDA_VISIBLE_DEVICES"]
+        hold(own.experiment.name)
+
+    monkeypatch.setattr(runner.subprocess, "run", start)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return begun
+
+
+def test_runs_are_spread_evenly_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(6)
+    begun = on_gpus(monkeypatch, 2, lambda _: together.wait(60))
+    runs = Programme(seeds=tuple(range(1, 7))).over_seeds("sol_rl")
+    run_missing(runs, tmp_path, jobs=6, until=math.inf, device="cuda")
+    assert Counter(begun.values()) == {"0": 3, "1": 3}
+
+
+def test_a_run_begins_on_the_gpu_of_one_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, ended = Programme(seeds=(1, 2, 3, 4)).over_seeds("sol_rl"), threading.Semaphore(0)
+
+    def hold(name: str) -> None:
+        for _ in range(3 if name == runs[0].name else 0):
+            assert ended.acquire(timeout=60)
+        ended.release()
+
+    begun = on_gpus(monkeypatch, 2, hold)
+    run_missing(runs, tmp_path, jobs=2, until=math.inf, device="auto")
+    assert len(begun) == len(runs)
+    long = begun.pop(runs[0].name)
+    assert set(begun.values()) == {"0", "1"} - {long}
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "expected"),
+    [
+        ("cuda", "", ["0", "1", "2"]),
+        ("auto", "5, GPU-a,7", ["5", "GPU-a", "7"]),
+        ("cuda:1", "", []),
+        ("cpu", "", []),
+    ],
+)
+def test_the_visible_gpus_are_those_of_the_command(
+    device: str, visible: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpus(monkeypatch, 3, str)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert runner.visible_gpus(device) == expected
+
+
+def test_different_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpus(monkeypatch, 2, str)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+    with pytest.raises(ConfigError, match="got different GPUs, GPU 0 and GPU 1; expected equal ones"):
+        run_missing(PROGRAMME.over_seeds("sol_rl"), tmp_path, jobs=2, until=math.inf, device="cuda")
 
 
 def test_every_algorithm_has_the_same_trials_at_the_same_compute() -> None:
