@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from solrl_core.families.pipeline import PipelineBackbone, listed_blocks
 from solrl_core.families.skeleton import Meta
 from solrl_core.generator import Generator
+from solrl_core.precision import LowRank, QuantLinear
 from solrl_core.prompt_cache import PROMPT_CACHE_BYTES
 
 GPUS = {
@@ -36,7 +37,8 @@ class MemoryPlan:
     """Bytes that a rollout service needs on its device.
 
     Attributes:
-        weights: part → bytes; "transformer" is the clean base, "served, bf16" what its generator in BF16 adds.
+        weights: part → bytes; "transformer" is the clean base, "served, bf16" what its generator in BF16 adds,
+            "unmerged adapter" one that is kept beside quantised weights.
         prompts: the most that the cache of encoded prompts takes.
         activations: phase → peak bytes beyond the weights, at `batch` candidates.
         batch: candidates in one batch.
@@ -68,16 +70,27 @@ class MemoryPlan:
         return max(0, min(most))
 
 
-def plan_memory(backbone: PipelineBackbone, precisions: Iterable[str], batch: int) -> MemoryPlan:
+def plan_memory(
+    backbone: PipelineBackbone, precisions: Iterable[str], batch: int, unmerged_rank: int = 0
+) -> MemoryPlan:
     """Plan a service of this model on the meta device (see `load_skeleton`).
 
     A service keeps a generator per precision. They share the clean base, and one of them works at a time.
 
     It counts tensors. CUDA's own context (about 0.5 GiB) and the workspaces of its libraries come on top.
+
+    Args:
+        backbone: the model.
+        precisions: precisions that requests ask for.
+        batch: candidates in one batch.
+        unmerged_rank: rank of adapters that requests keep unmerged at NVFP4; 0 for none.
     """
     generators = [Generator(backbone, precision) for precision in precisions]
+    unmerged = sum(keep_unmerged(generator, unmerged_rank) for generator in generators)
     served = {f"served, {generator.precision}": generator.transformer for generator in generators}
     weights = weight_bytes({**modules_of(backbone), **served})
+    if unmerged:
+        weights["unmerged adapter"] = unmerged
     phases = {size: generation_peaks(generators, size) for size in (batch, 2 * batch)}
     growth = {phase: (peak - phases[batch][phase]) // batch for phase, peak in phases[2 * batch].items()}
     return MemoryPlan(weights, PROMPT_CACHE_BYTES, phases[batch], batch, growth)
@@ -92,6 +105,24 @@ def weight_bytes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     """Bytes of each module's weights; shared weights count for the first module that has them."""
     seen: set[int] = set()
     return {name: _new_bytes(_tensors(module), seen) for name, module in modules.items()}
+
+
+def keep_unmerged(generator: Generator, rank: int) -> int:
+    """Give a generator on the meta device an unmerged adapter, whose product its passes then add.
+
+    Returns:
+        The adapter's bytes; 0 without a rank, or at a precision that only merges.
+    """
+    if not rank or generator.precision != "nvfp4":
+        return 0
+    total = 0
+    for name, (outs, ins) in generator.layout.items():
+        layer = generator.transformer.get_submodule(name)
+        if isinstance(layer, QuantLinear):
+            a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((rank, ins), (outs, rank)))
+            layer.unmerged = LowRank(a, b)
+            total += _new_bytes((a, b), set())
+    return total
 
 
 def generation_peaks(generators: Sequence[Generator], batch: int, guidance: float = 1.0) -> dict[str, int]:

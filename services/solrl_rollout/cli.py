@@ -46,6 +46,8 @@ class Memory:
     """One precision, or several if requests ask for several; nvfp4 is planned as emulated."""
     batch: int = 24
     """Candidates in one batch."""
+    unmerged_rank: int = 0
+    """Rank of adapters that requests keep unmerged at nvfp4; 0: none."""
     revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
     """Hub commit or tag."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
@@ -180,7 +182,14 @@ def _run(command: Command, defaults: Settings) -> int:
         case Memory():
             from solrl_rollout.memory import plan
 
-            plan(command.model, command.precision, command.batch, revision=command.revision, out=command.out)
+            plan(
+                command.model,
+                command.precision,
+                command.batch,
+                unmerged_rank=command.unmerged_rank,
+                revision=command.revision,
+                out=command.out,
+            )
         case Tokens():
             _manage_tokens(command.action, defaults.token_file)
     return 0

@@ -12,7 +12,15 @@ from solrl_core.memory import GPUS, RESERVED, MemoryPlan, plan_memory
 from solrl_proto.identifiers import Tier
 
 
-def plan(model: str, precisions: Sequence[Tier], batch: int, *, revision: str | None = None, out: Path | None) -> None:
+def plan(
+    model: str,
+    precisions: Sequence[Tier],
+    batch: int,
+    *,
+    unmerged_rank: int = 0,
+    revision: str | None = None,
+    out: Path | None,
+) -> None:
     """Print the plan of a service at these precisions; with `out`, also write it as JSON.
 
     Raises:
@@ -23,9 +31,12 @@ def plan(model: str, precisions: Sequence[Tier], batch: int, *, revision: str | 
         raise ValueError("got --precision without a value; expected one or several, such as --precision fp8 bf16")
     if batch < 1:
         raise ValueError(f"got a batch of {batch}; expected at least 1")
+    if unmerged_rank < 0 or (unmerged_rank and "nvfp4" not in precisions):
+        given = " ".join(precisions)
+        raise ValueError(f"got --unmerged-rank {unmerged_rank} for {given}; expected a rank, with --precision nvfp4")
     print(f"reading the configurations of {model}", file=sys.stderr)
     backbone = load_skeleton(model, revision=revision)
-    planned = plan_memory(backbone, precisions, batch)
+    planned = plan_memory(backbone, precisions, batch, unmerged_rank)
     console = Console()
     served = " and ".join(precisions)
     console.print(_table(planned, f"{model}, {served}, {backbone.width}×{backbone.height}, batch {batch}"))

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from lora_helpers import random_adapter
 from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
+from solrl_core.generator import Generator
 from solrl_core.memory import PeakBytes, plan_memory
 from solrl_minis import catalog
 
@@ -98,3 +100,20 @@ def test_a_small_batch_is_decoded_in_less_memory() -> None:
 def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="expected a folder in diffusers format"):
         load_skeleton(str(tmp_path))
+
+
+def test_an_unmerged_adapter_is_counted_with_its_product(bare: Path) -> None:
+    merged, unmerged, large = (
+        plan_memory(load_skeleton(str(bare)), ["nvfp4", "bf16"], 12, rank) for rank in (0, 16, 4096)
+    )
+    real = Generator(load_backbone("mini-sana"), "nvfp4")
+    real.set_adapter(random_adapter(real.backbone, 0, rank=16), "unmerged")
+    layers = [real.transformer.get_submodule(name) for name in real.layout]
+    kept = [weight.nbytes for layer in layers for weight in getattr(layer, "unmerged", None) or ()]
+    size = unmerged.weights.pop("unmerged adapter")
+    assert sum(kept) <= size < sum(kept) + 512 * len(kept)
+    assert unmerged.weights == merged.weights
+    # At a usual rank, quantising activations needs more than the product.
+    assert unmerged.activations == merged.activations
+    grown = {phase: peak for phase, peak in large.activations.items() if peak > merged.activations[phase]}
+    assert grown.keys() == {"denoise, nvfp4"}

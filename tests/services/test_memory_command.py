@@ -76,3 +76,12 @@ def test_no_precision_is_refused() -> None:
     done = typed(main, "memory", "--precision")
     assert done.returncode == 2
     assert "got --precision without a value; expected one or several, such as --precision fp8 bf16" in done.stderr
+
+
+def test_an_unmerged_adapter_has_a_row_and_needs_nvfp4() -> None:
+    words = ("--model", "mini-sana", "--unmerged-rank", "32")
+    done = typed(main, "memory", *words, "--precision", "nvfp4", COLUMNS="120")
+    assert re.search(r"weights: unmerged adapter +[│|] +[\d.]+ [KM]iB", done.stdout), done.stderr
+    done = typed(main, "memory", *words, "--precision", "bf16")
+    assert done.returncode == 2
+    assert "got --unmerged-rank 32 for bf16; expected a rank, with --precision nvfp4" in done.stderr

@@ -59,6 +59,11 @@ def test_weights_are_those_of_the_model_and_of_each_generator(
         assert both.weights == alone.weights | {"explorer": explorer}
     assert planned(bare).weights.keys() - alone.weights.keys() == {"explorer"}
     assert planned(bare, fastest="bf16").weights == alone.weights
+    unmerged = planned(bare, "explore.precision=nvfp4", "explore.adapter=unmerged", "optimizer.shard_base=true")
+    for weights in (unmerged.weights, unmerged.sharded):
+        assert weights["unmerged"] == plan_memory(bare, ["nvfp4"], 4, 2).weights["unmerged adapter"] > 0
+    served_adapter = planned(bare, "explore.precision=nvfp4", "explore.adapter=unmerged", "explore.source=service")
+    assert served_adapter.weights == alone.weights
     assert planned(bare, "explore.source=service").weights == alone.weights
     assert planned(bare, "explore.source=service", "optimizer.reference=fp8").weights["reference"] > 0
 
@@ -283,6 +288,9 @@ def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
     assert "explore.precision=auto is planned as fp8." in done.stdout
     done = typed(main, "memory", "--set", "regenerate.at=service", "--set", "optimizer.batch=4", COLUMNS="200")
     assert "regenerates; `solrl-rollout memory --precision fp8 bf16` plans it." in done.stdout
+    unmerged = ("--set", "explore.adapter=unmerged", "--set", "explore.precision=nvfp4")
+    done = typed(main, "memory", *unmerged, COLUMNS="200")
+    assert "`solrl-rollout memory --precision nvfp4 --unmerged-rank 32` plans it." in done.stdout
 
 
 def test_the_command_plans_each_of_several_gpus() -> None:
