@@ -124,3 +124,17 @@ def test_candidates_by_the_trained_steps_score_as_their_samples(tmp_path: Path) 
         assert torch.allclose(proxy, samples.scores, atol=1e-5) == (sampler == "training")
         (measured,) = (line for line in read_metrics(output / "metrics.jsonl") if line["event"] == "fidelity")
         assert (measured["spearman"] > 0.999) == (sampler == "training")
+
+
+def test_an_unmerged_adapter_takes_the_trained_steps(service: Service, tmp_path: Path) -> None:
+    """Also at a service, also pruned. The first adapter changes nothing, so only the second tells its use."""
+    settings = ("explore.precision=nvfp4", "explore.prune={after: 4, keep: 5}")
+    proxies = []
+    for use, url in (("merged", None), ("unmerged", None), ("unmerged", service.url)):
+        output = tmp_path / f"{use}-{'local' if url is None else 'served'}"
+        go("flowgrpo_two_stage", output, *settings, f"explore.adapter={use}", url=url)
+        proxies.append([line["proxy_mean"] for line in iterations(output)])
+    merged, local, served = proxies
+    assert local == served
+    assert local[0] == merged[0]
+    assert local[1] != merged[1]
