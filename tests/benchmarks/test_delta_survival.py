@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from delta_survival import nvfp4, survival
+from delta_survival import nvfp4, scaled, survival
 from torch import Tensor
 
 
@@ -31,3 +31,10 @@ def test_share_and_error_of_known_roundings(rounding: Callable[[Tensor], Tensor]
     layers = [(torch.ones(2, 2), torch.full((2, 2), 0.5)), (torch.ones(3, 1), torch.full((3, 1), -0.25))]
     found = survival(layers, rounding)
     assert (found["share"], found["error"]) == (pytest.approx(share), pytest.approx(error))
+
+
+def test_changes_are_scaled_together_to_a_size_relative_to_the_weights() -> None:
+    layers = [(torch.ones(2, 2), torch.full((2, 2), 3.0)), (torch.ones(2, 2), torch.full((2, 2), 4.0))]
+    (_, first), (_, second) = scaled(layers, 0.1)
+    assert torch.allclose(first.square().mean() + second.square().mean(), torch.tensor(2 * 0.01))
+    assert torch.allclose(4 * first, 3 * second)

@@ -114,6 +114,18 @@ def test_targets_read_back_are_the_scene() -> None:
         assert np.array(measured) == pytest.approx(np.array(sorted(there.tolist())), abs=0.01)
 
 
+@pytest.mark.parametrize("kind", [Damage.NONE, Damage.CUT, Damage.STRANGE_COLOUR])
+def test_only_the_measures_of_an_object_without_a_shape_are_left_out_of_the_loss(kind: Damage) -> None:
+    source = Source(5)
+    images, marks = draw(source.scenes(source.draw(8)), torch.full((8, MAX_OBJECTS), int(kind)))
+    wanted = detection.targets(marks)
+    right = Told(wanted)(images)
+    losses = {name: float(detection.loss({**right, name: right[name] + 1}, wanted)) for name in ("offset", "side")}
+    exact = float(detection.loss(right, wanted))
+    assert all((value > exact + 0.1) == (kind is not Damage.CUT) for value in losses.values())
+    assert float(detection.loss({**right, "shape": -right["shape"]}, wanted)) > exact + 1
+
+
 def test_training_shows_no_held_out_combination(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Combination] = []
     scenes = Source.scenes
@@ -184,8 +196,15 @@ def test_every_object_is_read(detector: Detector, colour: str, shape: str) -> No
     assert found.confidence > 0.8
 
 
-def test_the_judge_accepts_held_out_scenes_and_no_changed_or_damaged_ones(accepts: Judge) -> None:
+def test_the_judge_accepts_held_out_scenes_and_no_changed_or_damaged_ones(
+    accepts: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Combination] = []
+    draw_some = Source.draw
+    monkeypatch.setattr(Source, "draw", lambda self, count: drawn.extend(found := draw_some(self, count)) or found)
     shares = detection.accepted(accepts, 300)
+    assert len(drawn) == 300
+    assert all(c.held_out for c in drawn)
     assert shares["right"] > 0.95
     assert shares["right, spoiled"] > 0.85
     assert shares["one attribute changed"] < 0.03
@@ -218,6 +237,8 @@ def test_unusable_images_and_weights_are_refused(accepts: Judge, tmp_path: Path)
     red = metadata("single_object", ("red", "square"))
     with pytest.raises(ValueError, match=r"got images of \(32, 32\) pixels; expected 64 × 64"):
         accepts(torch.zeros(1, 3, 32, 32), [""], [red])
+    with pytest.raises(ValueError, match="argument 2 is"):
+        accepts(torch.zeros(2, 3, SIDE, SIDE), [""] * 2, [red])
     with pytest.raises(OSError, match="model"):
         Judge(str(tmp_path))
     save(Detector(width=32), tmp_path)

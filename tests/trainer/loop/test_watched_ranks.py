@@ -30,11 +30,13 @@ def test_every_version_that_explores_is_measured(watched: Run) -> None:
     assert watched.result.spearman == found
 
 
-def test_measuring_changes_nothing_else(watched: Run, service: Service, folder: Path) -> None:
-    settings = (*WATCHED, "iterations=3", "evaluate.fidelity_every=0")
-    once = go(service, folder / "once", *settings)
-    assert list(measured(once)) == [0]
-    assert once.adapter_digest(3) == watched.adapter_digest(3)
+@pytest.mark.parametrize(("every", "versions"), [(0, [0]), (2, [0, 2])])
+def test_measuring_more_rarely_changes_nothing_else(
+    watched: Run, service: Service, folder: Path, every: int, versions: list[int]
+) -> None:
+    rare = go(service, folder / f"every-{every}", *WATCHED, "iterations=3", f"evaluate.fidelity_every={every}")
+    assert measured(rare) == {version: measured(watched)[version] for version in versions}
+    assert rare.adapter_digest(3) == watched.adapter_digest(3)
 
 
 def test_one_note_says_what_to_do(watched: Run) -> None:
@@ -71,18 +73,21 @@ def test_a_resumed_run_measures_no_version_again(watched: Run, service: Service,
 def test_a_lagging_run_is_measured_as_it_explores(
     service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    asked: list[tuple[int, int]] = []
+    roots = set()
     whole_groups = ServiceExplorer.whole_groups
 
     def noted(self: ServiceExplorer, prompts: object, version: int, root: int, iteration: int) -> object:
-        asked.append(version)
+        asked.append((version, iteration))
+        roots.add(root)
         return whole_groups(self, prompts, version, root, iteration)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ServiceExplorer, "whole_groups", noted)
     settings = (*WATCHED, "iterations=3", "explore.lag=1", "explore.adapter=unmerged", "evaluate.fidelity_wanted=1")
     watcher = Watcher()
     go(service, folder / "late", *settings, watcher=watcher)
-    assert asked == [0, 0, 1]
+    assert asked == [(0, 0), (0, 1), (1, 2)]
+    assert len(roots) == 1
     (note,) = [note for note in watcher.notes if "evaluate.fidelity_wanted" in note]
     assert "lower explore.lag" in note
     assert "unmerged" not in note
