@@ -64,11 +64,12 @@ class Chart:
 
 @dataclass(frozen=True)
 class Series:
-    """A line: name in the legend, style, and one value per x."""
+    """A line: name in the legend, style, one value per x, and whether each value is marked by a dot."""
 
     name: str
     style: str
     values: Sequence[float]
+    dots: bool = False
 
 
 def line_chart(
@@ -77,7 +78,6 @@ def line_chart(
     series: Sequence[Series],
     *,
     band: bool = False,
-    dots: bool = False,
     smooth: bool = True,
 ) -> Chart:
     """Line chart over `xs`; long series are drawn as a running mean, with the raw values faintly behind.
@@ -87,7 +87,6 @@ def line_chart(
         xs: increasing whole numbers.
         series: at least one.
         band: fill the area between the first two lines.
-        dots: mark every value.
         smooth: allow the running mean.
     """
     values = [value for one in series for value in one.values]
@@ -101,7 +100,7 @@ def line_chart(
         mean = running_mean(one.values) if smoothing else list(one.values)
         means.append([place_y(value) for value in mean])
         raw = _path(points, [place_y(value) for value in one.values]) if smoothing else ""
-        marks = tuple(zip(points, means[-1], strict=True)) if dots or len(xs) == 1 else ()
+        marks = tuple(zip(points, means[-1], strict=True)) if one.dots or len(xs) == 1 else ()
         lines.append(Line(one.name, one.style, _path(points, means[-1]), raw, marks))
     filled = ""
     if band and len(xs) > 1:

@@ -40,8 +40,8 @@ def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[st
         values = [row[name] for row in means if name in row]
         if len(values) == len(versions):
             label, scale = figures.reward_axis(name)
-            shown = [Series(label, "best", [value * scale for value in values])]
-            charts.append(line_chart(label, versions, shown, dots=True, smooth=False))
+            shown = [Series(label, "best", [value * scale for value in values], dots=True)]
+            charts.append(line_chart(label, versions, shown, smooth=False))
     return charts
 
 
@@ -59,10 +59,10 @@ def fidelity_chart(measured: Sequence[dict[str, Any]], wanted: float | None) -> 
     """Chart of the Spearman of each `fidelity` event, and of the wanted one; None with fewer than two events."""
     if len(measured) < 2:
         return None
-    series = [Series("Spearman", "best", [line["spearman"] for line in measured])]
+    series = [Series("Spearman", "best", [line["spearman"] for line in measured], dots=True)]
     if wanted is not None:
         series.append(Series("wanted at least", "proxy", [wanted] * len(measured)))
-    return line_chart("Rank fidelity by version", _numbers(measured), series, dots=True, smooth=False)
+    return line_chart("Rank fidelity by version", _numbers(measured), series, smooth=False)
 
 
 def optimisation_charts(iterations: Sequence[dict[str, Any]]) -> list[Chart]:
