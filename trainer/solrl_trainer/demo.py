@@ -30,7 +30,7 @@ def rollout_service(
     log: Path,
     rewards: Sequence[str] = ("clipscore",),
     flags: Sequence[str] = (),
-    ready_seconds: float = 180.0,
+    ready_seconds: float = 600.0,
 ) -> Iterator[str]:
     """Run `solrl-rollout serve` as a child process, with additional `flags`; yields its URL, stops it with SIGTERM.
 
