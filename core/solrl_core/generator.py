@@ -7,9 +7,10 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from solrl_proto.rollouts import AdapterUse
+from solrl_proto.rollouts import AdapterUse, EarlyDecoder
 from torch import nn
 
 from solrl_core.adapter import Adapter
@@ -109,6 +110,7 @@ class Generator:
         between: Callable[[], None] | None = None,
         batch_limit: int = CHUNK_SIZE,
         decode: bool = True,
+        early: EarlyDecoder | None = None,
         record: bool = False,
     ) -> GeneratorOutput:
         """Generate candidates, all or part of the way.
@@ -126,6 +128,7 @@ class Generator:
             between: called before each step, by one thread at a time; raise from it to stop.
             batch_limit: largest number of candidates in a batch.
             decode: whether to decode images.
+            early: decodes them; None for the whole decoder.
             record: whether to record all steps.
 
         Raises:
@@ -171,18 +174,33 @@ class Generator:
         end = Trajectory.join([trajectory for trajectory, _ in parts])
         assert end.clean is not None
         recordings = [recording for _, recording in parts if recording is not None]
-        images = self.decode(end.clean, batch_limit) if decode else torch.empty(0)
+        images = self.decode(end.clean, batch_limit, early) if decode else torch.empty(0)
         return GeneratorOutput(end, images, Recording.join(recordings) if record else None)
 
-    def decode(self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE) -> torch.Tensor:
+    def decode(
+        self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, early: EarlyDecoder | None = None
+    ) -> torch.Tensor:
         """Decode latents with the backbone; see `decode_in_batches`."""
-        return decode_in_batches(self.backbone, latents, batch_limit)
+        return decode_in_batches(self.backbone, latents, batch_limit, early)
 
 
-def decode_in_batches(backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE) -> torch.Tensor:
-    """Decode latents to images [N, 3, H, W]; large images are decoded in batches smaller than `batch_limit`."""
+def decode_in_batches(
+    backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, early: EarlyDecoder | None = None
+) -> torch.Tensor:
+    """Decode latents to images [N, 3, H, W], or with an early decoder to smaller ones; see `map_in_batches`."""
+    decode = backbone.decode if early is None else partial(backbone.decode_early, early=early)
+    return map_in_batches(decode, backbone, latents, batch_limit)
+
+
+def map_in_batches(
+    decode: Callable[[torch.Tensor], torch.Tensor],
+    backbone: Backbone,
+    latents: torch.Tensor,
+    batch_limit: int = CHUNK_SIZE,
+) -> torch.Tensor:
+    """Apply a decoder of `backbone` to latents [N, ...]; for large images in batches smaller than `batch_limit`."""
     size = min(batch_limit, max(1, _DECODED_PIXELS // (backbone.height * backbone.width)))
-    decode = torch.inference_mode()(backbone.decode)
+    decode = torch.inference_mode()(decode)
     if latents.device.type == "cpu":
         cut = batches(len(latents), size, latents.device)
         parts = map_in_lanes(decode, [latents[list(batch.rows)] for batch in cut], latents.device)

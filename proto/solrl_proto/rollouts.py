@@ -20,6 +20,11 @@ MAX_STEPS = 200
 MAX_FITTED = 16
 MAX_WEIGHT = 1e3
 """Of a fitted solver; larger ones overflow within a few steps."""
+MAX_FEATURES = 4096
+"""Channels of an autoencoder's inner stage."""
+MAX_STAGES = 16
+MAX_COLOUR_WEIGHT = 1e6
+"""Of an early decoder; larger ones are not finite in float32 products."""
 MAX_ETA = 10.0
 """Of stochastic steps; papers use at most 1. Larger ones overflow within some steps."""
 MAX_METADATA_BYTES = 16 * 1024
@@ -37,6 +42,8 @@ base's, and each adapted layer adds the adapter's product, in BF16, to its outpu
 Images = Literal["none", "png"]
 LatentsFormat = Literal["float32"]
 SdeKind = Literal["flow", "dance"]
+EarlyScores = Literal["pruning", "all"]
+"""Scores of early-decoded images. pruning: only those by which candidates are pruned. all: the final ones, too."""
 Eta = Annotated[float, Field(gt=0, le=MAX_ETA)]
 """Level η of a stochastic solver's noise."""
 
@@ -154,6 +161,34 @@ class FittedSolver(Message):
                     f"{name} has rows of {found} weights; expected {list(range(2, count + 2))}: "
                     "one for the latents and one for each prediction so far"
                 )
+        return self
+
+
+Colour = Annotated[float, Field(ge=-MAX_COLOUR_WEIGHT, le=MAX_COLOUR_WEIGHT, allow_inf_nan=False)]
+Features = Annotated[tuple[Colour, ...], Field(min_length=1, max_length=MAX_FEATURES, fail_fast=True)]
+"""A weight for each channel of an autoencoder's inner stage."""
+
+
+class EarlyDecoder(Message):
+    """A decoder that stops after some stages of the autoencoder's: its images are small, and rewards see no more.
+
+    The features [C, h, w] after the first `stages` of the decoder's `up_blocks`, in the order in which they run, become
+    an image [3, h, w] with values from -1 to 1: weights · features + bias at each pixel.
+    """
+
+    stages: Annotated[int, Field(ge=1, le=MAX_STAGES)]
+    weights: tuple[Features, Features, Features]
+    """Rows of red, green and blue."""
+    bias: tuple[Colour, Colour, Colour]
+    fitted_for: Digest
+    """Digest of the autoencoder, the part `vae` in `GET /v1/models`. Requests for another are refused."""
+    scores: EarlyScores = "all"
+
+    @model_validator(mode="after")
+    def _has_equal_rows(self) -> Self:
+        channels = [len(row) for row in self.weights]
+        if len(set(channels)) > 1:
+            raise ValueError(f"weights has rows of {channels} values; expected equally many for red, green and blue")
         return self
 
 

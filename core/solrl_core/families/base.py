@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from solrl_proto.rollouts import EarlyDecoder
 from torch import nn
 
 from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
@@ -143,6 +144,14 @@ class Backbone(ABC):
     @abstractmethod
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Decode latents [B, ...] to images [B, 3, H, W], float32 in [0, 1]."""
+
+    @abstractmethod
+    def decode_early(self, latents: torch.Tensor, early: EarlyDecoder) -> torch.Tensor:
+        """Decode latents [B, ...] to the smaller images [B, 3, h, w] of an inner stage, float32 in [0, 1].
+
+        Raises:
+            ValueError: the decoder has no such stage.
+        """
 
     def compile(self, transformer: nn.Module) -> None:
         """Compile a generator's transformer for a GPU, in place. Each batch size compiles on its first call."""

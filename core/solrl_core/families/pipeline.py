@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from solrl_proto.rollouts import EarlyDecoder
 from torch import nn
 
 from solrl_core.families.base import Backbone, Conditioning, ModelOptions
+from solrl_core.families.early_exit import RgbHead, truncated
 from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
 
@@ -111,13 +113,25 @@ class PipelineBackbone(Backbone):
         channels: int = self._pipeline.vae.config.latent_channels
         return channels, self.height // self._scale, self.width // self._scale
 
-    @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Decode latents with the autoencoder."""
-        vae = self._pipeline.vae
-        scaled = latents.to(vae.dtype) / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0)
+        return _as_images(self._decoded(self._pipeline.vae, latents))
+
+    def decode_early(self, latents: torch.Tensor, early: EarlyDecoder) -> torch.Tensor:
+        """Decode latents with the autoencoder up to an inner stage."""
+        vae = truncated(self._pipeline.vae, early.stages, RgbHead(early, latents.device))
+        return _as_images(self._decoded(vae, latents))
+
+    def features(self, latents: torch.Tensor, stages: int) -> torch.Tensor:
+        """Features [B, C, h, w] of latents after the first stages of the autoencoder's decoder."""
+        return self._decoded(truncated(self._pipeline.vae, stages, nn.Identity()), latents)
+
+    @torch.no_grad()
+    def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+        config = self._pipeline.vae.config
+        scaled = latents.to(self._pipeline.vae.dtype) / config.scaling_factor + (config.get("shift_factor") or 0)
         out: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
-        return (out.float() / 2 + 0.5).clamp(0, 1)
+        return out
 
     def compile(self, transformer: nn.Module) -> None:
         """Swap in fused modules, then compile the blocks of the transformer and of the decoder."""
@@ -162,6 +176,11 @@ class PipelineBackbone(Backbone):
         scheduler.set_timesteps(steps, sigmas=unshifted, mu=mu)
         sigmas: list[float] = scheduler.sigmas.tolist()
         return sigmas
+
+
+def _as_images(decoded: torch.Tensor) -> torch.Tensor:
+    """Images, float32 in [0, 1], from an autoencoder's range of -1 to 1."""
+    return (decoded.float() / 2 + 0.5).clamp(0, 1)
 
 
 def is_text_encoder(part: str) -> bool:

@@ -1,0 +1,74 @@
+"""Autoencoders that stop after an inner stage of their decoder.
+
+A stage is one of the decoder's `up_blocks`: blocks at one resolution, with the upsampling before or after them.
+"""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from solrl_proto.rollouts import EarlyDecoder
+from torch import nn
+
+from solrl_core.device_events import upload
+
+_LAST_NORMS = {"AutoencoderKL": "conv_norm_out", "AutoencoderDC": "norm_out"}
+"""diffusers' class → the norm before the decoder's last convolution."""
+_RUNS_BACKWARDS = ("AutoencoderDC",)
+"""Autoencoders whose last `up_blocks` run first."""
+
+
+class RgbHead(nn.Module):
+    """A linear map from features [B, C, h, w] of any dtype to colours [B, 3, h, w], in float32."""
+
+    def __init__(self, early: EarlyDecoder, device: torch.device) -> None:
+        super().__init__()
+        self._weights = upload(torch.tensor(early.weights), device)[:, :, None, None]
+        self._bias = upload(torch.tensor(early.bias), device)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Map each pixel.
+
+        Raises:
+            ValueError: the features have another number of channels.
+        """
+        channels = self._weights.shape[1]
+        if features.shape[1] != channels:
+            raise ValueError(f"got an early decoder for {channels} channels; this stage has {features.shape[1]}")
+        return F.conv2d(features.float(), self._weights, self._bias)
+
+
+def stage_count(vae: nn.Module) -> int:
+    """Number of stages of an autoencoder's decoder.
+
+    Raises:
+        ValueError: an autoencoder whose stages are not known.
+    """
+    kind = type(vae).__name__
+    if kind not in _LAST_NORMS:
+        raise ValueError(f"got an autoencoder of class {kind}; early decoders are for {' and '.join(_LAST_NORMS)}")
+    return len(list(vae.get_submodule("decoder.up_blocks").children()))
+
+
+def truncated(vae: nn.Module, stages: int, out: nn.Module) -> nn.Module:
+    """An autoencoder whose decoder applies `out` after its first `stages` stages. Its blocks are those of `vae`.
+
+    Raises:
+        ValueError: the decoder has fewer stages, or is of an unknown kind.
+    """
+    count, kind = stage_count(vae), type(vae).__name__
+    if stages > count:
+        raise ValueError(f"got {stages} stages of the decoder; it has {count}")
+    decoder = vae.get_submodule("decoder")
+    blocks = list(decoder.get_submodule("up_blocks").children())
+    first = blocks[count - stages :] if kind in _RUNS_BACKWARDS else blocks[:stages]
+    parts = {"up_blocks": nn.ModuleList(first), _LAST_NORMS[kind]: nn.Identity(), "conv_act": nn.Identity()}
+    return _with(vae, decoder=_with(decoder, **parts, conv_out=out))
+
+
+def _with(module: nn.Module, **parts: nn.Module) -> nn.Module:
+    """A copy of a module with some parts replaced; it shares the others, also if they are compiled."""
+    own = copy.deepcopy(module, {id(part): part for part in module.children()})
+    for name, part in parts.items():
+        setattr(own, name, part)
+    return own
