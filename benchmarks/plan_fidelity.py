@@ -34,7 +34,7 @@ from solrl_core.selection import best_worst
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
-from solrl_trainer.calibrate import fit_solvers
+from solrl_trainer.calibrate import fit_solvers, recipe_examples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import paired_gain
 from solrl_trainer.presets import resolve
@@ -138,7 +138,7 @@ def choose_solver(
 
     The criterion is the difference of their true ranks, for the reward on which it is smallest.
     """
-    solvers = fit_solvers(config, true, SCHEDULES)
+    solvers = fit_solvers(true, recipe_examples(config, true), SCHEDULES)
     parted = torch.zeros(len(solvers), len(REWARDS))
     for prompt in read_prompts(find_prompts(config.prompts), "train")[:CHOSEN_ON]:
         seeds = expand_seeds(1, prompt.id, candidates)

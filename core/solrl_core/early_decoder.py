@@ -1,9 +1,10 @@
-"""Early decoders: an inner stage of an autoencoder's decoder and a linear map from its features to RGB.
+"""Early decoders: an inner stage of an autoencoder's decoder and a convolution of its features to RGB.
 
 Rewards scale images down to 224 px. A decoder of 512 or 1024 px has features of 256 px after a part of its time, from
-which the map makes an image of that size. The map is a least-squares fit to images of the model; no weight is trained.
+which the convolution makes an image of that size. It is a least-squares fit to images of the model; nothing is trained.
 """
 
+import base64
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,6 @@ from solrl_core.generator import CHUNK_SIZE, decode_in_batches, map_in_batches
 
 REWARD_PIXELS = 224
 """Side of the square to which rewards scale images."""
-_DIGITS = 6
-"""Significant digits of a weight."""
 
 
 @dataclass(frozen=True)
@@ -83,25 +82,24 @@ def fit_early_decoder(backbone: PipelineBackbone, latents: torch.Tensor, *, leas
         ValueError: no inner stage is that large; see `early_stage`.
     """
     stage = early_stage(backbone, least)
-    products = torch.zeros(stage.channels + 1, stage.channels + 1, dtype=torch.float64, device=latents.device)
-    moments = torch.zeros(stage.channels + 1, 3, dtype=torch.float64, device=latents.device)
+    size, device = 9 * stage.channels + 1, latents.device
+    products = torch.zeros(size, size, dtype=torch.float64, device=device)
+    moments = torch.zeros(size, 3, dtype=torch.float64, device=device)
     for part in latents.split(CHUNK_SIZE):
         features = map_in_batches(lambda rows: backbone.features(rows, stage.number), backbone, part)
         images = scaled_by_area(decode_in_batches(backbone, part), stage.height, stage.width)
         for row, image in zip(features, images, strict=True):
-            columns = F.pad(row.double().flatten(1), (0, 0, 0, 1), value=1.0)
+            columns = F.pad(F.unfold(row.float()[None], 3, padding=1)[0].double(), (0, 0, 0, 1), value=1.0)
             products += columns @ columns.T
             moments += columns @ (2 * image.double().flatten(1) - 1).T
     # The ridge only matters for channels that are linear combinations of others.
-    products += 1e-9 * products.diagonal().mean() * torch.eye(len(products), dtype=torch.float64, device=latents.device)
-    rows = [
-        [float(f"{value:.{_DIGITS}g}") for value in row] for row in torch.linalg.solve(products, moments).T.tolist()
-    ]
-    red, green, blue = (tuple(row[:-1]) for row in rows)
+    products += 1e-9 * products.diagonal().mean() * torch.eye(size, dtype=torch.float64, device=device)
+    found = torch.linalg.solve(products, moments).cpu()
+    red, green, blue = found[-1].tolist()
     return EarlyDecoder(
         stages=stage.number,
-        weights=(red, green, blue),
-        bias=(rows[0][-1], rows[1][-1], rows[2][-1]),
+        weights=base64.b64encode(found[:-1].T.numpy().astype("<f2").tobytes()).decode(),
+        bias=(red, green, blue),
         fitted_for=module_digest(backbone.parts["vae"]),
     )
 

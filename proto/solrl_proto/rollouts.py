@@ -1,6 +1,10 @@
 """A rollout request and its answer: prompts and group size in, seeds and proxy rewards out."""
 
+import base64
+import binascii
 import json
+import math
+import struct
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
@@ -23,8 +27,6 @@ MAX_WEIGHT = 1e3
 MAX_FEATURES = 4096
 """Channels of an autoencoder's inner stage."""
 MAX_STAGES = 16
-MAX_COLOUR_WEIGHT = 1e6
-"""Of an early decoder; larger ones are not finite in float32 products."""
 MAX_ETA = 10.0
 """Of stochastic steps; papers use at most 1. Larger ones overflow within some steps."""
 MAX_METADATA_BYTES = 16 * 1024
@@ -44,6 +46,7 @@ LatentsFormat = Literal["float32"]
 SdeKind = Literal["flow", "dance"]
 EarlyScores = Literal["pruning", "all"]
 """Scores of early-decoded images. pruning: only those by which candidates are pruned. all: the final ones, too."""
+Colour = Annotated[float, Field(allow_inf_nan=False)]
 Eta = Annotated[float, Field(gt=0, le=MAX_ETA)]
 """Level η of a stochastic solver's noise."""
 
@@ -164,32 +167,38 @@ class FittedSolver(Message):
         return self
 
 
-Colour = Annotated[float, Field(ge=-MAX_COLOUR_WEIGHT, le=MAX_COLOUR_WEIGHT, allow_inf_nan=False)]
-Features = Annotated[tuple[Colour, ...], Field(min_length=1, max_length=MAX_FEATURES, fail_fast=True)]
-"""A weight for each channel of an autoencoder's inner stage."""
+HalfFloats = Annotated[str, StringConstraints(max_length=4 * -(-2 * 27 * MAX_FEATURES // 3))]
+"""Base64 of float16 values, little-endian and row-major."""
 
 
 class EarlyDecoder(Message):
     """A decoder that stops after some stages of the autoencoder's: its images are small, and rewards see no more.
 
     The features [C, h, w] after the first `stages` of the decoder's `up_blocks`, in the order in which they run, become
-    an image [3, h, w] with values from -1 to 1: weights · features + bias at each pixel.
+    an image [3, h, w] with values from -1 to 1, by a convolution of 3×3 pixels, padded with zeros.
     """
 
     stages: Annotated[int, Field(ge=1, le=MAX_STAGES)]
-    weights: tuple[Features, Features, Features]
-    """Rows of red, green and blue."""
+    weights: HalfFloats
+    """The convolution's, [3, C, 3, 3]."""
     bias: tuple[Colour, Colour, Colour]
     fitted_for: Digest
     """Digest of the autoencoder, the part `vae` in `GET /v1/models`. Requests for another are refused."""
     scores: EarlyScores = "all"
 
-    @model_validator(mode="after")
-    def _has_equal_rows(self) -> Self:
-        channels = [len(row) for row in self.weights]
-        if len(set(channels)) > 1:
-            raise ValueError(f"weights has rows of {channels} values; expected equally many for red, green and blue")
-        return self
+    @field_validator("weights")
+    @classmethod
+    def _is_a_convolution(cls, value: str) -> str:
+        try:
+            raw = base64.b64decode(value, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"weights is not base64: {error}; expected float16 values [3, C, 3, 3]") from error
+        channels, odd = divmod(len(raw), 2 * 27)
+        if odd or not channels:
+            raise ValueError(f"weights has {len(raw)} bytes; expected 54 for each channel: float16 values [3, C, 3, 3]")
+        if not all(map(math.isfinite, struct.unpack(f"<{27 * channels}e", raw))):
+            raise ValueError("a weight is not finite; expected finite float16 values")
+        return value
 
 
 class StochasticSteps(Message):

@@ -26,7 +26,10 @@ from true_shapes import write_skeleton
 
 LEAST = 32
 """Half of the miniatures' images."""
-FITTED_ON = ("a red circle", "two blue squares", "a green cross to the left of a yellow triangle", "a purple square")
+FITTED_ON = (
+    *("a red circle", "two blue squares", "a green cross to the left of a yellow triangle", "a small purple square"),
+    *("two orange triangles", "a cyan cross below a purple circle", "four green squares", "a large blue triangle"),
+)
 HELD_OUT = ("three cyan triangles", "a blue circle above a red cross", "a large yellow square", "two green circles")
 
 
@@ -39,7 +42,7 @@ class Fitted:
         self.early = fit_early_decoder(self.backbone, self.known, least=LEAST)
 
     def _latents(self, texts: tuple[str, ...]) -> torch.Tensor:
-        prompts = [text for text in texts for _ in range(4)]
+        prompts = [text for text in texts for _ in range(len(texts))]
         seeds = expand_seeds(3, texts[0], len(prompts))
         return Generator(self.backbone, "bf16").generate(prompts, seeds, steps=6, decode=False).latents
 
@@ -49,7 +52,7 @@ class Fitted:
 
     def psnr_of_a_map(self, features: Mapping[str, torch.Tensor]) -> float:
         """PSNR of the best linear map from features at the early decoder's size."""
-        known, new = (_columns(features[name]) for name in ("known", "new"))
+        known, new = (F.pad(_colours(features[name]), (0, 1), value=1.0) for name in ("known", "new"))
         found = torch.linalg.lstsq(known, _colours(self.whole(self.known))).solution
         off = (new @ found).clamp(0, 1) - _colours(self.whole(self.new))
         return float(-10 * off.square().mean().log10())
@@ -57,10 +60,6 @@ class Fitted:
 
 def _colours(images: torch.Tensor) -> torch.Tensor:
     return images.double().movedim(1, -1).flatten(0, -2)
-
-
-def _columns(features: torch.Tensor) -> torch.Tensor:
-    return F.pad(_colours(features), (0, 1), value=1.0)
 
 
 @pytest.fixture(scope="module", params=["mini-sana", "mini-sd3", "mini-flux"])
@@ -79,7 +78,7 @@ def test_images_are_closer_than_a_constant_or_a_map_of_the_latents(fitted: Fitte
     nearest = fitted.psnr_of_a_map({name: F.interpolate(x, size=(LEAST, LEAST)) for name, x in latents.items()})
     found = early_psnr(fitted.backbone, fitted.early, fitted.new)
     assert constant < nearest
-    assert found > max(20, nearest + 3)
+    assert found > max(24, nearest + 4)
 
 
 def test_the_map_is_the_least_squares_fit(sana: Fitted) -> None:
@@ -89,8 +88,10 @@ def test_the_map_is_the_least_squares_fit(sana: Fitted) -> None:
         for name, latents in (("known", sana.known), ("new", sana.new))
     }
     assert features["new"].shape[1:] == (stage.channels, LEAST, LEAST)
+    around = {name: F.unfold(x, 3, padding=1).unflatten(2, (LEAST, LEAST)) for name, x in features.items()}
     found = early_psnr(sana.backbone, sana.early, sana.new)
-    assert found == pytest.approx(sana.psnr_of_a_map(features), abs=0.05)
+    assert found == pytest.approx(sana.psnr_of_a_map(around), abs=0.05)
+    assert found > sana.psnr_of_a_map(features) + 2
 
 
 def test_images_are_small_and_within_range(fitted: Fitted) -> None:
@@ -136,7 +137,7 @@ def test_it_is_bound_to_the_autoencoder(sana: Fitted) -> None:
 def test_it_survives_json(sana: Fitted) -> None:
     text = sana.early.model_dump_json()
     assert EarlyDecoder.model_validate_json(text) == sana.early
-    assert len(text) < 2000
+    assert len(text) < 54 * 40 * 4 / 3 + 300
 
 
 def test_nothing_is_fitted_where_nothing_is_to_gain(sana: Fitted) -> None:

@@ -12,7 +12,7 @@ from solrl_core.fitting import SCHEDULES, identity_solver
 from solrl_core.generator import Generator
 from solrl_proto.rollouts import Plan, Prune
 from solrl_trainer import calibrate as module
-from solrl_trainer.calibrate import calibrate, fit_solvers, plans, solver_steps
+from solrl_trainer.calibrate import calibrate, fit_solvers, plans, recipe_examples, solver_steps
 from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.report.frontier import frontier
 from solrl_trainer.rollouts.agreement import check_bindings
@@ -45,7 +45,7 @@ def test_pruned_candidates_take_no_more_steps() -> None:
 def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts() -> None:
     config = resolve(PRESET, overrides=SMALL).config
     generator = Generator(load_backbone("mini-sana"), "bf16")
-    (solver,) = fit_solvers(config, generator, [(1.0, 0.75, 0.5, 0.25)])
+    (solver,) = fit_solvers(generator, recipe_examples(config, generator), [(1.0, 0.75, 0.5, 0.25)])
     # With the recipe's own four levels there is nothing to gain: the fitted steps end in the same place.
     texts, seeds = ["a red circle"] * 8, list(range(8))
     ends = [generator.generate(texts, seeds, steps=4, solver=by, decode=False).latents for by in (solver, "euler")]

@@ -13,7 +13,7 @@ import yaml
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import Fidelity, rank_fidelity, separations
 from solrl_core.fingerprint import model_digest, part_digests
-from solrl_core.fitting import SCHEDULES, fit, identity_solver, make_examples
+from solrl_core.fitting import SCHEDULES, Examples, fit, identity_solver, make_examples
 from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.rewards import RewardSet
@@ -87,10 +87,10 @@ def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
     return [tier for tier in supported_tiers(device) if wanted(tier)]
 
 
-def fit_solvers(config: RunConfig, generator: Generator, schedules: Sequence[Sequence[float]]) -> list[FittedSolver]:
-    """Fit solvers to the recipe's trajectories on training prompts; `generator` must be BF16."""
+def recipe_examples(config: RunConfig, generator: Generator) -> Examples:
+    """The recipe's trajectories on training prompts; `generator` must be BF16."""
     prompts = read_prompts(find_prompts(config.prompts), "train")[:FITTED_PROMPTS]
-    examples = make_examples(
+    return make_examples(
         generator,
         [prompt.text for prompt in prompts for _ in range(FITTED_SEEDS)],
         [seed for prompt in prompts for seed in expand_seeds(config.seed, f"fit/{prompt.id}", FITTED_SEEDS)],
@@ -98,6 +98,10 @@ def fit_solvers(config: RunConfig, generator: Generator, schedules: Sequence[Seq
         solver=config.solver,
         guidance=config.guidance,
     )
+
+
+def fit_solvers(generator: Generator, examples: Examples, schedules: Sequence[Sequence[float]]) -> list[FittedSolver]:
+    """Fit a solver to the examples for each schedule."""
     return [fit(generator, examples, sigmas) for sigmas in schedules]
 
 
@@ -179,7 +183,10 @@ def calibrate(
 
     true, _ = scores_of_all(true_generator, truth)
     note(f"fitting {len(SCHEDULES)} solvers of few steps")
-    fitted = _on_all(fit_solvers(config, true_generator, SCHEDULES) if processes.is_rank_zero else [], processes)
+    solvers: list[FittedSolver] = []
+    if processes.is_rank_zero:
+        solvers = fit_solvers(true_generator, recipe_examples(config, true_generator), SCHEDULES)
+    fitted = _on_all(solvers, processes)
     work.finish(_fitting_steps(config))
     measured = []
     for tier, group in itertools.groupby(plans(config, tiers, fitted), key=lambda plan: plan.precision):

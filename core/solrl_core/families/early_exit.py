@@ -3,8 +3,10 @@
 A stage is one of the decoder's `up_blocks`: blocks at one resolution, with the upsampling before or after them.
 """
 
+import base64
 import copy
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from solrl_proto.rollouts import EarlyDecoder
@@ -19,15 +21,16 @@ _RUNS_BACKWARDS = ("AutoencoderDC",)
 
 
 class RgbHead(nn.Module):
-    """A linear map from features [B, C, h, w] of any dtype to colours [B, 3, h, w], in float32."""
+    """A convolution of 3×3 pixels from features [B, C, h, w] of any dtype to colours [B, 3, h, w], in float32."""
 
     def __init__(self, early: EarlyDecoder, device: torch.device) -> None:
         super().__init__()
-        self._weights = upload(torch.tensor(early.weights), device)[:, :, None, None]
+        values = np.frombuffer(base64.b64decode(early.weights), "<f2").astype(np.float32).reshape(3, -1, 3, 3)
+        self._weights = upload(torch.from_numpy(values), device)
         self._bias = upload(torch.tensor(early.bias), device)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Map each pixel.
+        """Map each pixel's neighbourhood.
 
         Raises:
             ValueError: the features have another number of channels.
@@ -35,7 +38,7 @@ class RgbHead(nn.Module):
         channels = self._weights.shape[1]
         if features.shape[1] != channels:
             raise ValueError(f"got an early decoder for {channels} channels; this stage has {features.shape[1]}")
-        return F.conv2d(features.float(), self._weights, self._bias)
+        return F.conv2d(features.float(), self._weights, self._bias, padding=1)
 
 
 def stage_count(vae: nn.Module) -> int:
