@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from solrl_proto.rollouts import EarlyDecoder
 from torch import nn
 
-from solrl_core.families.early_exit import stage_count, truncated
+from solrl_core.families.early_exit import EarlyDecoderError, stage_count, truncated
 from solrl_core.families.pipeline import PipelineBackbone, meta_copy
 from solrl_core.fingerprint import module_digest
 from solrl_core.generator import CHUNK_SIZE, decode_in_batches, map_in_batches
@@ -40,7 +40,7 @@ def inner_stages(backbone: PipelineBackbone) -> list[Stage]:
     """The stages of a model's decoder whose features have fewer pixels than the image, found on the meta device.
 
     Raises:
-        ValueError: an autoencoder whose stages are not known.
+        EarlyDecoderError: an autoencoder whose stages are not known.
     """
     vae = backbone.parts["vae"]
     count, meta = stage_count(vae), meta_copy(vae)
@@ -58,11 +58,11 @@ def early_stage(backbone: PipelineBackbone, least: int = REWARD_PIXELS) -> Stage
     """The first stage of a model's decoder whose features are at least `least` px high and wide.
 
     Raises:
-        ValueError: there is none that is smaller than the image, so that nothing is to gain.
+        EarlyDecoderError: there is none that is smaller than the image, so that nothing is to gain.
     """
     found = next((s for s in inner_stages(backbone) if min(s.height, s.width) >= least), None)
     if found is None:
-        raise ValueError(
+        raise EarlyDecoderError(
             f"got a decoder of images of {backbone.width}×{backbone.height} px; no inner stage of it has at least "
             f"{least} px, so an early decoder saves nothing: decode whole images"
         )
@@ -79,13 +79,13 @@ def fit_early_decoder(backbone: PipelineBackbone, latents: torch.Tensor, *, leas
         least: height and width in pixels that its images have at least.
 
     Raises:
-        ValueError: no inner stage is that large; see `early_stage`.
+        EarlyDecoderError: no inner stage is that large; see `early_stage`.
     """
     stage = early_stage(backbone, least)
     size, device = 9 * stage.channels + 1, latents.device
     products = torch.zeros(size, size, dtype=torch.float64, device=device)
     moments = torch.zeros(size, 3, dtype=torch.float64, device=device)
-    for part in latents.split(CHUNK_SIZE):
+    for part in torch.split(latents, CHUNK_SIZE):
         features = map_in_batches(lambda rows: backbone.features(rows, stage.number), backbone, part)
         images = scaled_by_area(decode_in_batches(backbone, part), stage.height, stage.width)
         for row, image in zip(features, images, strict=True):

@@ -232,6 +232,8 @@ class Plan(Message):
     precision: Precision = "auto"
     adapter: Annotated[AdapterUse, Field(exclude_if=lambda value: value == "merged")] = "merged"
     """Use of the run's adapter; absent if merged. unmerged needs the precision nvfp4."""
+    early_decoder: Annotated[EarlyDecoder | None, Field(exclude_if=lambda value: value is None)] = None
+    """Decodes the images that are only scored, in place of the whole decoder. Absent if null."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -260,6 +262,11 @@ class Plan(Message):
     def solver_spec(self) -> Solver | FittedSolver | StochasticSteps:
         """The solver that takes the steps: the stochastic or fitted one, if there is one."""
         return self.sde or self.fitted or self.solver
+
+    def decoder_after(self, step: int | None) -> EarlyDecoder | None:
+        """The early decoder of the images scored after this many steps (None: all); None is the whole decoder."""
+        early, ends = self.early_decoder, step is None or step == self.steps
+        return None if early is None or (ends and early.scores == "pruning") else early
 
 
 class RewardSpec(Message):
@@ -290,6 +297,12 @@ class RolloutRequest(Message):
         names = [reward.name for reward in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError("a reward is named twice")
+        early = self.plan.early_decoder
+        if self.images != "none" and early is not None and early.scores == "all":
+            raise ValueError(
+                "images are decoded whole, and the plan scores them decoded early; expected images none, "
+                "early_decoder.scores pruning, or no early_decoder"
+            )
         seeds = self.candidates.seeds
         if seeds is not None and len(seeds) != len(self.prompts):
             raise ValueError(f"seeds has {len(seeds)} lists for {len(self.prompts)} prompts; expected one per prompt")

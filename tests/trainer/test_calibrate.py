@@ -10,12 +10,12 @@ from solrl_core.families import load_backbone
 from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.fitting import SCHEDULES, identity_solver
 from solrl_core.generator import Generator
-from solrl_proto.rollouts import Plan, Prune
+from solrl_proto.rollouts import EarlyDecoder, Plan, Prune
 from solrl_trainer import calibrate as module
-from solrl_trainer.calibrate import calibrate, fit_solvers, plans, recipe_examples, solver_steps
+from solrl_trainer.calibrate import Fits, calibrate, fit_solvers, name, plans, recipe_examples, solver_steps
 from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.report.frontier import frontier
-from solrl_trainer.rollouts.agreement import check_bindings
+from solrl_trainer.rollouts.agreement import check_bindings, check_early_decoder
 from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.source import exploration_plan
 
@@ -27,14 +27,14 @@ SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "
 def test_every_precision_is_tried_with_all_step_counts_with_and_without_pruning() -> None:
     config = resolve("mini-sana/sol_rl/clipscore", overrides=["solver=dpm2"]).config
     solver = identity_solver(SCHEDULES[0])
-    found = plans(config, ("nvfp4", "bf16"), [solver])
+    found = plans(config, ("nvfp4", "bf16"), Fits(solvers=(solver,)))
     assert len(found) == 2 * (5 + 3 + 2)
     assert {plan.prune.keep for plan in found if plan.prune} == {48}
     assert all(plan.prune.after < plan.steps for plan in found if plan.prune)
     assert all(plan.solver == "dpm2" for plan in found)
     assert [plan.prune for plan in found if plan.fitted == solver] == 2 * [None, Prune(after=3, keep=48)]
     few = resolve("mini-sana/sol_rl/clipscore", overrides=["explore.candidates=24"]).config
-    assert not any(plan.prune for plan in plans(few, ("bf16",), [solver]))
+    assert not any(plan.prune for plan in plans(few, ("bf16",), Fits(solvers=(solver,))))
 
 
 def test_pruned_candidates_take_no_more_steps() -> None:
@@ -100,6 +100,48 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
         resolve(PRESET, overrides=["explore.steps=6"], files={"file": written})
     with pytest.raises(ConfigError, match=r"explore\.fitted generates cheap candidates"):
         resolve(PRESET, overrides=TRAINED_ON_THEMSELVES, files={"file": written})
+
+
+def test_a_run_accepts_the_written_early_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEPS", (4,))
+    monkeypatch.setattr(module, "SCHEDULES", ())
+    monkeypatch.setattr(module, "FITTED_PROMPTS", 4)
+    monkeypatch.setattr(module, "REWARD_PIXELS", 32)
+    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
+    monkeypatch.setattr(module, "plans", lambda *given: [plan for plan in plans(*given) if plan.early_decoder])
+    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=-1.0)
+    row = next(row for row in summary["plans"] if row["name"] == "bf16 4 steps, decoded early")
+    assert 0.2 < row["separation"] < 0.999
+    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
+    decoder = exploration_plan(explored, 0).early_decoder
+    assert decoder is not None
+    vaes = [part_digests(load_backbone(model).parts)["vae"] for model in ("mini-sana", "mini-sd3")]
+    check_early_decoder(decoder, vaes[0], "mini-sana")
+    with pytest.raises(MismatchError, match="fitted to a different autoencoder than that of mini-sd3"):
+        check_early_decoder(decoder, vaes[1], "mini-sd3")
+    with pytest.raises(ConfigError, match=r"explore\.early_decoder generates cheap candidates"):
+        resolve(PRESET, overrides=[*TRAINED_ON_THEMSELVES, *SMALL[:2]], files={"file": written})
+
+
+def test_small_images_are_decoded_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEPS", (1,))
+    monkeypatch.setattr(module, "SCHEDULES", ())
+    monkeypatch.setattr(module, "FITTED_PROMPTS", 1)
+    notes: list[str] = []
+    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
+    summary = calibrate(config, tmp_path, notes.append, prompts=1, wanted=-1.0)
+    assert [row["name"] for row in summary["plans"]] == ["bf16 1 steps"]
+    assert any("all plans decode whole images: got a decoder of images of 64×64 px" in note for note in notes)
+
+
+def test_early_decoding_is_measured_for_all_scores_and_for_pruning() -> None:
+    config = resolve(PRESET).config
+    found = plans(config, ("bf16",), Fits(early_decoder=EarlyDecoder.model_construct(scores="all")))
+    uses = [(plan.steps, plan.prune is not None, plan.early_decoder and plan.early_decoder.scores) for plan in found]
+    assert uses[:2] == [(2, False, None), (2, False, "all")]
+    assert uses[-5:] == [(8, False, None), (8, False, "all"), *((8, True, use) for use in (None, "pruning", "all"))]
+    assert len({name(plan) for plan in found}) == len(found)
 
 
 def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(

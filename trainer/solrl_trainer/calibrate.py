@@ -10,16 +10,19 @@ from typing import Any
 
 import torch
 import yaml
+from solrl_core.early_decoder import REWARD_PIXELS, early_stage, fit_early_decoder
 from solrl_core.families import load_backbone
+from solrl_core.families.early_exit import EarlyDecoderError
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fidelity import Fidelity, rank_fidelity, separations
 from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.fitting import SCHEDULES, Examples, fit, identity_solver, make_examples
 from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.rewards import RewardSet
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Message, Tier
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import FittedSolver, ModelBinding, Plan, Precision, PromptItem, Prune
+from solrl_proto.rollouts import EarlyDecoder, FittedSolver, ModelBinding, Plan, Precision, PromptItem, Prune
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import mean_interval
@@ -60,22 +63,42 @@ class Measured:
     high: float
 
 
-def plans(config: RunConfig, tiers: Sequence[Tier], fitted: Sequence[FittedSolver]) -> list[Plan]:
+class Fits(Message):
+    """Everything that is fitted to a model.
+
+    Attributes:
+        solvers: one for each schedule.
+        early_decoder: None if it would save nothing.
+    """
+
+    solvers: tuple[FittedSolver, ...] = ()
+    early_decoder: EarlyDecoder | None = None
+
+
+def plans(config: RunConfig, tiers: Sequence[Tier], fits: Fits) -> list[Plan]:
     """Plans to measure: each precision at each number of steps and with fitted steps, with and without pruning.
 
     Pruning keeps half of the candidates after half of the steps. Fitted steps prune before the last step, because their
-    early predictions are better than another solver's.
+    early predictions are better than another solver's. With an early decoder, each plan is measured with it, too.
     """
     half = config.explore.candidates // 2
     found = []
     ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in STEPS]
-    ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in fitted]
+    ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in fits.solvers]
     for tier, (steps, by, after) in itertools.product(tiers, ways):
         whole = Plan(steps=steps, solver=config.solver, fitted=by, guidance=config.guidance, precision=tier)
         found.append(whole)
         if config.explore.keep <= half and steps >= 4:
             found.append(whole.model_copy(update={"prune": Prune(after=after, keep=half)}))
-    return found
+    return [plan for one in found for plan in (one, *_decoded_early(one, fits.early_decoder))]
+
+
+def _decoded_early(plan: Plan, early: EarlyDecoder | None) -> list[Plan]:
+    """The plan with the early decoder for all scores and, if it prunes, only for those by which it prunes."""
+    if early is None:
+        return []
+    uses = ("all",) if plan.prune is None else ("pruning", "all")
+    return [plan.model_copy(update={"early_decoder": early.model_copy(update={"scores": use})}) for use in uses]
 
 
 def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
@@ -103,6 +126,16 @@ def recipe_examples(config: RunConfig, generator: Generator) -> Examples:
 def fit_solvers(generator: Generator, examples: Examples, schedules: Sequence[Sequence[float]]) -> list[FittedSolver]:
     """Fit a solver to the examples for each schedule."""
     return [fit(generator, examples, sigmas) for sigmas in schedules]
+
+
+def _saves_by_leaving_early(backbone: PipelineBackbone, note: Callable[[str], None]) -> bool:
+    """Whether an inner stage of the decoder is as large as rewards need, and smaller than the image."""
+    try:
+        early_stage(backbone, REWARD_PIXELS)
+    except EarlyDecoderError as error:
+        note(f"all plans decode whole images: {error}")
+        return False
+    return True
 
 
 def calibrate(
@@ -159,7 +192,12 @@ def calibrate(
 
     truth = Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance)
     tiers = explored_tiers(explore.precision, backbone.device)
-    expected = plans(config, tiers, [identity_solver(sigmas) for sigmas in SCHEDULES])
+    leaves_early = _saves_by_leaving_early(backbone, note)
+    known = Fits(
+        solvers=tuple(identity_solver(sigmas) for sigmas in SCHEDULES),
+        early_decoder=EarlyDecoder.model_construct() if leaves_early else None,
+    )
+    expected = plans(config, tiers, known)
     own = share(measured_on, world)
     measuring = sum((1 + len(own)) * solver_steps(plan, explore.candidates) for plan in expected)
     work = Work(len(own) * solver_steps(truth, explore.candidates) + _fitting_steps(config) + measuring, progress)
@@ -183,13 +221,17 @@ def calibrate(
 
     true, _ = scores_of_all(true_generator, truth)
     note(f"fitting {len(SCHEDULES)} solvers of few steps")
-    solvers: list[FittedSolver] = []
+    fits = Fits()
     if processes.is_rank_zero:
-        solvers = fit_solvers(true_generator, recipe_examples(config, true_generator), SCHEDULES)
-    fitted = _on_all(solvers, processes)
+        examples = recipe_examples(config, true_generator)
+        early = None
+        if leaves_early:
+            early = fit_early_decoder(backbone, examples.latents[-1].to(backbone.device), least=REWARD_PIXELS)
+        fits = Fits(solvers=tuple(fit_solvers(true_generator, examples, SCHEDULES)), early_decoder=early)
+    fits = _on_all(fits, processes)
     work.finish(_fitting_steps(config))
     measured = []
-    for tier, group in itertools.groupby(plans(config, tiers, fitted), key=lambda plan: plan.precision):
+    for tier, group in itertools.groupby(plans(config, tiers, fits), key=lambda plan: plan.precision):
         generator = true_generator if tier == "bf16" else Generator(backbone, tier)
         for plan in group:
             scores(generator, plan, measured_on[0])  # warm-up
@@ -212,10 +254,11 @@ def calibrate(
     return summary
 
 
-def _on_all(fitted: Sequence[FittedSolver], processes: ProcessGroup) -> list[FittedSolver]:
-    """The solvers that the first rank fitted, on every rank."""
-    text = json.dumps([solver.model_dump(mode="json") for solver in fitted]) if processes.is_rank_zero else None
-    return [FittedSolver.model_validate(solver) for solver in json.loads(processes.broadcast_text(text))]
+def _on_all(fits: Fits, processes: ProcessGroup) -> Fits:
+    """What the first rank fitted, on every rank."""
+    return Fits.model_validate_json(
+        processes.broadcast_text(fits.model_dump_json() if processes.is_rank_zero else None)
+    )
 
 
 def _prompts(config: RunConfig, count: int) -> list[PromptItem]:
@@ -246,7 +289,9 @@ def name(plan: Plan) -> str:
     by = plan.fitted
     steps = "steps" if by is None else f"fitted steps ({', '.join(f'{s:g}' for s in by.sigmas)})"
     pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""
-    return f"{plan.precision} {plan.steps} {steps}{pruned}"
+    early = {"pruning": ", decoded early for pruning", "all": ", decoded early"}
+    decoded = early[plan.early_decoder.scores] if plan.early_decoder else ""
+    return f"{plan.precision} {plan.steps} {steps}{pruned}{decoded}"
 
 
 def _summary(
@@ -259,7 +304,7 @@ def _summary(
     rows = [
         {
             "name": name(one.plan),
-            "plan": one.plan.model_dump(mode="json"),
+            "plan": one.plan.model_dump(mode="json", exclude={"early_decoder": {"weights"}}),
             "seconds": one.seconds,
             "separation": one.separation,
             "interval": [one.low, one.high],
@@ -287,6 +332,6 @@ def _write(
     points = [(plan["name"], plan["seconds"], plan["separation"]) for plan in summary["plans"]]
     write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
     if chosen is not None:
-        plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune", "fitted"})
+        plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune", "fitted", "early_decoder"})
         plan["calibrated_for"] = binding.model_dump(mode="json")
         (folder / "plan.yaml").write_text(yaml.safe_dump({"explore": plan}, sort_keys=False))

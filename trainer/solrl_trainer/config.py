@@ -16,6 +16,7 @@ from pydantic import (
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import (
     AdapterUse,
+    EarlyDecoder,
     FittedSolver,
     ModelBinding,
     Precision,
@@ -63,6 +64,10 @@ class Explore(Section):
     """After step `after`, only the `keep` most extreme candidates of a group continue."""
     fitted: FittedSolver | None = None
     """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
+    early_decoder: EarlyDecoder | None = None
+    """Decoder fitted by `solrl-train calibrate` that stops at an inner stage, for images that are only scored; with
+    scores=pruning only for the scores by which candidates are pruned. Images of a report and regenerated samples are
+    decoded whole; null: all are."""
     sampler: ExplorationSampler = "ode"
     """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
     with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""
@@ -342,7 +347,7 @@ class RunConfig(Section):
                     "a service answers with scores, not with candidates to train on; "
                     "expected at=trainer, at=service or explore.source=local"
                 )
-            for name in ("prune", "fitted"):
+            for name in ("prune", "fitted", "early_decoder"):
                 if getattr(explore, name) is not None:
                     raise ValueError(
                         f"explore.{name} generates cheap candidates, and with at=none they are trained on; "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from solrl_core.arithmetic import arithmetic
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.fingerprint import fingerprint, model_digest, part_digests
+from solrl_core.fingerprint import fingerprint, model_digest, module_digest, part_digests
 from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
@@ -30,7 +30,13 @@ from solrl_trainer.models import Models
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 from solrl_trainer.report.pairs import SHOWN_PROMPTS
 from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
-from solrl_trainer.rollouts.agreement import check_bindings, check_service, note_arithmetic, note_emulation
+from solrl_trainer.rollouts.agreement import (
+    check_bindings,
+    check_early_decoder,
+    check_service,
+    note_arithmetic,
+    note_emulation,
+)
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.candidates import CandidateMaker, PlannedCandidates, TrainedCandidates
 from solrl_trainer.rollouts.exploration import Explorer
@@ -170,6 +176,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             # Take digests before the policy modifies the backbone's transformer.
             parts = part_digests(backbone.parts, backbone.device)
             check_bindings(config.bindings, model_digest(parts), config.model)
+            check_early_decoder(config.explore.early_decoder, parts["vae"], config.model)
             digests = parts | rewards.digests()
             check_service(first, config.model_name, config.served_rewards, digests)
             served = first.model(config.model_name)
@@ -234,6 +241,9 @@ def _check_local(config: RunConfig, backbone: Backbone, note: Callable[[str], No
     """Check the exploration plan against the loaded model and its device."""
     if config.bindings:
         check_bindings(config.bindings, model_digest(part_digests(backbone.parts, backbone.device)), config.model)
+    if config.explore.early_decoder is not None:
+        digest = module_digest(backbone.parts["vae"], backbone.device)
+        check_early_decoder(config.explore.early_decoder, digest, config.model)
     tiers = supported_tiers(backbone.device)
     emulated = [tier for tier in tiers if numerics(tier, backbone.device) == "emulated"]
     note_emulation(emulated, config.explore.precision, note)

@@ -150,7 +150,7 @@ class Backbone(ABC):
         """Decode latents [B, ...] to the smaller images [B, 3, h, w] of an inner stage, float32 in [0, 1].
 
         Raises:
-            ValueError: the decoder has no such stage.
+            EarlyDecoderError: it does not fit the decoder.
         """
 
     def compile(self, transformer: nn.Module) -> None:

@@ -20,6 +20,10 @@ _RUNS_BACKWARDS = ("AutoencoderDC",)
 """Autoencoders whose last `up_blocks` run first."""
 
 
+class EarlyDecoderError(ValueError):
+    """An early decoder does not fit the autoencoder."""
+
+
 class RgbHead(nn.Module):
     """A convolution of 3×3 pixels from features [B, C, h, w] of any dtype to colours [B, 3, h, w], in float32."""
 
@@ -33,11 +37,11 @@ class RgbHead(nn.Module):
         """Map each pixel's neighbourhood.
 
         Raises:
-            ValueError: the features have another number of channels.
+            EarlyDecoderError: the features have another number of channels.
         """
         channels = self._weights.shape[1]
         if features.shape[1] != channels:
-            raise ValueError(f"got an early decoder for {channels} channels; this stage has {features.shape[1]}")
+            raise EarlyDecoderError(f"got an early decoder for {channels} channels; this stage has {features.shape[1]}")
         return F.conv2d(features.float(), self._weights, self._bias, padding=1)
 
 
@@ -45,11 +49,13 @@ def stage_count(vae: nn.Module) -> int:
     """Number of stages of an autoencoder's decoder.
 
     Raises:
-        ValueError: an autoencoder whose stages are not known.
+        EarlyDecoderError: an autoencoder whose stages are not known.
     """
     kind = type(vae).__name__
     if kind not in _LAST_NORMS:
-        raise ValueError(f"got an autoencoder of class {kind}; early decoders are for {' and '.join(_LAST_NORMS)}")
+        raise EarlyDecoderError(
+            f"got an autoencoder of class {kind}; early decoders are for {' and '.join(_LAST_NORMS)}"
+        )
     return len(list(vae.get_submodule("decoder.up_blocks").children()))
 
 
@@ -57,11 +63,11 @@ def truncated(vae: nn.Module, stages: int, out: nn.Module) -> nn.Module:
     """An autoencoder whose decoder applies `out` after its first `stages` stages. Its blocks are those of `vae`.
 
     Raises:
-        ValueError: the decoder has fewer stages, or is of an unknown kind.
+        EarlyDecoderError: the decoder has fewer stages, or is of an unknown kind.
     """
     count, kind = stage_count(vae), type(vae).__name__
     if stages > count:
-        raise ValueError(f"got {stages} stages of the decoder; it has {count}")
+        raise EarlyDecoderError(f"got {stages} stages of the decoder; it has {count}")
     decoder = vae.get_submodule("decoder")
     blocks = list(decoder.get_submodule("up_blocks").children())
     first = blocks[count - stages :] if kind in _RUNS_BACKWARDS else blocks[:stages]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from solrl_core.families.early_exit import EarlyDecoderError
 from solrl_core.families.load import locate
 from solrl_core.generator import CHUNK_SIZE
 from solrl_core.rewards.base import REWARDS, Reward
@@ -24,7 +25,13 @@ from solrl_rollout.engine.backends.base import (
     LayerPrecisionError,
 )
 from solrl_rollout.engine.batch_limit import BatchLimit, free_memory
-from solrl_rollout.engine.problems import RetryLaterError, adapter_merge, layer_unsupported, out_of_memory
+from solrl_rollout.engine.problems import (
+    RetryLaterError,
+    adapter_merge,
+    early_decoder_mismatch,
+    layer_unsupported,
+    out_of_memory,
+)
 from solrl_rollout.engine.scoring import PART, Scorer
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job
 from solrl_rollout.settings import ModelSpec, Settings
@@ -125,8 +132,8 @@ class ModelRunner:
                 one.
 
         Raises:
-            ProblemError: 422 `adapter-merge` (the previous adapter is still served) or `precision-unsupported`,
-                503 or 507 `out-of-memory`.
+            ProblemError: 422 `adapter-merge` (the previous adapter is still served), `precision-unsupported` or
+                `fitted-mismatch`, 503 or 507 `out-of-memory`.
         """
         job, started_at, began = chunk.job, time.monotonic(), self.backend.record_event()
         switched = self._serve_adapter(job, wait_for_scoring)
@@ -145,7 +152,10 @@ class ModelRunner:
             )
             return self.backend.generate(request, between)
 
-        parts = limit.run(job, chunk.candidates, generate, wait_for_scoring)
+        try:
+            parts = limit.run(job, chunk.candidates, generate, wait_for_scoring)
+        except EarlyDecoderError as error:
+            raise early_decoder_mismatch(str(error)) from error
         images = parts[0].images if len(parts) == 1 else torch.cat([part.images for part in parts])
         trajectories = [part.trajectory for part in parts if part.trajectory is not None]
         return GeneratedChunk(

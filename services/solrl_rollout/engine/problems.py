@@ -135,6 +135,18 @@ def adapter_merge(fault: str, digest: str | None) -> ProblemError:
     )
 
 
+def early_decoder_mismatch(fault: str, got: str | None = None, expected: str | None = None) -> ProblemError:
+    """The 422 for an early decoder that was fitted to another autoencoder, by its digest or by its shape."""
+    return ProblemError(
+        ProblemKind.FITTED_MISMATCH,
+        fault,
+        where="body.plan.early_decoder" + (".fitted_for" if got else ""),
+        got=got,
+        expected=expected,
+        action="fit one for this model with `solrl-train calibrate`, or omit plan.early_decoder",
+    )
+
+
 def images_nonfinite(prompt: str, digest: str | None) -> ProblemError:
     """The problem of non-finite images: the adapter's fault if there is one (422), otherwise the model's (500)."""
     if digest is None:

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from solrl_core.early_decoder import fit_early_decoder
 from solrl_core.families import Backbone
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_core.rewards import RewardSet
+from solrl_core.selection import best_worst
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.candidates import PlannedCandidates
@@ -52,6 +55,25 @@ def test_images_are_those_that_were_scored(generator: Generator, scorer: Scorer)
     scores = maker.scores(PROMPT, SEEDS, whole=True)
     again = scorer.scores(PROMPT, maker.images(PROMPT, SEEDS[3:9]))()
     assert torch.allclose(again, scores[3:9], atol=1e-4)
+
+
+def test_images_are_scored_early_and_shown_whole(generator: Generator, scorer: Scorer, loaded: Backbone) -> None:
+    assert isinstance(loaded, PipelineBackbone)
+    latents = generator.generate(PROMPT.text, range(100, 112), steps=4, decode=False).latents
+    early = fit_early_decoder(loaded, latents, least=32)
+    maker, whole = (
+        PlannedCandidates(generator, lambda plan=plan: plan, scorer)  # type: ignore[misc]
+        for plan in (PRUNED.model_copy(update={"early_decoder": early}), PRUNED)
+    )
+    halfway = generator.generate(PROMPT.text, SEEDS, steps=4, until=2, early=early)
+    survivors = set(best_worst(scorer.scores(PROMPT, halfway.images)(), 8))
+    made = generator.generate(PROMPT.text, SEEDS, steps=4, early=early)
+    scores = maker.scores(PROMPT, SEEDS)
+    assert {place for place in range(len(SEEDS)) if not scores[place].isnan()} == survivors
+    expected = scorer.scores(PROMPT, made.images)()
+    assert torch.allclose(scores[sorted(survivors)], expected[sorted(survivors)], atol=1e-4)
+    assert not torch.allclose(expected, whole.scores(PROMPT, SEEDS, whole=True), atol=1e-2)
+    assert torch.equal(maker.images(PROMPT, SEEDS[:3]), whole.images(PROMPT, SEEDS[:3]))
 
 
 class Small:

@@ -8,7 +8,7 @@ from solrl_core.fingerprint import check_digests
 from solrl_core.noise import check_noise_contract
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
-from solrl_proto.rollouts import ModelBinding, Precision, RewardSpec
+from solrl_proto.rollouts import EarlyDecoder, ModelBinding, Precision, RewardSpec
 
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.problems import require_rewards
@@ -53,6 +53,23 @@ def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) ->
                 expected=bound.model,
                 action="run `solrl-train calibrate` for this model, or omit the plan",
             )
+
+
+def check_early_decoder(early: EarlyDecoder | None, digest: str, model: str) -> None:
+    """Refuse an early decoder that was fitted to another autoencoder than the model's, whose digest is given.
+
+    Raises:
+        MismatchError: names both digests.
+    """
+    if early is not None and early.fitted_for != digest:
+        raise MismatchError(
+            "digests",
+            f"the early decoder was fitted to a different autoencoder than that of {model}",
+            where="explore.early_decoder.fitted_for",
+            got=digest,
+            expected=early.fitted_for,
+            action="run `solrl-train calibrate` for this model, or omit explore.early_decoder",
+        )
 
 
 def note_emulation(emulated: Collection[Tier], precision: Precision, note: Callable[[str], None]) -> None:

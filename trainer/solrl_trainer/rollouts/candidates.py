@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
@@ -73,7 +73,7 @@ class PlannedCandidates:
 
     def images(self, prompt: PromptItem, seeds: Sequence[int]) -> torch.Tensor:
         """Images of these candidates, float32 [N, 3, H, W] in [0, 1]."""
-        return self._generate(prompt, seeds).images.cpu()
+        return self._generate(prompt, seeds, decoder="whole").images.cpu()
 
     def _completed(self, prompt: PromptItem, seeds: Sequence[int], start: Trajectory | None = None) -> torch.Tensor:
         pending = []
@@ -83,9 +83,16 @@ class PlannedCandidates:
         return torch.cat([scores() for scores in pending])
 
     def _generate(
-        self, prompt: PromptItem, seeds: Sequence[int], *, start: Trajectory | None = None, until: int | None = None
+        self,
+        prompt: PromptItem,
+        seeds: Sequence[int],
+        *,
+        start: Trajectory | None = None,
+        until: int | None = None,
+        decoder: Literal["planned", "whole"] = "planned",
     ) -> GeneratorOutput:
         plan = self.plan()
+        early = plan.decoder_after(until) if decoder == "planned" else None
         return self.limit.run(
             len(seeds),
             lambda size: self.generator.generate(
@@ -97,6 +104,7 @@ class PlannedCandidates:
                 start=start,
                 until=until,
                 batch_limit=size,
+                early=early,
             ),
         )
 

@@ -94,7 +94,7 @@ class RolloutSource:
             ProblemError: refused or unreachable.
         """
         explicit = Candidates(seeds=tuple(map(tuple, seeds)))
-        answer = self._answer(prompts, version, explicit, self._whole(iteration), images=True)
+        answer = self._answer(prompts, version, explicit, self._whole(iteration, early_decoder=None), images=True)
         images = [from_png(png) for group in answer.groups for png in group.images or () if png is not None]
         spent = answer.seconds
         return ExploredImages(torch.stack(images), spent.switch + spent.generate + spent.reward)
@@ -105,8 +105,9 @@ class RolloutSource:
         (group,) = self._answer([prompt], version, explicit, self._whole(version), latents=True).groups
         return group
 
-    def _whole(self, iteration: int) -> Plan:
-        return self.plan_of(iteration).model_copy(update={"prune": None})
+    def _whole(self, iteration: int, **others: None) -> Plan:
+        """The plan of an iteration without pruning and without these other settings."""
+        return self.plan_of(iteration).model_copy(update={"prune": None, **others})
 
     def _answer(
         self,
@@ -177,4 +178,5 @@ def exploration_plan(config: RunConfig, iteration: int) -> Plan:
         guidance=config.guidance,
         precision=explore.precision,
         adapter=explore.adapter,
+        early_decoder=explore.early_decoder,
     )
