@@ -255,7 +255,7 @@ def calibrate(
 
 
 def _on_all(fits: Fits, processes: ProcessGroup) -> Fits:
-    """What the first rank fitted, on every rank."""
+    """The fits of the first rank, on every rank."""
     return Fits.model_validate_json(
         processes.broadcast_text(fits.model_dump_json() if processes.is_rank_zero else None)
     )
