@@ -34,8 +34,8 @@ from schemathesis.core.failures import FailureGroup
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
+from solrl_http.tokens import create_token
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
-from solrl_rollout.http.tokens import create_token
 
 CHECKED = [
     "not_a_server_error",

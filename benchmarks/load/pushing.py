@@ -61,8 +61,8 @@ def _serve(port: int, redis_url: str, layout: Layout, stop: Event) -> None:
     import asyncio
 
     import uvicorn
+    from solrl_http.serving import bind
     from solrl_rollout.http.app import create_app
-    from solrl_rollout.serve import bind
     from solrl_rollout.settings import Settings
 
     async def run() -> None:

@@ -146,3 +146,11 @@ class ProblemError(Exception):
         """`fields` are those of `ProblemKind.problem`."""
         self.problem = kind.problem(detail, **fields)
         super().__init__(str(self.problem))
+
+
+class RetryLaterError(ProblemError):
+    """A temporary problem: the same request may succeed `retry_after` seconds from now."""
+
+    def __init__(self, kind: ProblemKind, detail: str, *, retry_after: int, **fields: Any) -> None:
+        super().__init__(kind, detail, **fields)
+        self.retry_after = retry_after

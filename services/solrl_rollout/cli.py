@@ -1,22 +1,20 @@
 """Command line of the service: `solrl-rollout serve | doctor | memory | token`."""
 
 import os
-import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, cast
 
 import tyro
 from pydantic import ValidationError
-from pydantic_settings import SettingsError
 from solrl_core.suggestions import check_command
+from solrl_http.command_line import fail, fail_by, from_environment
+from solrl_http.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_proto.identifiers import NAME_PATTERN, Tier
 from solrl_proto.problems import ProblemError
 
-from solrl_rollout.http.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_rollout.settings import Settings
 
 TokenFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: SOLRL_TOKEN_FILE)")]
@@ -113,21 +111,15 @@ def main() -> None:
     if words == ["--version"]:
         print(f"{PROGRAM} {version('solrl')}")
         return
-    try:
-        defaults = Settings()
-    except ValidationError as error:
-        _fail(f"in the environment, {_faults(error, 'SOLRL_{}={}', str.upper)}")
-    except SettingsError as error:
-        _fail(f"in the environment, {error}: {error.__cause__}")
+    defaults = from_environment(PROGRAM, Settings)
     try:
         command = _parse(words, defaults)
     except ValidationError as error:
-        flag = _faults(error, "--{} {}", lambda name: name.replace("_", "-"))
-        _fail(f"{flag}; `{PROGRAM} {words[0]} --help` describes every setting")
+        fail_by(PROGRAM, words[0], error)
     try:
         sys.exit(_run(command, defaults))
     except (ProblemError, ValueError, OSError, RuntimeError) as error:
-        _fail(str(error))
+        fail(PROGRAM, str(error))
 
 
 def _parse(words: list[str], defaults: Settings) -> Command:
@@ -149,23 +141,6 @@ def _parse(words: list[str], defaults: Settings) -> Command:
         description="The rollout service of solrl. `--version` prints the version.",
         args=words,
     )
-
-
-def _faults(error: ValidationError, given: str, spelled: Callable[[str], str]) -> str:
-    """The faults of settings in one line: each value as it was given, and what was expected.
-
-    Args:
-        error: of `Settings`.
-        given: form of a setting, with places for its name and value.
-        spelled: name of a setting → its name there.
-    """
-    faults = []
-    for fault in error.errors(include_url=False):
-        said = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
-        said = re.sub("^expected (?=greater|less)", "expected a number ", said)
-        got = f"got {given.format(spelled(str(fault['loc'][0])), fault['input'])}; " if fault["loc"] else ""
-        faults.append(said if said.startswith("got ") else got + said)
-    return "; ".join(faults)
 
 
 def _run(command: Command, defaults: Settings) -> int:
@@ -217,8 +192,3 @@ def _manage_tokens(action: TokenCreate | TokenList | TokenRevoke, default: Path 
         ends = f"until {token.expires:%Y-%m-%d %H:%M} UTC" if token.expires else "without expiry"
         print(f"token {token.id} of {token.tenant}, {' and '.join(token.scopes)}, {ends}; in {path}", file=sys.stderr)
         print(secret)
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"solrl-rollout: {message}", file=sys.stderr)
-    sys.exit(2)

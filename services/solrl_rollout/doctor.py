@@ -112,8 +112,8 @@ def redis_findings(url: str | None) -> Iterator[Finding]:
 
 
 def _access(settings: Settings) -> Iterator[Finding]:
-    from solrl_rollout.http.tokens import TokenFileError, read_tokens
-    from solrl_rollout.serve import check_exposure
+    from solrl_http.serving import check_exposure
+    from solrl_http.tokens import TokenFileError, read_tokens
 
     path = settings.token_file
     if path is None:
@@ -142,7 +142,7 @@ def _access(settings: Settings) -> Iterator[Finding]:
 
 
 def _port(settings: Settings) -> Finding:
-    from solrl_rollout.serve import bind
+    from solrl_http.serving import bind
 
     try:
         bind(settings.host, settings.port).close()

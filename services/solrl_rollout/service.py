@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 from solrl_core.fingerprint import fingerprint
 from solrl_core.noise import noise_contract
+from solrl_http import logs
+from solrl_http.drain import draining
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import NoiseContract
 from solrl_proto.rollouts import RolloutRequest, Served
@@ -17,12 +19,10 @@ from solrl_rollout.engine.admission import MAX_LATENT_BYTES, check_model, check_
 from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.held_adapters import HeldAdapters
-from solrl_rollout.engine.problems import draining
 from solrl_rollout.engine.rollout import Rollout
 from solrl_rollout.engine.work import HostedModel, Job, VersionedAdapter, release
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import Settings
-from solrl_rollout.status import logs
 from solrl_rollout.status.curves import OverviewCurves
 from solrl_rollout.status.metrics import Metrics
 from solrl_rollout.store import RunStore, open_store
@@ -54,6 +54,11 @@ class Service:
         self.started_at = time.monotonic()
         self.draining = False
 
+    @property
+    def dead(self) -> bool:
+        """Whether the engine ended; only a new process can replace it."""
+        return self.engine.dead
+
     def find_model(self, name: str) -> HostedModel:
         """The hosted model called `name`; raises 404 `model-not-found` if there is none."""
         check_model(name, self.hosted)
@@ -62,7 +67,7 @@ class Service:
     def require_accepting(self) -> None:
         """Raise 503 `draining` if the service is stopping."""
         if self.draining:
-            raise draining("the service is stopping: it finishes accepted work and refuses new work")
+            raise draining()
 
     def require_capacity(self, tenant: str) -> None:
         """Check that a tenant's request for at least one candidate could be accepted.

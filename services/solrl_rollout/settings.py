@@ -8,15 +8,12 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import tyro
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode
+from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resolve_device, split
 from solrl_proto.identifiers import NAME_PATTERN, default_model_name
 from solrl_proto.rollouts import Precision
 
 from solrl_rollout.store.base import DEFAULT_RETAIN
-
-MIB = 2**20
-SECRETS = Path("/run/secrets")
-"""Folder of secret settings in containers, one file each, e.g. `solrl_redis_url`. The environment takes precedence."""
 
 
 class ModelSpec(NamedTuple):
@@ -43,12 +40,10 @@ def parse_model(text: str) -> ModelSpec:
     return ModelSpec(name or default_model_name(location), location, revision)
 
 
-class Settings(BaseSettings):
-    """Settings of one service process; flags take precedence over the environment."""
+class Hosting(BaseSettings):
+    """Settings of the models and rewards of one service process, their devices and their store."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="SOLRL_", extra="ignore", frozen=True, secrets_dir=SECRETS if SECRETS.is_dir() else None
-    )
+    model_config = CONFIG
 
     model: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("mini-sana",)
     """Models to host side by side, each [name=]location[@revision].
@@ -96,42 +91,15 @@ class Settings(BaseSettings):
     redis_url_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """File with the Redis URL, for a URL with a password, since others can read a command line. Overrides redis_url."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on."""
 
-    port: Annotated[int, Field(ge=0, le=65535)] = 8100
-    """Port to listen on; 0 picks a free one."""
-
-    token_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Token file, from `solrl-rollout token create`; without one, the service serves only this machine."""
-
-    allow_anonymous: bool = False
-    """Serve anyone who can reach the address, without tokens. They can use, read and replace everything."""
-
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
-    """Names and addresses that are allowed as Host, in addition to loopback, on a service without tokens.
-    In the environment they are separated by commas."""
-
-    slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
-    """Seconds within which a request's head must arrive, and over which its body must average 16 KiB per second."""
-
-    keep_alive_timeout: Annotated[int, Field(ge=1)] = 60
-    """Seconds that a connection may be idle between two requests."""
-
-    max_connections: Annotated[int, Field(ge=1)] = 512
-    """Maximum number of concurrent connections; further ones are answered 503."""
-
-    log_format: Literal["auto", "json", "text"] = "auto"
-    """Format of the log on stderr; auto is text on a terminal, otherwise JSON."""
+class Settings(HttpSettings, Hosting):
+    """Settings of one service process; flags take precedence over the environment."""
 
     queue_limit: Annotated[int, Field(ge=1)] = 65536
     """Maximum number of waiting candidates; further requests are answered 429."""
 
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file, in bytes."""
-
-    max_body_bytes: Annotated[int, Field(ge=1)] = 16 * MIB
-    """Largest JSON body, in bytes."""
 
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
     """Maximum bytes of all request bodies and requested latents in memory; further requests are answered 503.
@@ -181,11 +149,7 @@ class Settings(BaseSettings):
     @property
     def torch_device(self) -> str:
         """The device, with `auto` resolved."""
-        if self.device != "auto":
-            return self.device
-        import torch
-
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return resolve_device(self.device)
 
     @property
     def tenant_inflight_bytes(self) -> int:
@@ -208,16 +172,12 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _largest_bodies_fit(self) -> Self:
-        for name, bound in (
+        require_within(
+            self,
             ("max_adapter_bytes", "max_inflight_bytes"),
             ("max_body_bytes", "max_inflight_bytes"),
             ("max_adapter_bytes", "max_queued_adapter_bytes"),
-        ):
-            if (largest := getattr(self, name)) > (most := getattr(self, bound)):
-                raise ValueError(
-                    f"{name} is {largest} and {bound} {most}: one of the largest size would always be refused; "
-                    f"raise {bound}, or lower {name}"
-                )
+        )
         return self
 
     @field_validator("gpus", mode="after")
@@ -257,9 +217,7 @@ class Settings(BaseSettings):
             raise ValueError(f"got two models with one name: {names}; expected name=location for one of them")
         return value
 
-    @field_validator("model", "rewards", "allowed_hosts", mode="before")
+    @field_validator("model", "rewards", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = tuple(part.strip() for part in value.split(",") if part.strip())
-        return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
+        return split(value)

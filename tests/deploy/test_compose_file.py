@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import solrl_rollout.cli
-import solrl_rollout.settings
 import solrl_trainer.cli
 import tyro
 from proof.compose import load, seconds
+from solrl_http.settings import SECRETS
 from solrl_rollout.settings import Settings
 from solrl_trainer.demo import DEMO_SETTINGS, PRESET
 
@@ -165,7 +165,7 @@ def test_the_service_understands_its_command_environment_and_secrets(
     for entry in body["secrets"]:
         if isinstance(entry, dict):
             (tmp_path / entry["target"]).write_text("redis://:word@there:6379\n")
-    assert Path("/run/secrets") == solrl_rollout.settings.SECRETS
+    assert Path("/run/secrets") == SECRETS
     monkeypatch.setitem(Settings.model_config, "secrets_dir", tmp_path)  # there is none of that name on every machine
     command = understood(["solrl-rollout", *body["command"]], monkeypatch)
     settings = command.settings

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 from service_helpers import MODEL, RunningService, content_digest, read_response, running_service
+from solrl_http.tokens import Scope, create_token
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
-from solrl_rollout.http.tokens import Scope, create_token
 
 SCOPES: tuple[Scope, ...] = ("rollout", "push", "admin")
 

@@ -21,8 +21,8 @@ from service_helpers import (
     running_service,
     scores,
 )
+from solrl_http.serving import DrainingServer, bind
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
-from solrl_rollout.serve import DrainingServer, bind
 from solrl_rollout.store.redis import RedisRunStore
 from store_helpers import adapter
 from support.redis_server import RedisServer, running_redis

@@ -44,7 +44,7 @@ def main() -> None:
     if words == ["--version"]:
         print(f"solrl-train {version('solrl')}")
         return
-    from solrl_trainer.text import printable
+    from solrl_client.text import printable
 
     try:
         rank_info = read_rank_info()
@@ -143,10 +143,10 @@ def _run(command: Run, rank_info: RankInfo) -> int:
         processes.set_hint(_resume_hint(config, rank_info))
 
         from rich.console import Console
+        from solrl_client.text import printable
 
         from solrl_trainer.progress import result_table
         from solrl_trainer.run import run
-        from solrl_trainer.text import printable
 
         with interrupt_message(printable(f"solrl-train: stopped; {_resume_hint(config, rank_info)}")):
             summary = run(config, resume=resume, version=version, world=processes.world(config.device, config.patience))
@@ -210,7 +210,7 @@ def _dry_run(resolved: "Resolved", *, resume: bool) -> int:
 
 
 def _note(text: str) -> None:
-    from solrl_trainer.text import printable
+    from solrl_client.text import printable
 
     print(printable(text), file=sys.stderr, flush=True)
 

@@ -3,15 +3,27 @@
 import base64
 import copy
 import hashlib
-import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
+from solrl_client.addresses import check_rollout_url
+from solrl_client.text import printable
+from solrl_client.tokens import bearer_token
+from solrl_client.transport import (
+    HEADERS,
+    Document,
+    RefusedError,
+    invalid_line,
+    read_body,
+    read_document,
+    read_lines,
+    refusal,
+    unexpected,
+)
 from solrl_proto.adapters import (
     ADAPTER_MEDIA_TYPE,
     AFTER_PARAMETER,
@@ -40,20 +52,7 @@ from solrl_proto.rollouts import (
 )
 from solrl_proto.status import IterationReport
 
-from solrl_trainer.addresses import check_rollout_url
 from solrl_trainer.answers import AnswerCheck, check_pushed, longest_line
-from solrl_trainer.text import printable
-from solrl_trainer.transport import (
-    HEADERS,
-    Document,
-    RefusedError,
-    invalid_line,
-    read_body,
-    read_document,
-    read_lines,
-    refusal,
-    unexpected,
-)
 
 _RETRIED = {408, 429, 502, 503, 504}
 _LONGEST_PAUSE = 10.0
@@ -67,25 +66,8 @@ Restore = Callable[[Problem], bool]
 
 
 def rollout_token() -> str | None:
-    """Bearer token for the service, from the file named by SOLRL_TOKEN_PATH, or from SOLRL_TOKEN.
-
-    It is never taken from the command line, which other users can read. Surrounding white space is dropped.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the content cannot be a token; the message does not show it.
-    """
-    path = os.environ.get("SOLRL_TOKEN_PATH")
-    source = f"the file of SOLRL_TOKEN_PATH ({path})" if path else "SOLRL_TOKEN"
-    token = (Path(path).read_text() if path else os.environ.get("SOLRL_TOKEN", "")).strip()
-    if path and not token:
-        raise ValueError(f"{source} is empty; expected a token of `solrl-rollout token create`")
-    if not (token.isascii() and token.isprintable() and " " not in token):
-        raise ValueError(
-            f"{source} contains white space, control or non-ASCII characters, so it is not a token; "
-            "expected one line as `solrl-rollout token create` prints it"
-        )
-    return token or None
+    """Bearer token for the rollout service, see `bearer_token`."""
+    return bearer_token("SOLRL_TOKEN")
 
 
 class RolloutClient:

@@ -13,6 +13,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from solrl_client.addresses import check_rollout_url
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import (
     AdapterUse,
@@ -26,7 +27,6 @@ from solrl_proto.rollouts import (
     StochasticSteps,
 )
 
-from solrl_trainer.addresses import check_rollout_url
 from solrl_trainer.algorithms.base import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS

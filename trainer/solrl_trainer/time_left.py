@@ -9,9 +9,9 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from solrl_client.text import printable
 
 from solrl_trainer.report.figures import duration_text
-from solrl_trainer.text import printable
 
 OnProgress = Callable[[float, float], None]
 """Called with (done, total), in any unit whose cost is about constant."""

@@ -2,9 +2,7 @@
 
 from collections import Counter, deque
 
-from solrl_proto.problems import ProblemKind
-
-from solrl_rollout.engine.problems import RetryLaterError
+from solrl_proto.problems import ProblemKind, RetryLaterError
 
 RETRY_AFTER_S = 5
 

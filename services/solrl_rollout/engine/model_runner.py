@@ -13,7 +13,7 @@ from solrl_core.rewards.base import REWARDS, Reward
 from solrl_core.sampler import Trajectory
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
-from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 from solrl_proto.rollouts import AdapterUse, Plan, PromptItem
 
 from solrl_rollout.engine.backends.base import (
@@ -26,7 +26,6 @@ from solrl_rollout.engine.backends.base import (
 )
 from solrl_rollout.engine.batch_limit import BatchLimit, free_memory
 from solrl_rollout.engine.problems import (
-    RetryLaterError,
     adapter_merge,
     early_decoder_mismatch,
     layer_unsupported,

@@ -1,16 +1,6 @@
 """Problems of work that the engine cannot accept, or cannot finish."""
 
-from typing import Any
-
-from solrl_proto.problems import ProblemError, ProblemKind
-
-
-class RetryLaterError(ProblemError):
-    """A temporary problem: the same request may succeed `retry_after` seconds from now."""
-
-    def __init__(self, kind: ProblemKind, detail: str, *, retry_after: int, **fields: Any) -> None:
-        super().__init__(kind, detail, **fields)
-        self.retry_after = retry_after
+from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 
 
 def queue_full(
@@ -34,16 +24,6 @@ def queue_full(
         got=requested,
         expected=f"at most {free} more candidates now",
         action="send the same request again later" + (", or request fewer candidates at a time" if free else ""),
-    )
-
-
-def draining(detail: str) -> RetryLaterError:
-    """The 503 of a service that is stopping."""
-    return RetryLaterError(
-        ProblemKind.DRAINING,
-        detail,
-        retry_after=10,
-        action="send the same request to another replica, or again after the restart",
     )
 
 

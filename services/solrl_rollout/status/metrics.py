@@ -4,24 +4,21 @@ The values of all labels are bounded: tenants come from the token file, models a
 the busiest runs are shown.
 """
 
-import contextlib
 import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
+from solrl_http.metrics import RequestMetrics
 
 SHOWN_RUNS = 10
 """Runs in `solrl_run_share` and `solrl_adapter_lag_versions`: those with the most recent engine time."""
 _TRACKED_RUNS = 256
 _HALF_LIFE = 300.0  # seconds after which engine time counts for half
-_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_WORK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 @dataclass(frozen=True)
@@ -43,49 +40,37 @@ class _Run:
         return self.seconds * math.exp2(-(now - self.at) / _HALF_LIFE)
 
 
-class Metrics:
+class Metrics(RequestMetrics):
     """Counters and gauges of one service process. Every method may be called from any thread."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        super().__init__()
         self._lock = threading.Lock()
         self._runs: dict[tuple[str, str], _Run] = {}
         self._worker_memory: dict[str, Mapping[str, int]] = {}
         self._queue: Callable[[], QueueState] = QueueState
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"solrl_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = _WORK) -> Histogram:
-            return Histogram(f"solrl_{name}", text, labels, registry=registry, buckets=buckets)
-
         tier = ("model", "precision")
-        self._candidates = counter("candidates", "Candidates generated and scored.", "tenant", *tier)
-        self._chunks = counter("chunks", "Chunks of at most 24 candidates generated and scored.", *tier)
-        self._step = histogram("step_seconds", "Seconds per step of a chunk.", *tier)
-        self._reward = histogram("reward_seconds", "Seconds to score a chunk.", "model")
-        self._switch = histogram("switch_seconds", "Seconds to switch the served adapter.", *tier)
-        self._pushes = counter("adapter_pushes", "Adapter versions stored.", "tenant")
-        self._bytes = counter("adapter_bytes", "Bytes of the adapter versions stored.", "tenant")
-        self._faults = counter("reward_errors", "Chunks on which a reward failed.", "reward")
-        self._memory = counter(
+        self._candidates = self._counter("candidates", "Candidates generated and scored.", "tenant", *tier)
+        self._chunks = self._counter("chunks", "Chunks of at most 24 candidates generated and scored.", *tier)
+        self._step = self._histogram("step_seconds", "Seconds per step of a chunk.", *tier)
+        self._reward = self._histogram("reward_seconds", "Seconds to score a chunk.", "model")
+        self._switch = self._histogram("switch_seconds", "Seconds to switch the served adapter.", *tier)
+        self._pushes = self._counter("adapter_pushes", "Adapter versions stored.", "tenant")
+        self._bytes = self._counter("adapter_bytes", "Bytes of the adapter versions stored.", "tenant")
+        self._faults = self._counter("reward_errors", "Chunks on which a reward failed.", "reward")
+        self._memory = self._counter(
             "out_of_memory",
             "Batches that ran out of memory; each is tried again, alone or in halves, or fails.",
             "model",
             "part",
         )
-        self._worker_up = Gauge("solrl_worker_up", "1 while the worker serves.", ["worker"], registry=registry)
-        self._worker_chunks = counter("worker_chunks", "Chunks finished by the worker.", "worker")
-        self._worker_restarts = counter("worker_restarts", "Times that the worker died and serves again.", "worker")
-        self._requests = counter("http_requests", "Requests answered.", "route", "method", "status")
-        self._latency = histogram(
-            "http_request_seconds", "Seconds until the end of the answer.", "route", "method", buckets=_REQUEST
+        self._worker_up = Gauge("solrl_worker_up", "1 while the worker serves.", ["worker"], registry=self.registry)
+        self._worker_chunks = self._counter("worker_chunks", "Chunks finished by the worker.", "worker")
+        self._worker_restarts = self._counter(
+            "worker_restarts", "Times that the worker died and serves again.", "worker"
         )
-        self._open = Gauge("solrl_http_requests_in_progress", "Requests in progress.", registry=registry)
-        build = Gauge("solrl_build_info", "The running version, as a label.", ["version"], registry=registry)
-        build.labels(version("solrl")).set(1)
-        registry.register(self)
-        ProcessCollector(registry=registry)
+        self.registry.register(self)
 
     def watch_queue(self, read: Callable[[], QueueState]) -> None:
         """Read the queue's state with `read` at every scrape."""
@@ -164,21 +149,6 @@ class Metrics:
         """Record the memory, by kind, of the GPU of a worker's process."""
         with self._lock:
             self._worker_memory[worker] = memory
-
-    def request_answered(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered request; `route` is a template, never a path."""
-        self._requests.labels(route, method, str(status)).inc()
-        self._latency.labels(route, method).observe(seconds)
-
-    @contextlib.contextmanager
-    def in_progress(self) -> Iterator[None]:
-        """Count a request as in progress within the context."""
-        with self._open.track_inprogress():
-            yield
-
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
         """Gauges that are computed at each scrape; called by the registry."""

@@ -8,11 +8,10 @@ import pytest
 import torch
 from solrl_core.adapter import Adapter, adapter_digest, encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.adapters import AdapterInfo
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, RetryLaterError
 from solrl_proto.rollouts import AdapterRef
 from solrl_rollout.engine.adapters import Adapters
 from solrl_rollout.engine.held_adapters import HeldAdapters
-from solrl_rollout.engine.problems import RetryLaterError
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.store import MemoryRunStore
 

@@ -16,9 +16,8 @@ import torch
 from fake_backend import REWARD, FakeBackend, chunk, job
 from service_helpers import make_adapter
 from solrl_core.adapter import Adapter
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, RetryLaterError
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.problems import RetryLaterError
 from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import process_workers, shared_adapters
 from solrl_rollout.engine.workers.encoding import Header, encode_hosted, encode_scored

@@ -17,8 +17,8 @@ from solrl_core.adapter import Adapter, adapter_digest, encode_adapter
 from solrl_core.lora import Merger, target_modules
 from solrl_core.sampler import Trajectory
 from solrl_core.solvers import Dpm2
-from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_rollout.engine.problems import RetryLaterError, out_of_memory
+from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
+from solrl_rollout.engine.problems import out_of_memory
 from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.engine.workers.encoding import (

@@ -9,11 +9,11 @@ import pytest
 from fastapi import APIRouter
 from security_helpers import SCOPES, Guarded, push, raw
 from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
+from solrl_http.access import access, access_rules
+from solrl_http.hosts import is_loopback
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_rollout.cli import main
-from solrl_rollout.http.access import access, access_rules
 from solrl_rollout.http.app import create_app
-from solrl_rollout.http.hosts import is_loopback
 from solrl_rollout.settings import Settings
 from typed import typed
 
@@ -191,7 +191,7 @@ def test_no_secret_is_in_the_log_or_the_file(guarded: Guarded) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gpu-node"])
 def test_a_public_address_is_not_served_without_tokens(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solrl_rollout.serve.bind", pytest.fail)
+    monkeypatch.setattr("solrl_http.serving.bind", pytest.fail)
     done = typed(main, "serve", "--host", host, "--port", "0")
     assert done.returncode == 2
     assert re.search(r"--token-file .*--allow-anonymous", done.stderr)

@@ -9,8 +9,8 @@ MIB = 2**20
 _COLLECTS = '''
 import asyncio, sys
 from pathlib import Path
-from solrl_rollout.http.bodies import read_body
-from solrl_rollout.serve import fix_malloc
+from solrl_http.bodies import read_body
+from solrl_http.serving import fix_malloc
 from starlette.requests import ClientDisconnect, Request
 
 PART = 64 * 1024

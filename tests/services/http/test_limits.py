@@ -199,7 +199,7 @@ def test_odd_names_are_refused_and_touch_no_file(watched: Guarded, name: str) ->
 
 _KEEPS = """
 import ctypes
-from solrl_rollout.serve import fix_malloc
+from solrl_http.serving import fix_malloc
 
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")]

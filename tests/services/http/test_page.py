@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from iteration_helpers import report, samples
 from service_helpers import Layout, RunningService, adapter_file, running_service
-from solrl_rollout.http.tokens import create_token
+from solrl_http.tokens import create_token
 from support.browser import Browser, Page, running_browser
 
 LONG = "a" * 31 + "-" + "b" * 32

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from security_helpers import Guarded, guarded_service
 from service_helpers import problem
-from solrl_rollout.cli import main
-from solrl_rollout.http.tokens import (
+from solrl_http.tokens import (
     Keyring,
     TokenFileError,
     create_token,
@@ -22,6 +21,7 @@ from solrl_rollout.http.tokens import (
     read_tokens,
     revoke_token,
 )
+from solrl_rollout.cli import main
 from typed import typed
 
 
@@ -136,7 +136,7 @@ def test_a_passing_error_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("solrl_rollout.http.tokens.os.open", out_of_handles)
+        patched.setattr("solrl_http.tokens.os.open", out_of_handles)
         with pytest.raises(TokenFileError):
             ring.find(first)
     assert ring.find(first) is not None
@@ -206,7 +206,7 @@ def test_a_broken_file_locks_everybody_out_until_it_is_repaired(changing: Guarde
 def test_serve_does_not_start_with_an_unusable_token_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
-    monkeypatch.setattr("solrl_rollout.serve.bind", pytest.fail)
+    monkeypatch.setattr("solrl_http.serving.bind", pytest.fail)
     file = tmp_path / "tokens.json"
     if content is not None:
         file.write_text(content)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from security_helpers import Guarded, raw
 from service_helpers import RunningService, rollout_request, running_service
-from solrl_rollout.status import logs
+from solrl_http import logs
 
 
 def lines(service: RunningService, request_id: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from real_runs import Watcher
 from service_helpers import RunningService, running_service
+from solrl_client.transport import read_lines
 from solrl_core.adapter import adapter_digest
 from solrl_minis import catalog
 from solrl_proto.models import ModelInfo
@@ -28,7 +29,6 @@ from solrl_trainer.prompts import read_prompts
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.served import RegenerationSource, ServedSamples, spread
 from solrl_trainer.rollouts.source import RolloutSource
-from solrl_trainer.transport import read_lines
 from training_helpers import TINY, tiny_config
 from typed import typed
 

@@ -11,10 +11,11 @@ from dataclasses import asdict
 from queue import SimpleQueue
 from typing import Any, Literal
 
+from solrl_client.text import printable
+
 from solrl_trainer.ranks.connections import Connections, send
 from solrl_trainer.ranks.rank_info import RankInfo
 from solrl_trainer.ranks.shutdown import Shutdown, ShutdownError
-from solrl_trainer.text import printable
 
 _GRACE = 10.0
 """Seconds in which a rank must exit after a shutdown; it may be stuck in a collective that never ends."""

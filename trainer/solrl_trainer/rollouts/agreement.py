@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from solrl_client.text import printable
 from solrl_core.arithmetic import differences
 from solrl_core.errors import MismatchError
 from solrl_core.fingerprint import check_digests
@@ -12,7 +13,6 @@ from solrl_proto.rollouts import EarlyDecoder, ModelBinding, Precision, RewardSp
 
 from solrl_trainer.client import RolloutClient
 from solrl_trainer.problems import require_rewards
-from solrl_trainer.text import printable
 
 
 def check_service(client: RolloutClient, model: str, rewards: Sequence[RewardSpec], digests: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from solrl_core.adapter import Adapter
+from solrl_http import logs
 
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.problems import engine_dead
@@ -25,7 +26,6 @@ from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.messages import Messages
 from solrl_rollout.engine.workers.shared_adapters import MappedAdapters
 from solrl_rollout.settings import Settings
-from solrl_rollout.status import logs
 from solrl_rollout.status.metrics import Metrics, gpu_memory
 
 logger = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from safetensors.torch import load, save
 from solrl_core.sampler import Trajectory
 from solrl_core.solver_specs import make_solver
 from solrl_proto.models import ModelInfo
-from solrl_proto.problems import Problem, ProblemError, ProblemKind
+from solrl_proto.problems import Problem, ProblemError, ProblemKind, RetryLaterError
 from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_rollout.engine.groups import png
-from solrl_rollout.engine.problems import RetryLaterError, generation_failed
+from solrl_rollout.engine.problems import generation_failed
 from solrl_rollout.engine.work import Chunk, HostedModel, Job, ScoredChunk
 
 Header = dict[str, Any]

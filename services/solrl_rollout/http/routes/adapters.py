@@ -6,6 +6,10 @@ import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from solrl_http.access import access
+from solrl_http.bodies import read_body
+from solrl_http.problems import body_too_large
+from solrl_http.routes.common import PROBLEMS, CallerDep
 from solrl_proto.adapters import (
     ADAPTER_MEDIA_TYPE,
     AFTER_PARAMETER,
@@ -19,10 +23,7 @@ from solrl_proto.adapters import (
 from solrl_proto.identifiers import ModelName, RunName, Version
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.http.access import access
-from solrl_rollout.http.bodies import read_body
-from solrl_rollout.http.problems import body_too_large
-from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.http.routes.common import ServiceDep
 from solrl_rollout.service import Service
 from solrl_rollout.store.base import over_quota
 

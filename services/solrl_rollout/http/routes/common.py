@@ -1,23 +1,14 @@
-"""Dependencies that routes share, and the documentation of their problems.
+"""The dependency that all routes share: the running service.
 
-Dependencies are coroutines although they await nothing: FastAPI would run plain functions in a thread, which gets
-little time while the engine computes.
+It is a coroutine although it awaits nothing: FastAPI would run a plain function in a thread, which gets little time
+while the engine computes.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Request
-from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemError, ProblemKind
 
-from solrl_rollout.http.access import Caller
 from solrl_rollout.service import Service
-
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "default": {
-        "description": "A problem document (RFC 9457)",
-        "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-    }
-}
 
 
 async def _service(request: Request) -> Service:
@@ -25,28 +16,4 @@ async def _service(request: Request) -> Service:
     return service
 
 
-async def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller  # set by access control, except on open routes
-    return caller
-
-
-async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse query parameters that an API route does not have; a mistyped one would otherwise be ignored silently."""
-    route = request.scope["route"]
-    if not route.path.startswith("/v1/"):
-        return  # links to the page may have any
-    known = [field.alias for field in route.dependant.query_params]
-    unknown = [name for name in request.query_params if name not in known]
-    if unknown:
-        raise ProblemError(
-            ProblemKind.UNKNOWN_PARAMETER,
-            f"{request.method} {route.path} has no query parameter {unknown[0][:80]!r}",
-            where="query",
-            got=[name[:80] for name in unknown[:5]],
-            expected=known or "none",
-            action="omit it, or correct its name",
-        )
-
-
 ServiceDep = Annotated[Service, Depends(_service)]
-CallerDep = Annotated[Caller, Depends(_caller)]

@@ -3,11 +3,12 @@
 import asyncio
 
 from fastapi import APIRouter
+from solrl_http.access import access
+from solrl_http.routes.common import PROBLEMS
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.engine.problems import no_worker_serves
-from solrl_rollout.http.access import access
-from solrl_rollout.http.routes.common import PROBLEMS, ServiceDep
+from solrl_rollout.http.routes.common import ServiceDep
 from solrl_rollout.service import Service
 
 router = APIRouter(prefix="/health", tags=["health"], responses=PROBLEMS)

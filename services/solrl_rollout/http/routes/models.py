@@ -1,10 +1,11 @@
 """The hosted models."""
 
 from fastapi import APIRouter
+from solrl_http.access import access
+from solrl_http.routes.common import PROBLEMS
 from solrl_proto.models import ModelList
 
-from solrl_rollout.http.access import access
-from solrl_rollout.http.routes.common import PROBLEMS, ServiceDep
+from solrl_rollout.http.routes.common import ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["models"], responses=PROBLEMS)
 

@@ -7,9 +7,8 @@ from functools import cache
 from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
-
-from solrl_rollout.http.access import access
-from solrl_rollout.http.compression import accepts_gzip
+from solrl_http.access import access
+from solrl_http.compression import accepts_gzip
 
 router = APIRouter(include_in_schema=False)
 

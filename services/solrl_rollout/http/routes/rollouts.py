@@ -1,10 +1,13 @@
 """Rollouts: prompts and group size in, seeds and proxy rewards out."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
+from solrl_http.access import access
+from solrl_http.connected import while_connected
+from solrl_http.drain import draining
+from solrl_http.problems import internal_error
+from solrl_http.routes.common import PROBLEMS, CallerDep
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import (
     STREAM_MEDIA_TYPE,
@@ -17,15 +20,10 @@ from solrl_proto.rollouts import (
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from solrl_rollout.engine.problems import draining
 from solrl_rollout.engine.rollout import Rollout
-from solrl_rollout.http.access import access
-from solrl_rollout.http.problems import internal_error
-from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.http.routes.common import ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["rollouts"], responses=PROBLEMS)
-
-Value = TypeVar("Value")
 
 
 @router.post(
@@ -91,27 +89,3 @@ class RolloutLines(Response):
             raise
         finally:
             await send({"type": "http.response.body", "body": b""})
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, Value]) -> Value:
-    """Return the result of `work`, which is cancelled when the client disconnects.
-
-    Raises:
-        ClientDisconnect: the client disconnected.
-    """
-    task, departure = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait({task, departure}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()
-        departure.cancel()
-        await asyncio.gather(task, departure, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    # The body has been read, so the next message is the end of the connection.
-    while (await receive())["type"] != "http.disconnect":
-        pass

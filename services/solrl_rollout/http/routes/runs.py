@@ -1,11 +1,12 @@
 """Listing and deleting runs."""
 
 from fastapi import APIRouter
+from solrl_http.access import access
+from solrl_http.routes.common import PROBLEMS, CallerDep
 from solrl_proto.adapters import RunList
 from solrl_proto.identifiers import RunName
 
-from solrl_rollout.http.access import access
-from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.http.routes.common import ServiceDep
 
 router = APIRouter(prefix="/v1/runs", tags=["adapters"], responses=PROBLEMS)
 

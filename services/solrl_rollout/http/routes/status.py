@@ -6,12 +6,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from solrl_http.access import access
+from solrl_http.compression import accepts_gzip
+from solrl_http.routes.common import PROBLEMS, CallerDep
 from solrl_proto.identifiers import Message, RunName
 from solrl_proto.status import IterationReport, RunDetail, StatusAnswer
 
-from solrl_rollout.http.access import access
-from solrl_rollout.http.compression import accepts_gzip
-from solrl_rollout.http.routes.common import PROBLEMS, CallerDep, ServiceDep
+from solrl_rollout.http.routes.common import ServiceDep
 from solrl_rollout.http.thumbnails import check_thumbnails
 from solrl_rollout.status import board
 from solrl_rollout.status.curves import detail

@@ -1,10 +1,18 @@
 """Backpressure: while the queue is full, new work is refused by its head alone, so that a refusal costs little."""
 
+from typing import Protocol
+
 from solrl_proto.problems import ProblemError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from solrl_rollout.http.problems import respond_to
-from solrl_rollout.service import Service
+from solrl_http.problems import respond_to
+
+
+class Queue(Protocol):
+    """A service with a bounded queue."""
+
+    def require_capacity(self, tenant: str) -> None:
+        """Raise the ProblemError of work that the tenant cannot queue now."""
 
 
 class Backpressure:
@@ -16,7 +24,7 @@ class Backpressure:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
         if scope["type"] == "http" and scope["state"]["rule"].declaration.queues_work:
-            service: Service = scope["app"].state.service
+            service: Queue = scope["app"].state.service
             try:
                 service.require_capacity(scope["state"]["caller"].tenant)
             except ProblemError as error:

@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from solrl_rollout.http.access import access
-from solrl_rollout.http.routes.common import PROBLEMS
-from solrl_rollout.status.metrics import Metrics
+from solrl_http.access import access
+from solrl_http.metrics import RequestMetrics
+from solrl_http.routes.common import PROBLEMS
 
 router = APIRouter(tags=["metrics"], responses=PROBLEMS)
 
@@ -18,5 +18,5 @@ router = APIRouter(tags=["metrics"], responses=PROBLEMS)
 @access("admin")  # it shows all tenants
 def metrics(request: Request) -> Response:
     """Queue, throughput, adapters, requests and memory, for Prometheus; needs the scope `admin`."""
-    service_metrics: Metrics = request.app.state.metrics
+    service_metrics: RequestMetrics = request.app.state.metrics
     return Response(service_metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -9,8 +9,8 @@ from importlib.resources import files
 from fastapi import APIRouter, Request, Response
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.http.access import access
-from solrl_rollout.http.compression import accepts_gzip
+from solrl_http.access import access
+from solrl_http.compression import accepts_gzip
 
 router = APIRouter(prefix="/docs", include_in_schema=False)
 
@@ -29,7 +29,7 @@ _PAGE = f"""<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>solrl rollout service</title>
+<title>__TITLE__</title>
 <link rel="icon" href="docs/static/favicon.png">
 <link rel="stylesheet" href="docs/static/swagger-ui.css">
 </head>
@@ -55,9 +55,10 @@ _HEADERS = {"Cache-Control": "no-cache", "Referrer-Policy": "no-referrer", "X-Co
 
 @router.get("")
 @access("open")
-def page() -> Response:
+def page(request: Request) -> Response:
     """The page, which reads `/openapi.json`."""
-    return Response(_PAGE, media_type="text/html", headers=_HEADERS | {"Content-Security-Policy": "; ".join(_POLICY)})
+    body = _PAGE.replace("__TITLE__", request.app.title)
+    return Response(body, media_type="text/html", headers=_HEADERS | {"Content-Security-Policy": "; ".join(_POLICY)})
 
 
 @router.get("/static/{name}")

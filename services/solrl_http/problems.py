@@ -7,12 +7,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from solrl_proto.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemError, ProblemKind
+from solrl_proto.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemError, ProblemKind, RetryLaterError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-
-from solrl_rollout.engine.problems import RetryLaterError
 
 _SHOWN = 200  # characters of a client's value that a problem repeats
 _CLIENT_LEFT = 499

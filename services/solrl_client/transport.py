@@ -1,9 +1,11 @@
-"""HTTP answers of a rollout service, read within bounds and with their refusals as exceptions.
+"""HTTP answers of a service, read within bounds and with their refusals as exceptions.
 
-The service may be broken, overloaded or not a rollout service at all, so nothing that it sends is trusted: bodies are
+The service may be broken, overloaded or another program altogether, so nothing that it sends is trusted: bodies are
 bounded and never decompressed, and its texts are made safe to print.
 """
 
+import math
+import time
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -11,7 +13,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
 
-from solrl_trainer.text import printable, printable_value
+from solrl_client.text import printable, printable_value
 
 HEADERS = {"Accept-Encoding": "identity"}
 """Asks for bodies as they are: a compressed one could be of any size."""
@@ -33,28 +35,29 @@ class RefusedError(ProblemError):
         self.retry_after = retry_after
 
 
-def read_document(answer: httpx.Response, model: type[Document]) -> Document:
-    """The JSON document of a streamed answer.
+def read_document(answer: httpx.Response, model: type[Document], *, until: float = math.inf) -> Document:
+    """The JSON document of a streamed answer, which must be complete by `until`, on the monotonic clock.
 
     Raises:
         RefusedError: the answer is a refusal, is too large, or is no such document.
+        httpx.ReadTimeout: it is not complete.
     """
-    body = read_body(answer)
+    body = read_body(answer, until=until)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise unexpected(answer, _first_fault(error)) from None
 
 
-def read_body(answer: httpx.Response) -> bytes:
-    """The body of a streamed answer.
+def read_body(answer: httpx.Response, *, until: float = math.inf) -> bytes:
+    """The body of a streamed answer; see `read_document`.
 
     Raises:
         RefusedError: the answer is a refusal, or is too large.
     """
     if not answer.is_success:
-        raise _refusal(answer)
-    body = _read(answer, MAX_DOCUMENT)
+        raise _refusal(answer, until)
+    body = _read(answer, MAX_DOCUMENT, until)
     if body is None:
         raise unexpected(answer, f"a document of more than {MAX_DOCUMENT} bytes")
     return body
@@ -124,8 +127,8 @@ def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
     return RefusedError(cleaned, retry_after)
 
 
-def _refusal(answer: httpx.Response) -> RefusedError:
-    body = _read(answer, _MAX_PROBLEM)
+def _refusal(answer: httpx.Response, until: float = math.inf) -> RefusedError:
+    body = _read(answer, _MAX_PROBLEM, until)
     if body is None:
         return unexpected(answer, f"a refusal of more than {_MAX_PROBLEM} bytes")
     try:
@@ -136,12 +139,14 @@ def _refusal(answer: httpx.Response) -> RefusedError:
     return refusal(problem, float(after) if after.isascii() and after.isdigit() else None)
 
 
-def _read(answer: httpx.Response, limit: int) -> bytes | None:
+def _read(answer: httpx.Response, limit: int, until: float) -> bytes | None:
     """The whole body, or None if it is longer than `limit` bytes."""
     _require_plain(answer)
     body = bytearray()
     for part in answer.iter_raw():
         body += part
+        if time.monotonic() > until:
+            raise httpx.ReadTimeout("the answer is too slow")
         if len(body) > limit:
             return None
     return bytes(body)

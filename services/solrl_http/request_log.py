@@ -10,8 +10,8 @@ from solrl_proto.identifiers import NAME_PATTERN
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from solrl_rollout.status import logs
-from solrl_rollout.status.metrics import Metrics
+from solrl_http import logs
+from solrl_http.metrics import RequestMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _CLIENT_LEFT = 499
 class RequestLog:
     """The outermost middleware, so that every answer has an id and a line."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
         self._app = app
         self._metrics = metrics
 

@@ -18,8 +18,8 @@ from solrl_proto.problems import Problem, ProblemKind
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from solrl_rollout.http.limits import MAX_HEAD_BYTES, head_too_large
-from solrl_rollout.http.problems import respond
+from solrl_http.limits import MAX_HEAD_BYTES, head_too_large
+from solrl_http.problems import respond
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,23 @@
-"""Answers to requests that are cancelled at the drain timeout."""
+"""The end of a service: new work is refused, and requests are cancelled at the drain timeout."""
 
 import asyncio
 
+from solrl_proto.problems import ProblemKind, RetryLaterError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from solrl_rollout.engine.problems import draining
-from solrl_rollout.http.problems import respond_to
+from solrl_http.problems import respond_to
+
+
+def draining(
+    detail: str = "the service is stopping: it finishes accepted work and refuses new work",
+) -> RetryLaterError:
+    """The 503 of a service that is stopping."""
+    return RetryLaterError(
+        ProblemKind.DRAINING,
+        detail,
+        retry_after=10,
+        action="send the same request to another replica, or again after the restart",
+    )
 
 
 class DrainTimeout:

@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute, compile_path
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
-from solrl_rollout.http.problems import respond
-from solrl_rollout.http.tokens import Keyring, Scope, Token, TokenFileError
+from solrl_http.problems import respond
+from solrl_http.tokens import Keyring, Scope, Token, TokenFileError
 
 LOCAL_TENANT = "local"
 """The tenant of all callers of a service without tokens."""

@@ -5,8 +5,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from solrl_rollout.http.bodies import read_body
-from solrl_rollout.http.problems import body_too_large, respond
+from solrl_http.bodies import read_body
+from solrl_http.problems import body_too_large, respond
 
 MAX_HEAD_BYTES = 32 * 1024
 """Limit of a request's first line and headers together."""
@@ -53,7 +53,7 @@ class HeadLimit:
         await self._app(scope, receive, send)
 
 
-class JsonBodyLimit:
+class BodyLimit:
     """Middleware that collects bodies of at most `limit` bytes, except those of PUT, whose route does so by itself."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:

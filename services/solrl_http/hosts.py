@@ -7,7 +7,7 @@ from collections.abc import Collection
 from solrl_proto.problems import Problem, ProblemKind
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from solrl_rollout.http.problems import respond
+from solrl_http.problems import respond
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 

@@ -1,0 +1,26 @@
+"""Bearer tokens of clients, from the environment."""
+
+import os
+from pathlib import Path
+
+
+def bearer_token(variable: str) -> str | None:
+    """Bearer token from the file named by `<variable>_PATH`, or from the variable itself; None without either.
+
+    It is never taken from the command line, which other users can read. Surrounding white space is dropped.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the content cannot be a token; the message does not show it.
+    """
+    path = os.environ.get(f"{variable}_PATH")
+    source = f"the file of {variable}_PATH ({path})" if path else variable
+    token = (Path(path).read_text() if path else os.environ.get(variable, "")).strip()
+    if path and not token:
+        raise ValueError(f"{source} is empty; expected a token of `solrl-rollout token create`")
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise ValueError(
+            f"{source} contains white space, control or non-ASCII characters, so it is not a token; "
+            "expected one line as `solrl-rollout token create` prints it"
+        )
+    return token or None

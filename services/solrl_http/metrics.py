@@ -1,0 +1,46 @@
+"""Metrics of requests and of the process, which every service has."""
+
+import contextlib
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_WORK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class RequestMetrics:
+    """Counters of requests, and a registry to which a service adds its own. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = self._counter("http_requests", "Requests answered.", "route", "method", "status")
+        self._latency = self._histogram(
+            "http_request_seconds", "Seconds until the end of the answer.", "route", "method", buckets=_REQUEST
+        )
+        self._open = Gauge("solrl_http_requests_in_progress", "Requests in progress.", registry=registry)
+        build = Gauge("solrl_build_info", "The running version, as a label.", ["version"], registry=registry)
+        build.labels(version("solrl")).set(1)
+        ProcessCollector(registry=registry)
+
+    def request_answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count an answered request; `route` is a template, never a path."""
+        self._requests.labels(route, method, str(status)).inc()
+        self._latency.labels(route, method).observe(seconds)
+
+    @contextlib.contextmanager
+    def in_progress(self) -> Iterator[None]:
+        """Count a request as in progress within the context."""
+        with self._open.track_inprogress():
+            yield
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"solrl_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _WORK) -> Histogram:
+        return Histogram(f"solrl_{name}", text, labels, registry=self.registry, buckets=buckets)

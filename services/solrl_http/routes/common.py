@@ -1,0 +1,45 @@
+"""Dependencies that routes of all services share, and the documentation of their problems.
+
+Dependencies are coroutines although they await nothing: FastAPI would run plain functions in a thread, which gets
+little time while the service computes.
+"""
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemError, ProblemKind
+
+from solrl_http.access import Caller
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "A problem document (RFC 9457)",
+        "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+}
+
+
+async def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller  # set by access control, except on open routes
+    return caller
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse query parameters that an API route does not have; a mistyped one would otherwise be ignored silently."""
+    route = request.scope["route"]
+    if not route.path.startswith("/v1/"):
+        return  # links to the page may have any
+    known = [field.alias for field in route.dependant.query_params]
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        raise ProblemError(
+            ProblemKind.UNKNOWN_PARAMETER,
+            f"{request.method} {route.path} has no query parameter {unknown[0][:80]!r}",
+            where="query",
+            got=[name[:80] for name in unknown[:5]],
+            expected=known or "none",
+            action="omit it, or correct its name",
+        )
+
+
+CallerDep = Annotated[Caller, Depends(_caller)]

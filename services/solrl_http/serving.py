@@ -1,0 +1,241 @@
+"""A service's application under uvicorn: one clear message if it cannot start, a clean stop on a signal."""
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import logging
+import math
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import uvicorn
+from solrl_proto.problems import ProblemError, ProblemKind
+
+from solrl_http.hosts import is_loopback
+from solrl_http.settings import MIB, HttpSettings
+from solrl_http.tokens import read_tokens
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.types import ASGIApp
+
+logger = logging.getLogger(__name__)
+
+_PORT_FAULTS: dict[int | None, dict[str, str]] = {
+    errno.EADDRINUSE: {
+        "expected": "a free port",
+        "action": "stop the process that uses it, or choose another with --port (0 picks a free one)",
+    },
+    errno.EACCES: {
+        "expected": "a port that this user may open",
+        "action": "choose one of 1024 or above with --port (0 picks a free one)",
+    },
+}
+_HOST_FAULT = {
+    "expected": "a name or address of this machine",
+    "action": "give --host 127.0.0.1 for this machine alone, 0.0.0.0 or :: for all of its addresses",
+}
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+class Service(Protocol):
+    """A running service. Once `draining` is set, it refuses new work; `dead` if it can do none."""
+
+    draining: bool
+
+    @property
+    def dead(self) -> bool:
+        """Whether only a new process can replace this one."""
+
+
+def serve_app(
+    settings: HttpSettings, make_app: "Callable[[], FastAPI]", announce: "Callable[[FastAPI, str], None]"
+) -> None:
+    """Serve until a SIGTERM or SIGINT, then finish accepted work.
+
+    Args:
+        settings: address, access and limits.
+        make_app: makes the application, whose lifespan sets `app.state.service`. Called once the port is bound, so that
+            a port already in use is reported without waiting for torch.
+        announce: called with the started application and its address, before it answers.
+
+    Raises:
+        ProblemError, ValueError, OSError, RuntimeError: the service cannot start.
+        ServiceDiedError: the service died; a supervisor should restart the process.
+    """
+    fix_malloc()
+    raise_file_limit()
+    check_exposure(settings)
+    with contextlib.closing(bind(settings.host, settings.port)) as listener:
+        asyncio.run(_serve(settings, listener, make_app, announce))
+
+
+def fix_malloc() -> None:
+    """Set the amount of freed memory that glibc keeps to its upper bound.
+
+    By default, glibc keeps twice the largest block (of up to 32 MiB) that was ever freed. A single larger block, hours
+    after the start, would raise the process's memory permanently, which looks like a leak.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 * MIB)
+        mallopt(_M_TRIM_THRESHOLD, 64 * MIB)
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files as far as this user may: connections and adapters of workers need one each."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses a limit of infinity
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def check_exposure(settings: HttpSettings) -> None:
+    """Refuse to serve other machines without tokens.
+
+    Raises:
+        ProblemError: others can reach the address, and there is no token file.
+        TokenFileError: the token file cannot be used.
+    """
+    if settings.token_file is not None:
+        if all(token.expired for token in read_tokens(settings.token_file)):
+            logger.warning("no token in %s is valid, so all requests that need one are refused", settings.token_file)
+        return
+    if is_loopback(settings.host):
+        return
+    if settings.allow_anonymous:
+        logger.warning(
+            "there is no token file: anyone who can reach %s can use, read and replace everything",
+            settings.host,
+        )
+        return
+    raise ProblemError(
+        ProblemKind.NO_TOKENS,
+        f"other machines can reach {settings.host}, and there is no token file to control access",
+        where="--host",
+        got=settings.host,
+        expected="a token file, or a loopback address",
+        action=f"create one with `solrl-rollout token create --tenant NAME --scopes {settings.token_scopes} --file "
+        "tokens.json` "
+        "and pass it as --token-file tokens.json (SOLRL_TOKEN_FILE); or listen on 127.0.0.1; or, if nobody else can "
+        "reach the address, pass --allow-anonymous",
+    )
+
+
+class ServiceDiedError(RuntimeError):
+    """The service died; only a new process can replace it."""
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, but after a signal it keeps answering until accepted work is finished or the service is dead.
+
+    uvicorn itself would stop listening first, so new clients would get no answer instead of the reason.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, grace: float) -> None:
+        super().__init__(config)
+        self._service = service
+        self._grace = grace
+        self._deadline = math.inf
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own handler raises the signal again at the end, which would kill us before the engine stops.
+        loop = asyncio.get_running_loop()
+        handled = (signal.SIGINT, signal.SIGTERM)
+        for number in handled:
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        """Refuse new work; on a second signal, stop immediately."""
+        self.force_exit = self._service.draining
+        self._deadline = asyncio.get_running_loop().time() + (0 if self.force_exit else self._grace)
+        self._service.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to stop listening; called ten times a second."""
+        await super().on_tick(counter)
+        if not self._service.draining:
+            return self._service.dead
+        left = max(0.0, self._deadline - asyncio.get_running_loop().time())
+        # For clients that are still reading their answers by then.
+        self.config.timeout_graceful_shutdown = math.ceil(left)
+        return not self.server_state.tasks or not left or self._service.dead
+
+
+async def _serve(
+    settings: HttpSettings,
+    listener: socket.socket,
+    make_app: "Callable[[], FastAPI]",
+    announce: "Callable[[FastAPI, str], None]",
+) -> None:
+    app = make_app()
+    # Entered here, because uvicorn would turn a start error into a traceback.
+    async with app.router.lifespan_context(app):
+        host, port = listener.getsockname()[:2]
+        announce(app, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        config = _config(app, settings)
+        await DrainingServer(config, app.state.service, settings.drain_timeout).serve([listener])
+        if app.state.service.dead:
+            raise ServiceDiedError("the working thread died; the log above says why. Start the service again.")
+
+
+def _config(app: "ASGIApp", settings: HttpSettings) -> uvicorn.Config:
+    from solrl_http.connections import ConnectionLimits, GuardedProtocol
+    from solrl_http.limits import MAX_HEAD_BYTES
+
+    class Protocol(GuardedProtocol):
+        limits = ConnectionLimits(settings.slow_client_timeout, settings.max_connections)
+
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=settings.keep_alive_timeout,
+        timeout_graceful_shutdown=settings.drain_timeout,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind the port before the model is loaded; connections are accepted once the server listens.
+
+    Raises:
+        ProblemError: it cannot be bound; says whether host or port is at fault.
+    """
+    # With an explicit protocol, because asyncio disables Nagle's algorithm only then; it would add 40 ms per answer.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except (OSError, ValueError, TypeError) as error:  # the latter two, of a name that cannot be encoded
+        listener.close()
+        fault = _PORT_FAULTS.get(getattr(error, "errno", None))
+        raise ProblemError(
+            ProblemKind.ADDRESS_UNAVAILABLE,
+            f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
+            where="--port" if fault else "--host",
+            got=port if fault else host,
+            **(fault or _HOST_FAULT),
+        ) from error
+    return listener
+
+
+def access_line(settings: HttpSettings) -> str:
+    """Say who is served, for the start of a service."""
+    if settings.token_file is not None:
+        return f"with tokens from {settings.token_file}"
+    return "this machine only, no tokens" if is_loopback(settings.host) else "[red]ANYONE, no tokens[/]"

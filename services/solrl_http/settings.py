@@ -1,0 +1,100 @@
+"""Settings of a server, by flag or by environment (`SOLRL_PORT`, …): its address, access, limits and log."""
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import tyro
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+MIB = 2**20
+SECRETS = Path("/run/secrets")
+"""Folder of secret settings in containers, one file each, e.g. `solrl_redis_url`. The environment takes precedence."""
+CONFIG = SettingsConfigDict(
+    env_prefix="SOLRL_", extra="ignore", frozen=True, secrets_dir=SECRETS if SECRETS.is_dir() else None
+)
+
+
+def split(value: Any) -> Any:
+    """Different items of a setting with several; in the environment they are separated by commas."""
+    if isinstance(value, str):
+        value = tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
+
+
+def resolve_device(device: str) -> str:
+    """The name of a torch device; `auto` is CUDA if available, otherwise the CPU."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class HttpSettings(BaseSettings):
+    """Settings of a server's HTTP side; flags take precedence over the environment."""
+
+    model_config = CONFIG
+
+    token_scopes: ClassVar[str] = "rollout push"
+    """Scopes of a usual client's token, for advice."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 8100
+    """Port to listen on; 0 picks a free one."""
+
+    token_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """Token file, from `solrl-rollout token create`; without one, the service serves only this machine."""
+
+    allow_anonymous: bool = False
+    """Serve anyone who can reach the address, without tokens. They can use, read and replace everything."""
+
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
+    """Names and addresses that are allowed as Host, in addition to loopback, on a service without tokens.
+    In the environment they are separated by commas."""
+
+    slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
+    """Seconds within which a request's head must arrive, and over which its body must average 16 KiB per second."""
+
+    keep_alive_timeout: Annotated[int, Field(ge=1)] = 60
+    """Seconds that a connection may be idle between two requests."""
+
+    max_connections: Annotated[int, Field(ge=1)] = 512
+    """Maximum number of concurrent connections; further ones are answered 503."""
+
+    log_format: Literal["auto", "json", "text"] = "auto"
+    """Format of the log on stderr; auto is text on a terminal, otherwise JSON."""
+
+    max_body_bytes: Annotated[int, Field(ge=1)] = 16 * MIB
+    """Largest JSON body, in bytes."""
+
+    max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
+    """Maximum bytes of all request bodies in memory; further requests are answered 503.
+    With a token file, one tenant may use half of it, or one body of the largest size."""
+
+    drain_timeout: Annotated[int, Field(ge=0)] = 50
+    """Seconds after a SIGTERM to finish accepted work."""
+
+    @property
+    def tenant_inflight_bytes(self) -> int:
+        """Maximum bytes in memory of one tenant's request bodies."""
+        if self.token_file is None:
+            return self.max_inflight_bytes
+        return max(self.max_inflight_bytes // 2, self.max_body_bytes)
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split_hosts(cls, value: Any) -> Any:
+        return split(value)
+
+
+def require_within(settings: HttpSettings, *pairs: tuple[str, str]) -> None:
+    """Raise ValueError if the first setting of a pair exceeds the second, its budget."""
+    for name, bound in pairs:
+        if (largest := getattr(settings, name)) > (most := getattr(settings, bound)):
+            raise ValueError(
+                f"{name} is {largest} and {bound} {most}: one of the largest size would always be refused; "
+                f"raise {bound}, or lower {name}"
+            )
