@@ -18,6 +18,7 @@ PACKAGES = {
     "solrl_minis": ROOT / "minis",
     "solrl_client": ROOT / "services",
     "solrl_http": ROOT / "services",
+    "solrl_reward": ROOT / "services",
     "solrl_rollout": ROOT / "services",
     "solrl_trainer": ROOT / "trainer",
 }
@@ -28,6 +29,7 @@ ALLOWED = {
     "solrl_minis": {"solrl_core", "solrl_proto"},
     "solrl_client": {"solrl_core", "solrl_proto"},
     "solrl_http": {"solrl_proto"},
+    "solrl_reward": {"solrl_core", "solrl_http", "solrl_proto"},
     "solrl_rollout": {"solrl_client", "solrl_core", "solrl_http", "solrl_proto"},
     "solrl_trainer": {"solrl_client", "solrl_core", "solrl_proto"},
 }
@@ -134,6 +136,8 @@ def modules_after(code: str) -> tuple[str, set[str]]:
         ("solrl-train", ["--help"], "doctor"),
         ("solrl-train", ["run", "--help"], "--rollout-url"),
         ("solrl-train", ["presets"], "mini-sana/sol_rl/clipscore"),
+        ("solrl-reward", ["--help"], "serve"),
+        ("solrl-reward", ["serve", "--help"], "--rewards"),
         ("solrl-rollout", ["--help"], "serve"),
         ("solrl-rollout", ["serve", "--help"], "--model"),
     ],

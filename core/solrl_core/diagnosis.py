@@ -246,11 +246,14 @@ def rewards(
         revision: the model's hub commit or tag.
         options: win over those of the model.
     """
-    from solrl_core.rewards.base import REWARDS
+    from solrl_core.rewards.base import AT, REWARDS
 
     defaults = _reward_options(model, revision)
     others = (name for name in REWARDS.names() if REWARDS.is_built_in(name) and name not in names)
     for name in (*names, *others):
+        if at := (options or {}).get(name, {}).get(AT):
+            yield Finding(f"reward {name}", "n/a", f"computed by the server at {at}, which was not asked", "")
+            continue
         try:
             found = REWARDS.find(name)
         except ValueError as error:

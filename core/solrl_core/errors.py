@@ -4,6 +4,7 @@ SolrlError
 ├── AdapterError   (ValueError)    an adapter file is refused
 ├── MismatchError  (ValueError)    service and trainer would generate or score different images
 └── RewardError    (RuntimeError)  a reward fails, or its scores cannot be used
+    └── RewardUnavailableError     a reward server gives no usable answer
 """
 
 from typing import Any, Literal
@@ -80,3 +81,7 @@ class RewardError(SolrlError, RuntimeError):
     def __init__(self, reward: str, fault: str) -> None:
         super().__init__(f"reward {reward!r} {fault}")
         self.reward = reward
+
+
+class RewardUnavailableError(RewardError):
+    """A reward server gave no usable answer, by no fault of the images; the same images may be scored later."""

@@ -8,7 +8,7 @@ import struct
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, Tier, Version
 from solrl_proto.models import Numerics
@@ -58,22 +58,25 @@ class AdapterRef(Message):
     version: Version
 
 
+def _small(value: dict[str, Any]) -> dict[str, Any]:
+    if _depth(value) > MAX_METADATA_DEPTH:
+        raise ValueError(f"metadata is nested more than {MAX_METADATA_DEPTH} deep; flatten it")
+    size = len(json.dumps(value).encode())
+    if size > MAX_METADATA_BYTES:
+        raise ValueError(f"metadata has {size} bytes as JSON; expected at most {MAX_METADATA_BYTES} per prompt")
+    return value
+
+
+Metadata = Annotated[dict[str, Any], AfterValidator(_small)]
+"""The rest of a prompt's line, for rewards that read it."""
+
+
 class PromptItem(Message):
     """One prompt. `metadata` is passed to the rewards unchanged (GenEval's, for the verifier)."""
 
     id: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     text: Annotated[str, StringConstraints(min_length=1, max_length=4096, strip_whitespace=True)]
-    metadata: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("metadata")
-    @classmethod
-    def _is_small(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if _depth(value) > MAX_METADATA_DEPTH:
-            raise ValueError(f"metadata is nested more than {MAX_METADATA_DEPTH} deep; flatten it")
-        size = len(json.dumps(value).encode())
-        if size > MAX_METADATA_BYTES:
-            raise ValueError(f"metadata has {size} bytes as JSON; expected at most {MAX_METADATA_BYTES} per prompt")
-        return value
+    metadata: Metadata = Field(default_factory=dict)
 
 
 def _depth(value: Any) -> int:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 TOKEN_PREFIX = "solrl_"
 """Prefix of every token, so that scanners of source code and logs can find leaked ones."""
 
-Scope = Literal["rollout", "push", "admin"]
+Scope = Literal["rollout", "push", "score", "admin"]
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 

@@ -59,7 +59,7 @@ class TokenCreate:
     tenant: str
     """Tenant of the token. Tenants cannot see each other's runs."""
     scopes: tuple[Scope, ...]
-    """Permissions: rollout (explore), push (store adapters), admin (metrics)."""
+    """Permissions: rollout (explore), push (store adapters), score (at a reward service), admin (metrics)."""
     expires: str = "90d"
     """Lifetime: 12h, 30d, 8w; or never."""
     file: TokenFile = None

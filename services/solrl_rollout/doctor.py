@@ -44,8 +44,8 @@ def _engine(settings: Settings) -> Iterator[Finding]:
 
 def _rewards(settings: Settings) -> Iterator[Finding]:
     for spec in settings.models:
-        options = settings.reward_options
-        yield from diagnosis.rewards(settings.rewards, spec.location, revision=spec.revision, options=options)
+        options = settings.options_of_rewards
+        yield from diagnosis.rewards(settings.reward_names, spec.location, revision=spec.revision, options=options)
 
 
 def _workers(settings: Settings) -> Finding:

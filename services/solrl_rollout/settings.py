@@ -40,6 +40,21 @@ def parse_model(text: str) -> ModelSpec:
     return ModelSpec(name or default_model_name(location), location, revision)
 
 
+class RewardName(NamedTuple):
+    """A reward's name, and the address of the server that computes it, if one does."""
+
+    name: str
+    at: str | None
+
+
+def parse_reward(text: str) -> RewardName:
+    """Parse `name[@http://…]`; ValueError if either is empty."""
+    name, separator, at = text.partition("@")
+    if not name or (separator and not at):
+        raise ValueError(f"got reward {text!r}; expected a name, or name@http://HOST:PORT of a reward server")
+    return RewardName(name, at or None)
+
+
 class Hosting(BaseSettings):
     """Settings of the models and rewards of one service process, their devices and their store."""
 
@@ -75,12 +90,14 @@ class Hosting(BaseSettings):
     Every answer states the precision used."""
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
-    """Rewards to load, by name or package.module:attribute. In the environment they are separated by commas."""
+    """Rewards to load, by name or package.module:attribute, each with @http://… if a reward server computes it.
+    In the environment they are separated by commas."""
 
     reward_options: Annotated[
         dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
     ] = Field(default_factory=dict)
     """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for those that are built in.
+    at, timeout and batch_size for those of a reward server.
     For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
 
     redis_url: Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="(default: in this process)")] = (
@@ -170,6 +187,20 @@ class Settings(HttpSettings, Hosting):
         """The models to host."""
         return [parse_model(text) for text in self.model]
 
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """Names of the rewards, without addresses of servers."""
+        return tuple(parse_reward(text).name for text in self.rewards)
+
+    @property
+    def options_of_rewards(self) -> dict[str, dict[str, Any]]:
+        """Reward → options, with the addresses in `rewards`."""
+        found = {name: dict(options) for name, options in self.reward_options.items()}
+        for name, at in map(parse_reward, self.rewards):
+            if at is not None:
+                found.setdefault(name, {})["at"] = at
+        return found
+
     @model_validator(mode="after")
     def _largest_bodies_fit(self) -> Self:
         require_within(
@@ -215,6 +246,14 @@ class Settings(HttpSettings, Hosting):
         names = [parse_model(text).name for text in value]
         if len(set(names)) < len(names):
             raise ValueError(f"got two models with one name: {names}; expected name=location for one of them")
+        return value
+
+    @field_validator("rewards", mode="after")
+    @classmethod
+    def _rewards_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = [parse_reward(text).name for text in value]
+        if len(set(names)) < len(names):
+            raise ValueError(f"got a reward twice: {names}; expected each once, here or at one server")
         return value
 
     @field_validator("model", "rewards", mode="before")

@@ -1,7 +1,8 @@
-"""docs/settings.md: every setting of a run and of a service, with a meaning."""
+"""docs/settings.md: every setting of a run and of the services, with a meaning."""
 
 from fences import ROOT
 from settings_page import page, settings_of
+from solrl_reward.settings import Settings as RewardSettings
 from solrl_rollout.settings import Settings
 from solrl_trainer.config import RunConfig
 
@@ -12,6 +13,6 @@ def test_the_page_is_generated() -> None:
 
 
 def test_every_setting_is_described() -> None:
-    rows = [*settings_of(RunConfig), *settings_of(Settings)]
-    assert {"explore.candidates", "optimizer.shard_base", "queue_limit"} <= {row.name for row in rows}
+    rows = [*settings_of(RunConfig), *settings_of(Settings), *settings_of(RewardSettings)]
+    assert {"explore.candidates", "optimizer.shard_base", "queue_limit", "batch"} <= {row.name for row in rows}
     assert all(row.meaning.endswith(".") for row in rows), [row.name for row in rows if not row.meaning.endswith(".")]

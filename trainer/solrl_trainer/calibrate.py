@@ -5,12 +5,14 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from solrl_core.early_decoder import REWARD_PIXELS, early_stage, fit_early_decoder
+from solrl_client.remote_reward import connect_reward
 from solrl_core.families import load_backbone
 from solrl_core.families.early_exit import EarlyDecoderError
 from solrl_core.families.pipeline import PipelineBackbone
@@ -168,14 +170,15 @@ def calibrate(
             "expected explore.sampler=ode"
         )
     measured_on = _prompts(config, prompts)
-    require_judges(config.rewards, measured_on, "train")
+    require_judges(config.rewards, measured_on, "train", config.reward_options)
     world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=device, revision=config.revision)
     note_long_prompts(backbone, {"training": measured_on}, note)
     options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
-    rewards = RewardSet.load(list(config.rewards), backbone, options)
+    connect = partial(connect_reward, patience=config.patience)
+    rewards = RewardSet.load(list(config.rewards), backbone, options, connect=connect)
     if few := few_prompts_text(prompts):
         note(few)
     scorer = Scorer(

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from solrl_client.remote_reward import connect_reward
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
@@ -70,11 +72,14 @@ def evaluate_run(
     config = _changed(saved, given)
     settings = config.evaluate
     held_out = read_prompts(find_prompts(config.prompts), "test")[: prompts or settings.prompts]
+    wanted = list(rewards) if rewards else [*config.rewards, *settings.rewards]
+    chosen = given.get("reward_options", {})
+    options = saved.reward_options | chosen
     if rewards:
-        names = list(rewards)
-        require_judges(names, held_out, "test")
+        names = wanted
+        require_judges(names, held_out, "test", options)
     else:
-        names = usable_judges([*config.rewards, *settings.rewards], held_out, note)
+        names = usable_judges(wanted, held_out, note, options)
         if not names:
             raise ValueError(f"none of the run's rewards can score {config.prompts}; choose others with --rewards")
     world = processes.world(config.device, config.patience)
@@ -86,9 +91,9 @@ def evaluate_run(
     backbone = load_backbone(config.model, device=pick_device(config.device, world), revision=config.revision)
     note_long_prompts(backbone, {"held-out": held_out}, note)
     # Drop the run's options for other rewards; options given here must belong to a requested reward.
-    options = {name: value for name, value in saved.reward_options.items() if name in names}
-    options |= given.get("reward_options", {})
-    judges = RewardSet.load(names, backbone, options)
+    options = {name: value for name, value in options.items() if name in names or name in chosen}
+    connect = partial(connect_reward, patience=config.patience)
+    judges = RewardSet.load(names, backbone, options, connect=connect)
     generator = Generator(backbone, "bf16")
     limits = Limits(BatchLimit(note), BatchLimit(note, doing="scoring"))
 

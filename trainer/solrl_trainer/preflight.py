@@ -20,6 +20,9 @@ FIRST_PATIENCE = 15.0
 """Seconds to try to reach the service; a wrong address should be reported soon."""
 
 Note = Callable[[str], None]
+RewardOptions = Mapping[str, Mapping[str, Any]]
+"""Reward → options of its loader."""
+NO_OPTIONS: RewardOptions = {}
 
 
 def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
@@ -67,11 +70,13 @@ def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
     _check_models(config, note)
 
 
-def usable_judges(names: Iterable[str], prompts: Sequence[PromptItem], note: Note) -> list[str]:
-    """Rewards that can score images of all these prompts; the others are noted."""
+def usable_judges(
+    names: Iterable[str], prompts: Sequence[PromptItem], note: Note, options: RewardOptions = NO_OPTIONS
+) -> list[str]:
+    """Rewards that can score images of all these prompts, as far as is known of those at a server; others are noted."""
     usable = []
     for name in dict.fromkeys(names):
-        fault = _first_fault(name, prompts)
+        fault = _first_fault(name, prompts, options)
         if fault is None:
             usable.append(name)
         else:
@@ -79,14 +84,16 @@ def usable_judges(names: Iterable[str], prompts: Sequence[PromptItem], note: Not
     return usable
 
 
-def require_judges(names: Iterable[str], prompts: Sequence[PromptItem], split: str) -> None:
-    """Refuse rewards that cannot score images of all these prompts.
+def require_judges(
+    names: Iterable[str], prompts: Sequence[PromptItem], split: str, options: RewardOptions = NO_OPTIONS
+) -> None:
+    """Refuse rewards that cannot score images of all these prompts, as far as is known of those at a server.
 
     Raises:
         ValueError: naming the first such reward and prompt, or a reward that does not exist.
     """
     for name in names:
-        fault = _first_fault(name, prompts)
+        fault = _first_fault(name, prompts, options)
         if fault is not None:
             raise ValueError(
                 f"reward {name!r} cannot be used with the {split} prompts: {fault}; omit it, or use prompts with "
@@ -94,9 +101,11 @@ def require_judges(names: Iterable[str], prompts: Sequence[PromptItem], split: s
             )
 
 
-def _first_fault(name: str, prompts: Sequence[PromptItem]) -> str | None:
-    from solrl_core.rewards.base import REWARDS, metadata_fault
+def _first_fault(name: str, prompts: Sequence[PromptItem], options: RewardOptions) -> str | None:
+    from solrl_core.rewards.base import AT, REWARDS, metadata_fault
 
+    if AT in options.get(name, {}):
+        return None  # its code may be at the server only
     reward = REWARDS.find(name)
     for prompt in prompts:
         fault = metadata_fault(reward, prompt.metadata)
@@ -121,10 +130,11 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     unknown = sorted(config.reward_options.keys() - named)
     if unknown:
         raise ValueError(f"got reward_options of {', '.join(unknown)}; expected some of the run's: {sorted(named)}")
-    from solrl_core.rewards.base import REWARDS  # imports torch, so it follows the fast checks
+    from solrl_core.rewards.base import AT, REWARDS  # imports torch, so it follows the fast checks
 
     for name in sorted(named):
-        REWARDS.check(name)
+        if AT not in config.reward_options.get(name, {}):
+            REWARDS.check(name)
 
 
 def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
@@ -152,9 +162,9 @@ def _check_models(config: RunConfig, note: Note) -> RunConfig:
 
     folder = find_prompts(config.prompts)
     held_out = read_prompts(folder, "test")[: config.evaluate.prompts]
-    require_judges(config.rewards, read_prompts(folder, "train"), "train")
-    require_judges(config.rewards, held_out, "test")
-    judges = usable_judges(config.evaluate.rewards, held_out, note)
+    require_judges(config.rewards, read_prompts(folder, "train"), "train", config.reward_options)
+    require_judges(config.rewards, held_out, "test", config.reward_options)
+    judges = usable_judges(config.evaluate.rewards, held_out, note, config.reward_options)
     locate(config.model)
     left_out = set(config.evaluate.rewards) - set(judges) - config.rewards.keys()
     options: Mapping[str, Any] = {k: v for k, v in config.reward_options.items() if k not in left_out}

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from solrl_client.remote_reward import connect_reward
 from solrl_core.arithmetic import arithmetic
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.fingerprint import fingerprint, model_digest, module_digest, part_digests
@@ -168,7 +169,12 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             require_fp8(torch.device(device))
         backbone = load_backbone(config.model, device=device, revision=config.revision, waiting=True)
         note_long_prompts(backbone, {"training": train, "held-out": test[: config.evaluate.prompts]}, note)
-        rewards = RewardSet.load([*config.rewards, *config.evaluate.rewards], backbone, config.reward_options)
+        rewards = RewardSet.load(
+            [*config.rewards, *config.evaluate.rewards],
+            backbone,
+            config.reward_options,
+            connect=partial(connect_reward, patience=config.patience),
+        )
         source = supply = regeneration = None
         if service is None:
             _check_local(config, backbone, note)

@@ -62,6 +62,13 @@ def metadata_fault(reward: Any, metadata: Mapping[str, Any]) -> str | None:
     return None
 
 
+RewardConnector = Callable[[str, Mapping[str, Any]], Reward]
+"""(name, options with `at`) → the reward that the server at that address computes. Core itself uses no network."""
+
+AT = "at"
+"""Option with the address of a reward server."""
+
+
 class RewardDefaults(Protocol):
     """A model's defaults for its rewards. Every backbone has them."""
 
@@ -74,22 +81,38 @@ class RewardDefaults(Protocol):
         """The model's `solrl.json`, of which `rewards` applies."""
 
 
-def load_reward(name: str, model: RewardDefaults, options: Mapping[str, Any] | None = None) -> Reward:
-    """Load a reward on the model's device.
+def load_reward(
+    name: str,
+    model: RewardDefaults,
+    options: Mapping[str, Any] | None = None,
+    connect: RewardConnector | None = None,
+) -> Reward:
+    """Load a reward on the model's device, or connect to the server at its option `at`.
 
     A class is constructed with `device` and its options. Those of a built-in reward are its weights (`model`,
     `checkpoint`, `processor`), `dtype` and `batch_size`. Options given here override those in the model's
     `solrl.json`. Without options for its weights, a built-in reward loads its default hub id.
 
+    Options with `at` are all for the connection. A model's `solrl.json` cannot give one: a downloaded model must not
+    choose where images are sent.
+
     Raises:
         ValueError: no such reward, or its options, weights or tokenizer are invalid.
         OSError: files are missing.
     """
+    if AT in (options or {}):
+        return _connected(name, dict(options or {}), connect)
     given = _options(name, model, options)
     if isinstance(REWARDS.find(name), type):
         given = {"device": str(model.device), **given}
     loaded: Reward = REWARDS.make(name, given)
     return loaded
+
+
+def _connected(name: str, options: dict[str, Any], connect: RewardConnector | None) -> Reward:
+    if connect is None:
+        raise ValueError(f"got reward {name!r} at {options[AT]!r}; this program scores with rewards of its own only")
+    return connect(name, options)
 
 
 def _options(name: str, model: RewardDefaults, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -110,6 +133,7 @@ class RewardSet:
         options: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         loaded: dict[str, Reward] | None = None,
+        connect: RewardConnector | None = None,
     ) -> "RewardSet":
         """Load each named reward once.
 
@@ -118,6 +142,7 @@ class RewardSet:
             model: the model whose device and `solrl.json` apply.
             options: reward name → options, see `load_reward`.
             loaded: cache shared between models. Rewards with the same options are taken from it, new ones added.
+            connect: connects to the servers of rewards with the option `at`.
 
         Raises:
             ValueError, OSError: as `load_reward`; ValueError also for options of a reward that is not named.
@@ -131,7 +156,7 @@ class RewardSet:
             identity = [name, str(model.device), _options(name, model, given.get(name))]
             key = json.dumps(identity, sort_keys=True, default=str)
             if key not in shared:
-                shared[key] = load_reward(name, model, given.get(name))
+                shared[key] = load_reward(name, model, given.get(name), connect)
             rewards[name] = shared[key]
         return cls(rewards)
 
@@ -139,6 +164,11 @@ class RewardSet:
     def names(self) -> tuple[str, ...]:
         """Names of the rewards, in loading order."""
         return tuple(self._rewards)
+
+    @property
+    def computed_here(self) -> tuple[str, ...]:
+        """Names of the rewards that no server computes."""
+        return tuple(name for name, reward in self._rewards.items() if getattr(reward, AT, None) is None)
 
     def digests(self) -> dict[str, str]:
         """Digest of each reward, by `reward:<name>`."""
@@ -160,6 +190,7 @@ class RewardSet:
         Raises:
             KeyError: a name that was not loaded.
             RewardError: a reward failed, or returned a wrong shape or a non-finite score; names reward and image.
+            RewardUnavailableError: a reward's server gave no usable answer.
             torch.OutOfMemoryError: the device is out of memory.
         """
         scores = {}
@@ -169,6 +200,8 @@ class RewardSet:
                 values = reward(images, prompts, metadata).float().cpu()
             except torch.OutOfMemoryError:
                 raise  # the caller may retry with fewer images
+            except RewardError:
+                raise  # of a server, which says what failed
             except Exception as error:
                 at = _first_failing(reward, images, prompts, metadata)
                 which = f"{len(images)} images" if at is None else f"image {at} of prompt {prompts[at]!r}"

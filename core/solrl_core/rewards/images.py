@@ -45,7 +45,17 @@ def long_side_then_pad(images: torch.Tensor, side: int) -> torch.Tensor:
 
 def as_bytes(images: torch.Tensor) -> torch.Tensor:
     """Images [N, 3, H, W] in [0, 1] → uint8 [N, H, W, 3] on the CPU, rounded to nearest on the images' device."""
-    return (images * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu()
+    return as_uint8(images).permute(0, 2, 3, 1).contiguous().cpu()
+
+
+def as_uint8(images: torch.Tensor) -> torch.Tensor:
+    """Images [N, 3, H, W] in [0, 1] → uint8, rounded to nearest on the images' device."""
+    return (images * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def as_floats(images: torch.Tensor) -> torch.Tensor:
+    """Images uint8 [N, 3, H, W] → float32 in [0, 1], on the images' device."""
+    return images.float() / 255
 
 
 def as_pil(images: torch.Tensor) -> list[Image.Image]:

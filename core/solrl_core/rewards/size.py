@@ -7,12 +7,12 @@ from typing import Any
 
 from safetensors import safe_open
 
-from solrl_core.rewards.base import REWARDS
+from solrl_core.rewards.base import AT, REWARDS
 from solrl_core.rewards.loading import dtype_named
 
 
 def reward_bytes(name: str, options: Mapping[str, Any]) -> int | None:
-    """Bytes of a reward's weights on the GPU; None if they cannot be counted.
+    """Bytes of a reward's weights on the GPU, none if a server computes it; None if they cannot be counted.
 
     Weights in local safetensors files are counted from the files, published ones by the reward's `parameters`.
 
@@ -23,6 +23,8 @@ def reward_bytes(name: str, options: Mapping[str, Any]) -> int | None:
     Raises:
         ValueError: no such reward, or no such dtype.
     """
+    if AT in options:
+        return 0
     published = getattr(REWARDS.find(name), "parameters", None)
     if published is None:
         return None

@@ -9,7 +9,7 @@ import torch
 from solrl_core.families.early_exit import EarlyDecoderError
 from solrl_core.families.load import locate
 from solrl_core.generator import CHUNK_SIZE
-from solrl_core.rewards.base import REWARDS, Reward
+from solrl_core.rewards.base import AT, REWARDS, Reward
 from solrl_core.sampler import Trajectory
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
@@ -178,8 +178,8 @@ class ModelRunner:
         Raises:
             ProblemError: 507 `out-of-memory` if not even one candidate fits; `precision-unsupported`.
         """
-        # Without third-party rewards, which may need metadata.
-        rewards = tuple(name for name in self.scorer.rewards.names if REWARDS.is_built_in(name))
+        # Without third-party rewards, which may need metadata, and those of servers.
+        rewards = tuple(name for name in self.scorer.rewards.computed_here if REWARDS.is_built_in(name))
         job = Job("", None, self._name, None, self._default_precision, Plan(steps=1), rewards, images=False)
 
         def run(count: int) -> None:
@@ -272,5 +272,6 @@ def _check_names(settings: Settings) -> None:
     """Raise ValueError for a mistyped name before loading a large model."""
     for spec in settings.models:
         locate(spec.location)
-    for name in settings.rewards:
-        REWARDS.check(name)
+    for name in settings.reward_names:
+        if AT not in settings.options_of_rewards.get(name, {}):
+            REWARDS.check(name)

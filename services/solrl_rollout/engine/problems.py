@@ -168,6 +168,18 @@ def reward_failed(fault: str, prompt: str) -> ProblemError:
     )
 
 
+def reward_unavailable(fault: str, prompt: str) -> RetryLaterError:
+    """The 503 for a reward whose server gives no usable answer."""
+    return RetryLaterError(
+        ProblemKind.REWARD_FAILED,
+        fault,
+        status=503,
+        retry_after=5,
+        where=f"prompts.{prompt}",
+        action="send the same request again later, or omit the reward; the operator of the reward server can repair it",
+    )
+
+
 def score_nonfinite(prompt: str) -> ProblemError:
     """The 422 for reward weights that take a score out of float32's range."""
     return ProblemError(

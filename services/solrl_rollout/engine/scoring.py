@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from solrl_core.errors import RewardError
+from solrl_client.remote_reward import connect_reward
+from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.families.base import ModelOptions
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import Reward
-from solrl_core.rewards.images import as_bytes
+from solrl_core.rewards.images import as_bytes, as_floats
 
 from solrl_rollout.engine.batch_limit import BatchLimit
-from solrl_rollout.engine.problems import images_nonfinite, reward_failed
+from solrl_rollout.engine.problems import images_nonfinite, reward_failed, reward_unavailable
 from solrl_rollout.engine.work import GeneratedChunk, ScoredChunk
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
@@ -60,11 +61,14 @@ class Scorer:
 
         Raises:
             ValueError, OSError: a reward cannot be loaded.
+            RewardUnavailableError: a reward's server does not answer.
             torch.OutOfMemoryError: a reward does not fit.
         """
         device = torch.device(settings.torch_device)
         defaults = _RewardDefaults(device, ModelOptions(rewards=model_options))
-        rewards = RewardSet.load(settings.rewards, defaults, settings.reward_options, loaded=loaded)
+        rewards = RewardSet.load(
+            settings.reward_names, defaults, settings.options_of_rewards, loaded=loaded, connect=connect_reward
+        )
         return cls(rewards, device, BatchLimit(model, PART, metrics))
 
     def check(self) -> None:
@@ -75,8 +79,8 @@ class Scorer:
         """Wait until a chunk's images are computed, and score them. Safe while another chunk is generated.
 
         Raises:
-            ProblemError: 422 `adapter-nonfinite`, 500 `generation-failed` or `reward-failed`, 503 or 507
-                `out-of-memory`.
+            ProblemError: 422 `adapter-nonfinite`, 500 `generation-failed` or `reward-failed`, 503
+                `reward-failed` of a server, 503 or 507 `out-of-memory`.
         """
         chunk, job = generated.chunk, generated.chunk.job
         generated.finished.wait()
@@ -95,6 +99,8 @@ class Scorer:
             with torch.cuda.stream(self._stream):
                 parts = self.limit.run(job, chunk.candidates, score)
                 trajectory = generated.trajectory and generated.trajectory.to(torch.device("cpu"))
+        except RewardUnavailableError as error:
+            raise reward_unavailable(str(error), chunk.prompt.id) from error
         except RewardError as error:
             raise reward_failed(str(error), chunk.prompt.id) from error
         images = [part for _, part in parts if part is not None]
@@ -113,4 +119,4 @@ class Scorer:
 
 def _as_floats(images: torch.Tensor) -> torch.Tensor:
     """Images as float32 [N, 3, H, W] in [0, 1], also from uint8 [N, H, W, 3]."""
-    return images.permute(0, 3, 1, 2).float() / 255 if images.dtype == torch.uint8 else images
+    return as_floats(images.permute(0, 3, 1, 2)) if images.dtype == torch.uint8 else images

@@ -1,0 +1,43 @@
+"""Images and a request for their scores as one safetensors file, and back. Nothing is pickled."""
+
+import json
+
+import torch
+from safetensors.torch import load, save
+from solrl_proto.scores import IMAGES_TENSOR, REQUEST_FIELD, ScoreRequest
+
+MAX_HEADER_BYTES = 16 * 2**20
+"""The metadata of 256 prompts may have 4 MiB."""
+
+
+def encode_scoring(images: torch.Tensor, request: ScoreRequest) -> bytes:
+    """Encode images, uint8 [N, 3, H, W], with the request for their scores."""
+    body: bytes = save({IMAGES_TENSOR: images.cpu().contiguous()}, metadata={REQUEST_FIELD: request.model_dump_json()})
+    return body
+
+
+def decode_scoring(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
+    """Decode a request for scores and its images, uint8 [N, 3, H, W], one for each prompt.
+
+    Raises:
+        pydantic.ValidationError: the request is not valid.
+        ValueError: the body is no such file, or its images are not such images; says what was expected.
+    """
+    length = int.from_bytes(body[:8], "little")
+    if length > min(MAX_HEADER_BYTES, len(body) - 8):
+        raise ValueError(f"a header of {length} bytes in a file of {len(body)}; expected a safetensors file")
+    try:
+        tensors = load(body)
+        # After safetensors, which has checked the header's structure.
+        metadata = json.loads(body[8 : 8 + length]).get("__metadata__") or {}
+    except Exception as error:  # safetensors raises several kinds
+        raise ValueError(f"{str(error)[:200]}; expected a complete safetensors file") from None
+    request = ScoreRequest.model_validate_json(metadata.get(REQUEST_FIELD, ""))
+    if tensors.keys() != {IMAGES_TENSOR}:
+        raise ValueError(f"tensors {sorted(tensors)[:5]}; expected one, called {IMAGES_TENSOR!r}")
+    images = tensors[IMAGES_TENSOR]
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or not images.numel():
+        raise ValueError(f"images of {images.dtype} and shape {list(images.shape)}; expected uint8 [N, 3, H, W]")
+    if len(images) != len(request.prompts):
+        raise ValueError(f"{len(images)} images and {len(request.prompts)} prompts; expected one prompt per image")
+    return images, request

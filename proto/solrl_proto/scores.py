@@ -1,0 +1,82 @@
+"""Messages of a reward service: images and prompts in, scores out.
+
+The body of `POST /v1/scores` is a safetensors file: a tensor `images`, uint8 [N, 3, H, W], and a `ScoreRequest` as JSON
+in the metadata field `request`.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from solrl_proto.identifiers import Digest, Message
+from solrl_proto.rollouts import Metadata
+
+SCORES_MEDIA_TYPE = "application/x-safetensors"
+IMAGES_TENSOR = "images"
+REQUEST_FIELD = "request"
+MAX_SCORED_IMAGES = 256
+"""Images of one request."""
+
+RewardName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+"""A registered name, or `package.module:attribute`."""
+
+
+class ScorePrompt(Message):
+    """The prompt of an image, unchanged, and its metadata for rewards that read it."""
+
+    text: Annotated[str, StringConstraints(max_length=4096)]
+    metadata: Metadata = Field(default_factory=dict)
+
+
+class ScoreRequest(Message):
+    """A request for scores of images with each of the named rewards."""
+
+    rewards: Annotated[tuple[RewardName, ...], Field(min_length=1, max_length=16, fail_fast=True)]
+    prompts: Annotated[tuple[ScorePrompt, ...], Field(min_length=1, max_length=MAX_SCORED_IMAGES, fail_fast=True)]
+    """One for each image."""
+
+    @model_validator(mode="after")
+    def _rewards_differ(self) -> Self:
+        if len(set(self.rewards)) != len(self.rewards):
+            raise ValueError("a reward is named twice")
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each image's prompt."""
+        return [prompt.text for prompt in self.prompts]
+
+    @property
+    def metadata(self) -> list[dict[str, Any]]:
+        """The metadata of each image's prompt."""
+        return [prompt.metadata for prompt in self.prompts]
+
+
+class ScoreTimings(Message):
+    """Seconds that a request waited and was scored, perhaps in one batch with others."""
+
+    queued: float
+    score: float
+
+
+class ScoreAnswer(Message):
+    """Raw scores by reward, in the order of the images, and the digest of each reward that gave them."""
+
+    scores: dict[str, tuple[float, ...]]
+    digests: dict[str, Digest]
+    seconds: ScoreTimings
+
+
+class RewardInfo(Message):
+    """A reward that a service computes."""
+
+    name: str
+    digest: Digest
+    parameters: int | None
+    """Number of weights, if the reward states it."""
+
+
+class RewardList(Message):
+    """Answer of `GET /v1/rewards`."""
+
+    rewards: tuple[RewardInfo, ...]

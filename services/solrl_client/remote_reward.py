@@ -1,0 +1,187 @@
+"""A reward that a server computes, with the interface of one in this process."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import httpx
+import torch
+from pydantic import BaseModel
+from solrl_core.errors import RewardError, RewardUnavailableError
+from solrl_core.rewards.base import Reward
+from solrl_core.rewards.images import as_uint8
+from solrl_core.rewards.loading import batches
+from solrl_core.rewards.wire import encode_scoring
+from solrl_proto.problems import ProblemKind
+from solrl_proto.scores import SCORES_MEDIA_TYPE, RewardList, ScoreAnswer, ScorePrompt, ScoreRequest
+
+from solrl_client.addresses import check_url
+from solrl_client.text import printable
+from solrl_client.tokens import bearer_token
+from solrl_client.transport import HEADERS, RefusedError, read_document
+
+TOKEN = "SOLRL_REWARD_TOKEN"
+"""Variable of the environment with the bearer token for reward servers; `TOKEN_PATH`'s file has it, too."""
+
+_TEMPORARY = {408, 429, 502, 503, 504}
+_LONGEST_PAUSE = 10.0
+
+Document = TypeVar("Document", bound=BaseModel)
+Value = TypeVar("Value")
+
+
+def connect_reward(name: str, options: Mapping[str, Any], *, patience: float = 0.0) -> Reward:
+    """Connect to the server of a reward.
+
+    Args:
+        name: the reward's name there.
+        options: `at`, and optionally `timeout` and `batch_size`, see `RemoteReward`.
+        patience: seconds to retry when the server does not answer.
+
+    Raises:
+        ValueError: the options are invalid, or the server has no such reward.
+        RewardUnavailableError: the server does not answer.
+    """
+    try:
+        return RemoteReward(name, **{"patience": patience, **options})
+    except TypeError as error:
+        raise ValueError(
+            f"got options {sorted(options)} for reward {name!r} of a server; expected at, timeout and batch_size: "
+            "its other options are given to the server"
+        ) from error
+
+
+class RemoteReward:
+    """Scores images at a reward server. They are sent as 8-bit images, rounded to nearest.
+
+    An answer is used only if it is complete, finite and of the digest that the server announced at first.
+
+    Args:
+        name: the reward's name at the server.
+        at: address of the server.
+        timeout: seconds within which the server must answer.
+        batch_size: most images in a request.
+        patience: seconds to retry when the server does not answer, or says that it may later.
+        pause: seconds before the first retry.
+
+    Attributes:
+        at: address of the server.
+        digest: the reward's digest, as the server announced it.
+
+    Raises:
+        ValueError: an option is invalid, or the server has no such reward.
+        RewardUnavailableError: the server does not answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        at: str,
+        *,
+        timeout: float = 20.0,
+        batch_size: int = 32,
+        patience: float = 0.0,
+        pause: float = 0.5,
+    ) -> None:
+        if not timeout > 0:
+            raise ValueError(f"got timeout {timeout} for reward {name!r}; expected seconds above 0")
+        batches(0, batch_size)
+        self.at = check_url(at, f"address of reward {name!r}", TOKEN)
+        self._name = name
+        self._timeout = timeout
+        self._batch_size = batch_size
+        self._patience = patience
+        self._pause = pause
+        token = bearer_token(TOKEN)
+        headers = HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._http = httpx.Client(
+            base_url=self.at, headers=headers, timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0))
+        )
+        self.digest = self._announced_digest()
+
+    def __call__(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Score images [N, 3, H, W] in [0, 1] with N prompts; float32 [N].
+
+        Raises:
+            RewardError: the reward failed on these images.
+            RewardUnavailableError: the server gave no usable answer.
+        """
+        scores = [self._scores(images[r], prompts[r], metadata[r]) for r in batches(len(images), self._batch_size)]
+        return torch.cat(scores) if scores else torch.zeros(0)
+
+    def _scores(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        items = tuple(ScorePrompt(text=t, metadata=dict(m)) for t, m in zip(prompts, metadata, strict=True))
+        body = encode_scoring(as_uint8(images), ScoreRequest(rewards=(self._name,), prompts=items))
+        headers = {"Content-Type": SCORES_MEDIA_TYPE}
+        answer = self._ask(ScoreAnswer, "POST", "/v1/scores", content=body, headers=headers)
+        return self._checked(answer, len(images))
+
+    def _checked(self, answer: ScoreAnswer, count: int) -> torch.Tensor:
+        """The scores of an answer, all of which can be used."""
+        digest = answer.digests.get(self._name)
+        if digest != self.digest:
+            raise self._unavailable(
+                f"has the digest {digest} now; expected {self.digest}, as when this program connected: start it again, "
+                "or the server with the same reward"
+            )
+        scores = torch.tensor(answer.scores.get(self._name, ()), dtype=torch.float32)
+        if len(scores) != count:
+            raise self._unavailable(f"gave {len(scores)} scores for {count} images")
+        bad = (~torch.isfinite(scores)).nonzero()
+        if len(bad):
+            raise self._unavailable(f"gave {scores[int(bad[0])]} for image {int(bad[0])}")
+        return scores
+
+    def _announced_digest(self) -> str:
+        rewards = {reward.name: reward for reward in self._ask(RewardList, "GET", "/v1/rewards").rewards}
+        if self._name not in rewards:
+            raise ValueError(
+                f"the server at {self.at} does not compute reward {self._name!r}; expected one of {sorted(rewards)}, "
+                f"or a server started with --rewards {self._name}"
+            )
+        return rewards[self._name].digest
+
+    def _ask(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
+        def attempt() -> Document:
+            until = time.monotonic() + self._timeout
+            with self._http.stream(method, path, **arguments) as answer:
+                return read_document(answer, model, until=until)
+
+        return self._patiently(attempt)
+
+    def _patiently(self, attempt: Callable[[], Value]) -> Value:
+        """The result of `attempt`, retried with growing pauses after temporary failures."""
+        began, pause = time.monotonic(), self._pause
+        while True:
+            try:
+                return attempt()
+            except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+                # Its text may contain the token.
+                raise self._unavailable(f"cannot be asked ({type(error).__name__})") from None
+            except httpx.TransportError as error:
+                why = printable(str(error), 400) or "no answer in time"
+                failure: RewardError = self._unavailable(f"gave no answer ({type(error).__name__}: {why})")
+                wait = pause
+            except RefusedError as error:
+                failure = self._refused(error)
+                if error.problem.status not in _TEMPORARY:
+                    raise failure from None
+                wait = error.retry_after or pause
+            if time.monotonic() + wait - began > self._patience:
+                raise failure
+            time.sleep(wait)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _refused(self, error: RefusedError) -> RewardError:
+        problem = error.problem
+        if problem.kind == ProblemKind.REWARD_FAILED:
+            return RewardError(self._name, f"failed at {self.at}: {problem.detail}")
+        advice = f"; the token is in {TOKEN}, or in {TOKEN}_PATH's file" if problem.status in (401, 403) else ""
+        return self._unavailable(f"answered {problem.status} ({problem.title}: {problem.detail}{advice})")
+
+    def _unavailable(self, fault: str) -> RewardUnavailableError:
+        return RewardUnavailableError(self._name, f"at {self.at} {fault}")

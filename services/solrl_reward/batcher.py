@@ -1,0 +1,201 @@
+"""Batches across callers: requests that wait are scored together, and their scores are split again.
+
+A reward's score of an image does not depend on the rest of its batch, beyond rounding: the registry's contract.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from solrl_core.errors import RewardError
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.images import as_floats
+from solrl_http.problems import internal_error
+from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.scores import ScoreTimings
+
+from solrl_reward.metrics import Metrics
+from solrl_reward.problems import out_of_memory, reward_failed
+
+logger = logging.getLogger(__name__)
+
+Scores = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of one request, uint8 [N, 3, H, W], with what rewards need to score them."""
+
+    rewards: tuple[str, ...]
+    pixels: torch.Tensor
+    prompts: Sequence[str]
+    metadata: Sequence[Mapping[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def fits(self, other: "Images") -> bool:
+        """Whether both can be in one batch: the same rewards, in order, and the same size."""
+        return self.rewards == other.rewards and self.pixels.shape[1:] == other.pixels.shape[1:]
+
+    def rows(self, rows: slice) -> "Images":
+        """Some of the images."""
+        return Images(self.rewards, self.pixels[rows], self.prompts[rows], self.metadata[rows])
+
+    @staticmethod
+    def join(parts: Sequence["Images"]) -> "Images":
+        """The images of all parts, which fit each other."""
+        if len(parts) == 1:
+            return parts[0]
+        prompts = [prompt for part in parts for prompt in part.prompts]
+        metadata = [one for part in parts for one in part.metadata]
+        return Images(parts[0].rewards, torch.cat([part.pixels for part in parts]), prompts, metadata)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Float32 [N] by reward, and the seconds that they took."""
+
+    scores: Scores
+    seconds: ScoreTimings
+
+
+@dataclass(eq=False)
+class _Waiting:
+    images: Images
+    answer: "asyncio.Future[Scored]"
+    since: float
+
+
+class Batcher:
+    """A queue of images and the one thread that scores them.
+
+    Methods belong to the event loop's thread; `waiting` may be read from any.
+    """
+
+    def __init__(self, rewards: RewardSet, device: torch.device, most: int, metrics: Metrics) -> None:
+        """Prepare the batcher; `run` scores.
+
+        Args:
+            rewards: loaded rewards.
+            device: the rewards' device.
+            most: images of several requests in one batch.
+            metrics: metrics to update.
+        """
+        self._rewards = rewards
+        self._device = device
+        self._most = most
+        self._metrics = metrics
+        self._waiting: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "solrl-scoring")
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting images."""
+        return sum(len(one.images) for one in tuple(self._waiting))  # a copy, for the thread of a scrape
+
+    async def score(self, images: Images) -> Scored:
+        """Score images, perhaps together with others; those of a cancelled call leave the queue.
+
+        Raises:
+            ProblemError: 500 `reward-failed`, 507 `out-of-memory`.
+        """
+        one = _Waiting(images, asyncio.get_running_loop().create_future(), time.monotonic())
+        self._waiting.append(one)
+        self._arrived.set()
+        try:
+            return await one.answer
+        finally:
+            if one in self._waiting:
+                self._waiting.remove(one)
+
+    async def run(self) -> None:
+        """Score whatever waits, one batch at a time, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting:
+                batch = self._take()
+                results = await loop.run_in_executor(self._thread, self._score_each, batch)
+                for one, result in zip(batch, results, strict=True):
+                    if one.answer.done():
+                        continue  # its caller left
+                    if isinstance(result, Scored):
+                        one.answer.set_result(result)
+                    else:
+                        one.answer.set_exception(result)
+
+    def close(self) -> None:
+        """End the thread after its batch."""
+        self._thread.shutdown()
+
+    def _take(self) -> list[_Waiting]:
+        """The oldest request, and others in their order that fit it, up to the limit."""
+        batch = [self._waiting.popleft()]
+        room = self._most - len(batch[0].images)
+        for one in list(self._waiting):
+            if one.images.fits(batch[0].images) and len(one.images) <= room:
+                self._waiting.remove(one)
+                batch.append(one)
+                room -= len(one.images)
+        return batch
+
+    def _score_each(self, batch: Sequence[_Waiting]) -> list[Scored | ProblemError]:
+        """Score a batch on the thread; if it fails, each request alone, so that one cannot fail another."""
+        began = time.monotonic()
+        try:
+            scores = self._score(Images.join([one.images for one in batch]))
+        except Exception as error:
+            if len(batch) > 1:
+                return [result for one in batch for result in self._score_each([one])]
+            return [self._problem(error)]
+        spent = time.monotonic() - began
+        ends = list(accumulate(len(one.images) for one in batch))
+        return [
+            Scored(
+                {name: values[end - len(one.images) : end] for name, values in scores.items()},
+                ScoreTimings(queued=began - one.since, score=spent),
+            )
+            for one, end in zip(batch, ends, strict=True)
+        ]
+
+    def _score(self, images: Images) -> Scores:
+        """Scores of a batch, in halves where the device's memory runs out."""
+        try:
+            pixels = as_floats(images.pixels.to(self._device))
+            scores: Scores = {}
+            seconds: dict[str, float] = {}
+            for name in images.rewards:
+                began = time.monotonic()
+                scores |= self._rewards.score([name], pixels, images.prompts, images.metadata)
+                seconds[name] = time.monotonic() - began
+        except torch.OutOfMemoryError as error:
+            if len(images) == 1:
+                raise
+            message = str(error)  # not the error: its traceback keeps the tensors that did not fit
+        else:
+            self._metrics.batch_scored(len(images), seconds)
+            return scores
+        logger.warning("memory ran out with %d images in a batch, which is halved: %s", len(images), message)
+        torch.cuda.empty_cache()
+        half = len(images) // 2
+        first, second = self._score(images.rows(slice(0, half))), self._score(images.rows(slice(half, None)))
+        return {name: torch.cat([first[name], second[name]]) for name in images.rewards}
+
+    def _problem(self, error: Exception) -> ProblemError:
+        if isinstance(error, torch.OutOfMemoryError):
+            return out_of_memory()
+        if isinstance(error, RewardError):
+            self._metrics.reward_failed(error.reward)
+            return reward_failed(str(error))
+        logger.error("images could not be scored", exc_info=error)
+        return ProblemError(ProblemKind.INTERNAL, internal_error().detail)

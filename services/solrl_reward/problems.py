@@ -1,0 +1,59 @@
+"""Problems of requests that cannot be scored."""
+
+from collections.abc import Sequence
+
+from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
+
+
+def queue_full(waiting: int, limit: int, requested: int | None) -> RetryLaterError:
+    """The 429 for images that exceed the limit of the queue; `requested` is None if the body was not read."""
+    return RetryLaterError(
+        ProblemKind.QUEUE_FULL,
+        f"there are {waiting} images waiting already and the limit is {limit}",
+        retry_after=1,
+        got=requested,
+        expected=f"at most {limit - waiting} more images now",
+        action="send the same request again later",
+    )
+
+
+def invalid_body(fault: str) -> ProblemError:
+    """The 422 for a body that is not a request for scores."""
+    return ProblemError(
+        ProblemKind.INVALID_REQUEST,
+        f"the body has {fault}",
+        where="body",
+        action="send a safetensors file with the tensor `images` and the metadata field `request`; /docs describes it",
+    )
+
+
+def not_loaded(name: str, loaded: Sequence[str]) -> ProblemError:
+    """The 422 for a reward that this service does not compute."""
+    return ProblemError(
+        ProblemKind.REWARD_NOT_LOADED,
+        f"this service does not compute {name!r}",
+        where="body.request.rewards",
+        got=name,
+        expected=list(loaded),
+        action="name one of these, or start the service with --rewards",
+    )
+
+
+def reward_failed(fault: str) -> ProblemError:
+    """The 500 for a reward that failed on the images of one request."""
+    return ProblemError(
+        ProblemKind.REWARD_FAILED,
+        fault,
+        where="body",
+        action="check that the prompts' metadata is what the reward needs, or omit the reward",
+    )
+
+
+def out_of_memory() -> ProblemError:
+    """The 507 for a device on which not even one image can be scored."""
+    return ProblemError(
+        ProblemKind.OUT_OF_MEMORY,
+        "the device's memory cannot fit a single image of this size",
+        where="body",
+        action="send smaller images, serve fewer rewards, or use a larger device",
+    )

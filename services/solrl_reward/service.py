@@ -1,0 +1,138 @@
+"""One reward service process: its rewards, its batcher, and the operations behind the routes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import torch
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from solrl_core.families.base import ModelOptions
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import REWARDS
+from solrl_core.rewards.wire import decode_scoring
+from solrl_http.drain import draining
+from solrl_proto.scores import RewardInfo, RewardList, ScoreAnswer, ScoreRequest
+
+from solrl_reward.batcher import Batcher, Images
+from solrl_reward.metrics import Metrics
+from solrl_reward.problems import invalid_body, not_loaded, queue_full
+from solrl_reward.settings import Settings
+
+
+@dataclass(frozen=True)
+class _Defaults:
+    """The device of the rewards, and options of a model's `solrl.json`."""
+
+    device: torch.device
+    options: ModelOptions = field(default_factory=ModelOptions)
+
+
+class RewardService:
+    """A running service. Once `draining` is set, it refuses new work."""
+
+    def __init__(self, settings: Settings, rewards: RewardSet, batcher: Batcher, metrics: Metrics) -> None:
+        self.draining = False
+        self.rewards = rewards
+        digests = rewards.digests()
+        self.digests = {name: digests[f"reward:{name}"] for name in rewards.names}
+        self._settings = settings
+        self._batcher = batcher
+        self._metrics = metrics
+        self._scoring = asyncio.create_task(batcher.run())
+        metrics.watch_queue(lambda: batcher.waiting)
+
+    @property
+    def dead(self) -> bool:
+        """Whether the batcher ended; only a new process can replace it."""
+        return self._scoring.done()
+
+    def require_accepting(self) -> None:
+        """Raise 503 `draining` if the service is stopping."""
+        if self.draining:
+            raise draining()
+
+    def require_capacity(self, tenant: str) -> None:
+        """Check that a request for at least one image could be accepted; raises 429 `queue-full` or 503."""
+        self.require_accepting()
+        self._require_room(1, None)
+
+    def list(self) -> RewardList:
+        """The rewards, in the order of the settings."""
+        return RewardList(
+            rewards=tuple(
+                RewardInfo(name=name, digest=digest, parameters=getattr(REWARDS.find(name), "parameters", None))
+                for name, digest in self.digests.items()
+            )
+        )
+
+    async def score(self, body: bytes, tenant: str) -> ScoreAnswer:
+        """Score the images of a request's body.
+
+        Raises:
+            ProblemError: 422, 429 `queue-full`, 500 `reward-failed`, 503, 507 `out-of-memory`.
+            RequestValidationError: the request in the body is not valid.
+        """
+        pixels, request = await asyncio.to_thread(_decode, body)
+        for name in request.rewards:
+            if name not in self.digests:
+                raise not_loaded(name, self.rewards.names)
+        self._require_room(len(pixels), len(pixels))
+        scored = await self._batcher.score(Images(request.rewards, pixels, request.texts, request.metadata))
+        self._metrics.request_scored(tenant, request.rewards, len(pixels))
+        return ScoreAnswer(
+            scores={name: tuple(values.tolist()) for name, values in scored.scores.items()},
+            digests={name: self.digests[name] for name in request.rewards},
+            seconds=scored.seconds,
+        )
+
+    async def close(self) -> None:
+        """Stop scoring after the current batch."""
+        self._scoring.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._scoring
+        await asyncio.to_thread(self._batcher.close)
+
+    def _require_room(self, images: int, requested: int | None) -> None:
+        waiting, limit = self._batcher.waiting, self._settings.queue_limit
+        if waiting + images > limit:
+            raise queue_full(waiting, limit, requested)
+
+
+def _decode(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
+    try:
+        return decode_scoring(body)
+    except ValidationError as error:
+        raise RequestValidationError(
+            [{**fault, "loc": ("body", "request", *fault["loc"])} for fault in error.errors(include_url=False)]
+        ) from None
+    except ValueError as error:
+        raise invalid_body(str(error)) from None
+
+
+@asynccontextmanager
+async def running_service(settings: Settings, metrics: Metrics) -> AsyncIterator[RewardService]:
+    """A service whose rewards are loaded; stopped at the end.
+
+    Raises:
+        ValueError, OSError: a reward cannot be loaded.
+        torch.OutOfMemoryError: the rewards do not fit.
+    """
+    device = torch.device(settings.torch_device)
+    rewards = await asyncio.to_thread(_load, settings, device)
+    service = RewardService(settings, rewards, Batcher(rewards, device, settings.batch, metrics), metrics)
+    try:
+        yield service
+    finally:
+        await service.close()
+
+
+def _load(settings: Settings, device: torch.device) -> RewardSet:
+    from solrl_core.families.load import locate, read_options
+
+    for name in settings.rewards:
+        REWARDS.check(name)  # before large weights are read
+    options = read_options(locate(settings.options_from)) if settings.options_from else ModelOptions()
+    return RewardSet.load(settings.rewards, _Defaults(device, options), settings.reward_options)

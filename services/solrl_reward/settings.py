@@ -1,0 +1,65 @@
+"""Settings of `solrl-reward serve`, by flag or by environment (`SOLRL_REWARDS`, `SOLRL_PORT`, …)."""
+
+import json
+from typing import Annotated, Any, ClassVar, Self
+
+import tyro
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode
+from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resolve_device, split
+from solrl_proto.scores import MAX_SCORED_IMAGES
+
+
+class Scoring(BaseSettings):
+    """Settings of the rewards of one service process, and of their device."""
+
+    model_config = CONFIG
+
+    rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
+    """Rewards to serve, by name or package.module:attribute. In the environment they are separated by commas."""
+
+    reward_options: Annotated[
+        dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
+    ] = Field(default_factory=dict)
+    """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for those that are built in.
+    For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
+
+    options_from: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="(default: none)")] = None
+    """Model whose solrl.json has options of rewards: a registered name or local folder.
+    Its weights are not loaded."""
+
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""
+
+    batch: Annotated[int, Field(ge=1)] = 32
+    """Maximum number of images of several requests that are scored together; one request may have more."""
+
+    queue_limit: Annotated[int, Field(ge=MAX_SCORED_IMAGES)] = 4096
+    """Maximum number of waiting images; further requests are answered 429."""
+
+
+class Settings(HttpSettings, Scoring):
+    """Settings of one reward service; flags take precedence over the environment."""
+
+    token_scopes: ClassVar[str] = "score"
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 8200
+    """Port to listen on; 0 picks a free one."""
+
+    max_body_bytes: Annotated[int, Field(ge=1)] = 256 * MIB
+    """Largest request, in bytes: 80 images of 1024² pixels."""
+
+    @property
+    def torch_device(self) -> str:
+        """The device, with `auto` resolved."""
+        return resolve_device(self.device)
+
+    @model_validator(mode="after")
+    def _largest_body_fits(self) -> Self:
+        require_within(self, ("max_body_bytes", "max_inflight_bytes"))
+        return self
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return split(value)

@@ -1,0 +1,252 @@
+"""Rewards of a server: equal to local ones, and every way in which a server can fail is told clearly."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
+from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, pictures, serving
+from service_helpers import problem, rollout_request
+from solrl_client.remote_reward import TOKEN, RemoteReward, connect_reward
+from solrl_core.errors import RewardError, RewardUnavailableError
+from solrl_core.families import Backbone
+from solrl_core.families.base import ModelOptions
+from solrl_core.rewards import RewardSet, load_reward
+from solrl_core.rewards.images import as_floats
+from solrl_core.rewards.size import reward_bytes
+from solrl_http.tokens import create_token
+from solrl_proto.problems import ProblemKind, RetryLaterError
+from solrl_reward.app import create_app
+from solrl_reward.settings import Settings
+from solrl_rollout.http.app import create_app as create_rollout_app
+from solrl_rollout.settings import Settings as RolloutSettings
+from support.ports import free_port
+
+PROMPTS = ["a red circle", "a blue square"]
+NOBODY = f"http://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Misbehaving, str]]:
+    app = Misbehaving()
+    with serving(app) as address:
+        yield app, address
+        app.leave.set()
+
+
+def score(reward: Any, count: int = 2) -> torch.Tensor:
+    scores: torch.Tensor = reward(as_floats(pictures(count)), PROMPTS[:count], [{}] * count)
+    return scores
+
+
+def test_scores_equal_local_ones_bit_for_bit(backbone: Backbone) -> None:
+    names = ["clipscore", "served_rewards:brightness"]
+    texts, metadata = [f"a red circle, {i}" for i in range(7)], [{"at": i} for i in range(7)]
+    images = as_floats(pictures(7))
+    local = RewardSet.load(names, backbone)
+    with serving(create_app(Settings(rewards=tuple(names), options_from="mini-sana", device="cpu"))) as address:
+        options = {name: {"at": address} for name in names}
+        remote = RewardSet.load(names, backbone, options, connect=connect_reward)
+        assert remote.digests() == local.digests()
+        assert (remote.computed_here, local.computed_here) == ((), tuple(names))
+        expected, found = (rewards.score(names, images, texts, metadata) for rewards in (local, remote))
+    for name in names:
+        assert torch.equal(found[name], expected[name])
+        assert len(set(found[name].tolist())) == 7
+
+
+def test_floats_are_sent_rounded_to_bytes(backbone: Backbone) -> None:
+    images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    rounded = (images * 255).round() / 255
+    with serving(create_app(Settings(rewards=("served_rewards:brightness",), device="cpu"))) as address:
+        found = RemoteReward("served_rewards:brightness", address)(images, ["a"] * 4, [{}] * 4)
+    assert torch.equal(found, rounded.mean((1, 2, 3)))
+    assert not torch.equal(found, images.mean((1, 2, 3)))
+
+
+def test_many_images_are_sent_in_batches(server: tuple[Misbehaving, str]) -> None:
+    app, address = server
+    images = as_floats(pictures(5))
+    found = RemoteReward(NAME, address, batch_size=2)(images, ["a"] * 5, [{}] * 5)
+    assert found == pytest.approx(images.mean((1, 2, 3)), abs=1e-6)
+    assert app.asked == ["/v1/rewards"] + ["/v1/scores"] * 3
+
+
+@pytest.mark.parametrize("mode", FAULTS)
+def test_an_answer_that_cannot_be_used_is_an_error_of_the_server(server: tuple[Misbehaving, str], mode: str) -> None:
+    app, address = server
+    reward = RemoteReward(NAME, address, timeout=2.0 if mode in ("slow", "dripping") else 60)
+    assert reward.digest == DIGEST
+    app.mode = mode
+    with pytest.raises(RewardUnavailableError) as caught:
+        RewardSet({NAME: reward}).score([NAME], as_floats(pictures(2)), PROMPTS, [{}] * 2)
+    assert FAULTS[mode] in str(caught.value)
+    assert f"reward 'brightness' at {address}" in str(caught.value)
+    assert app.asked == ["/v1/rewards", "/v1/scores"], "asked once, and no other address"
+    app.leave.set()
+    app.mode = "well"
+    assert score(reward) == pytest.approx(as_floats(pictures(2)).mean((1, 2, 3)), abs=1e-6)
+
+
+def test_a_reward_that_fails_at_the_server_is_not_the_servers_fault(server: tuple[Misbehaving, str]) -> None:
+    app, address = server
+    rewards = RewardSet({NAME: RemoteReward(NAME, address, patience=60)})
+    app.mode = "fails"
+    with pytest.raises(RewardError, match=r"failed at http:.* as the test says") as caught:
+        rewards.score([NAME], as_floats(pictures(2)), PROMPTS, [{}] * 2)
+    assert not isinstance(caught.value, RewardUnavailableError)
+    assert app.asked.count("/v1/scores") == 1
+
+
+@pytest.mark.parametrize("mode", ["busy", "slow", "cut"])
+def test_a_trainer_asks_again(server: tuple[Misbehaving, str], mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, address = server
+    reward = RemoteReward(NAME, address, timeout=2.0 if mode == "slow" else 60, patience=600)
+    pauses: list[float] = []
+
+    def heal(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            app.leave.set()
+            app.mode = "well"
+
+    monkeypatch.setattr("solrl_client.remote_reward.time.sleep", heal)
+    app.mode = mode
+    assert len(score(reward)) == 2
+    assert pauses == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("mode", ["nan", "short", "digest", "garbage"])
+def test_a_wrong_answer_is_not_asked_for_again(server: tuple[Misbehaving, str], mode: str) -> None:
+    app, address = server
+    reward = RemoteReward(NAME, address, patience=600)
+    app.mode = mode
+    with pytest.raises(RewardUnavailableError):
+        score(reward)
+    assert app.asked.count("/v1/scores") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"at": "ftp://host"}, "got address of reward 'brightness' 'ftp://host'; expected http://HOST:PORT"),
+        ({"at": "http://user:secret@host"}, "contains a user or password"),
+        ({"at": NOBODY, "timeout": 0}, "expected seconds above 0"),
+        ({"at": NOBODY, "batch_size": 0}, "expected at least 1"),
+        ({"at": NOBODY, "model": "x"}, "expected at, timeout and batch_size"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=r"brightness|batch_size") as caught:
+        connect_reward(NAME, options)
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_server_must_be_there_and_have_the_reward(server: tuple[Misbehaving, str]) -> None:
+    _, address = server
+    with pytest.raises(ValueError, match=r"does not compute reward .hpsv2.; .*brightness.* --rewards hpsv2"):
+        connect_reward("hpsv2", {"at": address})
+    with pytest.raises(RewardUnavailableError, match=r"gave no answer \(ConnectError"):
+        connect_reward(NAME, {"at": NOBODY})
+
+
+def test_the_token_comes_from_the_environment(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tokens.json"
+    secret, _ = create_token(file, "a", ("score",), None)
+    app = create_app(Settings(rewards=("served_rewards:brightness",), device="cpu", token_file=file))
+    with serving(app) as address:
+        with pytest.raises(RewardUnavailableError, match=f"answered 401 .*{TOKEN}"):
+            RemoteReward("served_rewards:brightness", address)
+        monkeypatch.setenv(TOKEN, secret)
+        assert len(score(RemoteReward("served_rewards:brightness", address))) == 2
+
+
+@dataclass
+class Defaults:
+    """A model whose `solrl.json` gives these options."""
+
+    rewards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def options(self) -> ModelOptions:
+        return ModelOptions(rewards=self.rewards)
+
+
+def test_a_model_cannot_choose_where_images_are_sent(server: tuple[Misbehaving, str]) -> None:
+    app, address = server
+    with pytest.raises(ValueError, match="unexpected keyword argument 'at'"):
+        load_reward("clipscore", Defaults({"clipscore": {"at": address}}), connect=connect_reward)
+    assert app.asked == []
+    with pytest.raises(ValueError, match="rewards of its own only"):
+        load_reward("clipscore", Defaults(), {"at": address})
+
+
+def test_a_server_s_reward_takes_no_memory_here() -> None:
+    assert reward_bytes("registered_elsewhere", {"at": NOBODY}) == 0
+
+
+@pytest.mark.parametrize("mode", FAULTS)
+def test_an_engine_goes_on_while_a_server_fails(server: tuple[Misbehaving, str], mode: str) -> None:
+    app, address = server
+    options = {NAME: {"timeout": 2.0 if mode in ("slow", "dripping") else 20}}
+    engine = started_engine(FakeBackend(), rewards=(REWARD, f"{NAME}@{address}"), reward_options=options)
+    try:
+        app.mode = mode
+        failing, fine = chunk(job("a", rewards=(REWARD, NAME)), count=2), chunk(job("b", rewards=(REWARD,)), count=2)
+        engine.submit([failing])
+        engine.submit([fine])
+        with pytest.raises(RetryLaterError) as caught:
+            failing.result.result(600)
+        assert (caught.value.problem.kind, caught.value.problem.status) == (ProblemKind.REWARD_FAILED, 503)
+        assert FAULTS[mode] in caught.value.problem.detail
+        expected = fine.result.result(600).rewards[REWARD]
+        app.leave.set()
+        app.mode = "well"
+        again = chunk(job("a", rewards=(REWARD, NAME)), count=2)
+        engine.submit([again])
+        scored = again.result.result(600).rewards
+        assert torch.equal(scored[REWARD], expected)
+        assert len(scored[NAME]) == 2
+        assert not engine.dead
+    finally:
+        engine.close()
+
+
+def test_the_rollout_service_answers_503_with_retry_after(server: tuple[Misbehaving, str]) -> None:
+    app, address = server
+    settings = RolloutSettings(rewards=(REWARD, f"{NAME}@{address}"), device="cpu")
+    rollout = create_rollout_app(settings, load_backend=FakeBackend().load)
+    request = rollout_request(rewards=(REWARD, NAME), precision="bf16")
+    with serving(rollout) as there, httpx.Client(base_url=there, timeout=600) as client:
+        (model,) = client.get("/v1/models").json()["models"]
+        assert model["digests"][f"reward:{NAME}"] == DIGEST
+        app.mode = "nan"
+        refused = client.post("/v1/rollouts", json=request)
+        assert (problem(refused)["status"], problem(refused)["kind"]) == (503, "reward-failed")
+        assert refused.headers["retry-after"] == "5"
+        assert f'solrl_reward_errors_total{{reward="{NAME}"}} 1.0' in client.get("/metrics").text
+        app.mode = "well"
+        (group,) = client.post("/v1/rollouts", json=request).json()["groups"]
+        assert len(group["rewards"][NAME]) == 4
+
+
+def test_a_rollout_service_does_not_start_without_its_reward_server() -> None:
+    with pytest.raises(RewardUnavailableError, match=f"'{NAME}' at {NOBODY} gave no answer"):
+        started_engine(FakeBackend(), rewards=(f"{NAME}@{NOBODY}",))
+
+
+def test_settings_name_a_server_with_the_reward() -> None:
+    options = {"hpsv2": {"at": "http://b", "timeout": 9}, "clipscore": {"dtype": "bfloat16"}}
+    named = ("imagereward@http://a:1", "hpsv2", "clipscore", "m:x@https://c")
+    given = RolloutSettings(rewards=named, reward_options=options)
+    assert given.reward_names == ("imagereward", "hpsv2", "clipscore", "m:x")
+    assert given.options_of_rewards == options | {"imagereward": {"at": "http://a:1"}, "m:x": {"at": "https://c"}}
+    assert given.reward_options == options
+    for wrong in (("a@http://x", "a"), ("a@http://x", "a@http://y"), ("@http://x",), ("a@",)):
+        with pytest.raises(ValueError, match=r"got (a )?reward"):
+            RolloutSettings(rewards=wrong)

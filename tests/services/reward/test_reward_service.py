@@ -1,0 +1,338 @@
+"""The reward service over HTTP: its scores, its batches across callers, and what it refuses."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import served_rewards
+import torch
+from reward_servers import pictures, serving
+from safetensors.torch import save
+from service_helpers import problem
+from solrl_core.families import Backbone
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.images import as_floats
+from solrl_core.rewards.wire import encode_scoring
+from solrl_http.tokens import create_token
+from solrl_proto.scores import (
+    MAX_SCORED_IMAGES,
+    SCORES_MEDIA_TYPE,
+    ScoreAnswer,
+    ScorePrompt,
+    ScoreRequest,
+)
+from solrl_reward.app import create_app
+from solrl_reward.cli import main
+from solrl_reward.settings import Settings
+from support.ports import free_port
+from typed import typed
+
+BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
+NOWHERE = "served_rewards:nowhere"
+REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE)
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    return create_app(Settings(rewards=REWARDS, options_from="mini-sana", device="cpu", batch=8, max_body_bytes=2**20))
+
+
+@pytest.fixture(scope="module")
+def client(app: Any) -> Iterator[httpx.Client]:
+    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _closed_gate() -> Iterator[None]:
+    served_rewards.reset()
+    yield
+    served_rewards.opened.set()
+
+
+def body(images: torch.Tensor, *rewards: str, metadata: list[dict[str, Any]] | None = None) -> bytes:
+    """A request for scores with prompts that differ."""
+    given = metadata or [{} for _ in images]
+    prompts = tuple(ScorePrompt(text=f"a red circle, {i}", metadata=one) for i, one in enumerate(given))
+    return encode_scoring(images, ScoreRequest(rewards=rewards, prompts=prompts))
+
+
+def ask(client: httpx.Client, content: bytes, **headers: str) -> httpx.Response:
+    return client.post("/v1/scores", content=content, headers={"Content-Type": SCORES_MEDIA_TYPE, **headers})
+
+
+def scores(client: httpx.Client, content: bytes) -> ScoreAnswer:
+    response = ask(client, content)
+    assert response.status_code == 200, response.text
+    return ScoreAnswer.model_validate_json(response.content)
+
+
+def wanted(*numbers: float) -> bytes:
+    """A request for scores of `gated`, which gives these numbers."""
+    return body(pictures(len(numbers), side=4), GATED, metadata=[{"want": number} for number in numbers])
+
+
+def test_scores_equal_local_ones_bit_for_bit(client: httpx.Client, backbone: Backbone) -> None:
+    names, images = ["clipscore", BRIGHT], pictures(5)
+    local = RewardSet.load(names, backbone)
+    prompts = [f"a red circle, {i}" for i in range(5)]
+    expected = local.score(names, as_floats(images), prompts, [{}] * 5)
+    answer = scores(client, body(images, *names))
+    for name in names:
+        assert torch.equal(torch.tensor(answer.scores[name]), expected[name])
+        assert answer.digests[name] == local.digests()[f"reward:{name}"]
+    assert len(set(answer.scores["clipscore"])) == 5
+    assert answer.seconds.score > 0
+
+
+def test_the_list_has_digests_and_sizes(client: httpx.Client, backbone: Backbone) -> None:
+    listed = {one["name"]: one for one in client.get("/v1/rewards").json()["rewards"]}
+    assert tuple(listed) == REWARDS
+    assert listed["clipscore"]["digest"] == RewardSet.load(["clipscore"], backbone).digests()["reward:clipscore"]
+    assert listed["clipscore"]["parameters"] > 1e8
+    assert listed[BRIGHT]["parameters"] is None
+
+
+def test_requests_that_wait_are_scored_together(app: Any, client: httpx.Client) -> None:
+    with ThreadPoolExecutor(4) as callers:
+        first = callers.submit(scores, client, wanted(1, 2))
+        assert served_rewards.reached.wait(600)
+        others = [callers.submit(scores, client, wanted(*numbers)) for numbers in ((3,), (4, 5, 6))]
+        until(lambda: waiting(app) == 4)
+        served_rewards.opened.set()
+        assert [list(one.result(600).scores[GATED]) for one in (first, *others)] == [[1, 2], [3], [4, 5, 6]]
+    assert served_rewards.batches == [2, 4]
+
+
+def test_a_batch_is_limited_and_of_one_size(app: Any, client: httpx.Client) -> None:
+    small = body(pictures(1, side=2), GATED, metadata=[{"want": 7}])
+    with ThreadPoolExecutor(6) as callers:
+        first = callers.submit(scores, client, wanted(0))
+        assert served_rewards.reached.wait(600)
+        # In order, one after the other.
+        later = []
+        for i, content in enumerate((wanted(*range(5)), small, wanted(*range(4)), wanted(*range(3)))):
+            later.append(callers.submit(scores, client, content))
+            until(lambda i=i: waiting(app) == (5, 6, 10, 13)[i])
+        served_rewards.opened.set()
+        found = [list(one.result(600).scores[GATED]) for one in (first, *later)]
+    assert found == [[0], [0, 1, 2, 3, 4], [7], [0, 1, 2, 3], [0, 1, 2]]
+    # Five and three are the eight of the limit; four would not have fitted, and the small one never does.
+    assert served_rewards.batches == [1, 8, 1, 4]
+
+
+def test_a_request_cannot_fail_another_one_of_its_batch(app: Any, client: httpx.Client) -> None:
+    with ThreadPoolExecutor(4) as callers:
+        first = callers.submit(scores, client, wanted(1))
+        assert served_rewards.reached.wait(600)
+        wrong = callers.submit(ask, client, body(pictures(1, side=4), GATED, metadata=[{"wont": 1}]))
+        right = callers.submit(scores, client, wanted(3))
+        until(lambda: waiting(app) == 2)
+        served_rewards.opened.set()
+        assert right.result(600).scores[GATED] == (3,)
+        refused = problem(wrong.result(600))
+        assert first.result(600).scores[GATED] == (1,)
+    assert (refused["status"], refused["kind"]) == (500, "reward-failed")
+    assert "want" in refused["detail"]
+
+
+def test_a_caller_that_leaves_is_taken_from_the_queue(app: Any, client: httpx.Client) -> None:
+    with ThreadPoolExecutor(2) as callers:
+        first = callers.submit(scores, client, wanted(1))
+        assert served_rewards.reached.wait(600)
+        left = wanted(2, 3)
+        head = f"POST /v1/scores HTTP/1.1\r\nHost: localhost\r\nContent-Type: {SCORES_MEDIA_TYPE}\r\nContent-Length: "
+        with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=600) as connection:
+            connection.sendall(f"{head}{len(left)}\r\n\r\n".encode() + left)
+            until(lambda: waiting(app) == 2)
+        until(lambda: waiting(app) == 0)
+        served_rewards.opened.set()
+        first.result(600)
+        assert scores(client, wanted(4)).scores[GATED] == (4,)
+    assert served_rewards.batches == [1, 1]
+
+
+def test_a_full_queue_refuses_work_by_its_head(client: httpx.Client) -> None:
+    app = create_app(Settings(rewards=(GATED,), device="cpu", queue_limit=MAX_SCORED_IMAGES))
+    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as full, ThreadPoolExecutor(2) as callers:
+        first = callers.submit(scores, full, wanted(1))
+        assert served_rewards.reached.wait(600)
+        second = callers.submit(scores, full, wanted(*range(MAX_SCORED_IMAGES)))
+        until(lambda: waiting(app) == MAX_SCORED_IMAGES)
+        refused = ask(full, b"never read")
+        assert problem(refused)["kind"] == "queue-full"
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        served_rewards.opened.set()
+        assert len(second.result(600).scores[GATED]) == MAX_SCORED_IMAGES
+        first.result(600)
+
+
+def test_a_batch_that_does_not_fit_is_halved(client: httpx.Client) -> None:
+    images = pictures(5, side=4)
+    found = scores(client, body(images, GREEDY)).scores[GREEDY]
+    assert torch.equal(torch.tensor(found), as_floats(images).mean((1, 2, 3)))
+    assert max(size for size in served_rewards.batches if size <= served_rewards.ROOM) == served_rewards.ROOM
+    assert served_rewards.batches[0] == 5
+
+
+def test_a_score_that_is_no_number_is_the_rewards_fault(client: httpx.Client) -> None:
+    found = problem(ask(client, body(pictures(2), NOWHERE)))
+    assert (found["status"], found["kind"]) == (500, "reward-failed")
+    assert "gave nan for image 0" in found["detail"]
+
+
+def request_with(**changes: Any) -> bytes:
+    """A body of one image whose request or images are changed."""
+    asked = {"rewards": [BRIGHT], "prompts": [{"text": "a"}]} | {k: v for k, v in changes.items() if k != "images"}
+    return bytes(save({"images": changes.get("images", pictures(1))}, metadata={"request": json.dumps(asked)}))
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "said"),
+    [
+        (b"", "invalid-request", "a header of 0 bytes in a file of 0"),
+        (b"\xff" * 64, "invalid-request", "expected a safetensors file"),
+        (bytes(request_with())[:-1], "invalid-request", "expected a complete safetensors file"),
+        (bytes(save({"images": pictures(1)})), "invalid-request", "valid JSON"),
+        (bytes(save({"pictures": pictures(1)}, metadata={"request": "{"})), "invalid-request", "valid JSON"),
+        (request_with(images=pictures(1).float()), "invalid-request", "torch.float32"),
+        (request_with(images=pictures(1)[0]), "invalid-request", r"expected uint8 \[N, 3, H, W\]"),
+        (request_with(images=pictures(0)), "invalid-request", r"shape \[0, 3, 32, 32\]"),
+        (request_with(images=pictures(2)), "invalid-request", "2 images and 1 prompts"),
+        (request_with(rewards=[]), "invalid-request", "at least 1 item"),
+        (request_with(rewards=[BRIGHT, BRIGHT]), "invalid-request", "named twice"),
+        (request_with(prompts=[{"text": "a"}] * 257), "invalid-request", "at most 256"),
+        (request_with(prompts=[{"text": "a", "metadata": {"x": "y" * 20000}}]), "invalid-request", "at most 16384"),
+        (request_with(strange=1), "invalid-request", "strange"),
+        (request_with(rewards=["hpsv2"]), "reward-not-loaded", "does not compute 'hpsv2'"),
+    ],
+)
+def test_an_invalid_body_is_refused(client: httpx.Client, content: bytes, kind: str, said: str) -> None:
+    found = problem(ask(client, content))
+    assert (found["status"], found["kind"]) == (422, kind)
+    assert re.search(said, found["detail"]), found
+
+
+def test_bodies_have_a_type_and_a_limit(client: httpx.Client) -> None:
+    assert problem(ask(client, body(pictures(1), BRIGHT), **{"Content-Type": "text/plain"}))["status"] == 415
+    found = problem(ask(client, b"x" * (2**20 + 1)))
+    assert (found["status"], found["kind"]) == (413, "body-too-large")
+    assert problem(client.get("/v1/rewards?all=1"))["kind"] == "unknown-parameter"
+    assert problem(client.get("/v1/score"))["status"] == 404
+
+
+def test_health_metrics_and_documents(client: httpx.Client) -> None:
+    scores(client, body(pictures(3), BRIGHT))
+    assert client.get("/health/live").json() == {"status": "live"}
+    assert client.get("/health/ready").json() == {"status": "ready", "rewards": list(REWARDS)}
+    shown = client.get("/metrics").text
+    assert f'solrl_scored_images_total{{reward="{BRIGHT}",tenant="local"}}' in shown
+    assert 'solrl_http_requests_total{method="POST",route="/v1/scores",status="200"}' in shown
+    assert "solrl_score_queue_images 0.0" in shown
+    assert "<title>solrl reward service</title>" in client.get("/docs").text
+    contract = client.get("/openapi.json").json()
+    assert contract["paths"]["/v1/scores"]["post"]["security"] == [{"bearer": ["score"]}]
+    assert len(client.get("/health/live").headers["x-request-id"]) == 16
+
+
+def test_callers_need_a_token_with_the_scope(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    scorer, other = (create_token(file, "a", scopes, None)[0] for scopes in (("score",), ("rollout", "push")))
+    app = create_app(Settings(rewards=(BRIGHT,), device="cpu", token_file=file))
+    content = body(pictures(1), BRIGHT)
+    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as guarded:
+        assert problem(ask(guarded, content))["status"] == 401
+        assert problem(ask(guarded, content, Authorization=f"Bearer {other}"))["status"] == 403
+        assert ask(guarded, content, Authorization=f"Bearer {scorer}").status_code == 200
+        assert problem(guarded.get("/v1/rewards"))["status"] == 401
+        assert problem(guarded.get("/metrics", headers={"Authorization": f"Bearer {scorer}"}))["status"] == 403
+        assert guarded.get("/health/ready").status_code == 200
+
+
+def test_a_stopping_service_finishes_its_work_and_refuses_more(app: Any, client: httpx.Client) -> None:
+    service = app.state.service
+    with ThreadPoolExecutor(1) as callers:
+        first = callers.submit(scores, client, wanted(1))
+        assert served_rewards.reached.wait(600)
+        service.draining = True
+        try:
+            refused = ask(client, wanted(2))
+            assert problem(refused)["kind"] == "draining"
+            assert "retry-after" in refused.headers
+            assert problem(client.get("/health/ready"))["status"] == 503
+            assert client.get("/health/live").status_code == 200
+            served_rewards.opened.set()
+            assert first.result(600).scores[GATED] == (1,)
+        finally:
+            service.draining = False
+
+
+@pytest.mark.slow
+def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
+    program, port = Path(sys.executable).parent / "solrl-reward", free_port()
+    command = [str(program), "serve", "--rewards", BRIGHT, "--device", "cpu", "--port", str(port)]
+    environment = os.environ | {"PYTHONPATH": str(Path(served_rewards.__file__).parent), "COLUMNS": "120"}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as there:
+            while not ready(there):
+                assert process.poll() is None, (tmp_path / "log").read_text()
+            found = scores(there, body(pictures(2), BRIGHT))
+        assert torch.equal(torch.tensor(found.scores[BRIGHT]), as_floats(pictures(2)).mean((1, 2, 3)))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(600) == 0
+    finally:
+        process.kill()
+        process.wait()
+    said = (tmp_path / "log").read_text()
+    assert found.digests[BRIGHT] in said
+    assert "Traceback" not in said
+
+
+def ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health/ready").status_code == 200
+    except httpx.TransportError:
+        time.sleep(0.1)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "--rewards", "clipscor"], "did you mean 'clipscore'"),
+        (["serve", "--host", "0.0.0.0"], "--scopes score"),
+        (["serve", "--queue-limit", "1"], "got --queue-limit 1; expected a number greater than or equal to 256"),
+        (["serve", "--options-from", "mini-sanna"], "mini-sana"),
+        (["srve"], "did you mean 'serve'"),
+    ],
+)
+def test_the_program_says_in_one_line_why_it_does_not_start(words: list[str], said: str) -> None:
+    done = typed(main, *words, *(["--port", "0"] if words[0] == "serve" else []))
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert "solrl-reward" in done.stderr
+
+
+def waiting(app: Any) -> int:
+    """Images in the queue, as the metrics show them."""
+    shown = app.state.metrics.exposition().decode()
+    return int(float(re.findall(r"^solrl_score_queue_images (\S+)", shown, re.MULTILINE)[0]))
+
+
+def until(reached: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    while not reached():
+        time.sleep(0.01)

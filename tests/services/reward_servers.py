@@ -1,0 +1,176 @@
+"""Real servers on the loopback, in threads of this process, and a reward server that misbehaves."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import uvicorn
+from solrl_core.fingerprint import combined_digest
+from solrl_core.rewards.wire import decode_scoring
+from solrl_http.serving import bind
+from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemKind
+
+DIGEST = combined_digest("as announced")
+NAME = "brightness"
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The address of an ASGI application under uvicorn."""
+    listener = bind("127.0.0.1", 0)
+    config = uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server ended during its start"
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def pictures(count: int, seed: int = 0, side: int = 32) -> torch.Tensor:
+    """Random images, uint8 [count, 3, side, side]."""
+    return torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+class Misbehaving:
+    """A reward server of one reward, the mean of an image's pixels, that does what `mode` says.
+
+    Attributes:
+        mode: "well", or a fault.
+        asked: paths of all requests.
+        leave: ends a hanging answer.
+    """
+
+    def __init__(self, mode: str = "well") -> None:
+        self.mode = mode
+        self.asked: list[str] = []
+        self.leave = threading.Event()
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _lifespan(receive, send)
+            return
+        self.asked.append(scope["path"])
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        if scope["path"] == "/v1/rewards":
+            await _answer(send, {"rewards": [{"name": NAME, "digest": DIGEST, "parameters": None}]})
+            return
+        images, _ = decode_scoring(body)
+        await self._misbehave(send, [float(image.float().mean() / 255) for image in images])
+
+    async def _misbehave(self, send: Send, scores: list[float]) -> None:
+        digest = DIGEST
+        match self.mode:
+            case "slow":
+                await _hang(self.leave)
+            case "dripping":
+                await _drip(self.leave, send)
+                return
+            case "cut":
+                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"999")]})
+                await send({"type": "http.response.body", "body": b'{"scores"'})
+                return
+            case "nan":
+                scores[-1] = float("nan")
+            case "infinite":
+                scores[0] = float("inf")
+            case "short":
+                scores.pop()
+            case "long":
+                scores.append(0.5)
+            case "digest":
+                digest = combined_digest("another")
+            case "garbage":
+                await _send(send, 200, b"<html>", "text/html")
+                return
+            case "huge":
+                await _send(send, 200, b" " * (17 * 2**20), "application/json")
+                return
+            case "packed":
+                await _send(send, 200, b"x", "application/json", (b"content-encoding", b"gzip"))
+                return
+            case "elsewhere":
+                await _send(send, 307, b"", "text/plain", (b"location", b"/v1/elsewhere"))
+                return
+            case "fails" | "busy" | "locked":
+                kind = {
+                    "fails": ProblemKind.REWARD_FAILED,
+                    "busy": ProblemKind.QUEUE_FULL,
+                    "locked": ProblemKind.UNAUTHENTICATED,
+                }[self.mode]
+                problem = kind.problem("as the test says")
+                await _send(send, problem.status, problem.model_dump_json().encode(), PROBLEM_MEDIA_TYPE)
+                return
+            case "broken":
+                raise RuntimeError("broken on purpose")
+        seconds = {"queued": 0.0, "score": 0.0}
+        await _answer(send, {"scores": {NAME: scores}, "digests": {NAME: digest}, "seconds": seconds})
+
+
+FAULTS = {
+    "slow": "gave no answer",
+    "dripping": "gave no answer",
+    "cut": "gave no answer",
+    "nan": "gave nan for image 1",
+    "infinite": "gave inf for image 0",
+    "short": "gave 1 scores for 2 images",
+    "long": "gave 3 scores for 2 images",
+    "digest": "has the digest sha256:",
+    "garbage": "Unexpected answer",
+    "huge": "a document of more than",
+    "packed": "Content-Encoding",
+    "elsewhere": "answered 307",
+    "busy": "answered 429",
+    "locked": "SOLRL_REWARD_TOKEN",
+    "broken": "answered 500",
+}
+"""Modes of `Misbehaving`, and what a client says of each."""
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
+
+
+async def _hang(until: threading.Event) -> None:
+    while not until.is_set():
+        await asyncio.sleep(0.01)
+
+
+async def _drip(until: threading.Event, send: Send) -> None:
+    """One byte at a time, each soon enough for a limit of the time between two bytes."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while not until.is_set():
+        await send({"type": "http.response.body", "body": b" ", "more_body": True})
+        await asyncio.sleep(0.02)
+
+
+async def _answer(send: Send, document: dict[str, Any]) -> None:
+    await _send(send, 200, json.dumps(document).encode(), "application/json")  # writes NaN as such
+
+
+async def _send(send: Send, status: int, body: bytes, media_type: str, *headers: tuple[bytes, bytes]) -> None:
+    head = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})

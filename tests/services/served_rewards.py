@@ -1,0 +1,46 @@
+"""Rewards that a test's reward service computes, as `served_rewards:<name>`; they record their batches."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+batches: list[int] = []
+"""Sizes of the batches of `gated`, `picky` and `greedy`, in order."""
+reached, opened = threading.Event(), threading.Event()
+"""`gated` sets the first and waits for the second."""
+ROOM = 2
+
+
+def reset() -> None:
+    """Forget all batches and close the gate."""
+    batches.clear()
+    reached.clear()
+    opened.clear()
+
+
+def brightness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Mean of an image's pixels."""
+    return images.mean((1, 2, 3))
+
+
+def gated(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Numbers in the metadata, once the gate is open."""
+    batches.append(len(images))
+    reached.set()
+    assert opened.wait(600)
+    return torch.tensor([float(one["want"]) for one in metadata])
+
+
+def greedy(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Mean of an image's pixels, for as many as there is room for."""
+    batches.append(len(images))
+    if len(images) > ROOM:
+        raise torch.OutOfMemoryError(f"room for {ROOM}")
+    return images.mean((1, 2, 3))
+
+
+def nowhere(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Never a number."""
+    return torch.full((len(images),), float("nan"))
