@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import solrl_reward.cli
 import solrl_rollout.cli
 import solrl_trainer.cli
 import tyro
 from proof.compose import load, seconds
+from pydantic_settings import BaseSettings
 from solrl_http.settings import SECRETS
+from solrl_reward.settings import Settings as RewardSettings
 from solrl_rollout.settings import Settings
 from solrl_trainer.demo import DEMO_SETTINGS, PRESET
 
@@ -26,6 +29,7 @@ SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
 WITH_GPUS: dict[str, dict[str, Any]] = load(FILE, GPU_SETTINGS)["services"]
 OURS = [name for name, body in SERVICES.items() if "build" in body]
 SERVING = [name for name in OURS if SERVICES[name]["build"]["dockerfile"] == "Dockerfile.rollout"]
+SETTINGS: dict[str, type[BaseSettings]] = {"rollout": Settings, "reward": RewardSettings}
 TRAINING = [name for name in OURS if name not in SERVING]
 
 
@@ -150,9 +154,10 @@ def test_redis_never_evicts_and_keeps_its_log() -> None:
 @pytest.mark.parametrize("name", SERVING)
 def test_every_variable_is_a_setting(name: str) -> None:
     ours = {key for key in WITH_GPUS[name]["environment"] if key.startswith("SOLRL_")}
-    assert ours <= {f"SOLRL_{field.upper()}" for field in Settings.model_fields}
+    fields = SETTINGS[name].model_fields
+    assert ours <= {f"SOLRL_{field.upper()}" for field in fields}
     targets = {entry["target"] for entry in SERVICES[name]["secrets"] if isinstance(entry, dict)}
-    assert targets <= {f"solrl_{field}" for field in Settings.model_fields}
+    assert targets <= {f"solrl_{field}" for field in fields}
 
 
 @pytest.mark.parametrize("found", [SERVICES, WITH_GPUS], ids=["plain", "with GPUs"])
@@ -172,6 +177,20 @@ def test_the_service_understands_its_command_environment_and_secrets(
     assert settings.redis_url == "redis://:word@there:6379"
     assert (settings.host, settings.port, settings.log_format) == ("0.0.0.0", 8100, "json")
     assert settings.allow_anonymous is (settings.token_file is None) is (found is SERVICES)
+
+
+@pytest.mark.parametrize("found", [SERVICES, WITH_GPUS], ids=["plain", "with GPUs"])
+def test_the_reward_service_understands_its_command_and_environment(
+    found: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = found["reward"]
+    for key, value in body["environment"].items():
+        monkeypatch.setenv(key, value)
+    settings = understood([*body["entrypoint"], *body["command"]], monkeypatch).settings
+    assert (settings.host, settings.port, settings.rewards) == ("0.0.0.0", 8200, ("clipscore",))
+    assert settings.allow_anonymous is (settings.token_file is None) is (found is SERVICES)
+    assert settings.options_from == ("mini-sana" if found is SERVICES else ""), "published weights on a GPU"
+    assert body["profiles"] == ["reward"]
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -201,7 +220,9 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(tyro, "cli", stop)
     monkeypatch.setattr("sys.argv", words)
-    program = {"solrl-train": solrl_trainer.cli, "solrl-rollout": solrl_rollout.cli}[words[0]]
+    program = {"solrl-train": solrl_trainer.cli, "solrl-reward": solrl_reward.cli, "solrl-rollout": solrl_rollout.cli}[
+        words[0]
+    ]
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         program.main()
     monkeypatch.setattr(tyro, "cli", understand)

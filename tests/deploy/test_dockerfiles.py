@@ -98,7 +98,7 @@ def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:
     password = first["redis_password"]
     assert len(password) == 64
     assert first["redis_url"] == f"redis://:{password}@redis:6379"
-    assert (first["hf_token"], first["token"], first[".gitignore"]) == ("", "", "*")
+    assert (first["hf_token"], first["token"], first["reward_token"], first[".gitignore"]) == ("", "", "", "*")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "redis_password").stat().st_mode & 0o777 == 0o644
     assert make(HF_TOKEN="hf_word") == first | {"hf_token": "hf_word"}

@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import solrl_reward.cli
 import solrl_rollout.cli
 import solrl_trainer.cli
 import tyro
 import yaml
 from fences import ROOT
+
+PROGRAMS: dict[str, Callable[[], None]] = {
+    "solrl-reward": solrl_reward.cli.main,
+    "solrl-rollout": solrl_rollout.cli.main,
+    "solrl-train": solrl_trainer.cli.main,
+}
 
 
 class _Parsed(BaseException):
@@ -26,7 +33,6 @@ class _Parsed(BaseException):
 
 def parsed(words: list[str]) -> Any:
     """Parse words with the real command line, without running the command; SystemExit if it refuses them."""
-    programs = {"solrl-train": solrl_trainer.cli.main, "solrl-rollout": solrl_rollout.cli.main}
     understand = tyro.cli
 
     def stop(*arguments: Any, **options: Any) -> None:
@@ -36,7 +42,7 @@ def parsed(words: list[str]) -> Any:
         patch.setattr(tyro, "cli", stop)
         patch.setattr("sys.argv", words)
         try:
-            programs[words[0]]()
+            PROGRAMS[words[0]]()
         except _Parsed as found:
             return found.command
     raise AssertionError(f"{words} was understood without a command line")
@@ -44,11 +50,10 @@ def parsed(words: list[str]) -> Any:
 
 def ran(words: list[str]) -> int:
     """Run a command in this process; returns its exit code."""
-    programs = {"solrl-train": solrl_trainer.cli.main, "solrl-rollout": solrl_rollout.cli.main}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", words)
         try:
-            programs[words[0]]()
+            PROGRAMS[words[0]]()
         except SystemExit as end:
             return int(end.code or 0)
     return 0
@@ -83,6 +88,10 @@ def _service(words: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             assert ran([str(Path(folder, word)) if word == "tokens.json" else word for word in words]) == 0, words
     assert words[1] in ("serve", "memory", "doctor", "token"), command
+
+
+def _reward_service(words: list[str]) -> None:
+    assert parsed(words).settings.rewards, words
 
 
 def _with_a_miniature(words: list[str]) -> list[str]:
@@ -133,6 +142,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "make": _make,
     "pip": _pip,
     "python": _python,
+    "solrl-reward": _reward_service,
     "solrl-rollout": _service,
     "solrl-train": _trainer,
     "torchrun": _torchrun,

@@ -39,6 +39,7 @@ def test_documented_commands_are_valid(
         ["solrl-train", "run", "--set", "iteration=1"],
         ["solrl-train", "runs"],
         ["solrl-rollout", "serve", "--models", "mini-sana"],
+        ["solrl-reward", "serve", "--reward", "clipscore"],
         ["solrl-rollout", "memory", "--model", "mini-sana", "--precision", "fp16"],
         ["python", "benchmarks/none.py"],
         ["torchrun", "--nproc", "2", "-m", "solrl_trainer", "run", "--preset", "mini-sana/sol_rl/clip"],

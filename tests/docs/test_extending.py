@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fences import ROOT, blocks, commands, example
+from safetensors.torch import save_file
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise
@@ -151,3 +152,22 @@ def test_the_family_is_quantised_and_adapted(auraflow: Path) -> None:
     assert quantised.backbone.quantized_share("nvfp4") > 0.9
     # Two streams of four projections in the first block, one stream in the others.
     assert len(quantised.layout) == 8 + 2 * 4
+
+
+def test_the_class_of_the_page_on_rewards_scores_images(
+    mini: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = [block for block in blocks(REWARD, "python") if not block.title]
+    (tmp_path / "my_probe.py").write_text(block.text)
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for weight in ([0.0, 2.0, 0.0], [0.0, 4.0, 0.0]):
+        file = tmp_path / f"{weight[1]}.safetensors"
+        save_file({"weight": torch.tensor(weight)}, file)
+        name = "my_probe:ColourProbe"
+        rewards = RewardSet.load([name], mini, {name: {"weights": str(file)}})
+        images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        found = rewards.score([name], images, ["a"] * 3, [{}] * 3)[name]
+        assert found == pytest.approx(images[:, 1].mean((1, 2)) * weight[1], rel=1e-5)
+        digests.append(rewards.digests()[f"reward:{name}"])
+    assert digests[0] != digests[1]
