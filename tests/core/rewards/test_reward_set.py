@@ -148,7 +148,7 @@ def test_each_reward_is_loaded_once_and_digested(backbone: Backbone, clipscore: 
 def test_a_reward_is_loaded_once_however_often_it_is_named(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[str] = []
 
-    def loading(name: str, backbone: Backbone, options: object) -> Reward:
+    def loading(name: str, backbone: Backbone, options: object, connect: object) -> Reward:
         loads.append(name)
         return giving(torch.zeros(1))
 
