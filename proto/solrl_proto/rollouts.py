@@ -8,7 +8,7 @@ import struct
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, Tier, Version
 from solrl_proto.models import Numerics

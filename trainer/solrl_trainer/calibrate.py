@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import yaml
-from solrl_core.early_decoder import REWARD_PIXELS, early_stage, fit_early_decoder
 from solrl_client.remote_reward import connect_reward
+from solrl_core.early_decoder import REWARD_PIXELS, early_stage, fit_early_decoder
 from solrl_core.families import load_backbone
 from solrl_core.families.early_exit import EarlyDecoderError
 from solrl_core.families.pipeline import PipelineBackbone
