@@ -257,6 +257,11 @@ def test_another_precision_is_refused(omni: Backend) -> None:
         omni.set_adapter("nvfp4", None)
 
 
+def test_an_unmerged_adapter_is_refused(omni: Backend) -> None:
+    with pytest.raises(LayerPrecisionError, match="does not serve plans with adapter=unmerged; expected merged"):
+        omni.set_adapter("bf16", None, "unmerged")
+
+
 def test_fp8_is_labelled_with_its_share(patched: pytest.MonkeyPatch) -> None:
     backend = load("vllm-omni", precision="fp8")
     (tier,) = backend.capabilities.precisions
