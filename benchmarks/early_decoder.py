@@ -32,7 +32,7 @@ from solrl_core.generator import Generator, decode_in_batches
 from solrl_core.rewards import RewardSet
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import EarlyDecoder, PromptItem
-from solrl_trainer.calibrate import recipe_examples
+from solrl_trainer.calibration.fitting import recipe_examples
 from solrl_trainer.presets import resolve
 from true_size import skeleton
 

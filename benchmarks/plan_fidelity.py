@@ -34,7 +34,7 @@ from solrl_core.selection import best_worst
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
-from solrl_trainer.calibrate import fit_solvers, recipe_examples
+from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import paired_gain
 from solrl_trainer.presets import resolve

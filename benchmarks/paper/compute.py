@@ -18,7 +18,7 @@ from solrl_proto.rollouts import Plan
 from solrl_trainer.algorithms.grpo import GrpoSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.calibrate import solver_steps
+from solrl_trainer.calibration.plans import solver_steps
 from solrl_trainer.config import RunConfig
 from solrl_trainer.update import trained_steps
 

@@ -165,13 +165,11 @@ def with_a_broken_reward(argv: Sequence[str], rank: int) -> None:
     solrl_train(argv)
 
 
-def with_few_plans(argv: Sequence[str]) -> None:
-    """`solrl-train calibrate` with few plans, and solvers fitted to few prompts."""
-    from solrl_trainer import calibrate
+def with_few_fitted_prompts(argv: Sequence[str]) -> None:
+    """`solrl-train calibrate`, with solvers fitted to few prompts."""
+    from solrl_trainer.calibration import fitting
 
-    calibrate.STEPS = (1, 4)
-    calibrate.SCHEDULES = calibrate.SCHEDULES[:1]
-    calibrate.FITTED_PROMPTS = 2
+    fitting.FITTED_PROMPTS = 2
     solrl_train(argv)
 
 

@@ -1,6 +1,8 @@
 """`solrl-train calibrate` measures plans, and writes the cheapest that selects well enough for a run."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -8,44 +10,41 @@ from PIL import Image
 from solrl_core.errors import MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import model_digest, part_digests
-from solrl_core.fitting import SCHEDULES, identity_solver
+from solrl_core.fitting import SCHEDULES
 from solrl_core.generator import Generator
-from solrl_proto.rollouts import EarlyDecoder, Plan, Prune
+from solrl_proto.rollouts import Plan
 from solrl_trainer import calibrate as module
-from solrl_trainer.calibrate import Fits, calibrate, fit_solvers, name, plans, recipe_examples, solver_steps
+from solrl_trainer.calibrate import calibrate
+from solrl_trainer.calibration import fitting
+from solrl_trainer.calibration.deciding import Requirement
+from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
+from solrl_trainer.calibration.plans import PlanSet
 from solrl_trainer.presets import ConfigError, resolve
-from solrl_trainer.report.frontier import frontier
+from solrl_trainer.report.frontier import Point, frontier
 from solrl_trainer.rollouts.agreement import check_bindings, check_early_decoder
 from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.source import exploration_plan
 
 PRESET = "mini-sana/sol_rl/clipscore"
 TRAINED_ON_THEMSELVES = ("explore.source=local", "regenerate.at=none", "explore.prune=null")
-SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4")
+SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4", "explore.steps=1")
+
+ONE_PLAN = PlanSet(steps=(), schedules=())
 
 
-def test_every_precision_is_tried_with_all_step_counts_with_and_without_pruning() -> None:
-    config = resolve("mini-sana/sol_rl/clipscore", overrides=["solver=dpm2"]).config
-    solver = identity_solver(SCHEDULES[0])
-    found = plans(config, ("nvfp4", "bf16"), Fits(solvers=(solver,)))
-    assert len(found) == 2 * (5 + 3 + 2)
-    assert {plan.prune.keep for plan in found if plan.prune} == {48}
-    assert all(plan.prune.after < plan.steps for plan in found if plan.prune)
-    assert all(plan.solver == "dpm2" for plan in found)
-    assert [plan.prune for plan in found if plan.fitted == solver] == 2 * [None, Prune(after=3, keep=48)]
-    few = resolve("mini-sana/sol_rl/clipscore", overrides=["explore.candidates=24"]).config
-    assert not any(plan.prune for plan in plans(few, ("bf16",), Fits(solvers=(solver,))))
+def small(*more: str) -> Any:
+    """Settings of a small calibration."""
+    return resolve(PRESET, overrides=[*SMALL, *more]).config
 
 
-def test_pruned_candidates_take_no_more_steps() -> None:
-    assert solver_steps(Plan(steps=6), 96) == 6 * 96
-    assert solver_steps(Plan(steps=6, prune=Prune(after=2, keep=48)), 96) == 2 * 96 + 4 * 48
+@pytest.fixture
+def one_fitted_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 1)
 
 
 def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts() -> None:
-    config = resolve(PRESET, overrides=SMALL).config
     generator = Generator(load_backbone("mini-sana"), "bf16")
-    (solver,) = fit_solvers(generator, recipe_examples(config, generator), [(1.0, 0.75, 0.5, 0.25)])
+    (solver,) = fit_solvers(generator, recipe_examples(small(), generator), [(1.0, 0.75, 0.5, 0.25)])
     # With the recipe's own four levels there is nothing to gain: the fitted steps end in the same place.
     texts, seeds = ["a red circle"] * 8, list(range(8))
     ends = [generator.generate(texts, seeds, steps=4, solver=by, decode=False).latents for by in (solver, "euler")]
@@ -54,27 +53,47 @@ def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts() -> None:
 
 @pytest.mark.slow
 def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEPS", (1, 4))
-    monkeypatch.setattr(module, "SCHEDULES", SCHEDULES[:1])
-    monkeypatch.setattr(module, "FITTED_PROMPTS", 4)
-    notes: list[str] = []
-    config = resolve(PRESET, overrides=SMALL).config
+    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 4)
     shown: list[tuple[float, float]] = []
-    told = {"progress": lambda done, total: shown.append((done, total))}
-    summary = calibrate(config, tmp_path, notes.append, prompts=1, wanted=0.3, **told)
-    # The beginning, the true scores, the fit, and each plan once to warm up and once for its prompt.
-    assert len(shown) == 3 + 2 * len(summary["plans"])
+    summary = calibrate(
+        small(),
+        tmp_path,
+        lambda text: None,
+        prompts=2,
+        requirement=Requirement(0.3),
+        limits=PlanSet(steps=(4,), keep=(8, 12), schedules=SCHEDULES[:1]),
+        progress=lambda done, total: shown.append((done, total)),
+    )
+    # The beginning, the true scores of each prompt and the fit; then, to warm up and for each prompt, 1 step, 4 steps,
+    # 4 pruned steps, 4 fitted steps and 4 pruned fitted steps, at 2 precisions.
+    assert len(shown) == 1 + 2 + 1 + 3 * 5 * 2
     assert shown == sorted(shown)
     assert (shown[0][0], shown[-1][0]) == (0, shown[-1][1])
     by_name = {row["name"]: row for row in summary["plans"]}
-    assert len(by_name) == 10
-    assert sum("fitted" in name for name in by_name) == 4
+    assert len(by_name) == 14
+    assert sum("fitted" in name for name in by_name) == 6
     # The same steps and precision as the true rewards: nothing is lost.
     assert by_name["bf16 4 steps"]["spearman"] == pytest.approx(1.0, abs=1e-3)
     assert by_name["bf16 4 steps"]["separation"] == pytest.approx(1.0, abs=1e-3)
+    assert summary["reference"] == "nvfp4 1 steps"
+    reference = by_name[summary["reference"]]
+    assert (reference["cost"], reference["cost_interval"]) == (1, [1, 1])
+    assert (reference["loss"], reference["loss_interval"]) == (0, [0, 0])
+    for row in summary["plans"]:
+        assert row["loss"] == pytest.approx(reference["separation"] - row["separation"])
+        low, high = row["seconds_quartiles"]
+        assert 0 < low <= row["seconds"] <= high
     good = [row for row in summary["plans"] if row["interval"][0] >= 0.3]
     chosen = min(good, key=lambda row: row["seconds"])
     assert summary["chosen"] == chosen["name"]
+    assert summary["verdict"][0].startswith(f"{chosen['name']} has a separation of ")
+    assert summary["verdict"][-1] == "the intervals are over 2 prompts and may be too narrow; use at least 8"
+    sizes = summary["group_sizes"]
+    assert sizes["plan"] == chosen["name"]
+    assert {(row["candidates"], row["keep"]) for row in sizes["rows"]} >= {(24, 8)}
+    (whole,) = (row for row in sizes["rows"] if row["keep"] == 8)
+    assert whole["separation"] == pytest.approx(chosen["separation"])
+    assert json.loads((tmp_path / "calibration.json").read_text())["verdict"] == summary["verdict"]
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explore = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.explore
     assert (explore.steps, explore.precision) == (chosen["plan"]["steps"], chosen["plan"]["precision"])
@@ -83,11 +102,10 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
 
 
 def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEPS", ())
-    monkeypatch.setattr(module, "SCHEDULES", SCHEDULES[:1])
-    monkeypatch.setattr(module, "FITTED_PROMPTS", 4)
-    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
-    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=0.0)
+    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 4)
+    limits = PlanSet(steps=(), keep=(12,), schedules=SCHEDULES[:1])
+    config = small("explore.precision=bf16")
+    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, requirement=Requirement(0.7), limits=limits)
     assert summary["chosen"].startswith("bf16 4 fitted steps (1, 0.85, 0.65, 0.3)")
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
@@ -103,13 +121,18 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_run_accepts_the_written_early_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEPS", (4,))
-    monkeypatch.setattr(module, "SCHEDULES", ())
-    monkeypatch.setattr(module, "FITTED_PROMPTS", 4)
-    monkeypatch.setattr(module, "REWARD_PIXELS", 32)
-    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
-    monkeypatch.setattr(module, "plans", lambda *given: [plan for plan in plans(*given) if plan.early_decoder])
-    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=-1.0)
+    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 4)
+    monkeypatch.setattr(fitting, "REWARD_PIXELS", 32)
+    config = small("explore.precision=bf16", "explore.candidates=24")
+    monkeypatch.setattr(module, "choose", lambda measured, _: next(one for one in measured if one.plan.early_decoder))
+    summary = calibrate(
+        config,
+        tmp_path,
+        lambda text: None,
+        prompts=1,
+        requirement=Requirement(-1),
+        limits=PlanSet(steps=(4,), schedules=()),
+    )
     row = next(row for row in summary["plans"] if row["name"] == "bf16 4 steps, decoded early")
     assert 0.2 < row["separation"] < 0.999
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
@@ -124,34 +147,19 @@ def test_a_run_accepts_the_written_early_decoder(tmp_path: Path, monkeypatch: py
         resolve(PRESET, overrides=[*TRAINED_ON_THEMSELVES, *SMALL[:2]], files={"file": written})
 
 
-def test_small_images_are_decoded_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEPS", (1,))
-    monkeypatch.setattr(module, "SCHEDULES", ())
-    monkeypatch.setattr(module, "FITTED_PROMPTS", 1)
+@pytest.mark.usefixtures("one_fitted_prompt")
+def test_small_images_are_decoded_whole(tmp_path: Path) -> None:
     notes: list[str] = []
-    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
-    summary = calibrate(config, tmp_path, notes.append, prompts=1, wanted=-1.0)
+    config = small("explore.precision=bf16")
+    summary = calibrate(config, tmp_path, notes.append, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
     assert [row["name"] for row in summary["plans"]] == ["bf16 1 steps"]
     assert any("all plans decode whole images: got a decoder of images of 64×64 px" in note for note in notes)
 
 
-def test_early_decoding_is_measured_for_all_scores_and_for_pruning() -> None:
-    config = resolve(PRESET).config
-    found = plans(config, ("bf16",), Fits(early_decoder=EarlyDecoder.model_construct(scores="all")))
-    uses = [(plan.steps, plan.prune is not None, plan.early_decoder and plan.early_decoder.scores) for plan in found]
-    assert uses[:2] == [(2, False, None), (2, False, "all")]
-    assert uses[-5:] == [(8, False, None), (8, False, "all"), *((8, True, use) for use in (None, "pruning", "all"))]
-    assert len({name(plan) for plan in found}) == len(found)
-
-
-def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "STEPS", (1,))
-    monkeypatch.setattr(module, "SCHEDULES", ())
-    monkeypatch.setattr(module, "FITTED_PROMPTS", 1)
-    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
-    calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=-1.0)
+@pytest.mark.usefixtures("one_fitted_prompt")
+def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(tmp_path: Path) -> None:
+    config = small("explore.precision=bf16")
+    calibrate(config, tmp_path, lambda text: None, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     bindings = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.bindings
     check_bindings(bindings, model_digest(part_digests(load_backbone("mini-sana").parts)), "mini-sana")
@@ -165,41 +173,40 @@ def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(
 def test_it_measures_on_training_prompts_that_are_not_used_for_fitting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "STEPS", (1,))
-    monkeypatch.setattr(module, "SCHEDULES", ())
-    monkeypatch.setattr(module, "FITTED_PROMPTS", 2)
+    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 2)
     prompts = tmp_path / "prompts"
     prompts.mkdir()
     (prompts / "train.txt").write_text("a red circle\na blue square\na green triangle\n")
     (prompts / "test.txt").write_text("a white star\n")
-    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16", f"prompts={prompts}"]).config
+    config = small("explore.precision=bf16", f"prompts={prompts}")
     scored: list[str] = []
     scores = PlannedCandidates.scores
     monkeypatch.setattr(PlannedCandidates, "scores", lambda own, p, s: (scored.append(p.text), scores(own, p, s))[1])
     notes: list[str] = []
-    calibrate(config, tmp_path, notes.append, prompts=1, wanted=0.0)
+    calibrate(config, tmp_path, notes.append, prompts=1, requirement=Requirement(0), limits=ONE_PLAN)
     assert set(scored) == {"a green triangle"}
     assert "the intervals are over 1 prompt and may be too narrow; use at least 8" in notes
     with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4"):
-        calibrate(config, tmp_path, notes.append, prompts=2, wanted=0.0)
+        calibrate(config, tmp_path, notes.append, prompts=2, requirement=Requirement(0), limits=ONE_PLAN)
 
 
-def test_no_plan_is_chosen_if_none_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEPS", (1,))
-    monkeypatch.setattr(module, "SCHEDULES", ())
-    monkeypatch.setattr(module, "FITTED_PROMPTS", 1)
-    config = resolve(PRESET, overrides=[*SMALL, "explore.precision=bf16"]).config
-    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=1.0)
+@pytest.mark.usefixtures("one_fitted_prompt")
+def test_no_plan_is_chosen_if_none_is_good_enough(tmp_path: Path) -> None:
+    config = small("explore.precision=bf16")
+    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, requirement=Requirement(1), limits=ONE_PLAN)
     assert summary["chosen"] is None
+    assert summary["verdict"][0].startswith("every plan surely selects worse than required; the best, bf16 1 steps, ")
+    assert summary["group_sizes"]["plan"] == summary["reference"]
     assert not (tmp_path / "plan.yaml").exists()
 
 
 def test_the_frontier_contains_the_plans_that_no_other_dominates() -> None:
-    points = [("a", 1.0, 0.2), ("b", 2.0, 0.1), ("c", 2.0, 0.5), ("d", 3.0, 0.5), ("e", 4.0, 0.9)]
-    assert [name for name, _, _ in frontier(points)] == ["a", "c", "e"]
+    figures = [("a", 1.0, 0.2), ("b", 2.0, 0.1), ("c", 2.0, 0.5), ("d", 3.0, 0.5), ("e", 4.0, 0.9)]
+    points = [Point(name, seconds, separation, separation, separation) for name, seconds, separation in figures]
+    assert [point.name for point in frontier(points)] == ["a", "c", "e"]
 
 
 def test_stochastic_steps_are_not_calibrated(tmp_path: Path) -> None:
     config = resolve("mini-sana/flowgrpo_two_stage/clipscore").config
     with pytest.raises(ValueError, match=r"whose steps are the algorithm's; expected explore\.sampler=ode"):
-        calibrate(config, tmp_path, lambda text: None, prompts=1, wanted=0.3)
+        calibrate(config, tmp_path, lambda text: None, prompts=1, requirement=Requirement(0.3))

@@ -10,7 +10,7 @@ import torch
 from solrl_core.precision import fastest_tier, tiers
 from solrl_proto.identifiers import Tier
 from solrl_proto.rollouts import Precision
-from solrl_trainer.calibrate import explored_tiers
+from solrl_trainer.calibration.plans import explored_tiers
 from solrl_trainer.config import RunConfig
 from solrl_trainer.demo import DEMO_SETTINGS, PRESET
 from solrl_trainer.presets import resolve

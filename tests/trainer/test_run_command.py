@@ -164,6 +164,21 @@ def test_the_command_after_a_calibration_keeps_its_arguments(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--loss", "-1"], "got --loss -1.0; expected 0 or more"),
+        (["--schedules", "5"], "got --schedules 5; expected 0 to 4"),
+        (["--steps", "4", "0"], "got --steps 4 0; expected 1 step or more each"),
+        (["--keep", "96"], "got --keep 96; expected at least the 24 that are selected"),
+    ],
+)
+def test_a_calibration_refuses_limits_that_no_plan_meets(tmp_path: Path, words: list[str], fault: str) -> None:
+    done = typed(main, "calibrate", *words, "--output", str(tmp_path))
+    assert done.returncode == 2
+    assert fault in done.stderr
+
+
 @pytest.mark.parametrize("text", ["rewards=clipscore", "rewards=[clipscore]", "rewards={clipscore: 1}"])
 def test_a_reward_may_be_given_without_a_weight(text: str) -> None:
     assert resolve("mini-sana/sol_rl/hpsv2", overrides=[text]).config.rewards == {"clipscore": 1.0}

@@ -3,11 +3,11 @@
 import os
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from solrl_core.interrupts import INTERRUPTED, interrupt_message, keyboard_interrupts
 
@@ -27,7 +27,7 @@ from solrl_trainer.commands import (
     SettingsCommand,
     parse,
 )
-from solrl_trainer.defaults import DEFAULT_PRESET
+from solrl_trainer.defaults import CALIBRATED_SCHEDULES, DEFAULT_PRESET
 from solrl_trainer.ranks.rank_info import RankInfo, read_rank_info
 
 if TYPE_CHECKING:
@@ -234,18 +234,18 @@ def _report(folder: Path) -> None:
 
 def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
     from solrl_trainer.folder import locked
-    from solrl_trainer.presets import read_settings_file
     from solrl_trainer.ranks.process_group import process_group
 
     with ExitStack() as held, process_group(rank_info) as processes:
-        if command.prompts < 1 or not 0 <= command.wanted <= 1:
-            raise ValueError(
-                f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
-            )
+        _check(command)
         config = _settings(command)
         if processes.is_rank_zero:
             held.enter_context(locked(command.output))
+        from solrl_core.fitting import SCHEDULES
+
         from solrl_trainer.calibrate import calibrate
+        from solrl_trainer.calibration.deciding import Requirement
+        from solrl_trainer.calibration.plans import PlanSet
         from solrl_trainer.time_left import Countdown
 
         with Countdown("calibrating", quiet=not processes.is_rank_zero) as shown:
@@ -254,17 +254,47 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
                 command.output,
                 shown.note,
                 prompts=command.prompts,
-                wanted=command.wanted,
+                requirement=Requirement(command.wanted, command.loss),
+                limits=PlanSet(command.steps, command.keep, SCHEDULES[: command.schedules]),
                 processes=processes,
                 progress=shown,
             )
-    if not rank_info.is_rank_zero:
-        return
+    if rank_info.is_rank_zero:
+        _print_calibration(command, summary)
+
+
+def _check(command: Calibrate) -> None:
+    if command.prompts < 1 or not 0 <= command.wanted <= 1:
+        raise ValueError(
+            f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
+        )
+    if command.loss is not None and command.loss < 0:
+        raise ValueError(f"got --loss {command.loss}; expected 0 or more")
+    if not 0 <= command.schedules <= CALIBRATED_SCHEDULES:
+        raise ValueError(f"got --schedules {command.schedules}; expected 0 to {CALIBRATED_SCHEDULES}")
+    if min(command.steps, default=1) < 1:
+        raise ValueError(f"got --steps {' '.join(map(str, command.steps))}; expected 1 step or more each")
+
+
+def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
+    from solrl_trainer.calibration.deciding import Requirement
+    from solrl_trainer.calibration.group_sizes import group_sizes_text
+    from solrl_trainer.presets import read_settings_file
+
+    sizes = summary["group_sizes"]
+    print(
+        f"predicted for other groups, {sizes['plan']}: separation / contrast in standard deviations of the true score"
+    )
+    print("\n".join(group_sizes_text(sizes["rows"])))
     print(f"frontier: {command.output / 'frontier.png'}")
+    required = Requirement(command.wanted, command.loss).text()
     if summary["chosen"] is None:
-        print(f"no plan reaches a separation of {command.wanted}; lower --wanted, or choose a plan from the frontier")
+        print(f"no plan has {required}; ask for less (--wanted, --loss), or choose a plan from the frontier")
     else:
-        print(f"cheapest plan with a separation of at least {command.wanted}: {summary['chosen']}")
+        print(f"cheapest plan with {required}: {summary['chosen']}")
+    for line in summary["verdict"]:
+        print(f"- {line}")
+    if summary["chosen"] is not None:
         planned = read_settings_file(command.output / "plan.yaml")["explore"]
         print(f"use it: {shlex.join(run_command(command, planned))}")
 

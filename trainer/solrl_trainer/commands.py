@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 import tyro
 from solrl_core.suggestions import check_command
 
-from solrl_trainer.defaults import DEFAULT_PRESET
+from solrl_trainer.defaults import CALIBRATED_SCHEDULES, CALIBRATED_STEPS, DEFAULT_PRESET
 
 _URL = "http://127.0.0.1:8100"
 
@@ -113,7 +113,15 @@ class Calibrate(SettingsCommand):
     prompts: int = 16
     """Number of training prompts to measure on."""
     wanted: float = 0.8
-    """Minimum separation of the selected best and worst: 1 is perfect, 0 is chance."""
+    """Minimum separation of the selected best and worst, with its whole interval: 1 is perfect, 0 is chance."""
+    loss: Annotated[float | None, _shown("X", "any")] = None
+    """Maximum loss of separation against explore.steps without pruning, with its whole interval, such as 0.02."""
+    steps: tuple[int, ...] = CALIBRATED_STEPS
+    """Numbers of steps to measure. explore.steps is always measured."""
+    keep: Annotated[tuple[int, ...], _shown("N …", "a third, half and two thirds of the candidates")] = ()
+    """Numbers of candidates that pruning keeps."""
+    schedules: int = CALIBRATED_SCHEDULES
+    """Number of solvers of few steps that are fitted and measured."""
 
 
 @dataclass

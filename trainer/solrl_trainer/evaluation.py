@@ -163,9 +163,23 @@ def paired_gain(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float
 
 def mean_interval(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     """Mean of one value per prompt and its 95 % bootstrap interval: (mean, low, high)."""
-    picks = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
-    low, high = np.percentile(values[picks].mean(1), [2.5, 97.5])
-    return float(values.mean()), float(low), float(high)
+    return float(values.mean()), *_interval(_resampled(values).mean(1))
+
+
+def median_interval(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+    """Median of one value per prompt and its 95 % bootstrap interval: (median, low, high)."""
+    return float(np.median(values)), *_interval(np.median(_resampled(values), 1))
+
+
+def _resampled(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The values of each bootstrap sample, [samples, values]."""
+    return values[np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))]
+
+
+def _interval(figures: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The middle 95 % of a figure of all bootstrap samples."""
+    low, high = np.percentile(figures, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def within_prompt_std(scores: torch.Tensor) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from fault_trials.processes import RankPrograms
-from rank_programs import held_bytes, with_a_slow_rank, with_few_plans
+from rank_programs import held_bytes, with_a_slow_rank, with_few_fitted_prompts
 from rank_runs import LAST, arguments, iterations, run, state
 
 pytestmark = pytest.mark.slow
@@ -87,13 +87,15 @@ def test_several_ranks_evaluate_like_one(alone: Path, together: Path, tmp_path: 
 
 
 def test_several_ranks_calibrate_like_one(tmp_path: Path) -> None:
-    words = ["calibrate", "--preset", "mini-sana/sol_rl/clipscore", "--prompts", "3", "--wanted", "0.1"]
-    settings = ("explore.candidates=12", "explore.keep=4", "explore.precision=nvfp4", "regenerate.steps=4")
+    words = ["calibrate", "--preset", "mini-sana/sol_rl/clipscore", "--prompts", "3", "--wanted", "0.999"]
+    words += ["--steps", "4", "--keep", "4", "--schedules", "1"]
+    small = ("explore.candidates=12", "explore.keep=4", "explore.steps=1")
+    settings = (*small, "explore.precision=nvfp4", "regenerate.steps=4")
     words += [word for setting in settings for word in ("--set", setting)]
     found = {}
     for size in (1, 2):
         output = tmp_path / str(size)
-        codes = run(size, [*words, "--output", str(output)], tmp_path / f"log-{size}", with_few_plans)
+        codes = run(size, [*words, "--output", str(output)], tmp_path / f"log-{size}", with_few_fitted_prompts)
         assert codes == [0] * size, (tmp_path / f"log-{size}").read_text()
         found[size] = json.loads((output / "calibration.json").read_text())
         assert (output / "plan.yaml").is_file()
@@ -101,9 +103,15 @@ def test_several_ranks_calibrate_like_one(tmp_path: Path) -> None:
     for own, shared in zip(found[1]["plans"], found[2]["plans"], strict=True):
         assert own["name"] == shared["name"]
         assert own["seconds"] > 0 < shared["seconds"]
-        for figure in ("separation", "spearman"):
+        for figure in ("separation", "loss", "interval", "loss_interval", "spearman"):
             assert shared[figure] == pytest.approx(own[figure], abs=1e-3), own["name"]
     log = (tmp_path / "log-2").read_text()
+    # Only the steps of the true scores themselves are perfect.
+    assert found[1]["chosen"] == found[2]["chosen"] == found[2]["group_sizes"]["plan"] == "bf16 4 steps"
+    assert [row["keep"] for row in found[1]["group_sizes"]["rows"]] == [4, 8]
+    for own, shared in zip(found[1]["group_sizes"]["rows"], found[2]["group_sizes"]["rows"], strict=True):
+        for figure in ("separation", "interval", "contrast", "contrast_interval"):
+            assert shared[figure] == pytest.approx(own[figure], abs=1e-3)
     for line in ("loading mini-sana", "frontier: ", "use it: "):
         assert log.count(line) == 1, log
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
-from solrl_trainer.report.frontier import write_frontier
+from solrl_trainer.report.frontier import Point, write_frontier
 from solrl_trainer.report.labels import Label, place_labels
 
 
@@ -48,8 +48,9 @@ def test_the_frontier_names_its_plans_and_nothing_is_covered(tmp_path: Any, monk
     monkeypatch.setattr(plt, "close", figures.append)
     # Plans that differ in the third digit, with the longest names there are; the chosen one is not on the frontier.
     long = "4 fitted steps (1, 0.875, 0.625, 0.375), pruned to 48 after 3"
-    points = [(f"nvfp4 {i} {long}", 0.8 + 0.002 * i, 0.85 + 0.001 * i) for i in range(6)]
-    points += [("bf16 2 steps", 0.4, 0.5), ("bf16 8 steps", 2.0, 0.9), ("bf16 6 steps", 1.5, 0.82)]
+    plans = [(f"nvfp4 {i} {long}", 0.8 + 0.002 * i, 0.85 + 0.001 * i) for i in range(6)]
+    plans += [("bf16 2 steps", 0.4, 0.5), ("bf16 8 steps", 2.0, 0.9), ("bf16 6 steps", 1.5, 0.82)]
+    points = [Point(name, s, q, q - 0.02, q + 0.02) for name, s, q in plans]
     path = write_frontier(points, 0.8, "bf16 6 steps", "mini-sana, clipscore + 0.2 × hpsv2, 16 prompts", tmp_path)
     assert path == tmp_path / "frontier.png"
     (figure,) = figures

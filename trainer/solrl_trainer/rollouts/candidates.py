@@ -32,6 +32,19 @@ class CandidateMaker(Protocol):
 
 
 @dataclass(frozen=True)
+class Halfway:
+    """Candidates of a group on their way.
+
+    Attributes:
+        trajectory: latents from which they continue.
+        scores: scores [N] of the clean images predicted here.
+    """
+
+    trajectory: Trajectory
+    scores: torch.Tensor
+
+
+@dataclass(frozen=True)
 class PlannedCandidates:
     """Candidates by an exploration plan; only their scores are kept.
 
@@ -59,16 +72,22 @@ class PlannedCandidates:
         prune = None if whole else self.plan().prune
         if prune is None:
             return self._completed(prompt, seeds)
+        return self.finished(prompt, seeds, self.halfway(prompt, seeds, prune.after), prune.keep)
+
+    def halfway(self, prompt: PromptItem, seeds: Sequence[int], after: int) -> Halfway:
+        """The candidates of these seeds after the first steps of the plan."""
         parts, predicted = [], []
         for rows in _chunks(len(seeds)):
-            halfway = self._generate(prompt, seeds[rows], until=prune.after)
-            parts.append(halfway.trajectory)
-            predicted.append(self.scorer.scores(prompt, halfway.images))
-        halfway_scores = torch.cat([scores() for scores in predicted])
-        places = sorted(best_worst(halfway_scores, min(prune.keep, len(seeds))))
-        survivors = Trajectory.join(parts).rows(places)
+            made = self._generate(prompt, seeds[rows], until=after)
+            parts.append(made.trajectory)
+            predicted.append(self.scorer.scores(prompt, made.images))
+        return Halfway(Trajectory.join(parts), torch.cat([scores() for scores in predicted]))
+
+    def finished(self, prompt: PromptItem, seeds: Sequence[int], halfway: Halfway, keep: int) -> torch.Tensor:
+        """Scores [N] after the last step of the `keep` most extreme candidates, NaN for the others."""
+        places = sorted(best_worst(halfway.scores, min(keep, len(seeds))))
         scores = torch.full((len(seeds),), torch.nan)
-        scores[places] = self._completed(prompt, [seeds[place] for place in places], survivors)
+        scores[places] = self._completed(prompt, [seeds[place] for place in places], halfway.trajectory.rows(places))
         return scores
 
     def images(self, prompt: PromptItem, seeds: Sequence[int]) -> torch.Tensor:

@@ -1,0 +1,99 @@
+"""The decision of a calibration, on times and scores made up so that the right one is known."""
+
+import numpy as np
+import pytest
+import torch
+from solrl_proto.rollouts import Plan
+from solrl_trainer.calibration.deciding import Measured, Requirement, as_cheap, assess, choose, verdict
+from solrl_trainer.calibration.measuring import Observed
+
+PROMPTS, N, KEEP = 12, 48, 12
+REFERENCE = Plan(steps=6, precision="nvfp4")
+TRUE = torch.randn(PROMPTS, N, generator=torch.Generator().manual_seed(0))
+DRIFT = np.linspace(1, 3, PROMPTS)
+"""A machine that becomes three times as slow from the first to the last prompt."""
+
+
+def observed(steps: int, seconds: float, noise: float, jitter: float = 0.01) -> Observed:
+    """A plan of so many steps whose scores are the true ones with noise."""
+    random = torch.Generator().manual_seed(steps)
+    scores = TRUE + noise * torch.randn(TRUE.shape, generator=random)
+    times = seconds * DRIFT * (1 + jitter * np.random.default_rng(steps).standard_normal(PROMPTS))
+    return Observed(Plan(steps=steps, precision="nvfp4"), scores, torch.full_like(scores, torch.nan), times)
+
+
+def measured(*plans: Observed) -> dict[int, Measured]:
+    """The assessed plans by their steps; the last is the reference."""
+    return {one.plan.steps: one for one in assess(plans, TRUE, KEEP, plans[-1].plan)}
+
+
+def test_a_drift_of_the_machine_does_not_widen_the_ratio_of_times() -> None:
+    found = measured(observed(2, 1.0, 1.0), observed(6, 3.0, 0.1))
+    assert found[2].cost.value == pytest.approx(1 / 3, rel=0.02)
+    assert found[2].cost.high - found[2].cost.low < 0.02
+    assert found[2].quartiles[1] > 1.5 * found[2].quartiles[0]
+    assert found[2].seconds == pytest.approx(2, rel=0.05)
+    assert found[6].cost == (1, 1, 1)
+
+
+def test_the_loss_is_paired_over_prompts() -> None:
+    found = measured(observed(4, 2.0, 0.3), observed(6, 3.0, 0.3))
+    # Scores of the same quality: the separations agree, and the interval of their difference has 0.
+    assert found[4].loss.low < 0 < found[4].loss.high
+    worse = measured(observed(2, 1.0, 3.0), observed(6, 3.0, 0.1))
+    assert worse[2].loss.low > 0.2
+    assert worse[2].loss.value == pytest.approx(worse[6].separation.value - worse[2].separation.value)
+    assert worse[6].loss == (0, 0, 0)
+
+
+def test_the_cheapest_plan_whose_whole_interval_is_good_enough_is_chosen() -> None:
+    found = measured(observed(2, 1.0, 3.0), observed(3, 1.5, 0.5), observed(4, 2.0, 0.1), observed(6, 3.0, 0.1))
+    plans, three = list(found.values()), found[3].separation
+    assert choose(plans, Requirement(three.low - 0.001)) is found[3]
+    # Between the end of its interval and its mean, three steps are undecided.
+    between = Requirement((three.low + three.value) / 2)
+    assert choose(plans, between) is found[4]
+    assert not between.met(found[3])
+    assert not between.missed(found[3])
+    assert Requirement(three.high + 0.001).missed(found[3])
+    assert choose(plans, Requirement(1)) is None
+
+
+def test_a_limit_on_the_loss_excludes_plans_that_separate_well() -> None:
+    found = measured(observed(3, 1.5, 0.5), observed(6, 3.0, 0.01))
+    plans = list(found.values())
+    assert choose(plans, Requirement(0.5)) is found[3]
+    assert choose(plans, Requirement(0.5, loss=0.01)) is found[6]
+    assert choose(plans, Requirement(0.5, loss=found[3].loss.high)) is found[3]
+
+
+def test_more_prompts_are_named_as_the_square_of_what_is_missing() -> None:
+    found = measured(observed(3, 1.5, 0.5), observed(6, 3.0, 0.01))
+    mean, low, _ = found[3].separation
+    requirement = Requirement(mean - (mean - low) / 2)
+    assert requirement.prompts_to_decide(found[3]) == pytest.approx(4 * PROMPTS)
+    lines = verdict(list(found.values()), found[6], REFERENCE, requirement)
+    assert lines[-1].startswith("cheaper, but not sure to be good enough: nvfp4 3 steps with a separation of ")
+    assert lines[-1].endswith(f"; about {4 * PROMPTS} prompts would decide about it")
+
+
+def test_a_plan_as_cheap_within_the_interval_is_named() -> None:
+    found = measured(observed(3, 2.0, 0.1, 0.2), observed(4, 2.02, 0.1, 0.2), observed(6, 3.0, 0.01))
+    plans, requirement = list(found.values()), Requirement(0.5)
+    chosen = choose(plans, requirement)
+    assert chosen in (found[3], found[4])
+    (other,) = as_cheap(plans, chosen, requirement)
+    lines = verdict(plans, chosen, REFERENCE, requirement)
+    assert lines[1].startswith(f"within the interval as cheap: nvfp4 {other.plan.steps} steps (1.")
+    apart = measured(observed(3, 2.0, 0.1), observed(4, 2.4, 0.1), observed(6, 3.0, 0.01))
+    lines = verdict(list(apart.values()), apart[3], REFERENCE, requirement)
+    assert lines[1].startswith("surely cheaper than the next good plan, nvfp4 4 steps (1.2")
+
+
+def test_a_verdict_without_a_chosen_plan_says_what_would_help() -> None:
+    found = measured(observed(3, 1.5, 0.5), observed(6, 3.0, 0.1))
+    plans, best = list(found.values()), found[6].separation
+    (line,) = verdict(plans, None, REFERENCE, Requirement((best.value + best.high) / 2))
+    assert line.startswith("not sure to be good enough: nvfp4 6 steps with a separation of ")
+    (line,) = verdict(plans, None, REFERENCE, Requirement(1))
+    assert line.startswith("every plan surely selects worse than required; the best, nvfp4 6 steps, ")

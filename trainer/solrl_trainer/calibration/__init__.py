@@ -1,0 +1,1 @@
+"""Parts of `solrl-train calibrate`: the plans, their measurement in turns, the decision, and the files."""

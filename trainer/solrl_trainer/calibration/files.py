@@ -1,0 +1,99 @@
+"""Content and files of a calibration: calibration.json, frontier.png and plan.yaml."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from solrl_proto.rollouts import ModelBinding, Plan
+
+from solrl_trainer.calibration.deciding import Measured, Requirement
+from solrl_trainer.calibration.group_sizes import GroupSize
+from solrl_trainer.calibration.plans import name
+from solrl_trainer.config import RunConfig
+from solrl_trainer.report.frontier import Point, write_frontier
+
+
+def content(
+    config: RunConfig,
+    measured: Sequence[Measured],
+    requirement: Requirement,
+    chosen: Measured | None,
+    reference: Plan,
+    verdict: Sequence[str],
+    sizes: tuple[Plan, Sequence[GroupSize]],
+) -> dict[str, Any]:
+    """Content of calibration.json.
+
+    Args:
+        config: the run's settings.
+        measured: all plans.
+        requirement: what a plan must reach.
+        chosen: the chosen plan, if there is one.
+        reference: the plan that others are compared with.
+        verdict: how sure the decision is, in sentences.
+        sizes: a plan, and its predictions for other group sizes.
+    """
+    plan, predictions = sizes
+    return {
+        "model": config.model,
+        "rewards": config.rewards,
+        "prompts": len(measured[0].times),
+        "candidates": config.explore.candidates,
+        "keep": config.explore.keep,
+        "wanted": requirement.wanted,
+        "allowed_loss": requirement.loss,
+        "reference": name(reference),
+        "chosen": name(chosen.plan) if chosen else None,
+        "verdict": list(verdict),
+        "plans": [_row(one) for one in measured],
+        "group_sizes": {"plan": name(plan), "rows": [_size_row(one) for one in predictions]},
+    }
+
+
+def _row(one: Measured) -> dict[str, Any]:
+    return {
+        "name": name(one.plan),
+        "plan": one.plan.model_dump(mode="json", exclude={"early_decoder": {"weights"}}),
+        "seconds": one.seconds,
+        "seconds_quartiles": list(one.quartiles),
+        "cost": one.cost.value,
+        "cost_interval": [one.cost.low, one.cost.high],
+        "separation": one.separation.value,
+        "interval": [one.separation.low, one.separation.high],
+        "loss": one.loss.value,
+        "loss_interval": [one.loss.low, one.loss.high],
+        **vars(one.fidelity),
+    }
+
+
+def _size_row(one: GroupSize) -> dict[str, Any]:
+    return {
+        "candidates": one.candidates,
+        "keep": one.keep,
+        "separation": one.separation.value,
+        "interval": [one.separation.low, one.separation.high],
+        "contrast": one.contrast.value,
+        "contrast_interval": [one.contrast.low, one.contrast.high],
+    }
+
+
+def write(folder: Path, summary: Mapping[str, Any], chosen: Measured | None, binding: ModelBinding, about: str) -> None:
+    """Write the files; plan.yaml only if a plan was chosen.
+
+    Args:
+        folder: output folder.
+        summary: see `content`.
+        chosen: the chosen plan.
+        binding: model and settings that the plan was chosen for.
+        about: description of the measurement, for the plot.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "calibration.json").write_text(json.dumps(summary, indent=1) + "\n")
+    points = [Point(row["name"], row["seconds"], row["separation"], *row["interval"]) for row in summary["plans"]]
+    write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
+    if chosen is not None:
+        plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune", "fitted", "early_decoder"})
+        plan["calibrated_for"] = binding.model_dump(mode="json")
+        (folder / "plan.yaml").write_text(yaml.safe_dump({"explore": plan}, sort_keys=False))

@@ -1,0 +1,122 @@
+"""Exploration plans that a calibration measures."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from solrl_core.fitting import SCHEDULES
+from solrl_core.precision import numerics, supported_tiers
+from solrl_proto.identifiers import Tier
+from solrl_proto.rollouts import EarlyDecoder, FittedSolver, Plan, Precision, Prune
+
+from solrl_trainer.calibration.fitting import Fits
+from solrl_trainer.config import RunConfig
+from solrl_trainer.defaults import CALIBRATED_STEPS
+
+_LEAST_PRUNED = 4
+"""Fewest steps of a plan that prunes."""
+
+
+@dataclass(frozen=True)
+class PlanSet:
+    """Limits of the measured set.
+
+    Attributes:
+        steps: numbers of steps of the run's solver. The reference's number is always added.
+        keep: numbers of candidates that pruning keeps; empty for a third, half and two thirds of the group.
+        schedules: noise levels of fitted steps, a solver for each.
+    """
+
+    steps: tuple[int, ...] = CALIBRATED_STEPS
+    keep: tuple[int, ...] = ()
+    schedules: tuple[tuple[float, ...], ...] = SCHEDULES
+
+
+def plans(config: RunConfig, tiers: Sequence[Tier], fits: Fits, limits: PlanSet) -> list[Plan]:
+    """Plans to measure: each precision at each number of steps and with fitted steps, with and without pruning.
+
+    Pruning begins after half of the steps. Fitted steps prune before the last step, because their early predictions
+    are better than another solver's. With an early decoder, each plan is measured with it, too. Plans that prune after
+    the same step of the same solver and decode alike follow each other.
+    """
+    kept = _kept(config, limits)
+    found = []
+    counts = sorted({*limits.steps, config.explore.steps})
+    ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in counts]
+    ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in fits.solvers]
+    for tier, (steps, by, after) in itertools.product(tiers, ways):
+        whole = Plan(steps=steps, solver=config.solver, fitted=by, guidance=config.guidance, precision=tier)
+        keeps = kept if steps >= _LEAST_PRUNED else []
+        pruned = [whole.model_copy(update={"prune": Prune(after=after, keep=keep)}) for keep in keeps]
+        found += [whole, *pruned]
+        if (early := fits.early_decoder) is not None:
+            everywhere, halfway = (early.model_copy(update={"scores": use}) for use in ("all", "pruning"))
+            found += [_decoded_early(plan, everywhere) for plan in (whole, *pruned)]
+            found += [_decoded_early(plan, halfway) for plan in pruned]
+    return found
+
+
+def _decoded_early(plan: Plan, early: EarlyDecoder) -> Plan:
+    return plan.model_copy(update={"early_decoder": early})
+
+
+def _kept(config: RunConfig, limits: PlanSet) -> list[int]:
+    """Numbers of candidates that the measured plans keep."""
+    explore = config.explore
+    if not limits.keep:
+        thirds = {explore.candidates // 3, explore.candidates // 2, explore.candidates * 2 // 3}
+        return sorted(keep for keep in thirds if explore.keep <= keep)
+    for keep in limits.keep:
+        if not explore.keep <= keep < explore.candidates:
+            raise ValueError(
+                f"got --keep {keep}; expected at least the {explore.keep} that are selected (explore.keep), and fewer "
+                f"than the {explore.candidates} candidates (explore.candidates)"
+            )
+    return sorted(set(limits.keep))
+
+
+def reference_plan(config: RunConfig, tiers: Sequence[Tier]) -> Plan:
+    """The run's own number of steps without pruning, at the fastest measured precision: all plans are compared with it.
+
+    Args:
+        config: the run's settings.
+        tiers: measured precisions, the fastest first.
+    """
+    return Plan(steps=config.explore.steps, solver=config.solver, guidance=config.guidance, precision=tiers[0])
+
+
+def true_plan(config: RunConfig) -> Plan:
+    """The recipe's regeneration in BF16, whose rewards define the true ranks."""
+    return Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance, precision="bf16")
+
+
+def unpruned(plan: Plan) -> Plan:
+    """The same steps without pruning, decoded as the images of the final scores are."""
+    return plan.model_copy(update={"prune": None, "early_decoder": plan.decoder_after(None)})
+
+
+def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
+    """BF16 and the given precision; for auto, all native ones. An emulation is measured only if it is requested."""
+
+    def wanted(tier: Tier) -> bool:
+        return tier in ("bf16", precision) or (precision == "auto" and numerics(tier, device) == "native")
+
+    return [tier for tier in supported_tiers(device) if wanted(tier)]
+
+
+def solver_steps(plan: Plan, candidates: int) -> int:
+    """Solver steps that a group of candidates takes under a plan."""
+    if plan.prune is None:
+        return candidates * plan.steps
+    return candidates * plan.prune.after + plan.prune.keep * (plan.steps - plan.prune.after)
+
+
+def name(plan: Plan) -> str:
+    """Short name of a plan, such as "nvfp4 6 steps, pruned to 48 after 3" or "nvfp4 4 fitted steps (1, 0.87, …)"."""
+    by = plan.fitted
+    steps = "steps" if by is None else f"fitted steps ({', '.join(f'{s:g}' for s in by.sigmas)})"
+    pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""
+    early = {"pruning": ", decoded early for pruning", "all": ", decoded early"}
+    decoded = early[plan.early_decoder.scores] if plan.early_decoder else ""
+    return f"{plan.precision} {plan.steps} {steps}{pruned}{decoded}"
