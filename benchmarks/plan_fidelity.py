@@ -1,10 +1,11 @@
 """Fidelity of cheaper exploration plans: `python benchmarks/plan_fidelity.py [--device cuda] [--models mini-sana …]`.
 
-Compares NVFP4 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same images. The
-plans use six Euler steps or four steps fitted to the model, with and without pruning. The schedule of the fitted steps
-is chosen on training prompts. One pass over all candidates, also scored after some of its steps, evaluates every plan.
-On a GPU this is an approximation, because a value near a rounding boundary may round differently in a batch of another
-size. A few groups are therefore really pruned, and the largest difference is printed. Scores are kept in
+Compares NVFP4 and FP8 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same
+images. The plans use six steps of the solver that the preset of the model's family uses, or four steps fitted to the
+model, with and without pruning. The schedule of the fitted steps is chosen on training prompts. One pass over all
+candidates, also scored after some of its steps, evaluates every plan. On a GPU this is an approximation, because a
+value near a rounding boundary may round differently in a batch of another size. A few groups are therefore really
+pruned, and the largest difference is printed. Without FP8 units, FP8 is emulated. Scores are kept in
 runs/plan_fidelity, from which the command resumes. Writes docs/results/plan_fidelity.{json,md,png}.
 """
 
@@ -14,14 +15,16 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from caveats import PREPARED_FOR_NVFP4
-from plan_fidelity_plot import ALLOWED, write_plot
+from plan_fidelity_plot import write_plot
+from plan_fidelity_table import ALLOWED, CHECKED, FITTED, STEPS, TRUE_STEPS, table
+from rank_tables import MODELS, REWARDS, command
 from rich.console import Console
 from rich.progress import track
 from safetensors.torch import load_file, save_file
@@ -31,6 +34,7 @@ from solrl_core.fitting import SCHEDULES
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.selection import best_worst
+from solrl_core.solver_specs import SOLVERS
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
@@ -42,49 +46,78 @@ from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.scoring import Scorer
+from support.precisions import OF_PRESET, PRECISIONS, generator_at, solver_of
 
-MODELS = ("mini-sana", "mini-sd3", "mini-flux")
-REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
-TRUE_STEPS, STEPS, FITTED = 10, 6, 4
+NAME = "plan_fidelity"
 AFTER = {STEPS: (2, 3, 4), FITTED: (3,)}
 KEEP = {STEPS: (24, 32, 48, 64, 80), FITTED: (24, 32, 40, 48, 64)}
 """By number of steps: the steps after which candidates are pruned, and the numbers of candidates kept."""
-CHOSEN_ON, CHOSEN_FOR = 16, 48
-"""Training prompts for choosing the schedule of the fitted steps, and candidates kept before the last step there."""
-CHECKED = 2
-"""Prompts whose groups are also really pruned."""
+CHOSEN_FOR = 48
+"""Candidates kept before the last step where the schedule of the fitted steps is chosen."""
 SAVED_EVERY = 16
 
 Scores = dict[str, torch.Tensor]
-"""float32 [prompts, rewards, candidates]: "true"; "6/2" for scores of the predicted images after 2 of 6 steps, "6/6" at
-the end. "off" [prompts checked, plans]: see `really_pruned`."""
+"""float32 [prompts, rewards, candidates]: "true"; "fp8/6/2" for scores of the images predicted after 2 of 6 steps at
+FP8, "fp8/6/6" at the end. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
 Way = tuple[int, int, int]
 """A plan: (steps, steps before pruning, candidates kept). Pruning after all steps means no pruning."""
 
 
-def main() -> None:
-    """Measure the missing scores, print the table and write it."""
+@dataclass(frozen=True)
+class Models:
+    """A model's generators, rewards and settings.
+
+    Attributes:
+        config: settings, with the solver of the six steps.
+        true: BF16.
+        proxies: precision → generator.
+    """
+
+    config: RunConfig
+    true: Generator
+    proxies: dict[str, Generator]
+    rewards: RewardSet
+
+
+def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--candidates", type=int, default=96)
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
+    parser.add_argument("--chosen-on", type=int, default=16, help="training prompts for choosing the fitted steps")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--scores", type=Path, default=Path("runs/plan_fidelity"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Measure the missing scores, print the table and write it."""
+    args = _options().parse_args()
     prompts = held_out(args.prompts)
-    found = {model: measure(model, prompts, args.candidates, args.device, args.scores) for model in args.models}
-    rows = [row for model, scores in found.items() for row in judge(model, scores)]
-    off = {model: float(scores["off"].max()) for model, scores in found.items()}
-    solvers = {model: json.loads(solver_file(args.scores, model).read_text()) for model in args.models}
+    rows, off, solvers, used, numerics = [], {}, {}, {}, {}
+    for model in args.models:
+        scores, solvers[model], used[model], numerics = measure(model, prompts, args)
+        rows += [row for precision in args.precisions for row in judge(model, precision, scores)]
+        off[model] = {precision: float(scores[f"{precision}/off"].max()) for precision in args.precisions}
+    names = ("models", "prompts", "candidates", "precisions", "chosen_on", "device")
+    settings = {name: getattr(args, name) for name in names}
+    result = {
+        "command": command(NAME, _options(), settings | {"solver": args.solver}),
+        **settings,
+        "solver": used,
+        "numerics": numerics,
+        "off": off,
+        "solvers": {model: solver.model_dump(mode="json") for model, solver in solvers.items()},
+        "rows": rows,
+    }
     args.out.mkdir(parents=True, exist_ok=True)
-    settings = {key: getattr(args, key) for key in ("models", "prompts", "candidates", "device")}
-    result = {**settings, "off": off, "solvers": solvers, "rows": rows}
-    (args.out / "plan_fidelity.json").write_text(json.dumps(result, indent=1) + "\n")
-    sigmas = {model: solver["sigmas"] for model, solver in solvers.items()}
-    text = table(rows, off, sigmas, args.prompts, args.candidates)
-    (args.out / "plan_fidelity.md").write_text(text)
-    write_plot(rows, args.out / "plan_fidelity.png")
+    (args.out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
+    text = table(result)
+    (args.out / f"{NAME}.md").write_text(text)
+    write_plot(rows, args.out / f"{NAME}.png")
     print(text)
 
 
@@ -96,83 +129,91 @@ def held_out(count: int) -> list[PromptItem]:
         return read_prompts(Path(folder), "test")
 
 
-def solver_file(folder: Path, model: str) -> Path:
-    """Path of the chosen fitted solver, next to the scores."""
-    return folder / f"{model}.solver.json"
+def measure(
+    model: str, prompts: Sequence[PromptItem], args: argparse.Namespace
+) -> tuple[Scores, FittedSolver, str, dict[str, str]]:
+    """Score the groups of one model, resuming from the stored scores and storing them.
 
-
-def measure(model: str, prompts: Sequence[PromptItem], candidates: int, device: str, folder: Path) -> Scores:
-    """Score the groups of one model, resuming from the scores in `folder` and saving them there."""
-    file = folder / f"{model}.safetensors"
+    Returns:
+        The scores, the fitted solver, the solver of the six steps, and precision → numerics.
+    """
+    backbone = load_backbone(model, device=args.device)
+    solver = solver_of(args.solver, backbone.family)
+    config = resolve(f"{model}/sol_rl/{REWARDS[0]}", overrides=[f"solver={solver}"]).config
+    proxies = {precision: generator_at(backbone, precision) for precision in args.precisions}
+    models = Models(config, Generator(backbone, "bf16"), proxies, RewardSet.load(REWARDS, backbone))
+    numerics: dict[str, str] = {precision: generator.numerics for precision, generator in proxies.items()}
+    args.scores.mkdir(parents=True, exist_ok=True)
+    stem = "-".join((model, solver, *args.precisions))
+    solver_file, file = args.scores / f"{stem}.solver.json", args.scores / f"{stem}.safetensors"
+    if not solver_file.is_file():
+        solver_file.write_text(choose_solver(models, args.candidates, args.chosen_on).model_dump_json(indent=1) + "\n")
+    fitted = FittedSolver.model_validate_json(solver_file.read_text())
     scores: Scores = load_file(file) if file.is_file() else {}
     begun = len(scores["true"]) if scores else 0
-    if begun >= len(prompts):
-        return scores
-    file.parent.mkdir(parents=True, exist_ok=True)
-    backbone = load_backbone(model, device=device)
-    rewards = RewardSet.load(REWARDS, backbone)
-    true, proxy = Generator(backbone, "bf16"), Generator(backbone, "nvfp4")
-    config = resolve(f"{model}/sol_rl/{REWARDS[0]}").config
-    if not solver_file(folder, model).is_file():
-        chosen = choose_solver(config, candidates, true, proxy, rewards)
-        solver_file(folder, model).write_text(chosen.model_dump_json(indent=1) + "\n")
-    solver = FittedSolver.model_validate_json(solver_file(folder, model).read_text())
     for index, prompt in enumerate(track(prompts[begun:], f"{model}, groups", console=Console(stderr=True)), begun + 1):
-        seeds = expand_seeds(0, prompt.id, candidates)
-        new = score(prompt, seeds, true, proxy, rewards, {STEPS: "euler", FITTED: solver})
+        seeds = expand_seeds(0, prompt.id, args.candidates)
+        new = {"true": true_scores(prompt, seeds, models)}
+        new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted})
         if index <= CHECKED:
-            new["off"] = torch.tensor(really_pruned(config, prompt, seeds, new, proxy, rewards, solver))
+            for precision in proxies:
+                off = really_pruned(precision, prompt, seeds, new, models, fitted)
+                new[f"{precision}/off"] = torch.tensor(off)
         scores |= {key: torch.cat([*([scores[key]] if key in scores else []), part[None]]) for key, part in new.items()}
         if index % SAVED_EVERY == 0 or index == len(prompts):
             # Write to another name first, so that an interruption does not destroy the saved scores.
             partial = file.with_suffix(".partial")
             save_file(scores, partial)
             partial.replace(file)
-    return scores
+    return scores, fitted, solver, numerics
 
 
-def choose_solver(
-    config: RunConfig, candidates: int, true: Generator, proxy: Generator, rewards: RewardSet
-) -> FittedSolver:
+def choose_solver(models: Models, candidates: int, prompts: int) -> FittedSolver:
     """Choose among the solvers fitted to each schedule: the one that best separates best from worst candidates.
 
-    The criterion is the difference of their true ranks, for the reward on which it is smallest.
+    The criterion is the difference of their true ranks, mean over training prompts, for the reward and precision at
+    which it is smallest.
     """
-    solvers = fit_solvers(true, recipe_examples(config, true), SCHEDULES)
-    parted = torch.zeros(len(solvers), len(REWARDS))
-    for prompt in read_prompts(find_prompts(config.prompts), "train")[:CHOSEN_ON]:
+    solvers = fit_solvers(models.true, recipe_examples(models.config, models.true), SCHEDULES)
+    parted = torch.zeros(len(solvers), len(models.proxies), len(REWARDS))
+    for prompt in read_prompts(find_prompts(models.config.prompts), "train")[:prompts]:
         seeds = expand_seeds(1, prompt.id, candidates)
+        true = true_scores(prompt, seeds, models)
         for at, solver in enumerate(solvers):
-            found = score(prompt, seeds, true, proxy, rewards, {FITTED: solver})
-            for reward in range(len(REWARDS)):
-                halfway, final = found[f"{FITTED}/{FITTED - 1}"][reward], found[f"{FITTED}/{FITTED}"][reward]
-                rank = rank_fidelity(pruned(halfway, final, CHOSEN_FOR)[None], found["true"][reward][None])
-                parted[at, reward] += (rank.bottom_rank - rank.top_rank) / CHOSEN_ON
-    return solvers[int(parted.min(1).values.argmax())]
+            found = proxy_scores(prompt, seeds, models, {FITTED: solver})
+            for (place, precision), reward in itertools.product(enumerate(models.proxies), range(len(REWARDS))):
+                halfway, final = (found[f"{precision}/{FITTED}/{n}"][reward] for n in (FITTED - 1, FITTED))
+                proxy = pruned(halfway, final, min(CHOSEN_FOR, candidates))
+                rank = rank_fidelity(proxy[None], true[reward][None])
+                parted[at, place, reward] += rank.bottom_rank - rank.top_rank
+    return solvers[int(parted.flatten(1).min(1).values.argmax())]
 
 
-def score(
-    prompt: PromptItem,
-    seeds: Sequence[int],
-    true: Generator,
-    proxy: Generator,
-    rewards: RewardSet,
-    solvers: Mapping[int, str | FittedSolver],
+def true_scores(prompt: PromptItem, seeds: Sequence[int], models: Models) -> torch.Tensor:
+    """True scores of one group [rewards, candidates]."""
+    made = models.true.generate(prompt.text, seeds, steps=TRUE_STEPS, solver=models.config.solver)
+    return scored(prompt, made.images, models)
+
+
+def proxy_scores(
+    prompt: PromptItem, seeds: Sequence[int], models: Models, solvers: Mapping[int, str | FittedSolver]
 ) -> dict[str, torch.Tensor]:
     """Scores of one group [rewards, candidates] for each number of steps and its solver, by the keys of `Scores`."""
-
-    def scored(images: torch.Tensor) -> torch.Tensor:
-        each = rewards.score(REWARDS, images, [prompt.text] * len(seeds), [prompt.metadata] * len(seeds))
-        return torch.stack([each[name] for name in REWARDS])
-
-    found = {"true": scored(true.generate(prompt.text, seeds, steps=TRUE_STEPS).images)}
-    for steps, solver in solvers.items():
+    found = {}
+    for (precision, proxy), (steps, solver) in itertools.product(models.proxies.items(), solvers.items()):
         trajectory = None
         for until in (*AFTER[steps], steps):
             made = proxy.generate(prompt.text, seeds, steps=steps, solver=solver, start=trajectory, until=until)
             trajectory = made.trajectory
-            found[f"{steps}/{until}"] = scored(made.images)
+            found[f"{precision}/{steps}/{until}"] = scored(prompt, made.images, models)
     return found
+
+
+def scored(prompt: PromptItem, images: torch.Tensor, models: Models) -> torch.Tensor:
+    """Scores [rewards, candidates] of a prompt's images."""
+    count = len(images)
+    each = models.rewards.score(REWARDS, images, [prompt.text] * count, [prompt.metadata] * count)
+    return torch.stack([each[name] for name in REWARDS])
 
 
 def pruned(halfway: torch.Tensor, final: torch.Tensor, keep: int) -> torch.Tensor:
@@ -184,27 +225,21 @@ def pruned(halfway: torch.Tensor, final: torch.Tensor, keep: int) -> torch.Tenso
 
 
 def really_pruned(
-    config: RunConfig,
-    prompt: PromptItem,
-    seeds: Sequence[int],
-    scores: Scores,
-    proxy: Generator,
-    rewards: RewardSet,
-    solver: FittedSolver,
+    precision: str, prompt: PromptItem, seeds: Sequence[int], scores: Scores, models: Models, solver: FittedSolver
 ) -> list[float]:
     """Prune as the service does; largest difference of a score per plan, in standard deviations of the group.
 
     A candidate that only one of the two keeps counts as infinitely different.
     """
-    found = []
+    found, config, proxy = [], models.config, models.proxies[precision]
     side = SideStream(proxy.backbone.device)
-    scorer = Scorer(rewards, [spec.name for spec in config.trained], config.trained, side)
+    scorer = Scorer(models.rewards, [spec.name for spec in config.trained], config.trained, side)
     for steps, after, keep in grid(len(seeds)):
         by = None if steps == STEPS else solver
-        plan = Plan(steps=steps, fitted=by, precision="nvfp4", prune=Prune(after=after, keep=keep))
+        plan = Plan(steps=steps, solver=config.solver, fitted=by, prune=Prune(after=after, keep=keep))
         product = PlannedCandidates(proxy, lambda plan=plan: plan, scorer).scores(prompt, seeds)
-        final = scores[f"{steps}/{steps}"][0]
-        ours = pruned(scores[f"{steps}/{after}"][0], final, keep)
+        final = scores[f"{precision}/{steps}/{steps}"][0]
+        ours = pruned(scores[f"{precision}/{steps}/{after}"][0], final, keep)
         same = bool((product.isnan() == ours.isnan()).all())
         found.append(float((product - ours).nan_to_num().abs().max() / final.std()) if same else torch.inf)
     return found
@@ -220,20 +255,22 @@ def grid(candidates: int) -> list[Way]:
     ]
 
 
-def judge(model: str, scores: Scores) -> list[dict[str, Any]]:
+def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
     """A row per reward and plan: six steps without pruning first, then the fitted steps without pruning."""
     candidates = scores["true"].shape[2]
     rows = []
     for at, reward in enumerate(REWARDS):
         true = scores["true"][:, at]
-        wholes = {steps: ranks(scores[f"{steps}/{steps}"][:, at], true) for steps in (STEPS, FITTED)}
+        wholes = {steps: ranks(scores[f"{precision}/{steps}/{steps}"][:, at], true) for steps in (STEPS, FITTED)}
         for steps, after, keep in [(STEPS, STEPS, candidates), (FITTED, FITTED, candidates), *grid(candidates)]:
-            pairs = zip(scores[f"{steps}/{after}"][:, at], scores[f"{steps}/{steps}"][:, at], strict=True)
-            found = ranks(torch.stack([pruned(half, final, keep) for half, final in pairs]), true)
+            early, final = (scores[f"{precision}/{steps}/{until}"][:, at] for until in (after, steps))
+            pairs = zip(early, final, strict=True)
+            found = ranks(torch.stack([pruned(half, end, keep) for half, end in pairs]), true)
             worse = worse_than(wholes[STEPS], found)
             rows.append(
                 {
                     "model": model,
+                    "precision": precision,
                     "reward": reward,
                     "steps": steps,
                     "after": after,
@@ -267,79 +304,6 @@ def ranks(proxy: torch.Tensor, true: torch.Tensor) -> dict[str, torch.Tensor]:
         "bottom": torch.tensor([one.bottom_rank for one in each]),
         "spearman": torch.tensor([one.spearman for one in each]),
     }
-
-
-def name(steps: int, after: int, keep: int) -> str:
-    """Short name of a plan."""
-    long = "" if steps == STEPS else f"{steps} fitted steps"
-    return ", ".join(filter(None, [long, f"after {after} keep {keep}" if after < steps else ""])) or "unpruned"
-
-
-def largest(row: dict[str, Any], which: str) -> float:
-    """Larger of the means for the best and the worst."""
-    return max(mean for mean, _, _ in row[which].values())
-
-
-def table(
-    rows: Sequence[dict[str, Any]],
-    off: dict[str, float],
-    sigmas: dict[str, list[float]],
-    prompts: int,
-    candidates: int,
-) -> str:
-    """Markdown tables: one row per plan over all models and rewards, then all rows."""
-    count = len({(r["model"], r["reward"]) for r in rows})
-    lines = [
-        "# Fidelity of cheaper exploration plans",
-        "",
-        f"By `python benchmarks/plan_fidelity.py`: emulated NVFP4 compared with BF16 at {TRUE_STEPS} steps, {prompts}",
-        f"held-out prompts × {candidates} candidates. A plan takes {STEPS} Euler steps, or {FITTED} steps fitted to",
-        "the model. Pruning keeps the candidates with the most extreme rewards of the image predicted halfway.",
-        "Worse: increase of the mean true rank of the 12 candidates selected as best (worst) over",
-        f"{STEPS} unpruned steps, paired over prompts, with its 95 % interval. Steps: candidate steps spent, relative",
-        f"to {STEPS} unpruned ones; decoding and scoring halfway, once per candidate, is not included.",
-        "",
-        *PREPARED_FOR_NVFP4,
-        "",
-        f"| plan | steps | worse, mean | worse, maximum of {count} "
-        f"| at most {ALLOWED:g} worse | with whole interval | worse than unpruned, maximum |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for plan in sorted({(r["cost"], r["steps"], r["after"], r["keep"]) for r in rows if r["cost"] < 1}):
-        group = [r for r in rows if (r["cost"], r["steps"], r["after"], r["keep"]) == plan]
-        worse = [largest(r, "worse") for r in group]
-        own = f"{max(largest(r, 'worse_than_unpruned') for r in group):+.2f}" if plan[2] < plan[1] else ""
-        lines.append(
-            f"| {name(*plan[1:])} | {plan[0]:.0%} | {sum(worse) / len(worse):+.2f} | {max(worse):+.2f} "
-            f"| {sum(r['within'] for r in group)} of {len(group)} | {sum(r['surely_within'] for r in group)} | {own} |"
-        )
-    along = "; ".join(f"{model} {', '.join(f'{s:g}' for s in levels)}" for model, levels in sigmas.items())
-    lines += [
-        "",
-        "The table above gives the larger of the means for the best and the worst; the table below gives both. The",
-        f"noise levels of the fitted steps were chosen on {CHOSEN_ON} training prompts: {along}.",
-        "",
-        "![increase in true rank over steps spent](plan_fidelity.png)",
-        "",
-        "| model | reward | plan | steps | true ranks | best 12 worse | worst 12 worse | Spearman | within |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for r in rows:
-        whole = r["after"] == STEPS
-        said = ["" if whole else f"{m:+.2f} [{a:+.2f}, {b:+.2f}]" for m, a, b in r["worse"].values()]
-        lines.append(
-            f"| {r['model']} | {r['reward']} | {name(r['steps'], r['after'], r['keep'])} | {r['cost']:.0%} "
-            f"| {r['top_rank']:.1f} / {r['bottom_rank']:.1f} "
-            f"| {said[0]} | {said[1]} | {r['spearman']:.3f} | {'' if whole else 'yes' if r['within'] else 'no'} |"
-        )
-    told = ", ".join(f"{model} {value:.2g}" for model, value in off.items())
-    lines += [
-        "",
-        f"All plans are evaluated from one pass. The groups of {CHECKED} prompts were also really pruned; their scores",
-        f"differ by up to this many standard deviations of the group: {told}.",
-        "Spearman is over the candidates that were not pruned, so it is not comparable between plans.",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from plan_fidelity_table import ALLOWED
 from solrl_trainer.report.labels import Label, place_labels
 
 RESULTS = Path("docs/results")
-ALLOWED = 1.0
-"""Largest allowed increase of the mean true rank of the best and of the worst 12 over six steps without pruning."""
 
 Row = dict[str, Any]
 Plan = tuple[float, int]
@@ -21,28 +21,36 @@ Plan = tuple[float, int]
 
 
 def write_plot(rows: Sequence[Row], path: Path) -> None:
-    """Plot the loss of selection quality over the steps spent, one panel per model.
+    """Plot the loss of selection quality over the steps spent, one panel per precision and model.
 
     Pale dots are single rewards; lines are their means, labelled with the candidates kept.
     """
     most = max(row["steps"] for row in rows)
+    precisions = list(dict.fromkeys(row["precision"] for row in rows))
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = plt.subplots(
-        1, len(models), figsize=(5.2 * len(models), 5.4), sharey=True, squeeze=False, layout="constrained"
+        len(precisions),
+        len(models),
+        figsize=(5.2 * len(models), 0.4 + 5 * len(precisions)),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     labels = []
-    for model, axes in zip(models, panels[0], strict=True):
-        labels.append(_draw(axes, [row for row in rows if row["model"] == model and row["cost"] < 1], most))
+    for (precision, model), axes in zip(product(precisions, models), panels.flat, strict=True):
+        own = [row for row in rows if (row["precision"], row["model"]) == (precision, model) and row["cost"] < 1]
+        labels.append(_draw(axes, own, most))
         axes.axhline(ALLOWED, color="0.6", linestyle="--", zorder=0, label="allowed")
         axes.axhline(0, color="0.85", zorder=0)
-        axes.set(title=model, xlabel=f"candidate steps spent, of {most} steps unpruned")
+        axes.set(title=f"{model}, {precision.upper()}", xlabel=f"candidate steps spent, of {most} steps unpruned")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.06)
-    panels[0][0].set_ylabel("increase in mean true rank of the best or worst 12")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("increase in mean true rank of the best or worst 12")
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=len(names))
-    for axes, its_labels in zip(panels[0], labels, strict=True):
+    for axes, its_labels in zip(panels.flat, labels, strict=True):
         place_labels(axes, its_labels)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -137,6 +137,12 @@ def _value(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def fitted_plan(model: str, results: Path) -> dict[str, Any] | None:
-    """Settings of the model's fitted steps, stored by plan_fidelity.py; None if there are none for this model."""
-    solver = json.loads((results / "plan_fidelity.json").read_text())["solvers"].get(model)
-    return solver and {"explore.fitted": solver, "explore.steps": len(solver["sigmas"])}
+    """Settings of the model's fitted steps, stored by plan_fidelity.py.
+
+    None if there are none for this model, or if they were fitted to another solver than the one that its runs use.
+    """
+    stored = json.loads((results / "plan_fidelity.json").read_text())
+    fitted = stored["solvers"].get(model)
+    if fitted is None or stored["solver"][model] != _base(f"{model}/sol_rl/clipscore")["solver"]:
+        return None
+    return {"explore.fitted": fitted, "explore.steps": len(fitted["sigmas"])}

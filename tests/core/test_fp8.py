@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.kernels import quantize_rows
 from solrl_core.precision import fp8_scaling, supported_tiers
 from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv, Quantized, by_row, project
+from solrl_core.precision.fp8_emulated import EmulatedFp8Linear, EmulatedFp8PointwiseConv
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -78,3 +80,28 @@ def test_a_quantised_input_gives_the_same_output(dtype: torch.dtype) -> None:
         got = layer(Quantized(codes.view(x.shape), scales.view(4, 9, 1), dtype))
         assert got.dtype == dtype
         assert torch.equal(got, layer(x))
+
+
+@torch.no_grad()
+def test_the_emulation_rounds_rows_of_weights_and_activations_alone() -> None:
+    torch.manual_seed(0)
+    clean = nn.Linear(64, 32)
+    x = torch.randn(3, 5, 64) * torch.tensor([1e-3, 1.0, 1e3]).view(3, 1, 1)
+    layer = EmulatedFp8Linear.from_linear(clean)
+    out = layer(x)
+    # Rows of every size have the same relative error: that of 3 bits of mantissa.
+    without = EmulatedFp8Linear(clean.weight)
+    for got, expected in zip(without(x), F.linear(x, clean.weight), strict=True):
+        assert 0.01 < (got - expected).norm() / expected.norm() < 0.06
+    assert torch.equal(out[1:2], layer(x[1:2]))
+    # What E4M3 holds exactly, is multiplied exactly.
+    codes, scales = quantize_rows(x.flatten(0, 1), "")
+    exact = F.linear(codes.float() * scales, layer.weight, layer.bias).to(torch.bfloat16)
+    assert torch.equal(out.flatten(0, 1), exact.float())
+    expected = 2 * without(x)
+    without.refresh_(clean.weight * 2)
+    assert torch.equal(without(x), expected)
+    conv = nn.Conv2d(64, 32, 1)
+    conv.weight.data, conv.bias.data = clean.weight.data.view(32, 64, 1, 1), clean.bias.data  # type: ignore[union-attr]
+    image = x[1].T.reshape(1, 64, 5, 1)
+    assert torch.allclose(EmulatedFp8PointwiseConv.from_conv(conv)(image)[0, :, :, 0].T, out[1], atol=1e-2)

@@ -1,0 +1,70 @@
+"""Benchmarks of fidelity at NVFP4 and FP8: generators, solvers and the shared table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from solrl_core.families import load_backbone
+from solrl_core.generator import Generator
+from support.precisions import OF_PRESET, generator_at, named, solver_of
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+@pytest.mark.parametrize("model", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_fp8_on_a_cpu_is_emulated_and_closer_to_bf16_than_nvfp4(model: str) -> None:
+    backbone = load_backbone(model)
+
+    def latents(generator: Generator) -> torch.Tensor:
+        return generator.generate("a red circle", range(8), steps=4, decode=False).latents
+
+    generators = {precision: generator_at(backbone, precision) for precision in ("bf16", "fp8", "nvfp4")}
+    assert (generators["fp8"].precision, generators["fp8"].numerics) == ("fp8", "emulated")
+    base = latents(generators["bf16"])
+    off = {precision: float((latents(generators[precision]) - base).norm() / base.norm()) for precision in generators}
+    # mini-flux is little closer: its weights lie on NVFP4's grid, so that FP8 alone rounds them.
+    assert 0.001 < off["fp8"] < 0.9 * off["nvfp4"]
+
+
+def test_the_solver_is_that_of_the_familys_preset_unless_named() -> None:
+    assert [solver_of(OF_PRESET, family) for family in ("sana", "sd3", "flux")] == ["euler", "dpm2", "dpm2"]
+    assert solver_of("euler", "flux") == "euler"
+
+
+def test_numerics_are_named_once() -> None:
+    assert (
+        named([("nvfp4", "emulated"), ("fp8", "native"), ("nvfp4", "emulated")]) == "NVFP4 (emulated) and FP8 (native)"
+    )
+
+
+def test_plans_at_both_precisions_share_a_table() -> None:
+    from plan_fidelity_table import table
+
+    stored: dict[str, Any] = json.loads((RESULTS / "plan_fidelity.json").read_text())
+    assert (RESULTS / "plan_fidelity.md").read_text() == table(stored)
+    better = [row | {"precision": "fp8", "surely_within": True, "within": True} for row in stored["rows"]]
+    both = stored | {"rows": [*stored["rows"], *better], "numerics": {"nvfp4": "emulated", "fp8": "native"}}
+    lines = table(both).splitlines()
+    plan = [line for line in lines if line.startswith("| after 2 keep 24 |")]
+    assert [line.split(" | ")[1] for line in plan] == ["NVFP4", "FP8"]
+    assert [" ".join(line.split(" | ")[5:7]) for line in plan] == ["0 of 12 0", "12 of 12 12"]
+
+
+def test_steps_fitted_to_another_solver_are_not_the_runs(tmp_path: Path) -> None:
+    from paper.experiments import fitted_plan
+
+    stored: dict[str, Any] = json.loads((RESULTS / "plan_fidelity.json").read_text())
+    plan = fitted_plan("mini-sd3", RESULTS)
+    assert plan == {"explore.fitted": stored["solvers"]["mini-sd3"], "explore.steps": 4}
+    (tmp_path / "plan_fidelity.json").write_text(json.dumps(stored | {"solver": {"mini-sd3": "dpm2"}}))
+    assert fitted_plan("mini-sd3", tmp_path) is None
+
+
+def test_the_stored_ranks_are_those_of_the_page() -> None:
+    from rank_fidelity import table
+
+    stored: dict[str, Any] = json.loads((RESULTS / "rank_fidelity.json").read_text())
+    rows = stored.pop("rows")
+    assert (RESULTS / "rank_fidelity.md").read_text() == table(rows, stored)
