@@ -156,7 +156,7 @@ async def test_a_second_signal_stops_it_immediately() -> None:
     async def work(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.Event().wait()
 
-    service: Any = SimpleNamespace(draining=False, engine=SimpleNamespace(dead=False))
+    service: Any = SimpleNamespace(draining=False, dead=False)
     config = uvicorn.Config(work, lifespan="off", log_config=None)
     server, listener = DrainingServer(config, service, grace=600), bind("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve([listener]))

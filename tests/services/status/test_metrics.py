@@ -11,6 +11,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from security_helpers import Guarded, push
 from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
+from solrl_reward.metrics import Metrics as RewardMetrics
 from solrl_rollout.status.metrics import SHOWN_RUNS, Metrics, QueueState
 
 DASHBOARD = json.loads((Path(__file__).parents[3] / "docs" / "grafana" / "solrl.json").read_text())
@@ -196,7 +197,8 @@ def test_the_documentation_lists_exactly_the_metrics(metrics: Metrics) -> None:
     text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     told = set(re.findall(r"`(solrl_[a-z_]+)\{|`(solrl_[a-z_]+)`", text))
     told_names = {first or second for first, second in told} - {"solrl_"}
-    families = text_string_to_metric_families(metrics.exposition().decode())
+    texts = (metrics.exposition().decode(), RewardMetrics().exposition().decode())
+    families = [family for text in texts for family in text_string_to_metric_families(text)]
     names = {f.name + ("_total" if f.type == "counter" else "") for f in families if f.name.startswith("solrl_")}
     assert told_names == {name for name in names if not name.endswith("_created")}
 
