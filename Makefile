@@ -19,7 +19,7 @@ unit: $(VENV)/.installed-dev
 # Three processes on two cores: a quarter of the time, tests wait for processes to start or end.
 test: $(VENV)/.installed-dev
 	scripts/install-test-tools
-	$(VENV)/bin/python -m pytest -n 4 --dist loadfile
+	$(VENV)/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

@@ -35,11 +35,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+    # Files with slow tests come first, so that parallel processes end at about the same time.
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow_files)
 
 
 def _skip_programs(event: str, arguments: tuple[Any, ...]) -> None:
     """Skip the test under way when it starts one of PROGRAMS."""
-    if event == "subprocess.Popen" and (found := {Path(os.fsdecode(word)).name for word in arguments[1]} & PROGRAMS):
+    if event not in ("subprocess.Popen", "solrl.fork"):
+        return
+    if found := {Path(os.fsdecode(word)).name for word in arguments[1]} & PROGRAMS:
         pytest.skip(f"starts {min(found)}")
 
 

@@ -143,6 +143,7 @@ def running_service(
         log = Path(folder, "log")
         process: subprocess.Popen[bytes] | Program
         if program is None:
+            sys.audit("solrl.fork", None, [PROGRAM])  # for `--unit`, like an event of subprocess
             process = Program(command, (main, (PROGRAM, *words), os.getcwd(), environment), log)
         else:
             with log.open("wb") as output:
