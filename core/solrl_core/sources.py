@@ -2,8 +2,12 @@
 
 import ast
 import inspect
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+_PARSING = threading.Lock()
+"""Python 3.11's parser counts its depth for all threads in one place (python/cpython#106905)."""
 
 
 def own_source(thing: Any) -> str:
@@ -25,7 +29,8 @@ def own_source(thing: Any) -> str:
     source = inspect.getsource(module)
     # Names of the object in its module, as in `bright = partial(brightness, least=0.5)`.
     names = {name for name, value in vars(module).items() if value is thing}
-    statements = ast.parse(source).body
+    with _PARSING:
+        statements = ast.parse(source).body
     used = _used(statements, names | {defined.__qualname__.partition(".")[0]})
     lines = source.splitlines()
     return "\n".join("\n".join(lines[_first_line(one) - 1 : one.end_lineno]) for one in used) if used else source

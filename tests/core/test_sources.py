@@ -1,13 +1,17 @@
 """Digests of rewards without weights: they cover a reward and what it uses of its module, and nothing else there."""
 
+import gc
 import importlib.util
 import itertools
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from solrl_core.fingerprint import source_digest
+from solrl_core.sources import own_source
 
 MODULE = '''\
 """Rewards of one's own."""
@@ -137,3 +141,19 @@ def test_what_its_module_does_not_name_has_the_digest_of_the_module(
     before = source_digest(module.holder[0])
     path.write_text(text.replace("OTHER = 5", "OTHER = 66"))
     assert source_digest(module.holder[0]) != before
+
+
+def test_threads_may_read_sources_at_the_same_time() -> None:
+    def let_others_run(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0.001)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(let_others_run)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            sources = set(threads.map(own_source, [ThreadPoolExecutor] * 600))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(let_others_run)
+    assert len(sources) == 1
