@@ -152,7 +152,7 @@ def table(device: str, rows: list[Row]) -> str:
         "",
         f"By `python benchmarks/engines.py` on {device}: FLUX.1 512×512 px, random weights, chunks of {CHUNK_SIZE}",
         f"candidates with {STEPS} steps, decoded and copied to host memory, and adapters of rank {RANK}. Medians; each",
-        "engine in its own environment.",
+        "row is a run of its own, and each engine has an environment of its own.",
         "",
         "| engine | precision | candidates/s | with an adapter | adapter change, s | loading, s |",
         "|---|---|---|---|---|---|",
