@@ -204,8 +204,8 @@ class Evaluate(Section):
     """Iterations between these measurements of rank fidelity; 0: only before the run. The last version, under which
     nothing is explored, is not measured."""
     fidelity_wanted: Annotated[float, Field(ge=-1, le=1)] = 0.75
-    """Spearman of rank fidelity below which a note says what to do. The default is just below the miniatures' lowest,
-    0.78; the paper has 0.90 to 0.94 for its large models."""
+    """Spearman of rank fidelity below which a note says what to do. The default is just below the miniatures' lowest
+    with Euler, 0.78; the paper has 0.90 to 0.94 for its large models."""
 
     @field_validator("rewards", mode="before")
     @classmethod
