@@ -1,6 +1,7 @@
-"""Fault injection with real processes: `python benchmarks/faults.py [--only ROW …] [--trials N] [--short]`.
+"""Fault injection with real processes: `python benchmarks/faults.py [--only ROW …] [--trials N] [--short] [--resume]`.
 
-Prints a table and writes docs/results/faults.{json,md}; rows that did not run this time keep their last result.
+Prints a table and writes docs/results/faults.{json,md}; rows that did not run this time keep their last result. A long
+row may run in pieces: `--resume` adds the missing trials to those of the last run.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=known, metavar="ROW", help=", ".join(known))
     parser.add_argument("--trials", type=int, help="trials per row, instead of the full count")
     parser.add_argument("--short", action="store_true", help="the short counts that the tests use")
+    parser.add_argument("--resume", action="store_true", help="run only the trials that these rows lack")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument(
         "--redis", help="path of another redis-server; its rows are kept in addition to those of the default one"
@@ -83,10 +85,16 @@ def main() -> int:
             _write(args.out, {one: results[one] for one in sorted(results, key=lambda one: _order(one, known))})
 
         row = known[name]
-        _measure(row, args.trials or (row.short if args.short else row.full), keep)
+        before = _begun(row, results.get(place)) if args.resume else {}
+        _measure(row, args.trials or (row.short if args.short else row.full), keep, before)
         passed &= results[place]["passed"]
     Console().print(_table(results))
     return 0 if passed else 1
+
+
+def _begun(row: Row, last: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The last result, if its trials count: those of another promise do not."""
+    return last if row.resumable and last is not None and last["promise"] == row.promise else {}
 
 
 def _version(program: str) -> str:
@@ -98,9 +106,13 @@ def _order(place: str, known: dict[str, Row]) -> tuple[int, str]:
     return list(known).index(place.split(",")[0]), place
 
 
-def _measure(row: Row, trials: int, keep: Callable[[dict[str, Any]], None]) -> None:
-    """Run a row, saving its findings also while it runs, since a long one may be interrupted."""
-    findings, started, done = Findings(), time.monotonic(), 0
+def _measure(row: Row, trials: int, keep: Callable[[dict[str, Any]], None], before: Mapping[str, Any]) -> None:
+    """Run a row, saving its findings also while it runs, since a long one may be interrupted.
+
+    `before` is the row's result, of which the missing trials are run, or empty.
+    """
+    findings = Findings(**{name: before[name] for name in ("trials", "counted", "broken") if before})
+    started, done = time.monotonic() - 60 * before.get("minutes", 0), findings.trials
 
     def result() -> dict[str, Any]:
         return {

@@ -42,10 +42,14 @@ class Findings:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: name, guarantee, numbers of trials (full and short), and the function that runs them."""
+    """A row of the table: name, guarantee, numbers of trials (full and short), and the function that runs them.
+
+    The function of a resumable row runs only the trials that its findings lack.
+    """
 
     name: str
     promise: str
     full: int
     short: int
     run: Callable[[int, Tell, Findings], None]
+    resumable: bool = False

@@ -60,13 +60,15 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         whole = SharedRun(Path(name), "whole", 1, service)
         if codes := [code for code in whole.start().wait() if code]:
             raise RuntimeError(f"the undisturbed run ended with {codes}: {whole.log}")
-        chance = random.Random(0)
+        chance, before = random.Random(0), findings.trials
         for number in range(trials):
             size = _SIZES[number % len(_SIZES)]
             phase = PHASES[number // 2 % len(PHASES)]
             # Alternate between the last rank and the first.
             victim = 0 if number % 4 == 3 else size - 1
             delay = chance.uniform(0, 0.9) * whole.seconds.get(phase, 0.3)
+            if number < before:
+                continue
             trial = SharedRun(Path(name), f"run-{number}", size, service)
             _trial(trial, whole, victim, Doom(phase, number % _KIND.iterations, delay), findings)
             tell(f"rank {victim} of {size} in {phase}")
@@ -106,4 +108,5 @@ ROW = Row(
     full=50,
     short=1,
     run=run,
+    resumable=True,
 )

@@ -49,4 +49,5 @@ ROW = Row(
     full=20,
     short=1,
     run=run,
+    resumable=True,
 )

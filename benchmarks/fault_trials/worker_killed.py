@@ -56,16 +56,16 @@ def kill_workers(
     Args:
         service: a service with two workers.
         processes: returns the process ids of its workers.
-        trials: number of kills.
+        trials: number of kills, with those that the findings have.
         tell: called after each.
         findings: takes counts and violated guarantees.
     """
-    chance, whole, events = random.Random("worker"), {}, {}
+    done = number = findings.trials
+    chance, whole, events = random.Random(f"worker {done}"), {}, {}
     for shape in SHAPES:
         since = service.witness.size
         whole[shape] = Asked(service, shape, f"whole-{shape.candidates}").finish()
         events[shape] = Counter(one["event"] for one in service.witness.events(since))
-    done = number = 0
     while done < trials:
         shape, number = SHAPES[done % len(SHAPES)], number + 1
         trial, since = f"worker-{number}", service.witness.size
@@ -204,4 +204,5 @@ ROW = Row(
     full=200,
     short=2,
     run=run,
+    resumable=True,
 )

@@ -1,6 +1,12 @@
 """A row passes only if it has trials and no guarantee was violated."""
 
-from fault_trials.findings import Findings
+import json
+import sys
+from pathlib import Path
+
+import faults
+import pytest
+from fault_trials.findings import Findings, Row, Tell
 
 
 def test_a_row_without_trials_does_not_pass() -> None:
@@ -23,3 +29,29 @@ def test_counters_are_reported() -> None:
     findings.most("most", 3)
     findings.most("most", 1)
     assert findings.found == "won: 3; most: 3"
+
+
+@pytest.mark.parametrize(("promise", "trials"), [("one winner", [2, 3, 4]), ("no winner", [0, 1, 2, 3, 4])])
+def test_a_row_that_resumes_runs_the_trials_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promise: str, trials: list[int]
+) -> None:
+    def started(promise: str, *options: str) -> list[int]:
+        ran = []
+
+        def run(trials: int, tell: Tell, findings: Findings) -> None:
+            for number in range(findings.trials, trials):
+                ran.append(number)
+                findings.trials += 1
+                findings.add("won")
+
+        row = Row("races", promise, full=5, short=2, run=run, resumable=True)
+        monkeypatch.setattr(faults, "rows", lambda: {"races": row})
+        monkeypatch.setattr("signal.signal", lambda *_: None)
+        monkeypatch.setattr(sys, "argv", ["faults.py", "--out", str(tmp_path), *options])
+        assert faults.main() == 0
+        return ran
+
+    assert started("one winner", "--short") == [0, 1]
+    assert started(promise, "--resume") == trials
+    (row,) = json.loads((tmp_path / "faults.json").read_text())["rows"].values()
+    assert (row["trials"], row["counted"]) == (5, {"won": 5})
