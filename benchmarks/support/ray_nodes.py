@@ -24,11 +24,13 @@ def ray_nodes(count: int, **environment: str) -> Iterator[dict[str, str]]:
         The variables with which a program joins them. Others, who do not have the token, cannot.
     """
     access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # By default, workers give way to every other process of the machine.
+    equal = {"RAY_worker_niceness": "0"}
     nodes = subprocess.Popen(
         [sys.executable, str(Path(__file__)), str(count)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | access | environment,
+        env=os.environ | access | equal | environment,
         text=True,
     )
     assert nodes.stdin is not None
