@@ -112,16 +112,15 @@ def check_exposure(settings: HttpSettings) -> None:
             settings.host,
         )
         return
+    create = f"solrl-rollout token create --tenant NAME --scopes {settings.token_scopes} --file tokens.json"
     raise ProblemError(
         ProblemKind.NO_TOKENS,
         f"other machines can reach {settings.host}, and there is no token file to control access",
         where="--host",
         got=settings.host,
         expected="a token file, or a loopback address",
-        action=f"create one with `solrl-rollout token create --tenant NAME --scopes {settings.token_scopes} --file "
-        "tokens.json` "
-        "and pass it as --token-file tokens.json (SOLRL_TOKEN_FILE); or listen on 127.0.0.1; or, if nobody else can "
-        "reach the address, pass --allow-anonymous",
+        action=f"create one with `{create}` and pass it as --token-file tokens.json (SOLRL_TOKEN_FILE); or listen on "
+        "127.0.0.1; or, if nobody else can reach the address, pass --allow-anonymous",
     )
 
 
