@@ -235,7 +235,8 @@ class ModelRunner:
         raise out_of_memory(job.model, job.precision, None)
 
     def _set_adapter(self, job: Job) -> bool:
-        precision, digest, use = job.precision, job.adapter.digest if job.adapter else None, job.plan.adapter
+        precision, digest = job.precision, job.adapter.digest if job.adapter else None
+        use: AdapterUse = job.plan.adapter if job.adapter else "merged"  # without one, both are the base
         wanted = digest, use
         before = self._served.get(precision, _BASE)
         if wanted == before and precision in self._served:

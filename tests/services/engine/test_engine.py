@@ -14,8 +14,9 @@ import torch
 from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, engine_of, job, started_engine
 from fastapi import FastAPI
 from faulty_rewards import fatal
-from service_helpers import problem, rollout_request
+from service_helpers import MODEL, adapter_file, content_digest, problem, rollout_request
 from solrl_core.noise import initial_noise
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.backends.base import Capabilities, GenerationRequest
 from solrl_rollout.engine.engine import Engine
@@ -251,17 +252,22 @@ async def test_requests_beyond_a_backend_s_capabilities_are_refused() -> None:
 async def test_the_use_of_an_adapter_is_the_plans_and_named_in_the_answer() -> None:
     backend = FakeBackend()
     app = create_app(Settings(rewards=(REWARD,)), load_backend=backend.load)
-    body = rollout_request(count=4, steps=2, rewards=(REWARD,), precision="nvfp4")
+    adapter = adapter_file({"linear": (4, 4)}, seed=0)
+    headers = {"Content-Digest": content_digest(adapter), "Content-Type": ADAPTER_MEDIA_TYPE}
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
     ):
-        del backend.uses[:]
-        named = []
-        for use in ("merged", "unmerged", "unmerged", "merged"):
-            body["plan"]["adapter"] = use
-            answer = await client.post("/v1/rollouts", json=body)
-            assert answer.status_code == 200, answer.text
-            named.append(answer.json()["plan"].get("adapter", "merged"))
-    assert named == ["merged", "unmerged", "unmerged", "merged"]
-    assert backend.uses == ["merged", "unmerged", "merged"]
+        stored = await client.put(f"/v1/runs/a/adapters/0?model={MODEL}", content=adapter, headers=headers)
+        assert stored.status_code == 201
+        for run, switches in (("a", ["merged", "unmerged", "merged"]), (None, ["merged"])):
+            del backend.uses[:]
+            named = []
+            for use in ("merged", "unmerged", "unmerged", "merged"):
+                body = rollout_request(count=4, steps=2, rewards=(REWARD,), adapter=run and (run, 0))
+                body["plan"]["adapter"] = use
+                answer = await client.post("/v1/rollouts", json=body)
+                assert answer.status_code == 200, answer.text
+                named.append(answer.json()["plan"].get("adapter", "merged"))
+            assert named == ["merged", "unmerged", "unmerged", "merged"]
+            assert backend.uses == switches, "the base is the same, however an adapter would be used"
