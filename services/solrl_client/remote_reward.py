@@ -16,6 +16,7 @@ from solrl_proto.problems import ProblemKind
 from solrl_proto.scores import SCORES_MEDIA_TYPE, RewardList, ScoreAnswer, ScorePrompt, ScoreRequest
 
 from solrl_client.addresses import check_url
+from solrl_client.deadline import Deadline
 from solrl_client.text import printable
 from solrl_client.tokens import bearer_token
 from solrl_client.transport import HEADERS, RefusedError, read_document
@@ -95,7 +96,10 @@ class RemoteReward:
         token = bearer_token(TOKEN)
         headers = HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
         self._http = httpx.Client(
-            base_url=self.at, headers=headers, timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0))
+            base_url=self.at,
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
+            limits=httpx.Limits(max_keepalive_connections=0),  # see `Deadline`
         )
         self.digest = self._announced_digest()
 
@@ -147,9 +151,11 @@ class RemoteReward:
 
     def _ask(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
         def attempt() -> Document:
-            until = time.monotonic() + self._timeout
-            with self._http.stream(method, path, **arguments) as answer:
-                return read_document(answer, model, until=until)
+            with (
+                Deadline(self._timeout) as deadline,
+                self._http.stream(method, path, extensions=deadline.extensions, **arguments) as answer,
+            ):
+                return read_document(answer, model)
 
         return self._patiently(attempt)
 

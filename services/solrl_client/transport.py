@@ -4,8 +4,6 @@ The service may be broken, overloaded or another program altogether, so nothing 
 bounded and never decompressed, and its texts are made safe to print.
 """
 
-import math
-import time
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -35,29 +33,28 @@ class RefusedError(ProblemError):
         self.retry_after = retry_after
 
 
-def read_document(answer: httpx.Response, model: type[Document], *, until: float = math.inf) -> Document:
-    """The JSON document of a streamed answer, which must be complete by `until`, on the monotonic clock.
+def read_document(answer: httpx.Response, model: type[Document]) -> Document:
+    """The JSON document of a streamed answer.
 
     Raises:
         RefusedError: the answer is a refusal, is too large, or is no such document.
-        httpx.ReadTimeout: it is not complete.
     """
-    body = read_body(answer, until=until)
+    body = read_body(answer)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise unexpected(answer, _first_fault(error)) from None
 
 
-def read_body(answer: httpx.Response, *, until: float = math.inf) -> bytes:
-    """The body of a streamed answer; see `read_document`.
+def read_body(answer: httpx.Response) -> bytes:
+    """The body of a streamed answer.
 
     Raises:
         RefusedError: the answer is a refusal, or is too large.
     """
     if not answer.is_success:
-        raise _refusal(answer, until)
-    body = _read(answer, MAX_DOCUMENT, until)
+        raise _refusal(answer)
+    body = _read(answer, MAX_DOCUMENT)
     if body is None:
         raise unexpected(answer, f"a document of more than {MAX_DOCUMENT} bytes")
     return body
@@ -127,8 +124,8 @@ def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
     return RefusedError(cleaned, retry_after)
 
 
-def _refusal(answer: httpx.Response, until: float = math.inf) -> RefusedError:
-    body = _read(answer, _MAX_PROBLEM, until)
+def _refusal(answer: httpx.Response) -> RefusedError:
+    body = _read(answer, _MAX_PROBLEM)
     if body is None:
         return unexpected(answer, f"a refusal of more than {_MAX_PROBLEM} bytes")
     try:
@@ -139,14 +136,12 @@ def _refusal(answer: httpx.Response, until: float = math.inf) -> RefusedError:
     return refusal(problem, float(after) if after.isascii() and after.isdigit() else None)
 
 
-def _read(answer: httpx.Response, limit: int, until: float) -> bytes | None:
+def _read(answer: httpx.Response, limit: int) -> bytes | None:
     """The whole body, or None if it is longer than `limit` bytes."""
     _require_plain(answer)
     body = bytearray()
     for part in answer.iter_raw():
         body += part
-        if time.monotonic() > until:
-            raise httpx.ReadTimeout("the answer is too slow")
         if len(body) > limit:
             return None
     return bytes(body)

@@ -1,6 +1,7 @@
 """Real servers on the loopback, in threads of this process, and a reward server that misbehaves."""
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -174,3 +175,23 @@ async def _send(send: Send, status: int, body: bytes, media_type: str, *headers:
     head = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def dripping_head() -> Iterator[str]:
+    """The address of a server that sends the head of its answer byte by byte, until the client leaves."""
+    listener = bind("127.0.0.1", 0)
+    listener.listen()
+
+    def drip() -> None:
+        with listener.accept()[0] as connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Name: ")
+            while True:
+                connection.sendall(b"a")
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    thread.join()
+    listener.close()

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import torch
 from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
-from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, pictures, serving
+from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, dripping_head, pictures, serving
 from service_helpers import problem, rollout_request
 from solrl_client.remote_reward import TOKEN, RemoteReward, connect_reward
 from solrl_core.errors import RewardError, RewardUnavailableError
@@ -89,6 +89,14 @@ def test_an_answer_that_cannot_be_used_is_an_error_of_the_server(server: tuple[M
     app.leave.set()
     app.mode = "well"
     assert score(reward) == pytest.approx(as_floats(pictures(2)).mean((1, 2, 3)), abs=1e-6)
+
+
+def test_the_time_limit_is_for_a_whole_answer() -> None:
+    with (
+        dripping_head() as address,
+        pytest.raises(RewardUnavailableError, match=r"gave no answer \(ReadTimeout: no complete answer in 1 s"),
+    ):
+        RemoteReward(NAME, address, timeout=1.0)
 
 
 def test_a_reward_that_fails_at_the_server_is_not_the_servers_fault(server: tuple[Misbehaving, str]) -> None:

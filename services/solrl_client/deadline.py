@@ -1,0 +1,57 @@
+"""A time limit for a whole request. httpx itself limits only the time between two parts of it."""
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+_CONNECTED = (".connect_tcp.complete", ".start_tls.complete")
+
+
+class Deadline:
+    """Shuts the connection of a request down after some seconds.
+
+    Within the context, the request is sent with `extensions`, by a client that keeps no connection: httpcore names a
+    connection only when it is made.
+
+    Args:
+        seconds: from entering the context.
+
+    Raises:
+        httpx.ReadTimeout: at the end of the context, in place of the error that the shutdown caused.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.extensions = {"trace": self._note}
+        self._seconds = seconds
+        self._passed = False
+        self._connection: socket.socket | None = None
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._passed and isinstance(error, Exception):
+            raise httpx.ReadTimeout(f"no complete answer in {self._seconds:g} s") from error
+
+    def _note(self, event: str, info: dict[str, Any]) -> None:
+        if event.endswith(_CONNECTED):
+            self._connection = info["return_value"].get_extra_info("socket")
+            if self._passed:  # while it connected
+                self._end()
+
+    def _end(self) -> None:
+        self._passed = True
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # it is closed by now
+                # The method of plain sockets: that of TLS would drop its state under a reading thread.
+                socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
