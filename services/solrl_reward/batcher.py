@@ -152,12 +152,14 @@ class Batcher:
     def _score_each(self, batch: Sequence[_Waiting]) -> list[Scored | ProblemError]:
         """Score a batch on the thread; if it fails, each request alone, so that one cannot fail another."""
         began = time.monotonic()
+        scores = None
         try:
             scores = self._score(Images.join([one.images for one in batch]))
         except Exception as error:
-            if len(batch) > 1:
-                return [result for one in batch for result in self._score_each([one])]
-            return [self._problem(error)]
+            if len(batch) == 1:
+                return [self._problem(error)]
+        if scores is None:  # after the handler, because the error's traceback keeps the batch's tensors
+            return [result for one in batch for result in self._score_each([one])]
         spent = time.monotonic() - began
         ends = list(accumulate(len(one.images) for one in batch))
         return [
@@ -171,25 +173,28 @@ class Batcher:
     def _score(self, images: Images) -> Scores:
         """Scores of a batch, in halves where the device's memory runs out."""
         try:
-            pixels = as_floats(images.pixels.to(self._device))
-            scores: Scores = {}
-            seconds: dict[str, float] = {}
-            for name in images.rewards:
-                began = time.monotonic()
-                scores |= self._rewards.score([name], pixels, images.prompts, images.metadata)
-                seconds[name] = time.monotonic() - began
+            return self._score_whole(images)
         except torch.OutOfMemoryError as error:
             if len(images) == 1:
                 raise
             message = str(error)  # not the error: its traceback keeps the tensors that did not fit
-        else:
-            self._metrics.batch_scored(len(images), seconds)
-            return scores
         logger.warning("memory ran out with %d images in a batch, which is halved: %s", len(images), message)
         torch.cuda.empty_cache()
         half = len(images) // 2
         first, second = self._score(images.rows(slice(0, half))), self._score(images.rows(slice(half, None)))
         return {name: torch.cat([first[name], second[name]]) for name in images.rewards}
+
+    def _score_whole(self, images: Images) -> Scores:
+        """Scores of a batch whose pixels are all on the device at once."""
+        pixels = as_floats(images.pixels.to(self._device))
+        scores: Scores = {}
+        seconds: dict[str, float] = {}
+        for name in images.rewards:
+            began = time.monotonic()
+            scores |= self._rewards.score([name], pixels, images.prompts, images.metadata)
+            seconds[name] = time.monotonic() - began
+        self._metrics.batch_scored(len(images), seconds)
+        return scores
 
     def _problem(self, error: Exception) -> ProblemError:
         if isinstance(error, torch.OutOfMemoryError):
@@ -198,4 +203,5 @@ class Batcher:
             self._metrics.reward_failed(error.reward)
             return reward_failed(str(error))
         logger.error("images could not be scored", exc_info=error)
-        return ProblemError(ProblemKind.INTERNAL, internal_error().detail)
+        problem = internal_error()
+        return ProblemError(ProblemKind.INTERNAL, problem.detail, action=problem.action)

@@ -68,23 +68,31 @@ class RewardService:
             )
         )
 
-    async def score(self, body: bytes, tenant: str) -> ScoreAnswer:
-        """Score the images of a request's body.
+    async def decode(self, body: bytes) -> Images:
+        """Decode the body of a request.
 
         Raises:
-            ProblemError: 422, 429 `queue-full`, 500 `reward-failed`, 503, 507 `out-of-memory`.
+            ProblemError: 422.
             RequestValidationError: the request in the body is not valid.
         """
         pixels, request = await asyncio.to_thread(_decode, body)
         for name in request.rewards:
             if name not in self.digests:
                 raise not_loaded(name, self.rewards.names)
-        self._require_room(len(pixels), len(pixels))
-        scored = await self._batcher.score(Images(request.rewards, pixels, request.texts, request.metadata))
-        self._metrics.request_scored(tenant, request.rewards, len(pixels))
+        return Images(request.rewards, pixels, request.texts, request.metadata)
+
+    async def score(self, images: Images, tenant: str) -> ScoreAnswer:
+        """Score the images of a request.
+
+        Raises:
+            ProblemError: 429 `queue-full`, 500 `reward-failed`, 507 `out-of-memory`.
+        """
+        self._require_room(len(images), len(images))
+        scored = await self._batcher.score(images)
+        self._metrics.request_scored(tenant, images.rewards, len(images))
         return ScoreAnswer(
             scores={name: tuple(values.tolist()) for name, values in scored.scores.items()},
-            digests={name: self.digests[name] for name in request.rewards},
+            digests={name: self.digests[name] for name in images.rewards},
             seconds=scored.seconds,
         )
 

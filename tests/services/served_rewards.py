@@ -1,23 +1,35 @@
 """Rewards that a test's reward service computes, as `served_rewards:<name>`; they record their batches."""
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 batches: list[int] = []
-"""Sizes of the batches of `gated`, `picky` and `greedy`, in order."""
+"""Sizes of the batches of `gated` and `greedy`, in order."""
+kept: list[int] = []
+"""For each of these batches, how many earlier ones are still in memory."""
 reached, opened = threading.Event(), threading.Event()
 """`gated` sets the first and waits for the second."""
 ROOM = 2
 
+_scored: list[weakref.ref[torch.Tensor]] = []
+
 
 def reset() -> None:
     """Forget all batches and close the gate."""
-    batches.clear()
+    for record in (batches, kept, _scored):
+        record.clear()
     reached.clear()
     opened.clear()
+
+
+def _record(images: torch.Tensor) -> None:
+    batches.append(len(images))
+    kept.append(sum(one() is not None for one in _scored))
+    _scored.append(weakref.ref(images))
 
 
 def brightness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
@@ -27,7 +39,7 @@ def brightness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[
 
 def gated(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Numbers in the metadata, once the gate is open."""
-    batches.append(len(images))
+    _record(images)
     reached.set()
     assert opened.wait(600)
     return torch.tensor([float(one["want"]) for one in metadata])
@@ -35,7 +47,7 @@ def gated(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappi
 
 def greedy(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Mean of an image's pixels, for as many as there is room for."""
-    batches.append(len(images))
+    _record(images)
     if len(images) > ROOM:
         raise torch.OutOfMemoryError(f"room for {ROOM}")
     return images.mean((1, 2, 3))

@@ -24,6 +24,7 @@ _BODY: dict[str, Any] = {
 @access("score", queues_work=True)
 async def make_scores(request: Request, service: ServiceDep, caller: CallerDep) -> Response:
     """Score images, perhaps in one batch with other requests. Closing the connection takes them from the queue."""
-    body = await request.body()
-    answer = await while_connected(request.receive, service.score(body, caller.tenant))
+    # Neither the request nor this function keeps the body: while the images wait, they are in memory once.
+    images = await service.decode(b"".join([part async for part in request.stream() if part]))
+    answer = await while_connected(request.receive, service.score(images, caller.tenant))
     return Response(answer.model_dump_json(), media_type="application/json")

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,6 +138,7 @@ def test_a_request_cannot_fail_another_one_of_its_batch(app: Any, client: httpx.
         first = callers.submit(scores, client, wanted(1))
         assert served_rewards.reached.wait(600)
         wrong = callers.submit(ask, client, body(pictures(1, side=4), GATED, metadata=[{"wont": 1}]))
+        until(lambda: waiting(app) == 1)
         right = callers.submit(scores, client, wanted(3))
         until(lambda: waiting(app) == 2)
         served_rewards.opened.set()
@@ -145,6 +147,7 @@ def test_a_request_cannot_fail_another_one_of_its_batch(app: Any, client: httpx.
         assert first.result(600).scores[GATED] == (1,)
     assert (refused["status"], refused["kind"]) == (500, "reward-failed")
     assert "want" in refused["detail"]
+    assert served_rewards.kept[-1] == 0, "the last batch is alone in memory"
 
 
 def test_a_caller_that_leaves_is_taken_from_the_queue(app: Any, client: httpx.Client) -> None:
@@ -184,12 +187,37 @@ def test_a_batch_that_does_not_fit_is_halved(client: httpx.Client) -> None:
     assert torch.equal(torch.tensor(found), as_floats(images).mean((1, 2, 3)))
     assert max(size for size in served_rewards.batches if size <= served_rewards.ROOM) == served_rewards.ROOM
     assert served_rewards.batches[0] == 5
+    assert set(served_rewards.kept) == {0}, "a batch that did not fit is freed before its halves"
 
 
 def test_a_score_that_is_no_number_is_the_rewards_fault(client: httpx.Client) -> None:
     found = problem(ask(client, body(pictures(2), NOWHERE)))
     assert (found["status"], found["kind"]) == (500, "reward-failed")
     assert "gave nan for image 0" in found["detail"]
+
+
+def test_images_that_wait_are_in_memory_once() -> None:
+    big = create_app(Settings(rewards=(GATED,), device="cpu"))
+    image = pictures(1, side=2048)
+    content = body(image, GATED, metadata=[{"want": 2}])
+    with (
+        serving(big) as address,
+        httpx.Client(base_url=address, timeout=600) as there,
+        ThreadPoolExecutor(2) as callers,
+    ):
+        first = callers.submit(scores, there, wanted(1))
+        assert served_rewards.reached.wait(600)
+        tracemalloc.start()
+        try:
+            second = callers.submit(scores, there, content)
+            until(lambda: waiting(big) == 1)
+            there.get("/health/live")  # by then, the thread that decoded has left its call
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            served_rewards.opened.set()
+        assert image.numel() <= taken < 1.5 * image.numel()
+        assert [one.result(600).scores[GATED] for one in (first, second)] == [(1,), (2,)]
 
 
 def request_with(**changes: Any) -> bytes:
