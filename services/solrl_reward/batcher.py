@@ -155,7 +155,7 @@ class Batcher:
         scores = None
         try:
             scores = self._score(Images.join([one.images for one in batch]))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a reward's package may call sys.exit
             if len(batch) == 1:
                 return [self._problem(error)]
         if scores is None:  # after the handler, because the error's traceback keeps the batch's tensors
@@ -196,7 +196,7 @@ class Batcher:
         self._metrics.batch_scored(len(images), seconds)
         return scores
 
-    def _problem(self, error: Exception) -> ProblemError:
+    def _problem(self, error: Exception | SystemExit) -> ProblemError:
         if isinstance(error, torch.OutOfMemoryError):
             return out_of_memory()
         if isinstance(error, RewardError):

@@ -1,5 +1,6 @@
 """Rewards that a test's reward service computes, as `served_rewards:<name>`; they record their batches."""
 
+import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -56,3 +57,8 @@ def greedy(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapp
 def nowhere(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Never a number."""
     return torch.full((len(images),), float("nan"))
+
+
+def leaving(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Ends the program."""
+    sys.exit("a package's own fault")

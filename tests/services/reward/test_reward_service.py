@@ -40,8 +40,8 @@ from support.ports import free_port
 from typed import typed
 
 BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
-NOWHERE = "served_rewards:nowhere"
-REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE)
+NOWHERE, LEAVING = "served_rewards:nowhere", "served_rewards:leaving"
+REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE, LEAVING)
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +194,14 @@ def test_a_score_that_is_no_number_is_the_rewards_fault(client: httpx.Client) ->
     found = problem(ask(client, body(pictures(2), NOWHERE)))
     assert (found["status"], found["kind"]) == (500, "reward-failed")
     assert "gave nan for image 0" in found["detail"]
+
+
+def test_a_reward_that_ends_the_program_fails_its_own_requests_only(client: httpx.Client) -> None:
+    for _ in range(2):
+        found = problem(ask(client, body(pictures(1), LEAVING)))
+        assert (found["status"], found["kind"]) == (500, "internal")
+        assert "log" in found["action"]
+    assert len(scores(client, body(pictures(2), BRIGHT)).scores[BRIGHT]) == 2
 
 
 def test_images_that_wait_are_in_memory_once() -> None:
