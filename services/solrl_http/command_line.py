@@ -1,14 +1,44 @@
-"""Settings of a program from its command line and environment, with one line for each fault."""
+"""The command line of a service: its settings from options and environment, with one line for each fault."""
 
+import os
 import re
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import NoReturn, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
+from solrl_proto.problems import ProblemError
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
+CommandT = TypeVar("CommandT")
+
+
+def run_program(program: str, parse: Callable[[list[str]], CommandT], run: Callable[[CommandT], int]) -> None:
+    """Run the command that the command line gives. Exits with its code, or with 2 and the reason why it failed.
+
+    Args:
+        program: the program's name.
+        parse: words → command; raises ValidationError for the options of `words[0]`.
+        run: runs the command; returns the exit code.
+    """
+    # Set before torch is imported. Otherwise OpenMP's threads spin after each operation, and on a small machine
+    # service and trainer compete for cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    words = sys.argv[1:]
+    if words == ["--version"]:
+        print(f"{program} {version('solrl')}")
+        return
+    try:
+        command = parse(words)
+    except ValidationError as error:
+        flag = _faults(error, "--{} {}", lambda name: name.replace("_", "-"))
+        fail(program, f"{flag}; `{program} {words[0]} --help` describes every setting")
+    try:
+        sys.exit(run(command))
+    except (ProblemError, ValueError, OSError, RuntimeError) as error:
+        fail(program, str(error))
 
 
 def from_environment(program: str, settings: type[SettingsT]) -> SettingsT:
@@ -19,12 +49,6 @@ def from_environment(program: str, settings: type[SettingsT]) -> SettingsT:
         fail(program, f"in the environment, {_faults(error, 'SOLRL_{}={}', str.upper)}")
     except SettingsError as error:
         fail(program, f"in the environment, {error}: {error.__cause__}")
-
-
-def fail_by(program: str, command: str, error: ValidationError) -> NoReturn:
-    """Exit with 2 and the faults of options."""
-    flag = _faults(error, "--{} {}", lambda name: name.replace("_", "-"))
-    fail(program, f"{flag}; `{program} {command} --help` describes every setting")
 
 
 def fail(program: str, message: str) -> NoReturn:

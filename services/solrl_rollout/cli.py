@@ -1,19 +1,16 @@
 """Command line of the service: `solrl-rollout serve | doctor | memory | token`."""
 
-import os
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import tyro
 from pydantic import ValidationError
 from solrl_core.suggestions import check_command
-from solrl_http.command_line import fail, fail_by, from_environment
+from solrl_http.command_line import from_environment, run_program
 from solrl_http.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_proto.identifiers import NAME_PATTERN, Tier
-from solrl_proto.problems import ProblemError
 
 from solrl_rollout.settings import Settings
 
@@ -104,26 +101,12 @@ PROGRAM = "solrl-rollout"
 
 def main() -> None:
     """Entry point of `solrl-rollout`. Exits with 2 if it cannot start, with the reason on stderr."""
-    # Set before torch is imported. Otherwise OpenMP's threads spin after each operation, and on a small machine
-    # service and trainer compete for cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    words = sys.argv[1:]
-    if words == ["--version"]:
-        print(f"{PROGRAM} {version('solrl')}")
-        return
-    defaults = from_environment(PROGRAM, Settings)
-    try:
-        command = _parse(words, defaults)
-    except ValidationError as error:
-        fail_by(PROGRAM, words[0], error)
-    try:
-        sys.exit(_run(command, defaults))
-    except (ProblemError, ValueError, OSError, RuntimeError) as error:
-        fail(PROGRAM, str(error))
+    run_program(PROGRAM, _parse, _run)
 
 
-def _parse(words: list[str], defaults: Settings) -> Command:
+def _parse(words: list[str]) -> Command:
     """The command that the words give; exits with 2 where they are not understood."""
+    defaults = from_environment(PROGRAM, Settings)
     preset: dict[type[Command], Any] = {Serve: Serve(defaults), Doctor: Doctor(defaults)}
     check_command(PROGRAM, words, list(COMMANDS))
     if words and (kind := COMMANDS.get(words[0])):
@@ -143,7 +126,7 @@ def _parse(words: list[str], defaults: Settings) -> Command:
     )
 
 
-def _run(command: Command, defaults: Settings) -> int:
+def _run(command: Command) -> int:
     """Run a command; returns the exit code."""
     match command:
         case Serve():
@@ -166,7 +149,7 @@ def _run(command: Command, defaults: Settings) -> int:
                 out=command.out,
             )
         case Tokens():
-            _manage_tokens(command.action, defaults.token_file)
+            _manage_tokens(command.action, from_environment(PROGRAM, Settings).token_file)
     return 0
 
 
