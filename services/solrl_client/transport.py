@@ -18,8 +18,6 @@ HEADERS = {"Accept-Encoding": "identity"}
 MAX_DOCUMENT = 16 * 2**20
 """Bytes of the largest JSON document."""
 _MAX_PROBLEM = 2**18
-_TOKEN_PROBLEMS = (ProblemKind.UNAUTHENTICATED, ProblemKind.FORBIDDEN)
-_TOKEN_ADVICE = "the trainer sends the token in SOLRL_TOKEN, or in the file that SOLRL_TOKEN_PATH names"
 
 Document = TypeVar("Document", bound=BaseModel)
 
@@ -90,13 +88,12 @@ def read_lines(answer: httpx.Response, limit: int) -> Iterator[bytes]:
 
 
 def unexpected(answer: httpx.Response, got: str) -> RefusedError:
-    """The problem of an answer that a rollout service would not give."""
+    """The problem of an answer that a service of solrl would not give."""
     return RefusedError(
         ProblemKind.UNEXPECTED_ANSWER.problem(
             f"{answer.request.method} {answer.request.url} answered {answer.status_code}: {printable(got, 400)}",
             status=answer.status_code,
-            action="check that the URL is a solrl rollout service"
-            + (f"; {_TOKEN_ADVICE}" if answer.status_code in (401, 403) else ""),
+            action="check that the URL is a service of solrl",
         )
     )
 
@@ -108,9 +105,6 @@ def invalid_line(answer: httpx.Response, error: ValidationError) -> RefusedError
 
 def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
     """A service's problem, safe to print."""
-    action = printable(problem.action) if problem.action else None
-    if problem.kind in _TOKEN_PROBLEMS:
-        action = f"{action}; {_TOKEN_ADVICE}" if action else _TOKEN_ADVICE
     cleaned = problem.model_copy(
         update={
             "title": printable(problem.title, 200),
@@ -118,7 +112,7 @@ def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
             "where": printable(problem.where, 200) if problem.where else None,
             "got": printable_value(problem.got),
             "expected": printable_value(problem.expected),
-            "action": action,
+            "action": printable(problem.action) if problem.action else None,
         }
     )
     return RefusedError(cleaned, retry_after)

@@ -56,6 +56,8 @@ from solrl_trainer.answers import AnswerCheck, check_pushed, longest_line
 
 _RETRIED = {408, 429, 502, 503, 504}
 _LONGEST_PAUSE = 10.0
+_TOKEN_PROBLEMS = (ProblemKind.UNAUTHENTICATED, ProblemKind.FORBIDDEN)
+_TOKEN_ADVICE = "the trainer sends the token in SOLRL_TOKEN, or in the file that SOLRL_TOKEN_PATH names"
 _RESTORES = 3
 """Immediate retries after `Restore` without progress; with replicas that share no store, retries would never end."""
 _LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
@@ -309,7 +311,7 @@ class RolloutClient:
                     continue
                 passes = error.problem.status in _RETRIED or error.problem.kind in self._awaited
                 if not restored and not passes:
-                    raise
+                    raise _with_token_advice(error) from None
                 failure, pause = error, error.retry_after or pause
             if progress() > reached:
                 began, tries, restores, reached = time.monotonic(), 1, 0, progress()
@@ -327,6 +329,16 @@ class RolloutClient:
             expected="the address of a running rollout service",
             action="start one with `solrl-rollout serve --model …`, or correct --rollout-url",
         )
+
+
+def _with_token_advice(error: RefusedError) -> RefusedError:
+    """The refusal, with the places of the trainer's token if it is about that; a proxy's has no kind of ours."""
+    problem = error.problem
+    foreign = problem.kind == ProblemKind.UNEXPECTED_ANSWER and problem.status in (401, 403)
+    if problem.kind not in _TOKEN_PROBLEMS and not foreign:
+        return error
+    action = f"{problem.action}; {_TOKEN_ADVICE}" if problem.action else _TOKEN_ADVICE
+    return RefusedError(problem.model_copy(update={"action": action}), error.retry_after)
 
 
 def _remaining(request: RolloutRequest, received: Collection[str]) -> RolloutRequest:
