@@ -16,7 +16,7 @@ demo: $(VENV)/.installed
 unit: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --unit
 
-# Three processes on two cores: a quarter of the time, tests wait for processes to start or end.
+# Four processes on two cores, because tests often wait for processes to start or end.
 test: $(VENV)/.installed-dev
 	scripts/install-test-tools
 	$(VENV)/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder

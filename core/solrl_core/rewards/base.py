@@ -14,9 +14,8 @@ from solrl_core.registry import Registry
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
 
-A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, its source is digested, and
-what that uses of its own module. One that
-reads metadata says so with `checks_metadata`.
+A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, the digest is over its source and what
+that uses of its own module. A reward that reads metadata says so with `checks_metadata`.
 """
 
 
