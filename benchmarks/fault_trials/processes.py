@@ -157,7 +157,7 @@ class RolloutService:
                     return
             except httpx.TransportError:
                 pass
-            time.sleep(0.03)
+            time.sleep(0.2)
         raise RuntimeError(f"the service ended during its start:\n{self._log.read_text(errors='replace')[-3000:]}")
 
     def kill(self) -> None:

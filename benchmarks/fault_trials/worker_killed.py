@@ -108,7 +108,7 @@ def _wait_for(service: RolloutService, since: int, kind: str, count: int) -> dic
         events = [one for one in service.witness.events(since) if one["event"] == kind]
         if len(events) >= count:
             return events[-1]
-        time.sleep(0.002)
+        time.sleep(0.02)
 
 
 def _ask_beside(service: RolloutService, delay: float) -> int:
@@ -139,7 +139,7 @@ def _all_serve(service: RolloutService, restarts: int) -> bool:
         ready = service.http.get("/health/ready")
         if ready.status_code == 200 and ready.json()["serving"] == _WORKERS and _restarts(service) == restarts:
             return True
-        time.sleep(0.03)
+        time.sleep(0.2)
     return False
 
 
@@ -202,7 +202,7 @@ ROW = Row(
     "one of two workers killed: the request finishes with the same bits, no seed lost or doubled, at most the two "
     "chunks it held made again; another run waits for the running chunk and at most one more; it serves again",
     full=200,
-    short=2,
+    short=1,
     run=run,
     resumable=True,
 )

@@ -51,7 +51,7 @@ def wait_until_both_serve(service: RunningService) -> None:
         "serving": 2,
     }:
         assert ready["workers"] == 2
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def assert_gone(pids: list[int]) -> None:

@@ -135,7 +135,7 @@ def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: Runni
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(groups, two, **asked)
         while counted(two, "solrl_worker_chunks_total") == chunks:  # then both are busy
-            time.sleep(0.01)
+            time.sleep(0.1)
         os.kill(children(two)[0], signal.SIGKILL)
         assert answer.result() == groups(one, **asked)
     wait_until_both_serve(two)
