@@ -44,6 +44,7 @@ async def test_a_damaged_body_is_refused_and_not_cached() -> None:
     adapters = adapters_of(MemoryRunStore())
     body = encode_adapter(adapter())
     digest = adapter_digest(body)
+    assert await push(adapters, 0, body[:-1] + b"\x40", digest) == "digest-mismatch"
     assert await push(adapters, 0, body, digest) is None
     assert await push(adapters, 1, body[:-1] + b"\x40", digest) == "digest-mismatch"
     served = (await adapters.fetch("tenant", AdapterRef(run="run", version=0), HOSTED)).adapter
