@@ -264,16 +264,18 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
 
 
 def _check(command: Calibrate) -> None:
+    from solrl_proto.rollouts import MAX_STEPS
+
     if command.prompts < 1 or not 0 <= command.wanted <= 1:
         raise ValueError(
             f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
         )
-    if command.loss is not None and command.loss < 0:
+    if command.loss is not None and not command.loss >= 0:
         raise ValueError(f"got --loss {command.loss}; expected 0 or more")
     if not 0 <= command.schedules <= CALIBRATED_SCHEDULES:
         raise ValueError(f"got --schedules {command.schedules}; expected 0 to {CALIBRATED_SCHEDULES}")
-    if min(command.steps, default=1) < 1:
-        raise ValueError(f"got --steps {' '.join(map(str, command.steps))}; expected 1 step or more each")
+    if not all(1 <= steps <= MAX_STEPS for steps in command.steps):
+        raise ValueError(f"got --steps {' '.join(map(str, command.steps))}; expected 1 to {MAX_STEPS} steps each")
 
 
 def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
