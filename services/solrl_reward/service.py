@@ -1,7 +1,7 @@
 """One reward service process: its rewards, its batcher, and the operations behind the routes."""
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +20,8 @@ from solrl_reward.batcher import Batcher, Images
 from solrl_reward.metrics import Metrics
 from solrl_reward.problems import invalid_body, not_loaded, queue_full
 from solrl_reward.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,9 @@ class RewardService:
     async def close(self) -> None:
         """Stop scoring after the current batch."""
         self._scoring.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._scoring
+        (end,) = await asyncio.gather(self._scoring, return_exceptions=True)
+        if isinstance(end, Exception):
+            logger.error("scoring ended with an error", exc_info=end)
         await asyncio.to_thread(self._batcher.close)
 
     def _require_room(self, images: int, requested: int | None) -> None:

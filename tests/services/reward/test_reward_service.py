@@ -1,5 +1,6 @@
 """The reward service over HTTP: its scores, its batches across callers, and what it refuses."""
 
+import asyncio
 import json
 import os
 import re
@@ -35,6 +36,8 @@ from solrl_proto.scores import (
 )
 from solrl_reward.app import create_app
 from solrl_reward.cli import main
+from solrl_reward.metrics import Metrics
+from solrl_reward.service import RewardService
 from solrl_reward.settings import Settings
 from support.ports import free_port
 from typed import typed
@@ -312,6 +315,30 @@ def test_a_stopping_service_finishes_its_work_and_refuses_more(app: Any, client:
             assert first.result(600).scores[GATED] == (1,)
         finally:
             service.draining = False
+
+
+class EndingBatcher:
+    """A batcher whose scoring ends with an error."""
+
+    waiting = 0
+    closed = False
+
+    async def run(self) -> None:
+        raise OSError("gone")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.anyio
+async def test_a_service_whose_scoring_ended_is_dead_and_logs_why(caplog: pytest.LogCaptureFixture) -> None:
+    batcher: Any = EndingBatcher()
+    service = RewardService(Settings(), RewardSet({}), batcher, Metrics())
+    while not service.dead:
+        await asyncio.sleep(0)
+    await service.close()
+    assert batcher.closed
+    assert "gone" in caplog.text
 
 
 @pytest.mark.slow
