@@ -17,7 +17,7 @@ from solrl_core.selection import best_worst
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem
 from solrl_rollout.engine.batch_limit import BatchLimit
 from solrl_rollout.engine.scoring import PART, Scorer
-from solrl_rollout.engine.scoring_thread import ScoringThread
+from solrl_rollout.engine.scoring_threads import ScoringThreads
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, Job, ScoredChunk
 from solrl_rollout.status.metrics import Metrics
 
@@ -54,7 +54,7 @@ class ServedWay:
     ) -> tuple[torch.Tensor, Trajectory | None]:
         """Generate and score candidates of a prompt; scores [N], and trajectories on the CPU if they stop early."""
         scored: list[ScoredChunk] = []
-        scoring = ScoringThread(lambda: None)
+        scoring = ScoringThreads(1, lambda: None)
         for first in range(0, len(seeds), CHUNK_SIZE):
             rows = slice(first, first + CHUNK_SIZE)
             began, started_at = record_event(self._device), time.monotonic()
@@ -78,6 +78,7 @@ class ServedWay:
                 finished=record_event(self._device),
                 unread_tokens=0,
             )
+            scoring.wait()
             if overlap:
                 scoring.run(lambda generated=generated: scored.append(self._scorer.score(generated)))  # type: ignore[misc]
             else:

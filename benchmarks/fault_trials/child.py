@@ -94,7 +94,7 @@ def watch_chunks(noted: Witness) -> None:
             job = f"{os.getpid()}/{id(chunk.job)}"
             noted.note(event, pid=os.getpid(), job=job, run=chunk.job.run, prompt=chunk.prompt.id, **more)
 
-    generate, score = ModelRunner.generate, Scorer.score
+    generate, score = ModelRunner.generate, Scorer.score_here
 
     def watched_generate(self: ModelRunner, chunk: Chunk, between: Callable[[], None], *rest: Any) -> GeneratedChunk:
         note("begun", chunk, seeds=list(chunk.seeds))
@@ -111,7 +111,7 @@ def watch_chunks(noted: Witness) -> None:
         return scored
 
     replace(ModelRunner, "generate", watched_generate)
-    replace(Scorer, "score", watched_score)
+    replace(Scorer, "score_here", watched_score)
 
 
 def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:

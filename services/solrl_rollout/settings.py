@@ -115,6 +115,10 @@ class Settings(HttpSettings, Hosting):
     queue_limit: Annotated[int, Field(ge=1)] = 65536
     """Maximum number of waiting candidates; further requests are answered 429."""
 
+    scoring_in_flight: Annotated[int, Field(ge=1)] = 4
+    """Maximum number of chunks of each worker that reward servers score at once; beyond it, generation waits.
+    Their 8-bit images are in the host's memory."""
+
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file, in bytes."""
 

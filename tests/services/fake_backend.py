@@ -89,6 +89,39 @@ class FakeBackend:
         self.closed = True
 
 
+class Events:
+    """Order of events: `+` generation began, `*` generation ended, `-` the chunk was scored."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._changed = threading.Condition()
+
+    def add(self, event: str) -> None:
+        with self._changed:
+            self.seen.append(event)
+            self._changed.notify_all()
+
+    def wait_for(self, event: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: event in self.seen, 60), self.seen
+
+
+class Observed(FakeBackend):
+    """Records chunks by their prompts. `fault` may raise instead of generating."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__()
+        self.events = events
+        self.fault: Callable[[GenerationRequest], None] = lambda _: None
+
+    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+        self.events.add(f"+{request.prompt}")
+        self.fault(request)
+        generation = super().generate(request, between)
+        self.events.add(f"*{request.prompt}")
+        return generation
+
+
 class Gate:
     """Blocks every step of requests with the prompt `held` until it is opened."""
 
@@ -126,3 +159,12 @@ def job(run: str = "a", tenant: str = "t", steps: int = 1, precision: Tier = "bf
 def chunk(of: Job, prompt: str = "a red circle", count: int = 4, **more: Any) -> Chunk:
     """A chunk of a job."""
     return Chunk(of, PromptItem(id="p", text=prompt), range(count), **more)
+
+
+def settle(engine: Engine) -> None:
+    """Return once the engine's thread waits, or has begun whatever it begins now.
+
+    It answers a ping before it takes a chunk, too; the second one is answered after the chunk's beginning.
+    """
+    for _ in range(2):
+        engine.ping().result(600)

@@ -1,20 +1,29 @@
-"""Real servers on the loopback, in threads of this process, and a reward server that misbehaves."""
+"""Real servers on the loopback, in threads and processes, and a reward server that misbehaves."""
 
 import asyncio
 import contextlib
 import json
+import os
+import re
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 import uvicorn
+from fault_trials.child import command
+from fault_trials.processes import Program
 from solrl_core.fingerprint import combined_digest
 from solrl_core.rewards.wire import decode_scoring
 from solrl_http.serving import bind
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemKind
+from solrl_reward.cli import main
+from support.ports import free_port
 
 DIGEST = combined_digest("as announced")
 NAME = "brightness"
@@ -45,6 +54,49 @@ def serving(app: Any) -> Iterator[str]:
 def pictures(count: int, seed: int = 0, side: int = 32) -> torch.Tensor:
     """Random images, uint8 [count, 3, side, side]."""
     return torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+class RewardProcess:
+    """`solrl-reward serve` in a process of its own, with rewards of this folder. It can be killed and started again.
+
+    It scores one request at a time.
+    """
+
+    def __init__(self, folder: Path, *rewards: str) -> None:
+        port = free_port()
+        self.address = f"http://127.0.0.1:{port}"
+        flags = ["--device", "cpu", "--batch", "1", "--port", str(port)]
+        self._words = ["solrl-reward", "serve", "--rewards", *rewards, *flags]
+        self._folder = folder
+        self._client = httpx.Client(base_url=self.address, timeout=600)
+        self._program: Program | None = None
+
+    def start(self) -> None:
+        """Start the process and wait until it is ready."""
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+        sys.audit("solrl.fork", None, self._words)  # for `--unit`, like an event of subprocess
+        arguments = (main, self._words, str(self._folder), environment)
+        self._program = Program(command, arguments, self._folder / "reward-server.log")
+        while not self._ready():
+            assert self._program.alive, self._program.log.read_text()
+
+    @property
+    def waiting(self) -> int:
+        """Images in its queue; those that it scores are not counted."""
+        shown = re.findall(r"^solrl_score_queue_images (\S+)", self._client.get("/metrics").text, re.MULTILINE)
+        return int(float(shown[0]))
+
+    def kill(self) -> None:
+        """Kill the process, if it runs."""
+        if self._program is not None:
+            self._program.kill()
+
+    def _ready(self) -> bool:
+        try:
+            return self._client.get("/health/ready").status_code == 200
+        except httpx.TransportError:
+            time.sleep(0.03)
+            return False
 
 
 class Misbehaving:

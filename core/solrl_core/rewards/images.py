@@ -49,7 +49,9 @@ def as_bytes(images: torch.Tensor) -> torch.Tensor:
 
 
 def as_uint8(images: torch.Tensor) -> torch.Tensor:
-    """Images [N, 3, H, W] in [0, 1] → uint8, rounded to nearest on the images' device."""
+    """Images [N, 3, H, W] in [0, 1] → uint8, rounded to nearest on the images' device; uint8 as it is."""
+    if images.dtype == torch.uint8:
+        return images
     return (images * 255).round().clamp(0, 255).to(torch.uint8)
 
 

@@ -1,6 +1,7 @@
 """The engine's side of one worker: gives it chunks in its turns and takes their results."""
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -37,6 +38,8 @@ class WorkerFeed:
         self._dispatch = dispatch
         self._turn = Turn(keeps_run=keeps_run)
         self._woken = False
+        self._finishing = threading.Lock()
+        """Held while a chunk is accounted for: several threads finish chunks."""
         self._last_end = 0.0
         self._finished = 0
 
@@ -77,10 +80,11 @@ class WorkerFeed:
 
     def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
         """Resolve a chunk with its result."""
-        self._last_end = self._dispatch.record(self.worker.name, chunk, scored, self._last_end)
-        self._drop(chunk)
-        self.deaths = 0
-        self._finished += 1
+        with self._finishing:
+            self._last_end = self._dispatch.record(self.worker.name, chunk, scored, self._last_end)
+            self._drop(chunk)
+            self.deaths = 0
+            self._finished += 1
         chunk.result.set_result(scored)
 
     def fail(self, chunk: Chunk, error: Exception) -> None:

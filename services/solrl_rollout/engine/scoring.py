@@ -1,8 +1,8 @@
 """Scoring of generated images with the loaded rewards."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from solrl_core.rewards.images import as_bytes, as_floats
 
 from solrl_rollout.engine.batch_limit import BatchLimit
 from solrl_rollout.engine.problems import images_nonfinite, reward_failed, reward_unavailable
-from solrl_rollout.engine.work import GeneratedChunk, ScoredChunk
+from solrl_rollout.engine.work import Chunk, GeneratedChunk, Job, ScoredChunk
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 
@@ -75,14 +75,27 @@ class Scorer:
         """Raise if the device no longer works."""
         torch.ones(1, device=self._device).sum().item()
 
+    def asks_servers(self, job: Job) -> bool:
+        """Whether reward servers compute some of a job's rewards."""
+        return bool(self._served(job))
+
     def score(self, generated: GeneratedChunk) -> ScoredChunk:
-        """Wait until a chunk's images are computed, and score them. Safe while another chunk is generated.
+        """Score a chunk here and at reward servers; raises as `score_here` and `ask_servers` do."""
+        return self.ask_servers(generated.chunk, self.score_here(generated))
+
+    def score_here(self, generated: GeneratedChunk) -> ScoredChunk:
+        """Wait until a chunk's images are computed, and compute the rewards that no server computes.
+
+        Safe while another chunk is generated. Images for servers are kept, too; nothing of the chunk stays on the
+        device.
 
         Raises:
-            ProblemError: 422 `adapter-nonfinite`, 500 `generation-failed` or `reward-failed`, 503
-                `reward-failed` of a server, 503 or 507 `out-of-memory`.
+            ProblemError: 422 `adapter-nonfinite`, 500 `generation-failed` or `reward-failed`, 503 or 507
+                `out-of-memory`.
         """
         chunk, job = generated.chunk, generated.chunk.job
+        served = self._served(job)
+        here = [name for name in job.rewards if name not in served]
         generated.finished.wait()
         began = time.monotonic()
 
@@ -91,21 +104,15 @@ class Scorer:
             images = _as_floats(generated.images[rows])
             if not torch.isfinite(images).all():
                 raise images_nonfinite(chunk.prompt.id, job.adapter.digest if job.adapter else None)
-            prompts, metadata = [chunk.prompt.text] * len(images), [chunk.prompt.metadata] * len(images)
-            scores = self.rewards.score(job.rewards, images, prompts, metadata)
-            return scores, as_bytes(images) if job.images and chunk.ends else None
+            scores = self._scores(here, images, chunk)
+            return scores, as_bytes(images) if served or _answers_images(chunk) else None
 
-        try:
-            with torch.cuda.stream(self._stream):
-                parts = self.limit.run(job, chunk.candidates, score)
-                trajectory = generated.trajectory and generated.trajectory.to(torch.device("cpu"))
-        except RewardUnavailableError as error:
-            raise reward_unavailable(str(error), chunk.prompt.id) from error
-        except RewardError as error:
-            raise reward_failed(str(error), chunk.prompt.id) from error
+        with torch.cuda.stream(self._stream):
+            parts = self.limit.run(job, chunk.candidates, score)
+            trajectory = generated.trajectory and generated.trajectory.to(torch.device("cpu"))
         images = [part for _, part in parts if part is not None]
         return ScoredChunk(
-            rewards={name: torch.cat([scores[name] for scores, _ in parts]) for name in job.rewards},
+            rewards={name: torch.cat([scores[name] for scores, _ in parts]) for name in here},
             images=torch.cat(images) if images else None,
             trajectory=trajectory,
             unread_tokens=generated.unread_tokens,
@@ -115,6 +122,43 @@ class Scorer:
             generate=generated.finished.since(generated.merged),
             reward=time.monotonic() - began,
         )
+
+    def ask_servers(self, chunk: Chunk, scored: ScoredChunk) -> ScoredChunk:
+        """A chunk with the rewards of `score_here` and those that servers compute of its images. Uses no device.
+
+        Raises:
+            ProblemError: 500 `reward-failed`, or 503 if a server gives no usable answer.
+        """
+        served = self._served(chunk.job)
+        if not served:
+            return scored
+        assert isinstance(scored.images, torch.Tensor)
+        began = time.monotonic()
+        rewards = scored.rewards | self._scores(served, scored.images.permute(0, 3, 1, 2), chunk)
+        return replace(
+            scored,
+            rewards={name: rewards[name] for name in chunk.job.rewards},
+            images=scored.images if _answers_images(chunk) else None,
+            reward=scored.reward + time.monotonic() - began,
+        )
+
+    def _served(self, job: Job) -> list[str]:
+        here = self.rewards.computed_here
+        return [name for name in job.rewards if name not in here]
+
+    def _scores(self, names: Sequence[str], images: torch.Tensor, chunk: Chunk) -> dict[str, torch.Tensor]:
+        prompts, metadata = [chunk.prompt.text] * len(images), [chunk.prompt.metadata] * len(images)
+        try:
+            return self.rewards.score(names, images, prompts, metadata)
+        except RewardUnavailableError as error:
+            raise reward_unavailable(str(error), chunk.prompt.id) from error
+        except RewardError as error:
+            raise reward_failed(str(error), chunk.prompt.id) from error
+
+
+def _answers_images(chunk: Chunk) -> bool:
+    """Whether the answer has the chunk's images."""
+    return chunk.job.images and chunk.ends
 
 
 def _as_floats(images: torch.Tensor) -> torch.Tensor:

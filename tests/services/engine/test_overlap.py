@@ -1,54 +1,20 @@
 """A chunk is scored while the next one is generated, as on a GPU; here it is forced on a CPU."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import wait
 from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, FakeBackend, started_engine
+from fake_backend import REWARD, Events, FakeBackend, Observed, started_engine
 from faulty_rewards import fatal, gate, gated, picky
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
-from solrl_rollout.engine.backends.base import Generation, GenerationRequest
+from solrl_rollout.engine.backends.base import GenerationRequest
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job
 
 FATAL, GATED, PICKY = (f"{one.__module__}:{one.__name__}" for one in (fatal, gated, picky))
-
-
-class Events:
-    """Order of events: `+` generation began, `*` generation ended, `-` the chunk was scored."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self._changed = threading.Condition()
-
-    def add(self, event: str) -> None:
-        with self._changed:
-            self.seen.append(event)
-            self._changed.notify_all()
-
-    def wait_for(self, event: str) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: event in self.seen, 60), self.seen
-
-
-class Observed(FakeBackend):
-    """Records chunks by their prompts. `fault` may raise instead of generating."""
-
-    def __init__(self, events: Events) -> None:
-        super().__init__()
-        self.events = events
-        self.fault: Callable[[GenerationRequest], None] = lambda _: None
-
-    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
-        self.events.add(f"+{request.prompt}")
-        self.fault(request)
-        generation = super().generate(request, between)
-        self.events.add(f"*{request.prompt}")
-        return generation
 
 
 @pytest.fixture

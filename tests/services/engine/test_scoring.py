@@ -1,9 +1,15 @@
-"""The scorer accepts images as floats or as bytes."""
+"""The scorer: images as floats or as bytes, rewards computed here and at servers."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from fake_backend import REWARD, brightness, chunk, job
 from solrl_core.device_events import HostEvent
 from solrl_core.rewards import RewardSet
+from solrl_core.rewards.images import as_uint8
 from solrl_rollout.engine.batch_limit import BatchLimit
 from solrl_rollout.engine.scoring import Scorer
 from solrl_rollout.engine.work import GeneratedChunk
@@ -21,3 +27,41 @@ def test_bytes_get_the_scores_of_the_equivalent_floats() -> None:
     for one in scored:
         assert one.images is not None
         assert torch.equal(one.images, pixels)
+
+
+class AtServer:
+    """A reward of a server; keeps the images that it is given. Each call takes 5 seconds of a clock."""
+
+    at = "http://nowhere"
+
+    def __init__(self, clock: list[float]) -> None:
+        self.given: list[torch.Tensor] = []
+        self._clock = clock
+
+    def __call__(self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> torch.Tensor:
+        self.given.append(images)
+        self._clock[0] += 5
+        return torch.full((len(images),), 2.0)
+
+
+def test_a_server_gets_bytes_and_its_seconds_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("solrl_rollout.engine.scoring.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    server = AtServer(clock)
+    rewards = RewardSet({"there": server, REWARD: brightness})
+    scorer = Scorer(rewards, torch.device("cpu"), BatchLimit("mini", "rewards", Metrics()))
+    asking, plain = (chunk(job(rewards=names)) for names in (("there", REWARD), (REWARD,)))
+    assert scorer.asks_servers(asking.job)
+    assert not scorer.asks_servers(plain.job)
+    images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    marks = HostEvent(), HostEvent(), HostEvent()
+    half = scorer.score_here(GeneratedChunk(asking, images, None, 0, 0.0, False, *marks))
+    assert server.given == []
+    assert list(half.rewards) == [REWARD]
+    clock[0] += 1000  # between the two parts
+    whole = scorer.ask_servers(asking, half)
+    assert torch.equal(server.given[0], as_uint8(images))
+    assert list(whole.rewards) == ["there", REWARD]
+    assert torch.equal(whole.rewards[REWARD], images.mean((1, 2, 3)))
+    assert whole.rewards["there"].tolist() == [2.0] * 4
+    assert (half.reward, whole.reward, whole.images) == (0.0, 5.0, None)

@@ -3,6 +3,7 @@
 It runs an engine of its own with one worker in this process. It ends when the front closes the socket, also by dying.
 """
 
+import contextlib
 import importlib
 import logging
 import os
@@ -102,6 +103,7 @@ class Child:
 
     def _chunk(self, body: bytes, source: Any, id: int, chunk: dict[str, Any]) -> None:
         made = self._chunks[id] = decode_chunk(chunk, body)
+        made.on_handover = partial(self._handed_over, id)
         made.result.add_done_callback(partial(self._done, id))
         # In a thread of its own, so that finding an adapter delays no other message.
         self._finder.submit(self._submit, made, chunk["adapter"], source)
@@ -125,6 +127,10 @@ class Child:
 
     def _ping(self, body: bytes, source: Any, id: int) -> None:
         self._engine.ping().add_done_callback(lambda _: self._send({"is": "pong", "id": id}))
+
+    def _handed_over(self, id: int) -> None:
+        with contextlib.suppress(OSError):  # the front has gone, which `main` notices, too
+            self._send({"is": "handed_over", "id": id})
 
     def _done(self, id: int, result: Future[ScoredChunk]) -> None:
         self._chunks.pop(id, None)

@@ -1,6 +1,7 @@
 """A worker in this process: the runners of all hosted models, called from one thread.
 
-If a backend leaves the CPU free, a second thread scores one chunk while the next is generated.
+If a backend leaves the CPU free, a second thread scores one chunk while the next is generated. Further threads wait for
+reward servers, each with a chunk whose images have left the device.
 """
 
 import logging
@@ -16,8 +17,9 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.engine.model_runner import ModelRunner, load_models
 from solrl_rollout.engine.problems import engine_dead, generation_failed
-from solrl_rollout.engine.scoring_thread import ScoringThread
-from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job
+from solrl_rollout.engine.scoring import Scorer
+from solrl_rollout.engine.scoring_threads import ScoringThreads
+from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job, ScoredChunk
 from solrl_rollout.engine.workers.base import Feed
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
@@ -59,7 +61,8 @@ class LocalWorker:
         self._overlap = overlap
         self._weights_read = weights_read
         self._runners: dict[str, ModelRunner] = {}
-        self._scoring: ScoringThread | None = None
+        self._scoring: ScoringThreads | None = None
+        self._asking: ScoringThreads
         self._pings: deque[Future[None]] = deque()
         self._feed: Feed
         self._wake: Callable[[], None] = lambda: None
@@ -70,20 +73,23 @@ class LocalWorker:
         return [runner.hosted for runner in self._runners.values()]
 
     def run(self, feed: Feed) -> None:
-        """Generate and score chunks until the engine closes; the last one is scored before this returns."""
+        """Generate and score chunks until the engine closes; all that were begun are scored before this returns."""
         self._feed, self._wake = feed, feed.wake
         overlaps = any(runner.backend.capabilities.overlaps for runner in self._runners.values())
         if overlaps if self._overlap is None else self._overlap:
-            self._scoring = ScoringThread(feed.wake)
+            self._scoring = ScoringThreads(1, feed.wake)
+        self._asking = ScoringThreads(self._settings.scoring_in_flight, feed.wake)
         try:
             while (chunk := feed.take(self._attend)) is not None:
                 self._serve(self._runners[chunk.job.model], chunk)
         finally:
             if self._scoring is not None:
                 self._scoring.close()
+            self._asking.close()
 
     def cancel(self, job: Job) -> None:
-        """Do nothing: `cancelled` of the job is read between steps."""
+        """Wake the thread, which may wait for a reward server; else `cancelled` of the job is read between steps."""
+        self._wake()
 
     def ping(self) -> Future[None]:
         """Return a future that the thread resolves before its next step."""
@@ -100,6 +106,7 @@ class LocalWorker:
 
     def _attend(self) -> None:
         self._answer_pings()
+        self._asking.check()
         if self._scoring is not None:
             self._scoring.check()
 
@@ -110,30 +117,45 @@ class LocalWorker:
             self._answer_pings()
             _stop_if_cancelled(chunk)
 
-        generated = None
+        ready = None
         with self._reporting_errors(chunk, runner.backend.check):
             generated = runner.generate(chunk, between_steps, self._wait_for_scoring)
             self._wait_for_scoring()
-        if generated is None:
+            if runner.scorer.asks_servers(chunk.job):
+                self._feed.wait(lambda: not self._asking.full, between_steps)
+            ready = generated
+        if ready is None:
             return
         if self._scoring is None:
-            self._score(runner, generated)
+            self._score(runner.scorer, ready)
         else:
-            self._scoring.run(partial(self._score, runner, generated))
+            self._scoring.run(partial(self._score, runner.scorer, ready))
 
-    def _score(self, runner: ModelRunner, generated: GeneratedChunk) -> None:
-        with self._reporting_errors(generated.chunk, runner.scorer.check):
-            _stop_if_cancelled(generated.chunk)
-            self._feed.finish(generated.chunk, runner.scorer.score(generated))
+    def _score(self, scorer: Scorer, generated: GeneratedChunk) -> None:
+        """Compute a chunk's rewards here, and have a thread ask servers for the others."""
+        chunk = generated.chunk
+        with self._reporting_errors(chunk, scorer.check):
+            _stop_if_cancelled(chunk)
+            scored = scorer.score_here(generated)
+            if scorer.asks_servers(chunk.job):
+                chunk.on_handover()
+                self._asking.run(partial(self._ask_servers, scorer, chunk, scored))
+            else:
+                self._feed.finish(chunk, scored)
+
+    def _ask_servers(self, scorer: Scorer, chunk: Chunk, scored: ScoredChunk) -> None:
+        with self._reporting_errors(chunk, scorer.check):
+            _stop_if_cancelled(chunk)
+            self._feed.finish(chunk, scorer.ask_servers(chunk, scored))
 
     def _wait_for_scoring(self) -> bool:
-        """Wait for the chunk being scored, and answer pings; returns whether there was one."""
+        """Wait for the chunk being scored here, and answer pings; returns whether there was one."""
         scoring = self._scoring
         if scoring is None:
             return False
         busy = not scoring.idle
         self._feed.wait(lambda: scoring.idle, self._answer_pings)
-        scoring.wait()
+        scoring.check()
         return busy
 
     @contextmanager

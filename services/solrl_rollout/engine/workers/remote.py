@@ -23,7 +23,7 @@ from solrl_rollout.status.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 2
-"""Chunks that a process has at once: it scores one, or waits for the next, while it generates the other."""
+"""Chunks that a process makes at once: it scores one, or waits for the next, while it generates the other."""
 END_SECONDS = 15.0
 """Seconds in which a process must end once its connection is closed."""
 _LOCAL = {"gpus": None, "workers": 1, "queue_limit": 2**20, "tenant_queue_limit": None}
@@ -70,7 +70,7 @@ class Connection(Protocol):
 
 
 class RemoteWorker:
-    """Starts a process for each `load`, and gives it up to two chunks at once."""
+    """Starts a process for each `load`, and gives it two chunks at once, beside those that await reward servers."""
 
     def __init__(
         self,
@@ -191,6 +191,8 @@ class RemoteWorker:
         self._read = threading.Event()
         self._loaded: Future[list[HostedModel]] = Future()
         self._sent: dict[int, Chunk] = {}
+        self._handed_over: set[int] = set()
+        """Ids of sent chunks on which only reward servers have work left."""
         self._pings: dict[int, Future[None]] = {}
         self._outbox: deque[Header] = deque()
         self._gone = False
@@ -200,7 +202,8 @@ class RemoteWorker:
 
     def _has_room(self) -> bool:
         with self._lock:
-            return len(self._sent) < (1 if any(chunk.losses for chunk in self._sent.values()) else _AT_ONCE)
+            alone = any(chunk.losses for chunk in self._sent.values())
+            return not alone and len(self._sent) - len(self._handed_over) < _AT_ONCE
 
     def _attend(self) -> None:
         """Send what other threads have posted. Raises ConnectionError if the process has ended."""
@@ -287,6 +290,12 @@ class RemoteWorker:
         feed.fail(self._sent[id], decode_error({"problem": problem, "retry_after": retry_after}))
         self._forget(feed, id)
 
+    def _on_handed_over(self, body: bytes, id: int) -> None:
+        with self._lock:
+            self._handed_over.add(id)
+        if self._feed is not None:
+            self._feed.wake()
+
     def _on_pong(self, body: bytes, id: int) -> None:
         with self._lock:
             ping = self._pings.pop(id)
@@ -305,6 +314,7 @@ class RemoteWorker:
     def _forget(self, feed: Feed, id: int) -> None:
         with self._lock:
             del self._sent[id]
+            self._handed_over.discard(id)
         feed.wake()
 
     def _stop(self) -> str:

@@ -1,0 +1,251 @@
+"""Chunks whose rewards servers compute: others are made meanwhile, up to a bound; each gets its own scores."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, settle, started_engine
+from reward_servers import NAME, Misbehaving, RewardProcess, serving
+from solrl_core.noise import initial_noise
+from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
+from solrl_proto import Plan, PromptItem
+from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
+from solrl_rollout.engine.backends.base import GenerationRequest
+from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.work import Chunk, Job
+from solrl_rollout.engine.workers import process_workers
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics
+
+HELD = "served_rewards:held"
+BOUND = 3
+COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardProcess]:
+    process = RewardProcess(tmp_path_factory.mktemp("reward"), HELD)
+    process.start()
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def backend() -> Observed:
+    return Observed(Events())
+
+
+@pytest.fixture(params=[True, False], ids=["scored beside", "scored between"])
+def engine(
+    request: pytest.FixtureRequest, server: RewardProcess, backend: Observed, tmp_path: Path
+) -> Iterator[Engine]:
+    running = engine_beside(server, backend, overlap=request.param)
+    yield running
+    open_gate(tmp_path)
+    running.close()
+
+
+def engine_beside(server: RewardProcess, backend: Observed, *, bound: int = BOUND, overlap: bool = True) -> Engine:
+    """A running engine whose `held` this server computes."""
+    rewards = (REWARD, f"{HELD}@{server.address}")
+    engine = started_engine(backend, overlap=overlap, rewards=rewards, scoring_in_flight=bound)
+    backend.events.seen.clear()
+    backend.batches.clear()
+    return engine
+
+
+def chunk(name: str, folder: Path, *rewards: str, events: Events | None = None, images: bool = False) -> Chunk:
+    """A chunk whose seeds are its own; `-name` is an event of its result."""
+    job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=1), rewards or (HELD, REWARD), images=images)
+    prompt = PromptItem(id=name, text=name, metadata={"folder": str(folder)})
+    made = Chunk(job, prompt, range(COUNT * ord(name), COUNT * (ord(name) + 1)))
+    if events is not None:
+        made.result.add_done_callback(lambda _: events.add(f"-{name}"))
+    return made
+
+
+def images_of(one: Chunk) -> torch.Tensor:
+    """The images that the backend makes of a chunk's seeds."""
+    return initial_noise(one.seeds, SHAPE)
+
+
+def assert_scored(one: Chunk) -> None:
+    """A chunk has the scores of its images: of 8 bits at the server, of floats here."""
+    rewards = one.result.result(600).rewards
+    assert list(rewards) == list(one.job.rewards)
+    expected = {HELD: as_floats(as_uint8(images_of(one))), REWARD: images_of(one)}
+    for name, values in rewards.items():
+        assert torch.equal(values, expected[name].mean((1, 2, 3)))
+
+
+def open_gate(folder: Path) -> None:
+    (folder / "open").touch()
+
+
+def until(reached: Callable[[], bool]) -> None:
+    while not reached():
+        sleep(0.01)
+
+
+def test_chunks_are_made_while_others_are_scored_up_to_a_bound(
+    engine: Engine, server: RewardProcess, backend: Observed, tmp_path: Path
+) -> None:
+    events = backend.events
+    chunks = [chunk(name, tmp_path, events=events) for name in "abcdefg"]
+    engine.submit(chunks)
+    events.wait_for("*d")
+    until(lambda: server.waiting == (BOUND - 1) * COUNT)  # it scores one chunk
+    settle(engine)
+    assert events.seen == ["+a", "*a", "+b", "*b", "+c", "*c", "+d", "*d"]
+    assert server.waiting == (BOUND - 1) * COUNT
+    open_gate(tmp_path)
+    for one in chunks:
+        assert_scored(one)
+    assert events.seen.index("+e") > min(events.seen.index(f"-{name}") for name in "abc")
+    assert engine.workers[0].chunks == len(chunks)
+
+
+def test_a_chunk_without_rewards_of_servers_waits_for_none(
+    engine: Engine, server: RewardProcess, backend: Observed, tmp_path: Path
+) -> None:
+    held, other = chunk("a", tmp_path), chunk("b", tmp_path, REWARD)
+    engine.submit([held, other])
+    assert_scored(other)
+    assert not held.result.done()
+    open_gate(tmp_path)
+    assert_scored(held)
+
+
+def test_a_chunk_that_waits_for_a_place_is_cancelled_at_once(
+    server: RewardProcess, backend: Observed, tmp_path: Path
+) -> None:
+    engine = engine_beside(server, backend, bound=1)
+    try:
+        asked, waits, after = (chunk(name, tmp_path) for name in "abc")
+        engine.submit([asked, waits, after])
+        backend.events.wait_for("*b")
+        settle(engine)
+        sleep(0.2)  # the thread sleeps by now, and must be woken
+        engine.cancel(waits.job)
+        with pytest.raises(ProblemError):
+            waits.result.result(600)
+        backend.events.wait_for("*c")
+        assert not asked.result.done()
+        open_gate(tmp_path)
+        assert_scored(asked)
+        assert_scored(after)
+    finally:
+        open_gate(tmp_path)
+        engine.close()
+
+
+def test_a_cancelled_chunk_at_a_server_leaves_its_place_to_others(
+    server: RewardProcess, backend: Observed, tmp_path: Path
+) -> None:
+    engine = engine_beside(server, backend, bound=1)
+    try:
+        asked, after = chunk("a", tmp_path), chunk("b", tmp_path)
+        engine.submit([asked, after])
+        backend.events.wait_for("*b")
+        engine.cancel(asked.job)
+        open_gate(tmp_path)
+        assert_scored(after)
+        assert asked.result.done()
+    finally:
+        engine.close()
+
+
+def test_memory_is_not_waited_for_at_a_server(engine: Engine, backend: Observed, tmp_path: Path) -> None:
+    def run_out(request: GenerationRequest) -> None:
+        if request.prompt == "b" and len(request.seeds) == COUNT:
+            raise torch.OutOfMemoryError("no room for all")
+
+    backend.fault = run_out
+    held, other = chunk("a", tmp_path), chunk("b", tmp_path, REWARD)
+    engine.submit([held])
+    backend.events.wait_for("*a")
+    settle(engine)
+    backend.batches.clear()
+    engine.submit([other])
+    assert_scored(other)
+    assert backend.batches == [COUNT // 2] * 2
+    assert not held.result.done()
+
+
+def test_images_go_with_the_answer_only_if_it_asks_for_them(engine: Engine, tmp_path: Path) -> None:
+    shown, unseen = chunk("a", tmp_path, images=True), chunk("b", tmp_path)
+    engine.submit([shown, unseen])
+    open_gate(tmp_path)
+    images = shown.result.result(600).images
+    assert isinstance(images, torch.Tensor)
+    assert torch.equal(images, as_bytes(images_of(shown)))
+    assert unseen.result.result(600).images is None
+
+
+def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backend: Observed, tmp_path: Path) -> None:
+    server = RewardProcess(tmp_path, HELD)
+    server.start()
+    engine = engine_beside(server, backend)
+    try:
+        chunks = [chunk(name, tmp_path) for name in "abcdef"]
+        engine.submit(chunks)
+        until(lambda: server.waiting == (BOUND - 1) * COUNT)
+        server.kill()
+        for one in chunks:
+            with pytest.raises(RetryLaterError, match="gave no answer") as caught:
+                one.result.result(600)
+            assert (caught.value.problem.status, caught.value.problem.kind) == (503, ProblemKind.REWARD_FAILED)
+            assert caught.value.problem.where == f"prompts.{one.prompt.id}"
+        other = chunk("g", tmp_path, REWARD)
+        engine.submit([other])
+        assert_scored(other)
+        open_gate(tmp_path)
+        server.start()
+        again = chunk("h", tmp_path)
+        engine.submit([again])
+        assert_scored(again)
+        assert not engine.dead
+    finally:
+        server.kill()
+        engine.close()
+
+
+def test_closing_waits_for_servers_and_cancels_the_rest(
+    server: RewardProcess, backend: Observed, tmp_path: Path
+) -> None:
+    engine = engine_beside(server, backend, bound=1)
+    chunks = [chunk(name, tmp_path) for name in "abc"]
+    engine.submit(chunks)
+    backend.events.wait_for("*b")
+    settle(engine)
+    open_gate(tmp_path)
+    engine.close()
+    assert all(one.result.done() for one in chunks)
+    assert engine.dead
+
+
+def test_a_worker_process_is_sent_as_many_chunks_as_servers_may_score() -> None:
+    app = Misbehaving()
+    with serving(app) as address:
+        settings = Settings(rewards=(REWARD, f"{NAME}@{address}"), device="cpu", scoring_in_flight=BOUND)
+        metrics = Metrics()
+        engine = Engine(settings, metrics, process_workers(settings, ["cpu"], metrics, FakeBackend))
+        try:
+            engine.start().result(600)
+            app.mode = "slow"
+            chunks = [chunk(name, Path(), NAME, REWARD) for name in "abcdef"]
+            engine.submit(chunks)
+            until(lambda: app.asked.count("/v1/scores") == BOUND)
+            app.mode = "well"
+            app.leave.set()
+            for one in chunks:
+                rewards: dict[str, Any] = one.result.result(600).rewards
+                assert torch.equal(rewards[REWARD], images_of(one).mean((1, 2, 3)))
+                served = as_floats(as_uint8(images_of(one))).mean((1, 2, 3))
+                assert rewards[NAME].tolist() == pytest.approx(served.tolist(), abs=1e-6)
+        finally:
+            app.leave.set()
+            engine.close()
