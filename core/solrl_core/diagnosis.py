@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
@@ -235,6 +235,7 @@ def rewards(
     *,
     revision: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    ask: Callable[[str], Iterable[Finding]] | None = None,
 ) -> Iterator[Finding]:
     """Findings about rewards: whether they can be imported, and whether their weights are on this machine or the hub.
 
@@ -245,6 +246,7 @@ def rewards(
         model: model whose `solrl.json` has options of rewards: registered name, folder or hub id.
         revision: the model's hub commit or tag.
         options: win over those of the model.
+        ask: returns the findings about a reward that a server computes; without it, no server is asked.
     """
     from solrl_core.rewards.base import AT, REWARDS
 
@@ -252,7 +254,8 @@ def rewards(
     others = (name for name in REWARDS.names() if REWARDS.is_built_in(name) and name not in names)
     for name in (*names, *others):
         if at := (options or {}).get(name, {}).get(AT):
-            yield Finding(f"reward {name}", "n/a", f"computed by the server at {at}, which was not asked", "")
+            not_asked = Finding(f"reward {name}", "n/a", f"computed by the server at {at}, which was not asked")
+            yield from ask(name) if ask else [not_asked]
             continue
         try:
             found = REWARDS.find(name)

@@ -31,6 +31,10 @@ Document = TypeVar("Document", bound=BaseModel)
 Value = TypeVar("Value")
 
 
+class NotServedError(ValueError):
+    """A reward server does not compute the reward that was asked for."""
+
+
 def connect_reward(name: str, options: Mapping[str, Any], *, patience: float = 0.0) -> Reward:
     """Connect to the server of a reward.
 
@@ -106,7 +110,7 @@ class RemoteReward:
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> torch.Tensor:
-        """Score images [N, 3, H, W] in [0, 1] with N prompts; float32 [N].
+        """Score images [N, 3, H, W], in [0, 1] or uint8, with N prompts; float32 [N].
 
         Raises:
             RewardError: the reward failed on these images.
@@ -143,7 +147,7 @@ class RemoteReward:
     def _announced_digest(self) -> str:
         rewards = {reward.name: reward for reward in self._ask(RewardList, "GET", "/v1/rewards").rewards}
         if self._name not in rewards:
-            raise ValueError(
+            raise NotServedError(
                 f"the server at {self.at} does not compute reward {self._name!r}; expected one of {sorted(rewards)}, "
                 f"or a server started with --rewards {self._name}"
             )

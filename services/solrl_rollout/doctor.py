@@ -1,9 +1,12 @@
 """`solrl-rollout doctor`: checks of this machine and the settings, with a remedy for everything that is missing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
 
 from solrl_core import diagnosis
 from solrl_core.diagnosis import Finding
+from solrl_core.rewards.base import AT
 from solrl_proto.problems import ProblemError
 
 from solrl_rollout.settings import Settings
@@ -43,9 +46,36 @@ def _engine(settings: Settings) -> Iterator[Finding]:
 
 
 def _rewards(settings: Settings) -> Iterator[Finding]:
+    options = settings.options_of_rewards
+    ask = cache(lambda name: tuple(_of_server(name, options[name])))
     for spec in settings.models:
-        options = settings.options_of_rewards
-        yield from diagnosis.rewards(settings.reward_names, spec.location, revision=spec.revision, options=options)
+        yield from diagnosis.rewards(
+            settings.reward_names, spec.location, revision=spec.revision, options=options, ask=ask
+        )
+
+
+def _of_server(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
+    """Findings about a reward's server: whether it answers, computes the reward, and the reward's digest."""
+    from solrl_client.remote_reward import NotServedError, connect_reward
+    from solrl_client.text import printable
+    from solrl_core.errors import RewardUnavailableError
+
+    at = printable(str(options[AT]))
+    server, reward = f"reward server {at}", f"reward {name}"
+    try:
+        digest = getattr(connect_reward(name, options), "digest", None)
+    except RewardUnavailableError as error:
+        action = f"start it there: solrl-reward serve --rewards {name}; or correct its address in --rewards"
+        yield Finding(server, "missing", str(error), action)
+    except NotServedError as error:
+        found, _, action = str(error).partition("; ")
+        yield Finding(server, "ok", "answers")
+        yield Finding(reward, "missing", found, action)
+    except ValueError as error:
+        yield Finding(reward, "missing", str(error))
+    else:
+        yield Finding(server, "ok", "answers")
+        yield Finding(reward, "ok", f"computed by the server at {at}, digest {digest}")
 
 
 def _workers(settings: Settings) -> Finding:

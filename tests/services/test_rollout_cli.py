@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import redis
+from reward_servers import DIGEST, NAME, Misbehaving, serving
 from service_helpers import PROGRAM
 from solrl_core.diagnosis import Finding
 from solrl_core.families.load import locate
 from solrl_rollout.cli import main
-from solrl_rollout.doctor import redis_findings
+from solrl_rollout.doctor import check, redis_findings
 from solrl_rollout.serve import _warn_of_password
 from solrl_rollout.settings import Settings
 from support.ports import free_port
@@ -256,3 +257,31 @@ def test_the_doctor_explains_each_precision_on_this_device(tmp_path: Path) -> No
     assert "not on this device: it takes an Ada, Hopper or Blackwell GPU" in found
     assert "Transformer Engine is broken: OSError: libcublasLt.so.13: undefined symbol" in found
     assert "until then nvfp4 is emulated" in found
+
+
+def test_the_doctor_asks_reward_servers() -> None:
+    app = Misbehaving()
+    with serving(app) as address:
+        away = f"http://127.0.0.1:{free_port()}"
+        settings = Settings(
+            device="cpu",
+            model=("mini-sana", "mini-sd3"),
+            rewards=(f"{NAME}@{address}", f"hpsv2@{address}", f"clipscore@{away}", "pickscore@ftp://nowhere"),
+        )
+        found = [one for one in check(settings) if one.subject.startswith("reward ")]
+    rows = {one.subject: one for one in found}
+    assert [one.subject for one in found] == list(rows), "each once, for both models"
+    assert app.asked == ["/v1/rewards"] * 2, "and each reward is asked for once"
+    server, there = rows[f"reward server {address}"], rows[f"reward {NAME}"]
+    assert (server.state, server.found) == ("ok", "answers")
+    assert (there.state, there.found) == ("ok", f"computed by the server at {address}, digest {DIGEST}")
+    lacking = rows["reward hpsv2"]
+    assert (lacking.state, lacking.found) == ("missing", f"the server at {address} does not compute reward 'hpsv2'")
+    assert "a server started with --rewards hpsv2" in lacking.action
+    gone = rows[f"reward server {away}"]
+    assert gone.state == "missing"
+    assert "gave no answer" in gone.found
+    assert "solrl-reward serve --rewards clipscore" in gone.action
+    assert "reward clipscore" not in rows
+    assert rows["reward pickscore"].state == "missing"
+    assert "expected http://HOST:PORT" in rows["reward pickscore"].found
