@@ -28,7 +28,7 @@ from solrl_core.generator import CHUNK_SIZE
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.work import Chunk, Job
+from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
 from solrl_rollout.engine.workers import Worker, process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import Settings
@@ -150,16 +150,20 @@ def running(workers: Sequence[Worker], settings: Settings) -> Iterator[Engine]:
 
 def measure(engine: Engine, settings: Settings, count: int) -> float:
     """Candidates per second of this many chunks."""
+    start = time.perf_counter()
+    made(engine, settings, count)
+    return count * CHUNK_SIZE / (time.perf_counter() - start)
+
+
+def made(engine: Engine, settings: Settings, count: int) -> list[ScoredChunk]:
+    """This many equal chunks, with seeds of their own."""
     plan = Plan(steps=STEPS, precision=settings.precision)
-    name = settings.models[0].name
-    job = Job("local", None, name, None, settings.precision, plan, settings.rewards, images=False)  # type: ignore[arg-type]
+    name, rewards = settings.models[0].name, settings.reward_names
+    job = Job("local", None, name, None, settings.precision, plan, rewards, images=False)  # type: ignore[arg-type]
     prompt = PromptItem(id="speed", text="a red circle and a blue square")
     chunks = [Chunk(job, prompt, range(i * CHUNK_SIZE, (i + 1) * CHUNK_SIZE)) for i in range(count)]
-    start = time.perf_counter()
     engine.submit(chunks)
-    for chunk in chunks:
-        chunk.result.result()
-    return count * CHUNK_SIZE / (time.perf_counter() - start)
+    return [chunk.result.result() for chunk in chunks]
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
