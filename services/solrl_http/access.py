@@ -32,7 +32,7 @@ _REALM = 'Bearer realm="solrl"'
 
 @dataclass(frozen=True)
 class Declaration:
-    """The access that a route requires, and whether its requests wait in the engine's queue."""
+    """The access that a route requires, and whether its requests wait in the service's queue."""
 
     need: Need
     queues_work: bool = False

@@ -17,6 +17,6 @@ router = APIRouter(tags=["metrics"], responses=PROBLEMS)
 )
 @access("admin")  # it shows all tenants
 def metrics(request: Request) -> Response:
-    """Queue, throughput, adapters, requests and memory, for Prometheus; needs the scope `admin`."""
+    """The service's work, requests and memory, for Prometheus; needs the scope `admin`."""
     service_metrics: RequestMetrics = request.app.state.metrics
     return Response(service_metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
