@@ -182,7 +182,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             # Take digests before the policy modifies the backbone's transformer.
             parts = part_digests(backbone.parts, backbone.device)
             check_bindings(config.bindings, model_digest(parts), config.model)
-            check_early_decoder(config.explore.early_decoder, parts["vae"], config.model)
+            check_early_decoder(config.explore.early_decoder, parts.get("vae"), config.model)
             digests = parts | rewards.digests()
             check_service(first, config.model_name, config.served_rewards, digests)
             served = first.model(config.model_name)
@@ -248,7 +248,8 @@ def _check_local(config: RunConfig, backbone: Backbone, note: Callable[[str], No
     if config.bindings:
         check_bindings(config.bindings, model_digest(part_digests(backbone.parts, backbone.device)), config.model)
     if config.explore.early_decoder is not None:
-        digest = module_digest(backbone.parts["vae"], backbone.device)
+        vae = backbone.parts.get("vae")
+        digest = None if vae is None else module_digest(vae, backbone.device)
         check_early_decoder(config.explore.early_decoder, digest, config.model)
     tiers = supported_tiers(backbone.device)
     emulated = [tier for tier in tiers if numerics(tier, backbone.device) == "emulated"]

@@ -14,6 +14,7 @@ from service_helpers import RunningService, running_service
 from solrl_core.early_decoder import fit_early_decoder
 from solrl_core.errors import MismatchError
 from solrl_core.families import load_backbone
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import Generator
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_trainer import run as command
@@ -205,6 +206,20 @@ def test_an_early_decoder_of_another_model_is_refused(service: RunningService, t
     other = early_decoder(fitted_for="sha256:" + "0" * 64)
     with pytest.raises(MismatchError, match="fitted to a different autoencoder than that of mini-sana"):
         go(tmp_path, *ONE, other, "rewards=clipscore", url=service.url if served else None)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_an_early_decoder_of_a_model_without_an_autoencoder_is_refused(
+    service: RunningService, tmp_path: Path, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bare(*arguments: Any, **options: Any) -> PipelineBackbone:
+        backbone = load_backbone(*arguments, **options)
+        del backbone.parts["vae"]
+        return backbone
+
+    monkeypatch.setattr("solrl_trainer.session.load_backbone", bare)
+    with pytest.raises(MismatchError, match="fitted to a different autoencoder than that of mini-sana"):
+        go(tmp_path, *ONE, early_decoder(), "rewards=clipscore", url=service.url if served else None)
 
 
 def test_unsupported_fp8_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

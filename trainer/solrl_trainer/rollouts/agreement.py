@@ -55,8 +55,13 @@ def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) ->
             )
 
 
-def check_early_decoder(early: EarlyDecoder | None, digest: str, model: str) -> None:
-    """Refuse an early decoder that was fitted to another autoencoder than the model's, whose digest is given.
+def check_early_decoder(early: EarlyDecoder | None, digest: str | None, model: str) -> None:
+    """Refuse an early decoder that was fitted to another autoencoder than the model's.
+
+    Args:
+        early: the early decoder, if there is one.
+        digest: digest of the model's autoencoder; None for a model without one.
+        model: the model's name.
 
     Raises:
         MismatchError: names both digests.
