@@ -242,8 +242,8 @@ def dripping_head() -> Iterator[str]:
                 connection.sendall(b"a")
                 time.sleep(0.02)
 
-    thread = threading.Thread(target=drip)
+    thread = threading.Thread(target=drip, daemon=True)  # it does not end if a client stays
     thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    thread.join()
-    listener.close()
+    with listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
