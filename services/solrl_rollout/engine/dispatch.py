@@ -120,15 +120,17 @@ class Dispatch:
             worker: name of its worker.
             chunk: the chunk.
             scored: its result.
-            last_end: when its worker finished the chunk before.
+            last_end: when its worker finished the chunk before, other than those that reward servers scored.
 
         Returns:
-            The time of its end.
+            `last_end` for the next chunk.
         """
         now, job = time.monotonic(), chunk.job
-        # Excludes the time of overlap with the worker's previous chunk. Merging the adapter is billed to its run,
-        # rather than to all work of this kind.
-        whole = now - max(scored.started_at, last_end)
+        if scored.asked:  # the worker made others meanwhile, whose time is not this chunk's
+            whole, end = scored.switch + scored.generate + scored.reward - scored.asked, last_end
+        else:  # excludes the time of overlap with the worker's previous chunk
+            whole, end = now - max(scored.started_at, last_end), now
+        # Merging the adapter is billed to its run, rather than to all work of this kind.
         seconds = max(0.0, whole - scored.switch) / chunk.cost
         with self.changed:
             self._costs.record(chunk.kind, seconds)
@@ -158,7 +160,7 @@ class Dispatch:
             reward=scored.reward,
         )
         self._metrics.worker_finished_chunk(worker)
-        return now
+        return end
 
     @contextmanager
     def _refuse_when_full(self, requested: int | None) -> Iterator[None]:

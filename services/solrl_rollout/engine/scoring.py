@@ -135,11 +135,13 @@ class Scorer:
         assert isinstance(scored.images, torch.Tensor)
         began = time.monotonic()
         rewards = scored.rewards | self._scores(served, scored.images.permute(0, 3, 1, 2), chunk)
+        asked = time.monotonic() - began
         return replace(
             scored,
             rewards={name: rewards[name] for name in chunk.job.rewards},
             images=scored.images if _answers_images(chunk) else None,
-            reward=scored.reward + time.monotonic() - began,
+            reward=scored.reward + asked,
+            asked=asked,
         )
 
     def _served(self, job: Job) -> list[str]:

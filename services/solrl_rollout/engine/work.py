@@ -168,6 +168,7 @@ class ScoredChunk:
         started_at: when its generation began, by `time.monotonic`.
         switched: whether another adapter was served before.
         switch, generate, reward: seconds spent on each.
+        asked: seconds of `reward` that reward servers took.
     """
 
     rewards: dict[str, torch.Tensor]
@@ -179,6 +180,7 @@ class ScoredChunk:
     switch: float
     generate: float
     reward: float
+    asked: float = 0.0
 
 
 def last_step(request: RolloutRequest) -> int | None:

@@ -240,6 +240,19 @@ def test_retry_after_counts_the_workers_that_serve(monkeypatch: pytest.MonkeyPat
     assert refused.value.retry_after == seconds
 
 
+def test_the_time_at_reward_servers_is_no_worker_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solrl_rollout.engine.dispatch.time", SimpleNamespace(monotonic=lambda: 100.0))
+    dispatch = Dispatch(Settings(rewards=(REWARD,), queue_limit=20), Metrics())
+    dispatch.serving = 1
+    # Begun 60 s ago, it took the worker 4 s and a server 50 s, in which the worker finished others, the last at 99.5.
+    asked = ScoredChunk({}, None, None, 0, 40.0, False, 0.0, 3.0, 51.0, 50.0)
+    assert dispatch.record("fake:0", chunk(job()), asked, 99.5) == 99.5
+    dispatch.submit([chunk(job(), count=20)], reserved=False)
+    with pytest.raises(RetryLaterError) as refused:
+        dispatch.submit([chunk(job())], reserved=False)
+    assert refused.value.retry_after == 20
+
+
 def test_capacity_is_reserved_once_for_survivors_of_pruning_when_a_worker_dies() -> None:
     with workers_on(MortalBackend(times=1), queue_limit=6) as one:
         pruned = chunk(job(steps=2), "fatal", until=1, reserved=2)

@@ -73,13 +73,13 @@ def test_a_result_arrives_with_compressed_images(shared: bool) -> None:
     values = torch.randn(8)
     rewards = {"a": values[:4], "b": values[:4] if shared else values[4:]}
     images = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8)
-    sent = ScoredChunk(rewards, images, halfway(4), 3, 0.0, True, 0.5, 2.0, 0.25)
+    sent = ScoredChunk(rewards, images, halfway(4), 3, 0.0, True, 0.5, 2.0, 0.25, 0.125)
     arrived = decode_scored(*encode_scored(sent), job(steps=4).plan.model_copy(update={"solver": "dpm2"}))
     assert all(torch.equal(arrived.rewards[name], rewards[name]) for name in rewards)
     assert arrived.images is not None
     assert [bytes(image)[:4] for image in arrived.images] == [b"\x89PNG"] * 4
     assert same(arrived.trajectory, sent.trajectory)
-    for field in ("unread_tokens", "switched", "switch", "generate", "reward"):
+    for field in ("unread_tokens", "switched", "switch", "generate", "reward", "asked"):
         assert getattr(arrived, field) == getattr(sent, field)
 
 

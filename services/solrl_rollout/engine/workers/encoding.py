@@ -78,6 +78,7 @@ def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
         "switch": scored.switch,
         "generate": scored.generate,
         "reward": scored.reward,
+        "asked": scored.asked,
     }
     return header, _save(tensors)
 
@@ -96,6 +97,7 @@ def decode_scored(header: Header, body: bytes, plan: Plan) -> ScoredChunk:
         switch=header["switch"],
         generate=header["generate"],
         reward=header["reward"],
+        asked=header["asked"],
     )
 
 
