@@ -247,3 +247,11 @@ def dripping_head() -> Iterator[str]:
     with listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         thread.join()
+
+
+def until(reached: Callable[[], bool]) -> None:
+    """Wait until a condition holds; fails after a minute."""
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

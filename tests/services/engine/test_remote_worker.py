@@ -187,6 +187,30 @@ def test_a_result_that_arrives_while_its_worker_ends_for_good_counts_once() -> N
         assert engine.workers[0].chunks == 1
 
 
+def test_chunks_at_reward_servers_make_room_for_others_and_are_made_again_if_their_process_dies() -> None:
+    sent: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    class Asking(Process):
+        """Hands every chunk over to a server that never answers."""
+
+        def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
+            if header["do"] != "chunk":
+                super().send(header, body, source)
+                return
+            self.answer({"is": "handed_over", "id": header["id"]})
+            sent.put(header["id"])
+
+    first = Asking()
+    with engine_on(first, Process()) as engine:
+        chunks = [chunk(job()) for _ in range(5)]
+        engine.submit(chunks)
+        assert len({sent.get(timeout=600) for _ in chunks}) == 5
+        first.die()
+        for one in chunks:
+            assert torch.equal(one.result.result(600).rewards[REWARD], torch.ones(4))
+            assert one.losses == 1
+
+
 def test_a_ping_while_a_worker_s_end_is_awaited_is_answered() -> None:
     ending, go_on = threading.Event(), threading.Event()
 

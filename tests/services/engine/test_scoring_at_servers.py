@@ -1,6 +1,6 @@
 """Chunks whose rewards servers compute: others are made meanwhile, up to a bound; each gets its own scores."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, settle, started_engine
-from reward_servers import NAME, Misbehaving, RewardProcess, serving
+from reward_servers import NAME, Misbehaving, RewardProcess, serving, until
 from solrl_core.noise import initial_noise
 from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
 from solrl_proto import Plan, PromptItem
@@ -83,11 +83,6 @@ def assert_scored(one: Chunk) -> None:
 
 def open_gate(folder: Path) -> None:
     (folder / "open").touch()
-
-
-def until(reached: Callable[[], bool]) -> None:
-    while not reached():
-        sleep(0.01)
 
 
 def test_chunks_are_made_while_others_are_scored_up_to_a_bound(

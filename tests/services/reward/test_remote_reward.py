@@ -59,8 +59,8 @@ def test_scores_equal_local_ones_bit_for_bit(backbone: Backbone) -> None:
 
 
 def test_floats_are_sent_rounded_to_bytes(backbone: Backbone) -> None:
-    images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    rounded = (images * 255).round() / 255
+    images = 1.4 * torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)) - 0.2
+    rounded = (images * 255).round().clamp(0, 255) / 255
     with serving(create_app(Settings(rewards=("served_rewards:brightness",), device="cpu"))) as address:
         found = RemoteReward("served_rewards:brightness", address)(images, ["a"] * 4, [{}] * 4)
     assert torch.equal(found, rounded.mean((1, 2, 3)))

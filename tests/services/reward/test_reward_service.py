@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import httpx
 import pytest
 import served_rewards
 import torch
-from reward_servers import pictures, serving
+from reward_servers import pictures, serving, until
 from safetensors.torch import save
 from service_helpers import problem
 from solrl_core.families import Backbone
@@ -63,6 +64,25 @@ def _closed_gate() -> Iterator[None]:
     served_rewards.reset()
     yield
     served_rewards.opened.set()
+
+
+@contextmanager
+def calling(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that call the service. The gate opens at the end, so that a test that fails does not wait for it."""
+    with ThreadPoolExecutor(count) as callers:
+        try:
+            yield callers
+        finally:
+            served_rewards.opened.set()
+
+
+@contextmanager
+def sending(client: httpx.Client, content: bytes) -> Iterator[None]:
+    """A connection of its own that has sent a request for scores; it is closed at the end."""
+    head = f"POST /v1/scores HTTP/1.1\r\nHost: localhost\r\nContent-Type: {SCORES_MEDIA_TYPE}\r\nContent-Length: "
+    with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=600) as connection:
+        connection.sendall(f"{head}{len(content)}\r\n\r\n".encode() + content)
+        yield
 
 
 def body(images: torch.Tensor, *rewards: str, metadata: list[dict[str, Any]] | None = None) -> bytes:
@@ -109,7 +129,7 @@ def test_the_list_has_digests_and_sizes(client: httpx.Client, backbone: Backbone
 
 
 def test_requests_that_wait_are_scored_together(app: Any, client: httpx.Client) -> None:
-    with ThreadPoolExecutor(4) as callers:
+    with calling(4) as callers:
         first = callers.submit(scores, client, wanted(1, 2))
         assert served_rewards.reached.wait(600)
         others = [callers.submit(scores, client, wanted(*numbers)) for numbers in ((3,), (4, 5, 6))]
@@ -121,7 +141,7 @@ def test_requests_that_wait_are_scored_together(app: Any, client: httpx.Client) 
 
 def test_a_batch_is_limited_and_of_one_size(app: Any, client: httpx.Client) -> None:
     small = body(pictures(1, side=2), GATED, metadata=[{"want": 7}])
-    with ThreadPoolExecutor(6) as callers:
+    with calling(6) as callers:
         first = callers.submit(scores, client, wanted(0))
         assert served_rewards.reached.wait(600)
         # In order, one after the other.
@@ -136,8 +156,25 @@ def test_a_batch_is_limited_and_of_one_size(app: Any, client: httpx.Client) -> N
     assert served_rewards.batches == [1, 8, 1, 4]
 
 
+def test_requests_for_other_rewards_are_not_in_one_batch(app: Any, client: httpx.Client) -> None:
+    images = pictures(2, side=4)
+    with calling(3) as callers:
+        first = callers.submit(scores, client, wanted(1))
+        assert served_rewards.reached.wait(600)
+        both = callers.submit(scores, client, body(images, BRIGHT, GREEDY))
+        until(lambda: waiting(app) == 2)
+        one = callers.submit(scores, client, body(images.flip(0), BRIGHT))
+        until(lambda: waiting(app) == 4)
+        served_rewards.opened.set()
+        first.result(600)
+        expected = as_floats(images).mean((1, 2, 3)).tolist()
+        found = both.result(600).scores
+        assert {name: list(values) for name, values in found.items()} == {BRIGHT: expected, GREEDY: expected}
+        assert {name: list(values) for name, values in one.result(600).scores.items()} == {BRIGHT: expected[::-1]}
+
+
 def test_a_request_cannot_fail_another_one_of_its_batch(app: Any, client: httpx.Client) -> None:
-    with ThreadPoolExecutor(4) as callers:
+    with calling(4) as callers:
         first = callers.submit(scores, client, wanted(1))
         assert served_rewards.reached.wait(600)
         wrong = callers.submit(ask, client, body(pictures(1, side=4), GATED, metadata=[{"wont": 1}]))
@@ -154,13 +191,10 @@ def test_a_request_cannot_fail_another_one_of_its_batch(app: Any, client: httpx.
 
 
 def test_a_caller_that_leaves_is_taken_from_the_queue(app: Any, client: httpx.Client) -> None:
-    with ThreadPoolExecutor(2) as callers:
+    with calling(2) as callers:
         first = callers.submit(scores, client, wanted(1))
         assert served_rewards.reached.wait(600)
-        left = wanted(2, 3)
-        head = f"POST /v1/scores HTTP/1.1\r\nHost: localhost\r\nContent-Type: {SCORES_MEDIA_TYPE}\r\nContent-Length: "
-        with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=600) as connection:
-            connection.sendall(f"{head}{len(left)}\r\n\r\n".encode() + left)
+        with sending(client, wanted(2, 3)):
             until(lambda: waiting(app) == 2)
         until(lambda: waiting(app) == 0)
         served_rewards.opened.set()
@@ -169,9 +203,19 @@ def test_a_caller_that_leaves_is_taken_from_the_queue(app: Any, client: httpx.Cl
     assert served_rewards.batches == [1, 1]
 
 
+def test_a_caller_that_leaves_while_it_is_scored_disturbs_no_other(app: Any, client: httpx.Client) -> None:
+    with calling(1) as callers:
+        with sending(client, wanted(2, 3)):
+            assert served_rewards.reached.wait(600)
+        until(lambda: metric(app, "solrl_http_requests_in_progress") == 0)
+        served_rewards.opened.set()
+        assert callers.submit(scores, client, wanted(4)).result(600).scores[GATED] == (4,)
+    assert served_rewards.batches == [2, 1]
+
+
 def test_a_full_queue_refuses_work_by_its_head(client: httpx.Client) -> None:
     app = create_app(Settings(rewards=(GATED,), device="cpu", queue_limit=MAX_SCORED_IMAGES))
-    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as full, ThreadPoolExecutor(2) as callers:
+    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as full, calling(2) as callers:
         first = callers.submit(scores, full, wanted(1))
         assert served_rewards.reached.wait(600)
         second = callers.submit(scores, full, wanted(*range(MAX_SCORED_IMAGES)))
@@ -182,6 +226,22 @@ def test_a_full_queue_refuses_work_by_its_head(client: httpx.Client) -> None:
         served_rewards.opened.set()
         assert len(second.result(600).scores[GATED]) == MAX_SCORED_IMAGES
         first.result(600)
+
+
+def test_a_full_queue_refuses_a_request_that_does_not_fit() -> None:
+    app = create_app(Settings(rewards=(GATED,), device="cpu", queue_limit=MAX_SCORED_IMAGES))
+    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as full, calling(3) as callers:
+        first = callers.submit(scores, full, wanted(1))
+        assert served_rewards.reached.wait(600)
+        second = callers.submit(scores, full, wanted(*range(MAX_SCORED_IMAGES - 1)))
+        until(lambda: waiting(app) == MAX_SCORED_IMAGES - 1)
+        refused = problem(callers.submit(ask, full, wanted(2, 3)).result(60))
+        assert (refused["status"], refused["kind"], refused["got"]) == (429, "queue-full", 2)
+        assert refused["expected"] == "at most 1 more images now"
+        third = callers.submit(scores, full, wanted(2))
+        until(lambda: waiting(app) == MAX_SCORED_IMAGES)
+        served_rewards.opened.set()
+        assert [len(one.result(600).scores[GATED]) for one in (first, second, third)] == [1, MAX_SCORED_IMAGES - 1, 1]
 
 
 def test_a_batch_that_does_not_fit_is_halved(client: httpx.Client) -> None:
@@ -214,7 +274,7 @@ def test_images_that_wait_are_in_memory_once() -> None:
     with (
         serving(big) as address,
         httpx.Client(base_url=address, timeout=600) as there,
-        ThreadPoolExecutor(2) as callers,
+        calling(2) as callers,
     ):
         first = callers.submit(scores, there, wanted(1))
         assert served_rewards.reached.wait(600)
@@ -301,7 +361,7 @@ def test_callers_need_a_token_with_the_scope(tmp_path: Path) -> None:
 
 def test_a_stopping_service_finishes_its_work_and_refuses_more(app: Any, client: httpx.Client) -> None:
     service = app.state.service
-    with ThreadPoolExecutor(1) as callers:
+    with calling(1) as callers:
         first = callers.submit(scores, client, wanted(1))
         assert served_rewards.reached.wait(600)
         service.draining = True
@@ -391,11 +451,9 @@ def test_the_program_says_in_one_line_why_it_does_not_start(words: list[str], sa
 
 def waiting(app: Any) -> int:
     """Images in the queue, as the metrics show them."""
-    shown = app.state.metrics.exposition().decode()
-    return int(float(re.findall(r"^solrl_score_queue_images (\S+)", shown, re.MULTILINE)[0]))
+    return metric(app, "solrl_score_queue_images")
 
 
-def until(reached: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    while not reached():
-        time.sleep(0.01)
+def metric(app: Any, name: str) -> int:
+    """The value of a metric without labels."""
+    return int(float(re.findall(rf"^{name} (\S+)", app.state.metrics.exposition().decode(), re.MULTILINE)[0]))
