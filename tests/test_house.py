@@ -93,7 +93,9 @@ def test_the_miniatures_are_imported_only_by_entry_points(package: str) -> None:
                 assert not node.value.startswith("solrl_minis"), path
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     assert all(
-        target.startswith("solrl_minis.") for group, entries in declared.items() for target in entries.values()
+        target.startswith(("solrl_minis.", "solrl_client."))
+        for group, entries in declared.items()
+        for target in entries.values()
     ), declared
 
 

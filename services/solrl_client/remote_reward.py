@@ -188,7 +188,7 @@ class RemoteReward:
 
     def _refused(self, error: RefusedError) -> RewardError:
         problem = error.problem
-        if problem.kind == ProblemKind.REWARD_FAILED:
+        if problem.kind == ProblemKind.REWARD_FAILED and problem.status not in _TEMPORARY:
             return RewardError(self._name, f"failed at {self.at}: {problem.detail}")
         advice = f"; the token is in {TOKEN}, or in {TOKEN}_PATH's file" if problem.status in (401, 403) else ""
         return self._unavailable(f"answered {problem.status} ({problem.title}: {problem.detail}{advice})")

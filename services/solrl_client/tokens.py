@@ -17,10 +17,10 @@ def bearer_token(variable: str) -> str | None:
     source = f"the file of {variable}_PATH ({path})" if path else variable
     token = (Path(path).read_text() if path else os.environ.get(variable, "")).strip()
     if path and not token:
-        raise ValueError(f"{source} is empty; expected a token of `solrl-rollout token create`")
+        raise ValueError(f"{source} is empty; expected a token")
     if not (token.isascii() and token.isprintable() and " " not in token):
         raise ValueError(
             f"{source} contains white space, control or non-ASCII characters, so it is not a token; "
-            "expected one line as `solrl-rollout token create` prints it"
+            "expected one line, as the service's operator gives it"
         )
     return token or None

@@ -41,7 +41,7 @@ def read_document(answer: httpx.Response, model: type[Document]) -> Document:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise unexpected(answer, _first_fault(error)) from None
+        raise unexpected(answer, first_fault(error)) from None
 
 
 def read_body(answer: httpx.Response) -> bytes:
@@ -52,7 +52,7 @@ def read_body(answer: httpx.Response) -> bytes:
     """
     if not answer.is_success:
         raise _refusal(answer)
-    body = _read(answer, MAX_DOCUMENT)
+    body = read_within(answer, MAX_DOCUMENT)
     if body is None:
         raise unexpected(answer, f"a document of more than {MAX_DOCUMENT} bytes")
     return body
@@ -100,7 +100,7 @@ def unexpected(answer: httpx.Response, got: str) -> RefusedError:
 
 def invalid_line(answer: httpx.Response, error: ValidationError) -> RefusedError:
     """The problem of a line that is none of a stream's."""
-    return unexpected(answer, f"a line that cannot be read ({_first_fault(error)})")
+    return unexpected(answer, f"a line that cannot be read ({first_fault(error)})")
 
 
 def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
@@ -119,7 +119,7 @@ def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
 
 
 def _refusal(answer: httpx.Response) -> RefusedError:
-    body = _read(answer, _MAX_PROBLEM)
+    body = read_within(answer, _MAX_PROBLEM)
     if body is None:
         return unexpected(answer, f"a refusal of more than {_MAX_PROBLEM} bytes")
     try:
@@ -130,8 +130,12 @@ def _refusal(answer: httpx.Response) -> RefusedError:
     return refusal(problem, float(after) if after.isascii() and after.isdigit() else None)
 
 
-def _read(answer: httpx.Response, limit: int) -> bytes | None:
-    """The whole body, or None if it is longer than `limit` bytes."""
+def read_within(answer: httpx.Response, limit: int) -> bytes | None:
+    """The body of a streamed answer, of any status; None if it is longer than `limit` bytes.
+
+    Raises:
+        RefusedError: the body is compressed.
+    """
     _require_plain(answer)
     body = bytearray()
     for part in answer.iter_raw():
@@ -147,7 +151,8 @@ def _require_plain(answer: httpx.Response) -> None:
         raise unexpected(answer, f"a body in Content-Encoding {coding!r}, which was not asked for")
 
 
-def _first_fault(error: ValidationError) -> str:
+def first_fault(error: ValidationError) -> str:
+    """The first fault of a document, with its place."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg']}" if place else first["msg"]

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from solrl_core.errors import RewardError
+from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats
 from solrl_http.problems import internal_error
@@ -22,7 +22,7 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.scores import ScoreTimings
 
 from solrl_reward.metrics import Metrics
-from solrl_reward.problems import out_of_memory, reward_failed
+from solrl_reward.problems import out_of_memory, reward_failed, reward_unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Batcher:
         """Score images, perhaps together with others; those of a cancelled call leave the queue.
 
         Raises:
-            ProblemError: 500 `reward-failed`, 507 `out-of-memory`.
+            ProblemError: 500 or 503 `reward-failed`, 507 `out-of-memory`.
         """
         one = _Waiting(images, asyncio.get_running_loop().create_future(), time.monotonic())
         self._waiting.append(one)
@@ -150,14 +150,17 @@ class Batcher:
         return batch
 
     def _score_each(self, batch: Sequence[_Waiting]) -> list[Scored | ProblemError]:
-        """Score a batch on the thread; if it fails, each request alone, so that one cannot fail another."""
+        """Score a batch on the thread; if it fails, each request alone, so that one cannot fail another.
+
+        If a reward's server fails, they all wait for it, so that none is sent twice.
+        """
         began = time.monotonic()
         scores = None
         try:
             scores = self._score(Images.join([one.images for one in batch]))
         except (Exception, SystemExit) as error:  # a reward's package may call sys.exit
-            if len(batch) == 1:
-                return [self._problem(error)]
+            if len(batch) == 1 or isinstance(error, RewardUnavailableError):
+                return [self._problem(error) for _ in batch]
         if scores is None:  # after the handler, because the error's traceback keeps the batch's tensors
             return [result for one in batch for result in self._score_each([one])]
         spent = time.monotonic() - began
@@ -201,7 +204,8 @@ class Batcher:
             return out_of_memory()
         if isinstance(error, RewardError):
             self._metrics.reward_failed(error.reward)
-            return reward_failed(str(error))
+            unavailable = isinstance(error, RewardUnavailableError)
+            return reward_unavailable(str(error)) if unavailable else reward_failed(str(error))
         logger.error("images could not be scored", exc_info=error)
         problem = internal_error()
         return ProblemError(ProblemKind.INTERNAL, problem.detail, action=problem.action)

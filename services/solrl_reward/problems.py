@@ -49,6 +49,18 @@ def reward_failed(fault: str) -> ProblemError:
     )
 
 
+def reward_unavailable(fault: str) -> RetryLaterError:
+    """The 503 for a reward that asks another server, which gives no usable answer."""
+    return RetryLaterError(
+        ProblemKind.REWARD_FAILED,
+        fault,
+        status=503,
+        retry_after=5,
+        where="body",
+        action="send the same request again later, or omit the reward; the operator of that server can repair it",
+    )
+
+
 def out_of_memory() -> ProblemError:
     """The 507 for a device on which not even one image can be scored."""
     return ProblemError(

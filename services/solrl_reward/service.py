@@ -45,6 +45,7 @@ class RewardService:
         self._metrics = metrics
         self._scoring = asyncio.create_task(batcher.run())
         metrics.watch_queue(lambda: batcher.waiting)
+        metrics.watch_costs(rewards.costs)
 
     @property
     def dead(self) -> bool:
@@ -87,7 +88,7 @@ class RewardService:
         """Score the images of a request.
 
         Raises:
-            ProblemError: 429 `queue-full`, 500 `reward-failed`, 507 `out-of-memory`.
+            ProblemError: 429 `queue-full`, 500 or 503 `reward-failed`, 507 `out-of-memory`.
         """
         self._require_room(len(images), len(images))
         scored = await self._batcher.score(images)

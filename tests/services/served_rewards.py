@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from solrl_core.errors import RewardUnavailableError
 
 batches: list[int] = []
-"""Sizes of the batches of `gated` and `greedy`, in order."""
+"""Sizes of the batches of `gated`, `greedy` and `away`, in order."""
 kept: list[int] = []
 """For each of these batches, how many earlier ones are still in memory."""
 reached, opened = threading.Event(), threading.Event()
@@ -54,6 +55,12 @@ def greedy(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapp
     if len(images) > ROOM:
         raise torch.OutOfMemoryError(f"room for {ROOM}")
     return images.mean((1, 2, 3))
+
+
+def away(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Asks a server that never answers."""
+    _record(images)
+    raise RewardUnavailableError("away", "gave no answer")
 
 
 def nowhere(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:

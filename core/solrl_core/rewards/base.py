@@ -15,7 +15,8 @@ Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], to
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
 
 A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, the digest is over its source and what
-that uses of its own module. A reward that reads metadata says so with `checks_metadata`.
+that uses of its own module. A reward that reads metadata says so with `checks_metadata`. One that asks a paid service
+may count in an attribute `costs`, numbers by kind that only grow.
 """
 
 
@@ -67,6 +68,9 @@ RewardConnector = Callable[[str, Mapping[str, Any]], Reward]
 AT = "at"
 """Option with the address of a reward server."""
 
+_ADDRESSES = (AT, "endpoint")
+"""Options that say where images are sent."""
+
 
 class RewardDefaults(Protocol):
     """A model's defaults for its rewards. Every backbone has them."""
@@ -92,8 +96,8 @@ def load_reward(
     `checkpoint`, `processor`), `dtype` and `batch_size`. Options given here override those in the model's
     `solrl.json`. Without options for its weights, a built-in reward loads its default hub id.
 
-    Options with `at` are all for the connection. A model's `solrl.json` cannot give one: a downloaded model must not
-    choose where images are sent.
+    Options with `at` are all for the connection. A model's `solrl.json` can give neither `at` nor `endpoint`: a
+    downloaded model must not choose where images are sent.
 
     Raises:
         ValueError: no such reward, or its options, weights or tokenizer are invalid.
@@ -101,6 +105,7 @@ def load_reward(
     """
     if AT in (options or {}):
         return _connected(name, dict(options or {}), connect)
+    _require_no_address(name, model.options.rewards.get(name, {}))
     given = _options(name, model, options)
     if isinstance(REWARDS.find(name), type):
         given = {"device": str(model.device), **given}
@@ -112,6 +117,16 @@ def _connected(name: str, options: dict[str, Any], connect: RewardConnector | No
     if connect is None:
         raise ValueError(f"got reward {name!r} at {options[AT]!r}; this program scores with rewards of its own only")
     return connect(name, options)
+
+
+def _require_no_address(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options of a model's `solrl.json` that say where images are sent."""
+    for option in _ADDRESSES:
+        if option in options:
+            raise ValueError(
+                f"the model's solrl.json gives {option!r} for reward {name!r}: a model must not choose where images "
+                "are sent; delete it there, and give the address among the options of rewards"
+            )
 
 
 def _options(name: str, model: RewardDefaults, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -168,6 +183,10 @@ class RewardSet:
     def computed_here(self) -> tuple[str, ...]:
         """Names of the rewards that no server computes."""
         return tuple(name for name, reward in self._rewards.items() if getattr(reward, AT, None) is None)
+
+    def costs(self) -> dict[str, dict[str, int]]:
+        """Numbers of the rewards that count what they use of other services, such as tokens, by reward and kind."""
+        return {name: dict(reward.costs) for name, reward in self._rewards.items() if hasattr(reward, "costs")}
 
     def digests(self) -> dict[str, str]:
         """Digest of each reward, by `reward:<name>`."""

@@ -187,7 +187,7 @@ class Defaults:
 
 def test_a_model_cannot_choose_where_images_are_sent(server: tuple[Misbehaving, str]) -> None:
     app, address = server
-    with pytest.raises(ValueError, match="unexpected keyword argument 'at'"):
+    with pytest.raises(ValueError, match=r"solrl\.json gives 'at' for reward 'clipscore'"):
         load_reward("clipscore", Defaults({"clipscore": {"at": address}}), connect=connect_reward)
     assert app.asked == []
     with pytest.raises(ValueError, match="rewards of its own only"):

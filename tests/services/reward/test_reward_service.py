@@ -44,8 +44,8 @@ from support.ports import free_port
 from typed import typed
 
 BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
-NOWHERE, LEAVING = "served_rewards:nowhere", "served_rewards:leaving"
-REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE, LEAVING)
+NOWHERE, LEAVING, AWAY = (f"served_rewards:{name}" for name in ("nowhere", "leaving", "away"))
+REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE, LEAVING, AWAY)
 
 
 @pytest.fixture(scope="module")
@@ -295,6 +295,23 @@ def request_with(**changes: Any) -> bytes:
     """A body of one image whose request or images are changed."""
     asked = {"rewards": [BRIGHT], "prompts": [{"text": "a"}]} | {k: v for k, v in changes.items() if k != "images"}
     return bytes(save({"images": changes.get("images", pictures(1))}, metadata={"request": json.dumps(asked)}))
+
+
+def test_requests_whose_reward_has_no_server_wait_for_it_together(app: Any, client: httpx.Client) -> None:
+    with ThreadPoolExecutor(3) as callers:
+        first = callers.submit(scores, client, wanted(1))
+        assert served_rewards.reached.wait(600)
+        others = [callers.submit(ask, client, body(pictures(2), AWAY)) for _ in range(2)]
+        until(lambda: waiting(app) == 4)
+        served_rewards.opened.set()
+        for other in others:
+            refused = other.result(600)
+            assert (problem(refused)["status"], problem(refused)["kind"]) == (503, "reward-failed")
+            assert refused.headers["retry-after"] == "5"
+            assert "gave no answer" in problem(refused)["detail"]
+        first.result(600)
+    assert served_rewards.batches == [1, 4], "asked once for both"
+    assert 'solrl_score_errors_total{reward="away"} 2.0' in client.get("/metrics").text
 
 
 @pytest.mark.parametrize(

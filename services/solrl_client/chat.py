@@ -1,0 +1,300 @@
+"""OpenAI-compatible endpoints for chat: bounded answers, retries, a rate limit, and a count of what was used."""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, Field, ValidationError
+from solrl_core.errors import RewardUnavailableError
+
+from solrl_client.addresses import check_url
+from solrl_client.deadline import Deadline
+from solrl_client.text import printable
+from solrl_client.tokens import bearer_token
+from solrl_client.transport import HEADERS, MAX_DOCUMENT, RefusedError, first_fault, read_within
+
+TOKEN = "SOLRL_JUDGE_TOKEN"
+"""Variable of the environment with the endpoint's API key; `TOKEN_PATH`'s file has it, too."""
+
+_REFUSED = {400, 413, 422}
+"""Statuses by which an endpoint refuses one request, not its sender."""
+_LONGEST_PAUSE = 30.0
+
+Value = TypeVar("Value")
+
+
+class TokenChoice(BaseModel):
+    """A token, and its log-probability."""
+
+    token: str
+    logprob: Annotated[float, Field(le=1e-3)]  # NaN is refused, too
+
+
+class AnswerToken(TokenChoice):
+    """A token of an answer, and the likeliest ones at its place."""
+
+    top_logprobs: tuple[TokenChoice, ...] = ()
+
+
+class AnswerTokens(BaseModel):
+    """Tokens of an answer, if the endpoint gives them."""
+
+    content: tuple[AnswerToken, ...] | None = None
+
+
+class Message(BaseModel):
+    """Text of an answer."""
+
+    content: str | None = None
+
+
+class Choice(BaseModel):
+    """One answer, and why it ended."""
+
+    message: Message
+    finish_reason: str | None = None
+    logprobs: AnswerTokens | None = None
+
+
+class Spent(BaseModel):
+    """Tokens that a request cost."""
+
+    prompt_tokens: Annotated[int, Field(ge=0)] = 0
+    completion_tokens: Annotated[int, Field(ge=0)] = 0
+
+
+class Completion(BaseModel):
+    """Document of `POST /chat/completions`."""
+
+    choices: tuple[Choice, ...]
+    usage: Spent | None = None
+
+
+class _Model(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    data: tuple[_Model, ...]
+
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+class RequestRefusedError(ValueError):
+    """The endpoint refuses this request, whoever sends it: perhaps its image is too large."""
+
+
+class _TemporaryError(Exception):
+    """A fault that may be gone `after` seconds from now; `limited` if the endpoint takes no requests until then."""
+
+    def __init__(self, fault: str, after: float = 0.0, *, limited: bool = False) -> None:
+        super().__init__(fault)
+        self.after = after
+        self.limited = limited
+
+
+class Pace:
+    """A limit of the requests per second, which threads share; None for no limit."""
+
+    def __init__(self, per_second: float | None) -> None:
+        self._interval = 1 / per_second if per_second else 0.0
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self, cancelled: threading.Event) -> None:
+        """Wait for this request's turn, or until it is cancelled."""
+        with self._lock:
+            turn = max(time.monotonic(), self._next)
+            self._next = turn + self._interval
+        cancelled.wait(max(0.0, turn - time.monotonic()))
+
+    def hold(self, seconds: float) -> None:
+        """Let no further request through before `seconds` from now."""
+        with self._lock:
+            self._next = max(self._next, time.monotonic() + seconds)
+
+
+class ChatEndpoint:
+    """Sends requests to an OpenAI-compatible endpoint. Methods may be called from any thread.
+
+    Args:
+        reward: name of the reward, in errors.
+        address: address to which `/chat/completions` is appended.
+        timeout: seconds within which an answer must be complete.
+        patience: seconds for which a request is repeated after temporary faults, with growing pauses.
+        connections: most open connections.
+        per_second: most requests in a second; None for no limit.
+        pause: seconds before a request is first repeated.
+
+    Attributes:
+        address: the address, without a trailing slash.
+
+    Raises:
+        ValueError: an option is invalid.
+    """
+
+    def __init__(
+        self,
+        reward: str,
+        address: str,
+        *,
+        timeout: float,
+        patience: float,
+        connections: int,
+        per_second: float | None,
+        pause: float = 0.5,
+    ) -> None:
+        if not (timeout > 0 and patience >= 0 and connections >= 1 and (per_second is None or per_second > 0)):
+            raise ValueError(
+                f"got timeout {timeout}, patience {patience}, in_flight {connections} and per_second {per_second}; "
+                "expected timeout and per_second above 0, patience of at least 0, and in_flight of at least 1"
+            )
+        self.address = check_url(address, "endpoint of the judge", TOKEN)
+        self._reward = reward
+        self._timeout = timeout
+        self._patience = patience
+        self._pause = pause
+        self._pace = Pace(per_second)
+        self._lock = threading.Lock()
+        self._costs = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        token = bearer_token(TOKEN)
+        self._http = httpx.Client(
+            base_url=self.address,
+            headers=HEADERS | ({"Authorization": f"Bearer {token}"} if token else {}),
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=0),  # see `Deadline`
+        )
+
+    @property
+    def costs(self) -> dict[str, int]:
+        """Requests sent, and tokens that the endpoint says were used, since the start."""
+        with self._lock:
+            return dict(self._costs)
+
+    def models(self) -> tuple[str, ...]:
+        """Names of the endpoint's models.
+
+        Raises:
+            RewardUnavailableError: it does not say.
+        """
+        try:
+            listed = self._attempt(_Models, "GET", "/models")
+        except (_TemporaryError, RequestRefusedError) as error:
+            raise self.unavailable(str(error)) from None
+        return tuple(model.id for model in listed.data)
+
+    def complete(self, request: bytes, cancelled: threading.Event) -> Completion:
+        """Answer to a request, a JSON document; not repeated once `cancelled` is set.
+
+        Raises:
+            RequestRefusedError: the endpoint refuses this request.
+            RewardUnavailableError: it gives no usable answer.
+        """
+        headers = {"Content-Type": "application/json"}
+
+        def attempt() -> Completion:
+            self._count(requests=1)
+            found = self._attempt(Completion, "POST", "/chat/completions", content=request, headers=headers)
+            if found.usage:
+                self._count(**found.usage.model_dump())
+            return found
+
+        return self._patiently(attempt, cancelled)
+
+    def unavailable(self, fault: str) -> RewardUnavailableError:
+        """The error for a fault of the endpoint."""
+        return RewardUnavailableError(self._reward, f"at {self.address} {fault}")
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            for name, number in more.items():
+                self._costs[name] += number
+
+    def _patiently(self, attempt: Callable[[], Value], cancelled: threading.Event) -> Value:
+        """The result of `attempt`, repeated after temporary faults."""
+        began, pause, attempts = time.monotonic(), self._pause, 0
+        while True:
+            self._pace.wait(cancelled)
+            if cancelled.is_set():
+                raise self.unavailable("was not asked, because another image failed")
+            attempts += 1
+            try:
+                return attempt()
+            except _TemporaryError as error:
+                wait = max(pause, error.after)
+                if time.monotonic() + wait - began > self._patience:
+                    times = f", {attempts} times in {time.monotonic() - began:.0f} s" if attempts > 1 else ""
+                    raise self.unavailable(f"{error}{times}") from None
+                if error.limited:
+                    self._pace.hold(wait)
+            cancelled.wait(wait)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _attempt(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
+        """The document of one request."""
+        try:
+            with (
+                Deadline(self._timeout) as deadline,
+                self._http.stream(method, path, extensions=deadline.extensions, **arguments) as answer,
+            ):
+                body = read_within(answer, MAX_DOCUMENT)
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+            # Its text may contain the token.
+            raise self.unavailable(f"cannot be asked ({type(error).__name__})") from None
+        except httpx.TransportError as error:
+            why = printable(str(error), 400) or f"no answer within {self._timeout:g} s"
+            raise _TemporaryError(f"gave no answer ({type(error).__name__}: {why})") from None
+        except RefusedError as error:
+            raise self.unavailable(f"gave an answer that cannot be read: {error.problem.detail}") from None
+        if body is None:
+            raise self.unavailable(f"gave a document of more than {MAX_DOCUMENT} bytes")
+        if not answer.is_success:
+            raise self._refusal(answer, path, _message(body))
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            got = printable(body[:200].decode(errors="replace"))
+            raise self.unavailable(
+                f"did not answer as {path} of OpenAI's interface ({printable(first_fault(error), 400)}): got {got!r}; "
+                "check the address"
+            ) from None
+
+    def _refusal(self, answer: httpx.Response, path: str, message: str) -> Exception:
+        """The error for a status that is no success."""
+        status = answer.status_code
+        fault = f"answered {status} to {path}: {message}"
+        if status in (408, 429) or status >= 500:
+            return _TemporaryError(fault, _retry_after(answer), limited=status == 429)
+        if status in _REFUSED:
+            return RequestRefusedError(f"at {self.address} {fault}")
+        if status in (401, 403):
+            fault += f"; give the API key in {TOKEN}, or in {TOKEN}_PATH's file"
+        elif status == 404:
+            fault += (
+                "; expected an address that /models and /chat/completions can be appended to, such as http://HOST/v1"
+            )
+        return self.unavailable(fault)
+
+
+def _message(body: bytes) -> str:
+    """The message of an error in OpenAI's form, or the beginning of another body; safe to print."""
+    try:
+        error = json.loads(body)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = body[:400].decode(errors="replace")
+    return printable(text, 400)
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    """Seconds in the header Retry-After; 0 without it, and for a date."""
+    try:
+        seconds = float(answer.headers.get("Retry-After", "0"))
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0

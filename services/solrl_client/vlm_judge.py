@@ -1,0 +1,190 @@
+"""A vision language model as a judge, asked at an OpenAI-compatible endpoint."""
+
+import base64
+import hashlib
+import io
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from PIL import Image
+from solrl_core.errors import RewardError
+from solrl_core.fingerprint import combined_digest, source_digest
+from solrl_core.rewards.images import as_pil
+
+from solrl_client.chat import ChatEndpoint, Choice
+from solrl_client.judgement import Scale, Token
+from solrl_client.text import printable
+
+NAME = "vlm_judge"
+TEMPLATE = (
+    "The image was generated from this caption:\n{prompt}\n\n"
+    "How well does it show what the caption describes, and how good does it look? Answer with one whole number from "
+    "{lowest} (worst) to {highest} (best), and nothing else."
+)
+_ALTERNATIVES = 20
+_REMEMBERED = 4096
+"""Scores that are kept, so that a call repeated after a fault costs nothing twice."""
+
+
+class VlmJudge:
+    """Scores that a vision language model gives to images and their prompts, at temperature 0.
+
+    The model is asked about each image by itself. Its score is the number that it states, or, on a scale within 0 to
+    9, the mean of the whole numbers over their probabilities, where the endpoint gives log-probabilities.
+
+    Args:
+        endpoint: address to which `/chat/completions` is appended, such as http://127.0.0.1:8000/v1.
+        model: the model's name there.
+        template: question about an image; `{prompt}` stands for its prompt, `{lowest}` and `{highest}` for the range.
+        label: text in front of the score in an answer; without it, an answer must be a number alone.
+        lowest, highest: range of the scores.
+        max_tokens: most tokens of an answer; one that is cut there is an error.
+        logprobs: whether to ask for log-probabilities, which some endpoints refuse.
+        timeout: seconds within which an answer must be complete.
+        patience: seconds for which a request is repeated after temporary faults, with growing pauses.
+        in_flight: most requests at a time.
+        per_second: most requests in a second; None for no limit.
+        device: ignored; the endpoint has its own.
+
+    Attributes:
+        at: address of the endpoint.
+        digest: digest of the model's name, the question, and the code that reads answers.
+
+    Raises:
+        ValueError: an option is invalid, or the endpoint does not have the model.
+        RewardUnavailableError: the endpoint gives no usable answer.
+    """
+
+    parameters = 0
+    """Parameters on this machine, for memory plans."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        model: str,
+        *,
+        template: str = TEMPLATE,
+        label: str = "",
+        lowest: float = 1,
+        highest: float = 5,
+        max_tokens: int = 16,
+        logprobs: bool = True,
+        timeout: float = 60.0,
+        patience: float = 120.0,
+        in_flight: int = 16,
+        per_second: float | None = None,
+        device: str = "cpu",
+    ) -> None:
+        if "{prompt}" not in template:
+            raise ValueError(f"got template {template!r}; expected {{prompt}} where the prompt belongs")
+        if max_tokens < 1:
+            raise ValueError(f"got max_tokens {max_tokens}; expected at least 1")
+        self._scale = Scale(lowest, highest, label)
+        self._template = template.replace("{lowest}", f"{lowest:g}").replace("{highest}", f"{highest:g}")
+        self._settings: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": max_tokens}
+        if logprobs:
+            self._settings |= {"logprobs": True, "top_logprobs": _ALTERNATIVES}
+        form = json.dumps([self._settings, self._template, label, lowest, highest], sort_keys=True)
+        self.digest = combined_digest(NAME, form, source_digest(Scale))
+        self._endpoint = ChatEndpoint(
+            NAME, endpoint, timeout=timeout, patience=patience, connections=in_flight, per_second=per_second
+        )
+        self.at = self._endpoint.address
+        self._threads = ThreadPoolExecutor(in_flight, "solrl-judge")
+        self._scores: OrderedDict[bytes, float] = OrderedDict()
+        self._lock = threading.Lock()
+        self._require(model)
+
+    @property
+    def costs(self) -> dict[str, int]:
+        """Requests sent, and tokens that the endpoint says were used, since the start."""
+        return self._endpoint.costs
+
+    def __call__(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Score images [N, 3, H, W] in [0, 1] with N prompts; float32 [N].
+
+        Raises:
+            ValueError: the numbers of images and prompts differ.
+            RewardError: an answer about an image has no score.
+            RewardUnavailableError: the endpoint gave no usable answer.
+        """
+        if len(images) != len(prompts):
+            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
+        cancelled = threading.Event()
+        futures = [
+            self._threads.submit(self._judge, at, image, prompt, cancelled)
+            for at, (image, prompt) in enumerate(zip(as_pil(images), prompts, strict=True))
+        ]
+        return torch.tensor(_results(futures, cancelled), dtype=torch.float32)
+
+    def _judge(self, at: int, image: Image.Image, prompt: str, cancelled: threading.Event) -> float:
+        """Score of one image, the one at this index."""
+        request = json.dumps(self._request(image, prompt)).encode()
+        key = hashlib.sha256(request).digest()
+        with self._lock:
+            if key in self._scores:
+                return self._scores[key]
+        try:
+            score = self._read(self._endpoint.complete(request, cancelled).choices)
+        except ValueError as error:
+            raise RewardError(NAME, f"failed on image {at} of prompt {printable(prompt, 200)!r}: {error}") from None
+        with self._lock:
+            self._scores[key] = score
+            while len(self._scores) > _REMEMBERED:
+                self._scores.popitem(last=False)
+        return score
+
+    def _request(self, image: Image.Image, prompt: str) -> dict[str, Any]:
+        encoded = io.BytesIO()
+        image.save(encoded, "png")
+        url = f"data:image/png;base64,{base64.b64encode(encoded.getvalue()).decode()}"
+        content = [
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": self._template.replace("{prompt}", prompt)},
+        ]
+        return {**self._settings, "messages": [{"role": "user", "content": content}]}
+
+    def _read(self, choices: Sequence[Choice]) -> float:
+        """Score of an answer."""
+        if len(choices) != 1:
+            raise self._endpoint.unavailable(f"gave {len(choices)} answers to one question; expected one")
+        (choice,) = choices
+        text = choice.message.content or ""
+        if choice.finish_reason == "length":
+            raise ValueError(
+                f"the answer was cut after {self._settings['max_tokens']} tokens, at {printable(text[-100:])!r}; "
+                "raise max_tokens, or ask for a shorter answer in the template"
+            )
+        try:
+            return self._scale.score(text, _tokens(choice))
+        except ValueError as error:
+            raise ValueError(f"the answer {error}; change the template, label or range to fit") from None
+
+    def _require(self, model: str) -> None:
+        there = self._endpoint.models()
+        if model not in there:
+            raise ValueError(f"got model {model!r}; expected one that {self.at} serves: {sorted(there)}")
+
+
+def _results(futures: Sequence["Future[float]"], cancelled: threading.Event) -> list[float]:
+    """Results of all calls; the first error, as soon as there is one, ends those that have not begun."""
+    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+    failed = next((one for one in futures if one in done and one.exception() is not None), None)
+    if failed is not None:
+        cancelled.set()
+        for one in futures:
+            one.cancel()
+    return [one.result() for one in ([failed] if failed else futures)]
+
+
+def _tokens(choice: Choice) -> list[Token]:
+    """Tokens of an answer, if the endpoint gives them."""
+    given = (choice.logprobs and choice.logprobs.content) or ()
+    return [Token(one.token, {other.token: other.logprob for other in (one, *one.top_logprobs)}) for one in given]

@@ -1,0 +1,366 @@
+"""A judge at an OpenAI-compatible endpoint: its scores, and every way in which the endpoint can fail."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from fake_judge import KEY, MODEL, FakeJudge, question
+from PIL import Image
+from reward_servers import pictures, serving
+from service_helpers import problem
+from solrl_client.chat import TOKEN, Pace
+from solrl_client.remote_reward import RemoteReward, connect_reward
+from solrl_client.vlm_judge import VlmJudge
+from solrl_core.errors import RewardError, RewardUnavailableError
+from solrl_core.families.base import ModelOptions
+from solrl_core.rewards import RewardSet, load_reward
+from solrl_core.rewards.images import as_floats
+from solrl_core.rewards.size import reward_bytes
+from solrl_core.rewards.wire import encode_scoring
+from solrl_proto.scores import SCORES_MEDIA_TYPE, ScorePrompt, ScoreRequest
+from solrl_reward.app import create_app
+from solrl_reward.settings import Settings
+from support.ports import free_port
+
+JUDGE = "vlm_judge"
+UNAVAILABLE = {
+    "slow": "gave no answer (ReadTimeout",
+    "limited": "answered 429 to /chat/completions: Rate limit reached",
+    "broken": "answered 500 to /chat/completions: CUDA error",
+    "html": r"got '<html>\\x1b[31mhello'; check the address",
+    "other document": "choices: Field required",
+    "elsewhere": "answered 307",
+    "no answer": "gave 0 answers to one question; expected one",
+    "two answers": "gave 2 answers to one question; expected one",
+    "log-probabilities that are none": "logprob",
+}
+"""Faults of the endpoint, and what the error says."""
+FAILED = {
+    "too large": "answered 400 to /chat/completions: This model's maximum context length is 10 tokens",
+    "no number": "the answer has no score: got 'I cannot judge this image.'; expected a number alone; change the",
+    "nothing": "the answer has no score: got ''",
+    "outside": "the answer states the score 7; expected 1 to 5",
+    "two numbers": "got '4 or 5'; expected a number alone",
+    "cut": "the answer was cut after 16 tokens, at 'The image shows'; raise max_tokens",
+}
+"""Faults of an answer, and what the error says."""
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[FakeJudge, str]]:
+    fake = FakeJudge()
+    with serving(fake.app) as address:
+        yield fake, f"{address}/v1"
+        fake.leave.set()
+        fake.hold.set()
+
+
+def shades(count: int) -> torch.Tensor:
+    """Images of one grey each, whose exact scores are 1 to 5."""
+    levels = (torch.linspace(0, 255, count)).round().to(torch.uint8)
+    return levels[:, None, None, None].expand(-1, 3, 8, 8)
+
+
+def grey(more: int = 0) -> Image.Image:
+    return Image.new("RGB", (8, 8), (128 + more,) * 3)
+
+
+class Waits(threading.Event):
+    """An event that is never set, and a clock that goes on only while somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[float] = []
+        self._now = time.monotonic() + 1e6  # after every real time
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waited.append(timeout)
+        self._now += timeout
+        return False
+
+    def monotonic(self) -> float:
+        return self._now
+
+
+def judged(reward: Any, images: torch.Tensor, prompt: str = "a red circle") -> torch.Tensor:
+    found: torch.Tensor = reward(as_floats(images), [prompt] * len(images), [{}] * len(images))
+    return found
+
+
+def exact(images: torch.Tensor) -> torch.Tensor:
+    return 1 + 4 * as_floats(images).mean((1, 2, 3))
+
+
+def test_scores_are_expectations_in_the_order_of_the_images(server: tuple[FakeJudge, str]) -> None:
+    fake, address = server
+    images = torch.cat([shades(9), pictures(3, side=8)])
+    found = judged(VlmJudge(address, MODEL), images)
+    torch.testing.assert_close(found, exact(images), rtol=1e-5, atol=1e-5)
+    assert len(fake.asked) == 12
+    request = fake.asked[0]
+    assert (request["model"], request["temperature"], request["max_tokens"]) == (MODEL, 0, 16)
+    assert (request["logprobs"], request["top_logprobs"]) == (True, 20)
+    assert "a red circle" in question(request)
+    assert "from 1 (worst) to 5 (best)" in question(request)
+
+
+def test_without_log_probabilities_scores_are_the_stated_numbers(server: tuple[FakeJudge, str]) -> None:
+    fake, address = server
+    images, stated = shades(9), torch.tensor([1, 1, 2, 2, 3, 3, 4, 4, 5])
+    fake.mode = "no log-probabilities"
+    found = judged(VlmJudge(address, MODEL), images)
+    assert (found - exact(images)).abs().max() == pytest.approx(0.5, abs=0.02)
+    assert torch.equal(found, found.round())
+    fake.mode = "log-probabilities of another text"
+    assert torch.equal(judged(VlmJudge(address, MODEL), images), found)
+    fake.mode = "well"
+    assert torch.equal(judged(VlmJudge(address, MODEL, logprobs=False), images), found)
+    assert "logprobs" not in fake.asked[-1]
+    assert int((found != stated).sum()) <= 4  # those halfway
+
+
+def test_a_template_and_a_label_fit_a_model_that_explains(server: tuple[FakeJudge, str]) -> None:
+    fake, address = server
+    fake.prefix = ["It is", " grey.", "\n", "Final Score:", " "]
+    template = "Rate {lowest} to {highest}: [{prompt}]. End with 'Final Score:'."
+    judge = VlmJudge(address, MODEL, template=template, label="Final Score:", max_tokens=64)
+    assert judged(judge, shades(3), "a {lowest} {prompt}") == pytest.approx(torch.tensor([1.0, 3.0, 5.0]), abs=0.02)
+    assert question(fake.asked[0]) == "Rate 1 to 5: [a {lowest} {prompt}]. End with 'Final Score:'."
+
+
+@pytest.mark.parametrize("mode", UNAVAILABLE)
+def test_a_fault_of_the_endpoint_is_told_and_spoils_nothing(server: tuple[FakeJudge, str], mode: str) -> None:
+    fake, address = server
+    judge = VlmJudge(address, MODEL, timeout=0.5 if mode == "slow" else 60, patience=0)
+    fake.mode = mode
+    with pytest.raises(RewardUnavailableError) as caught:
+        RewardSet({JUDGE: judge}).score([JUDGE], as_floats(shades(2)), ["a", "b"], [{}] * 2)
+    assert f"reward 'vlm_judge' at {address} " in str(caught.value)
+    assert UNAVAILABLE[mode] in str(caught.value)
+    fake.leave.set()
+    fake.mode = "well"
+    assert torch.allclose(judged(judge, shades(2)), exact(shades(2)), atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", FAILED)
+def test_a_fault_of_an_answer_names_the_image(server: tuple[FakeJudge, str], mode: str) -> None:
+    fake, address = server
+    judge = VlmJudge(address, MODEL, patience=600, in_flight=1)
+    judged(judge, shades(3)[:1])
+    fake.mode = mode
+    with pytest.raises(RewardError, match=r"failed on image 1 of prompt .a red circle.: ") as caught:
+        RewardSet({JUDGE: judge}).score([JUDGE], as_floats(shades(3)), ["a red circle"] * 3, [{}] * 3)
+    assert not isinstance(caught.value, RewardUnavailableError)
+    assert FAILED[mode] in str(caught.value)
+    assert len(fake.asked) <= 3, "neither asked again, nor are images after the one that failed"
+    fake.mode = "well"
+    assert torch.allclose(judged(judge, shades(3)), exact(shades(3)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "pauses"),
+    [("broken", [0.5, 1.0, 2.0]), ("limited", [7.0, 7.0, 7.0]), ("limited until a date", [0.5, 1.0, 2.0])],
+)
+def test_temporary_faults_are_repeated_with_growing_pauses(
+    server: tuple[FakeJudge, str], mode: str, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, address = server
+    judge = VlmJudge(address, MODEL, patience=600)
+    waits = Waits()
+    monkeypatch.setattr("solrl_client.chat.time", waits)
+    held: list[float] = []
+    monkeypatch.setattr(Pace, "hold", lambda self, seconds: held.append(seconds))
+    fake.mode, fake.faulty = mode, 3
+    assert judge._judge(0, grey(), "a", waits) == pytest.approx(3.0, abs=0.02)
+    assert [seconds for seconds in waits.waited if seconds] == pauses
+    assert held == (pauses if mode.startswith("limited") else [])
+    assert len(fake.asked) == 4
+    assert judge.costs == {"requests": 4, "prompt_tokens": 100, "completion_tokens": 2}
+
+
+def test_patience_ends(server: tuple[FakeJudge, str]) -> None:
+    fake, address = server
+    fake.mode = "limited"
+    with pytest.raises(RewardUnavailableError, match="answered 429") as caught:
+        judged(VlmJudge(address, MODEL, patience=6.9), shades(1))
+    assert len(fake.asked) == 1, "it would have to wait for longer"
+    assert "times" not in str(caught.value)
+    fake.mode = "broken"
+    with pytest.raises(RewardUnavailableError, match="CUDA error, 2 times in"):
+        judged(VlmJudge(address, MODEL, patience=0.9), shades(1))
+
+
+def test_requests_in_flight_are_limited(server: tuple[FakeJudge, str]) -> None:
+    fake, address = server
+    judge = VlmJudge(address, MODEL, in_flight=3)
+    fake.hold.clear()
+    found: list[torch.Tensor] = []
+    callers = [threading.Thread(target=lambda i=i: found.append(judged(judge, shades(8), f"{i}"))) for i in range(2)]
+    for caller in callers:
+        caller.start()
+    while len(fake.asked) < 3:
+        assert any(caller.is_alive() for caller in callers)
+    fake.hold.set()
+    for caller in callers:
+        caller.join()
+    assert (fake.most, len(fake.asked)) == (3, 16)
+    assert torch.equal(found[0], found[1])
+
+
+def test_requests_per_second_are_limited(server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, address = server
+    judge = VlmJudge(address, MODEL, per_second=2, in_flight=1)
+    waits = Waits()
+    monkeypatch.setattr("solrl_client.chat.time", waits)
+    for at in range(4):
+        judge._judge(at, grey(at), "a", waits)
+    assert waits.waited == [0.0, 0.5, 0.5, 0.5]
+
+
+def test_a_limit_of_the_endpoint_holds_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, pace = Waits(), Pace(None)
+    monkeypatch.setattr("solrl_client.chat.time", waits)
+    pace.hold(7.0)
+    pace.hold(3.0)
+    pace.wait(waits)
+    pace.wait(waits)
+    assert waits.waited == [7.0, 0.0]
+
+
+def test_an_answer_is_not_paid_for_twice(server: tuple[FakeJudge, str]) -> None:
+    fake, address = server
+    judge = VlmJudge(address, MODEL)
+    first = judged(judge, shades(4))
+    spent = judge.costs
+    assert spent == {"requests": 4, "prompt_tokens": 400, "completion_tokens": 8}
+    assert torch.equal(judged(judge, shades(4)), first)
+    assert judge.costs == spent
+    judged(judge, shades(4), "another prompt")
+    assert len(fake.asked) == 8
+
+
+def test_the_digest_is_of_model_question_and_parser(
+    server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, address = server
+    same = VlmJudge(address, MODEL).digest
+    assert same.startswith("sha256:")
+    assert VlmJudge(f"{address}/", MODEL, in_flight=2, timeout=9, per_second=50, device="cuda").digest == same
+    changes: list[dict[str, Any]] = [
+        {"model": "another"},
+        {"template": "Rate this: {prompt}"},
+        {"label": "Score:"},
+        {"lowest": 0},
+        {"highest": 9},
+        {"max_tokens": 17},
+        {"logprobs": False},
+    ]
+    others = {VlmJudge(address, **{"model": MODEL, **change}).digest for change in changes}
+    assert len(others | {same}) == 8
+    monkeypatch.setattr("solrl_client.vlm_judge.source_digest", lambda thing: f"another {thing.__name__}")
+    assert VlmJudge(address, MODEL).digest != same
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "judge"}, "got model 'judge'; expected one that http"),
+        ({"template": "Rate this: {caption}"}, "expected {prompt} where the prompt belongs"),
+        ({"lowest": 5, "highest": 1}, "expected numbers that increase"),
+        ({"max_tokens": 0}, "got max_tokens 0"),
+        ({"timeout": 0}, "expected timeout and per_second above 0"),
+        ({"per_second": 0}, "expected timeout and per_second above 0"),
+        ({"in_flight": 0}, "in_flight of at least 1"),
+        ({"endpoint": "127.0.0.1:8000"}, "got endpoint of the judge '127.0.0.1:8000'; expected http://HOST:PORT"),
+        ({"endpoint": "http://user:secret@host"}, "contains a user or password"),
+    ],
+)
+def test_invalid_options_are_refused(server: tuple[FakeJudge, str], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=r"got|contains") as caught:
+        VlmJudge(**{"endpoint": server[1], "model": MODEL, **options})
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_endpoint_that_is_none_is_refused(server: tuple[FakeJudge, str]) -> None:
+    _, address = server
+    with pytest.raises(RewardUnavailableError, match=r"answered 404 to /models: .*such as http://HOST/v1"):
+        VlmJudge(address.removesuffix("/v1"), MODEL)
+    with pytest.raises(RewardUnavailableError, match=r"gave no answer \(ConnectError"):
+        VlmJudge(f"http://127.0.0.1:{free_port()}/v1", MODEL)
+
+
+def test_the_key_comes_from_the_environment(server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, address = server
+    fake.key = KEY
+    with pytest.raises(RewardUnavailableError, match=f"answered 401 .*Incorrect API key.* in {TOKEN}"):
+        VlmJudge(address, MODEL)
+    monkeypatch.setenv(TOKEN, KEY)
+    assert len(judged(VlmJudge(address, MODEL), shades(2))) == 2
+
+
+class Defaults:
+    """A model whose `solrl.json` gives options to the judge."""
+
+    def __init__(self, **options: Any) -> None:
+        self.device = torch.device("cpu")
+        self.options = ModelOptions(rewards={JUDGE: options})
+
+
+def test_a_model_cannot_choose_who_judges(server: tuple[FakeJudge, str]) -> None:
+    fake, address = server
+    with pytest.raises(ValueError, match=r"solrl\.json gives 'endpoint' for reward 'vlm_judge'"):
+        load_reward(JUDGE, Defaults(endpoint=address, model=MODEL))
+    with pytest.raises(ValueError, match=r"solrl\.json gives 'endpoint'"):
+        load_reward(JUDGE, Defaults(endpoint="http://other"), {"endpoint": address, "model": MODEL})
+    found = RewardSet.load([JUDGE], Defaults(highest=4), {JUDGE: {"endpoint": address, "model": MODEL}})
+    assert found.digests()["reward:vlm_judge"] == VlmJudge(address, MODEL, highest=4).digest
+    assert found.computed_here == ()
+    assert fake.asked == []
+
+
+def test_a_judge_takes_no_memory_here() -> None:
+    assert reward_bytes(JUDGE, {"endpoint": "http://127.0.0.1:9/v1", "model": MODEL}) == 0
+
+
+def settings(address: str, **options: Any) -> Settings:
+    return Settings(
+        rewards=(JUDGE,), reward_options={JUDGE: {"endpoint": address, "model": MODEL, **options}}, device="cpu"
+    )
+
+
+def body(images: torch.Tensor) -> bytes:
+    prompts = tuple(ScorePrompt(text=f"a red circle, {i}") for i in range(len(images)))
+    return encode_scoring(images, ScoreRequest(rewards=(JUDGE,), prompts=prompts))
+
+
+def test_a_reward_service_serves_a_judge(server: tuple[FakeJudge, str]) -> None:
+    fake, judge_address = server
+    with serving(create_app(settings(judge_address, patience=0))) as address, httpx.Client(base_url=address) as client:
+        remote = connect_reward(JUDGE, {"at": address})
+        assert isinstance(remote, RemoteReward)
+        assert remote.digest == VlmJudge(judge_address, MODEL).digest
+        assert torch.allclose(judged(remote, shades(3)), exact(shades(3)), atol=1e-5)
+        assert client.get("/v1/rewards").json()["rewards"][0]["parameters"] == 0
+        for mode, said in (("broken", "CUDA error"), ("no answer", "gave 0 answers")):
+            fake.mode = mode
+            refused = client.post("/v1/scores", content=body(pictures(2)), headers={"Content-Type": SCORES_MEDIA_TYPE})
+            assert (problem(refused)["status"], problem(refused)["kind"]) == (503, "reward-failed")
+            assert refused.headers["retry-after"] == "5"
+            assert said in problem(refused)["detail"]
+            with pytest.raises(RewardUnavailableError, match=f"answered 503 .*{said}"):
+                judged(remote, pictures(2))
+        fake.mode = "outside"
+        refused = client.post("/v1/scores", content=body(pictures(2)), headers={"Content-Type": SCORES_MEDIA_TYPE})
+        assert (problem(refused)["status"], problem(refused)["kind"]) == (500, "reward-failed")
+        fake.mode = "well"
+        assert torch.allclose(judged(remote, pictures(2)), exact(pictures(2)), atol=1e-5)
+        shown = client.get("/metrics").text
+        requests = len(fake.asked)
+        assert f'solrl_reward_costs_total{{kind="requests",reward="vlm_judge"}} {requests}.0' in shown
+        assert 'solrl_reward_costs_total{kind="prompt_tokens",reward="vlm_judge"}' in shown
