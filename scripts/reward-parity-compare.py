@@ -1,4 +1,4 @@
-"""Compares our rewards with the packages' scores; run by `scripts/reward-parity`.
+"""Compares our rewards with the scores of published code; run by `scripts/reward-parity`.
 
 usage: reward-parity-compare.py DATA TOKENIZER RESULT
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from solrl_core.rewards.aesthetic import Aesthetic
 from solrl_core.rewards.base import Reward
 from solrl_core.rewards.hpsv2 import HpsV2, clean_text
 from solrl_core.rewards.imagereward import ImageReward
@@ -37,11 +38,13 @@ def main(data: Path, tokenizer: Path, result: Path) -> int:
         processor=str(data / "imagereward/tokenizer"),
         vision_heads=2,
     )
+    aesthetic = Aesthetic(str(data / "aesthetic/clip"), str(data / "aesthetic/head.pth"))
     ours = {"hpsv2": scored(hpsv2, images, prompts), "imagereward": scored(imagereward, images, prompts)}
     rows = [
         compared("hpsv2", "hpsv2", ours["hpsv2"], reference["hpsv2"]),
         compared("hpsv2", "open_clip_torch", ours["hpsv2"], reference["open_clip"]),
         compared("imagereward", "image-reward", ours["imagereward"], reference["imagereward"]),
+        compared("aesthetic", "open_clip_torch", scored(aesthetic, images, prompts[:1])[:, 0], reference["aesthetic"]),
     ]
     differing = differently_tokenised(tokenizer)
     passed = not differing and all(row["max_relative_difference"] <= LIMIT for row in rows)

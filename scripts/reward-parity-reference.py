@@ -1,9 +1,10 @@
-"""Computes reference scores with the packages of HPSv2 and ImageReward; run by `scripts/reward-parity`.
+"""Computes reference scores with published code; run by `scripts/reward-parity`.
 
 usage: reward-parity-reference.py DATA TOKENIZER
 
-Writes reduced models with random weights in the packages' formats, tokenizers, images, prompts and scores to DATA, and
-CLIP's full vocabulary for transformers with hpsv2's token ids to TOKENIZER.
+HPSv2 and ImageReward are their packages; the aesthetic predictor is open_clip and its head, as published. Writes
+reduced models with random weights in their formats, tokenizers, images, prompts and scores to DATA, and CLIP's full
+vocabulary for transformers with hpsv2's token ids to TOKENIZER.
 """
 
 import gzip
@@ -39,7 +40,11 @@ def main(data: Path, tokenizer: Path) -> None:
     import_torchvision()
     data.mkdir(parents=True, exist_ok=True)
     images = [photograph(height, width, seed) for seed, (height, width) in enumerate(SIZES)]
-    scores = {**hpsv2_scores(images, data / "hpsv2"), **image_reward_scores(images, data / "imagereward")}
+    scores = {
+        **hpsv2_scores(images, data / "hpsv2"),
+        **image_reward_scores(images, data / "imagereward"),
+        "aesthetic": aesthetic_scores(images, data / "aesthetic"),
+    }
     packages = ("hpsv2", "open_clip_torch", "image-reward", "timm", "transformers", "torch", "torchvision", "ftfy")
     versions = {name: importlib.metadata.version(name) for name in packages}
     np.savez_compressed(
@@ -194,6 +199,83 @@ def image_reward_scores(images: list[np.ndarray], folder: Path) -> dict[str, np.
         "imagereward": np.array(scores, dtype=np.float32),
         "imagereward_tokens": np.array(tokens, dtype=np.int32),
     }
+
+
+def aesthetic_scores(images: list[np.ndarray], folder: Path) -> np.ndarray:
+    """Scores [images] of CLIP's normalised image features by a head of linear layers and dropouts, as published."""
+    import open_clip
+    from open_clip.transform import image_transform
+
+    vision = {"layers": 2, "width": 16, "head_width": 8, "mlp_ratio": 2.0, "patch_size": PATCH, "image_size": SIDE}
+    texts = {"context_length": 8, "vocab_size": 8, "width": 16, "heads": 2, "layers": 1}
+    clip = open_clip.CLIP(embed_dim=20, vision_cfg=vision, text_cfg=texts, quick_gelu=True).eval()
+    randomise(clip, 3)
+    write_clip_vision(clip.visual, folder / "clip")
+    head = AestheticHead(20)
+    randomise(head, 4)
+    save(head.eval(), folder / "head.pth", wrapped=False)
+    preprocess = image_transform(SIDE, is_train=False)
+    with torch.no_grad():
+        features = clip.encode_image(torch.stack([preprocess(Image.fromarray(image)) for image in images])).numpy()
+        lengths = np.linalg.norm(features, 2, -1)
+        lengths[lengths == 0] = 1
+        return head(torch.from_numpy(features / lengths[:, None]))[:, 0].numpy()
+
+
+class AestheticHead(nn.Module):
+    """The published head, with its dropouts, at reduced widths."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(features, 32),
+            nn.Dropout(0.2),
+            nn.Linear(32, 16),
+            nn.Dropout(0.2),
+            nn.Linear(16, 12),
+            nn.Dropout(0.1),
+            nn.Linear(12, 8),
+            nn.Linear(8, 1),
+        )
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Scores [N, 1] of features [N, width]."""
+        return self.layers(features)
+
+
+def write_clip_vision(visual: nn.Module, folder: Path) -> None:
+    """Write an image encoder of open_clip in transformers' format, in float16."""
+    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = CLIPVisionConfig(**sizes, image_size=SIDE, patch_size=PATCH, projection_dim=20, hidden_act="quick_gelu")
+    theirs = visual.state_dict()
+    renamed = {
+        "embeddings.class_embedding": theirs["class_embedding"],
+        "embeddings.patch_embedding.weight": theirs["conv1.weight"],
+        "embeddings.position_embedding.weight": theirs["positional_embedding"],
+    }
+    for kind in ("weight", "bias"):
+        renamed |= {
+            f"pre_layrnorm.{kind}": theirs[f"ln_pre.{kind}"],
+            f"post_layernorm.{kind}": theirs[f"ln_post.{kind}"],
+        }
+        for at in range(config.num_hidden_layers):
+            ours, block = f"encoder.layers.{at}", f"transformer.resblocks.{at}"
+            parts = zip("qkv", theirs[f"{block}.attn.in_proj_{kind}"].chunk(3), strict=True)
+            renamed |= {f"{ours}.self_attn.{name}_proj.{kind}": part.clone() for name, part in parts}
+            pairs = {
+                "self_attn.out_proj": "attn.out_proj",
+                "layer_norm1": "ln_1",
+                "layer_norm2": "ln_2",
+                "mlp.fc1": "mlp.c_fc",
+                "mlp.fc2": "mlp.c_proj",
+            }
+            renamed |= {f"{ours}.{name}.{kind}": theirs[f"{block}.{old}.{kind}"] for name, old in pairs.items()}
+    weights = {f"vision_model.{name}": weight for name, weight in renamed.items()}
+    model = CLIPVisionModelWithProjection(config)
+    model.load_state_dict({**weights, "visual_projection.weight": theirs["proj"].T.contiguous()})
+    model.half().save_pretrained(folder)
 
 
 def small_merges() -> list[str]:

@@ -15,11 +15,13 @@ from solrl_core.diagnosis import Finding
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.precision import PrecisionSupport
+from solrl_core.rewards.base import REWARDS
 
 COMMIT = "0" * 40
 INDEX = b'{"_class_name": "KolorsPipeline"}'
 MINI_SANA = Path(locate("mini-sana"))
 MINI_CLIP = MINI_SANA.parent / "mini-clip"
+BUILT_IN = [name for name in REWARDS.names() if REWARDS.is_built_in(name)]
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -215,10 +217,11 @@ def test_a_checkpoint_of_a_reward_is_a_file(tmp_path: Path) -> None:
 def test_rewards_that_are_not_needed_are_only_looked_for_here() -> None:
     rows = {finding.subject: finding for finding in diagnosis.rewards(["verifier"], "a/model")}
     assert rows.pop("reward verifier").state == "ok"
-    assert sorted(rows) == ["reward clipscore", "reward hpsv2", "reward imagereward", "reward pickscore"]
+    assert sorted(rows) == [f"reward {name}" for name in BUILT_IN]
     assert {(finding.state, finding.action) for finding in rows.values()} == {("n/a", "")}
     # A model's solrl.json says where its rewards are.
-    assert {finding.state for finding in diagnosis.rewards([], "mini-sana")} == {"ok"}
+    rows = {finding.subject.removeprefix("reward "): finding for finding in diagnosis.rewards([], "mini-sana")}
+    assert {rows[name].state for name in ("clipscore", "hpsv2", "imagereward", "pickscore")} == {"ok"}
 
 
 def test_names_that_are_near_are_suggested() -> None:

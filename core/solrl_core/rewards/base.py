@@ -24,6 +24,7 @@ REWARDS: Registry[Any] = Registry(
     "reward",
     "solrl.rewards",
     {
+        "aesthetic": "solrl_core.rewards.aesthetic:Aesthetic",
         "clipscore": "solrl_core.rewards.clipscore:ClipScore",
         "hpsv2": "solrl_core.rewards.hpsv2:HpsV2",
         "imagereward": "solrl_core.rewards.imagereward:ImageReward",

@@ -24,6 +24,7 @@ IMAGEREWARD: dict[str, Any] = {
     "processor": str(DATA / "imagereward/tokenizer"),
     "vision_heads": 2,
 }
+AESTHETIC: dict[str, Any] = {"model": str(DATA / "aesthetic/clip"), "checkpoint": str(DATA / "aesthetic/head.pth")}
 PROMPTS = [
     "a red circle",
     "two blue squares",
