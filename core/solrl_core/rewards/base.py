@@ -26,6 +26,7 @@ REWARDS: Registry[Any] = Registry(
     {
         "aesthetic": "solrl_core.rewards.aesthetic:Aesthetic",
         "clipscore": "solrl_core.rewards.clipscore:ClipScore",
+        "geneval": "solrl_core.rewards.geneval:GenEval",
         "hpsv2": "solrl_core.rewards.hpsv2:HpsV2",
         "imagereward": "solrl_core.rewards.imagereward:ImageReward",
         "pickscore": "solrl_core.rewards.pickscore:PickScore",

@@ -91,9 +91,20 @@ def image_processor_at(where: str) -> Any:
     return _processing(CLIPImageProcessorPil, where, "an image processor")
 
 
-def _processing(kind: Any, where: str, what: str) -> Any:
+def object_processor_at(where: str) -> Any:
+    """Load the image processor of a detector in a folder or hub id: the PIL one, if there is one.
+
+    Raises:
+        OSError: there is none.
+    """
+    from transformers import AutoImageProcessor
+
+    return _processing(AutoImageProcessor, where, "an image processor", backend="pil")
+
+
+def _processing(kind: Any, where: str, what: str, **options: Any) -> Any:
     try:
-        return kind.from_pretrained(where)
+        return kind.from_pretrained(where, **options)
     except (OSError, ValueError) as error:
         raise OSError(
             f"cannot read {what} from {where!r} ({error}); expected a folder written by save_pretrained or a hub id "

@@ -1,0 +1,126 @@
+"""Object detectors of transformers, and the colours of what they find, by CLIP."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
+from solrl_core.rewards.geneval_rules import COLOURS, DetectedObject
+from solrl_core.rewards.images import Normalize, pil_short_side_then_centre
+from solrl_core.rewards.loading import dtype_named, object_processor_at, pretrained, tokenizer_at
+
+ALIASES = {
+    "aeroplane": "airplane",
+    "diningtable": "dining table",
+    "keyboard": "computer keyboard",
+    "motorbike": "motorcycle",
+    "mouse": "computer mouse",
+    "pottedplant": "potted plant",
+    "remote": "tv remote",
+    "sofa": "couch",
+    "tvmonitor": "tv",
+}
+"""Names of COCO's classes in detectors → those in GenEval's prompts, where they differ."""
+_TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
+
+
+class Detector:
+    """Finds objects in 8-bit images.
+
+    Args:
+        model: folder or hub id of a transformers model for object detection, with its image processor.
+        device: device of the model.
+        dtype: dtype of its weights.
+
+    Attributes:
+        names: names of the classes, as in GenEval's prompts.
+        digest: digest of weights and preprocessing.
+
+    Raises:
+        OSError: files are missing.
+        ValueError: the model or the dtype is invalid.
+    """
+
+    def __init__(self, model: str, *, device: str, dtype: str) -> None:
+        from transformers import AutoModelForObjectDetection
+
+        network = pretrained(AutoModelForObjectDetection, model, dtype_named(dtype))
+        self._processor = object_processor_at(model)
+        self._labels = {at: ALIASES.get(name, name) for at, name in network.config.id2label.items()}
+        self.names = frozenset(self._labels.values())
+        self._model = network.to(device)
+        self.digest = combined_digest(module_digest(network), self._processor.to_json_string())
+
+    def find(self, image: Image.Image, least: float) -> list[DetectedObject]:
+        """Objects of an image whose scores exceed `least`."""
+        pixels = self._processor(images=image, return_tensors="pt").pixel_values
+        found = self._model(pixel_values=pixels.to(self._model.device, self._model.dtype))
+        (objects,) = self._processor.post_process_object_detection(
+            found, threshold=least, target_sizes=[(image.height, image.width)]
+        )
+        rows = zip(objects["labels"].tolist(), objects["scores"].tolist(), objects["boxes"].tolist(), strict=True)
+        return [DetectedObject(self._labels[label], score, *box) for label, score, box in rows]
+
+
+class ColourNames:
+    """Names the colour of a detected object by CLIP, as GenEval does for detectors without masks.
+
+    Args:
+        model: folder or hub id of a transformers CLIP with its tokenizer.
+        device: device of the model.
+        dtype: dtype of its weights.
+
+    Attributes:
+        digest: digest of weights, tokenizer and preprocessing.
+
+    Raises:
+        OSError: files are missing.
+        ValueError: the model or the dtype is invalid.
+    """
+
+    def __init__(self, model: str, *, device: str, dtype: str) -> None:
+        from transformers import CLIPModel
+
+        clip = pretrained(CLIPModel, model, dtype_named(dtype))
+        self._tokenizer = tokenizer_at(model)
+        self._model = clip.to(device)
+        self._side: int = clip.config.vision_config.image_size
+        self._normalize = Normalize()
+        self._classifier = lru_cache(maxsize=256)(self._make_classifier)
+        self.digest = combined_digest(module_digest(clip), tokenizer_digest(self._tokenizer), *_TEMPLATES, *COLOURS)
+
+    def of(self, image: Image.Image, name: str, objects: Sequence[DetectedObject]) -> list[str]:
+        """Colour of each object of a class, one of `COLOURS`."""
+        crops = [image.crop(_box(one)) for one in objects]
+        squares = np.stack([np.asarray(pil_short_side_then_centre(crop, self._side)) for crop in crops])
+        pixels = self._normalize(torch.from_numpy(squares).permute(0, 3, 1, 2).float() / 255)
+        features = self._model.get_image_features(
+            pixel_values=pixels.to(self._model.device, self._model.dtype)
+        ).pooler_output.float()
+        return [COLOURS[at] for at in (F.normalize(features, dim=-1) @ self._classifier(name).T).argmax(1).tolist()]
+
+    def _make_classifier(self, name: str) -> torch.Tensor:
+        """Features [colours, D] of a class in each colour: means over the templates, of length 1."""
+        texts = [template.format(colour=colour, name=name) for colour in COLOURS for template in _TEMPLATES]
+        tokens = self._tokenizer(
+            texts,
+            padding="max_length",
+            max_length=self._model.config.text_config.max_position_embeddings,
+            truncation=True,
+            return_tensors="pt",
+        ).to(self._model.device)
+        features = self._model.get_text_features(
+            input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
+        ).pooler_output.float()
+        means = F.normalize(features, dim=-1).unflatten(0, (len(COLOURS), len(_TEMPLATES))).mean(1)
+        return F.normalize(means, dim=-1)
+
+
+def _box(one: DetectedObject) -> tuple[int, int, int, int]:
+    """The object's box in whole pixels, at least one of each side, however far it leaves the image."""
+    left, top = round(one.left), round(one.top)
+    return left, top, max(round(one.right), left + 1), max(round(one.bottom), top + 1)

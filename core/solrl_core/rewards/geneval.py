@@ -1,0 +1,112 @@
+"""GenEval's score with a detector of transformers: 1 if an image shows what its prompt's metadata asks for, else 0."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+
+from solrl_core.fingerprint import combined_digest, source_digest
+from solrl_core.rewards.base import checks_metadata
+from solrl_core.rewards.detector import ColourNames, Detector
+from solrl_core.rewards.geneval_rules import (
+    COUNTING_THRESHOLD,
+    THRESHOLD,
+    DetectedObject,
+    check_metadata,
+    is_correct,
+    kept_objects,
+)
+from solrl_core.rewards.images import as_pil
+from solrl_core.rewards.loading import CONFIG, TOKENIZER, Source
+
+DEFAULT_MODEL = "PekingU/rtdetr_r50vd"
+DEFAULT_CLIP = "openai/clip-vit-large-patch14"
+
+
+@checks_metadata(check_metadata)
+class GenEval:
+    """Scores images by GenEval's rules on the boxes of any detector of transformers.
+
+    GenEval itself detects by Mask2Former, whose masks it uses for colours; so rates of other detectors are comparable
+    with each other, not with published ones.
+
+    Args:
+        model: folder or hub id of a transformers model for object detection, of COCO's classes.
+        clip: folder or hub id of the transformers CLIP that names colours.
+        threshold: score that an object must exceed.
+        counting_threshold: that of prompts with the tag "counting".
+        device, dtype: device, and dtype of the weights.
+
+    Attributes:
+        digest: digest of weights, preprocessing, thresholds and rules.
+
+    Raises:
+        OSError: files are missing.
+        ValueError: a model or an option is invalid.
+    """
+
+    parameters = 470_508_219
+    """Parameters of the published models, for memory plans."""
+
+    @staticmethod
+    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+        """Sources of everything that these options load; `doctor` looks for them."""
+        clip = options.get("clip", DEFAULT_CLIP)
+        return Source(options.get("model", DEFAULT_MODEL), CONFIG), Source(clip, CONFIG), Source(clip, TOKENIZER)
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        clip: str = DEFAULT_CLIP,
+        *,
+        threshold: float = THRESHOLD,
+        counting_threshold: float = COUNTING_THRESHOLD,
+        device: str = "cpu",
+        dtype: str = "float32",
+    ) -> None:
+        if not (0 <= threshold < 1 and 0 <= counting_threshold < 1):
+            raise ValueError(
+                f"got threshold {threshold} and counting_threshold {counting_threshold}; expected 0 to below 1"
+            )
+        self._detector = Detector(model, device=device, dtype=dtype)
+        self._colours = ColourNames(clip, device=device, dtype=dtype)
+        self._thresholds = {"threshold": threshold, "counting_threshold": counting_threshold}
+        self.digest = combined_digest(
+            *(self._detector.digest, self._colours.digest, str(self._thresholds)),
+            *(source_digest(rule) for rule in (kept_objects, is_correct)),
+        )
+
+    @torch.inference_mode()
+    def __call__(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Score images [N, 3, H, W] in [0, 1] with N rows of GenEval's metadata; float32 [N], 0 or 1.
+
+        Raises:
+            ValueError: the numbers of images and rows differ, or a row is not valid or names a class that the detector
+                does not have.
+        """
+        if len(images) != len(metadata):
+            raise ValueError(f"got {len(images)} images and {len(metadata)} rows of metadata; expected one per image")
+        for one in metadata:
+            self._check(one)
+        scores = [float(self._shows(image, one)) for image, one in zip(as_pil(images), metadata, strict=True)]
+        return torch.tensor(scores, dtype=torch.float32)
+
+    def _shows(self, image: Image.Image, metadata: Mapping[str, Any]) -> bool:
+        """Whether an image shows what its prompt's metadata asks for."""
+
+        def colours(name: str, objects: Sequence[DetectedObject]) -> list[str]:
+            return self._colours.of(image, name, objects)
+
+        found = self._detector.find(image, min(self._thresholds.values()))
+        return is_correct(kept_objects(found, metadata, **self._thresholds), metadata, colours)
+
+    def _check(self, metadata: Mapping[str, Any]) -> None:
+        check_metadata(metadata)
+        named = {item["class"] for part in ("include", "exclude") for item in metadata.get(part, [])}
+        if unknown := sorted(named - self._detector.names):
+            raise ValueError(
+                f"got class {unknown[0]!r}; expected one that the detector has: {sorted(self._detector.names)}"
+            )

@@ -1,0 +1,144 @@
+"""Rules of GenEval: whether detected objects are those that a prompt's metadata asks for.
+
+Source: Ghosh et al. 2023 (arXiv 2310.11513) and `evaluation/evaluate_images.py` of its code, with that script's default
+options. Its rules are kept as they are: colours and positions count for the likeliest objects of a class only, and
+objects of classes that the metadata does not name do not count.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
+"""Scores that an object must exceed, and that of prompts with the tag "counting"."""
+MOST_OBJECTS = 16
+"""Most objects of a class."""
+POSITION_MARGIN = 0.1
+"""Part of the objects' sizes by which they must be apart to be left of, above, … each other."""
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+RELATIONS = ("left of", "right of", "above", "below")
+
+
+class DetectedObject(NamedTuple):
+    """An object that a detector found; the box's edges are in pixels."""
+
+    name: str
+    score: float
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+ColoursOf = Callable[[str, Sequence[DetectedObject]], Sequence[str]]
+"""(class, objects of it) → the colour of each, one of `COLOURS`."""
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Require metadata as GenEval's prompts have it.
+
+    Raises:
+        ValueError: naming the part at fault.
+    """
+    include, exclude = metadata.get("include", []), metadata.get("exclude", [])
+    if not (isinstance(include, list) and isinstance(exclude, list) and (include or exclude)):
+        raise ValueError(
+            "the metadata has no objects; expected GenEval's `include` or `exclude`, lists such as "
+            '[{"class": "dog", "count": 1}]'
+        )
+    for at, wanted in enumerate(include):
+        _check_object(f"include[{at}]", wanted)
+        if "color" in wanted and wanted["color"] not in COLOURS:
+            raise ValueError(f"include[{at}].color is {wanted['color']!r}; expected one of {list(COLOURS)}")
+        if "position" in wanted:
+            _check_position(f"include[{at}].position", wanted["position"], at)
+    for at, unwanted in enumerate(exclude):
+        _check_object(f"exclude[{at}]", unwanted)
+
+
+def _check_object(where: str, item: Any) -> None:
+    if not isinstance(item, Mapping) or not isinstance(item.get("class"), str):
+        raise ValueError(
+            f'{where} is {item!r}; expected an object with a class, such as {{"class": "dog", "count": 1}}'
+        )
+    count = item.get("count")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{where}.count is {count!r}; expected a whole number of at least 1")
+
+
+def _check_position(where: str, position: Any, at: int) -> None:
+    valid = (
+        isinstance(position, list | tuple)
+        and len(position) == 2
+        and position[0] in RELATIONS
+        and isinstance(position[1], int)
+        and 0 <= position[1] < at
+    )
+    if not valid:
+        raise ValueError(
+            f"{where} is {position!r}; expected [RELATION, INDEX], one of {list(RELATIONS)} and the index of an "
+            "earlier object of include"
+        )
+
+
+def kept_objects(
+    found: Sequence[DetectedObject], metadata: Mapping[str, Any], *, threshold: float, counting_threshold: float
+) -> dict[str, list[DetectedObject]]:
+    """Objects by class, the likeliest first, without those that are not likely enough."""
+    least = counting_threshold if metadata.get("tag") == "counting" else threshold
+    kept: dict[str, list[DetectedObject]] = {}
+    # Of equal scores the later comes first, as in the original.
+    for _, one in sorted(enumerate(found), key=lambda row: (row[1].score, row[0]), reverse=True):
+        if one.score > least and len(kept.setdefault(one.name, [])) < MOST_OBJECTS:
+            kept[one.name].append(one)
+    return kept
+
+
+def is_correct(
+    objects: Mapping[str, Sequence[DetectedObject]], metadata: Mapping[str, Any], colours_of: ColoursOf
+) -> bool:
+    """Whether objects by class, as `kept_objects` gives them, are those of the metadata, which is valid."""
+    groups: list[Sequence[DetectedObject] | None] = []
+    for wanted in metadata.get("include", []):
+        group = objects.get(wanted["class"], [])[: wanted["count"]]
+        groups.append(group if _matches(group, wanted, groups, colours_of) else None)
+    present = any(len(objects.get(item["class"], [])) >= item["count"] for item in metadata.get("exclude", []))
+    return None not in groups and not present
+
+
+def _matches(
+    group: Sequence[DetectedObject],
+    wanted: Mapping[str, Any],
+    groups: Sequence[Sequence[DetectedObject] | None],
+    colours_of: ColoursOf,
+) -> bool:
+    """Whether the likeliest objects of a class are as many, of the colour and at the place that is wanted."""
+    if len(group) < wanted["count"]:
+        return False
+    if "color" in wanted and list(colours_of(wanted["class"], group)).count(wanted["color"]) < wanted["count"]:
+        return False
+    if "position" not in wanted:
+        return True
+    relation, index = wanted["position"]
+    targets = groups[index]
+    return targets is not None and all(relation in relations(one, other) for one in group for other in targets)
+
+
+def relations(one: DetectedObject, other: DetectedObject) -> set[str]:
+    """Relations of an object to another, of `RELATIONS`; none if they are too near."""
+    across = (one.left + one.right - other.left - other.right) / 2
+    down = (one.top + one.bottom - other.top - other.bottom) / 2
+    widths = abs(one.right - one.left) + abs(other.right - other.left)
+    heights = abs(one.bottom - one.top) + abs(other.bottom - other.top)
+    x, y = _beyond(across, POSITION_MARGIN * widths), _beyond(down, POSITION_MARGIN * heights)
+    if abs(x) < 1e-3 and abs(y) < 1e-3:
+        return set()
+    distance = math.hypot(across, down)
+    x, y = x / distance, y / distance
+    holds = {"left of": x < -0.5, "right of": x > 0.5, "above": y < -0.5, "below": y > 0.5}
+    return {relation for relation, true in holds.items() if true}
+
+
+def _beyond(offset: float, margin: float) -> float:
+    """The part of an offset beyond a margin on either side of zero."""
+    return math.copysign(max(abs(offset) - margin, 0.0), offset)

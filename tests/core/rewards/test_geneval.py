@@ -1,0 +1,183 @@
+"""GenEval's score with a small detector and a small CLIP: from pixels to verdicts."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from reward_helpers import CLIP, on_bytes
+from solrl_core.rewards.base import REWARDS, RewardSet, metadata_fault
+from solrl_core.rewards.detector import ColourNames, Detector
+from solrl_core.rewards.geneval import DEFAULT_CLIP, DEFAULT_MODEL, GenEval
+from solrl_core.rewards.geneval_rules import COLOURS, DetectedObject
+from solrl_core.rewards.loading import CONFIG, TOKENIZER, Source
+from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
+
+NAMES = ("person", "aeroplane", "tvmonitor", "dog")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A detector of random weights, which finds something everywhere."""
+    config = YolosConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=[32, 32],
+        patch_size=8,
+        num_detection_tokens=6,
+        id2label=dict(enumerate(NAMES)),
+        label2id={name: at for at, name in enumerate(NAMES)},
+    )
+    torch.manual_seed(1)
+    model = YolosForObjectDetection(config)
+    for weight in model.parameters():
+        weight.data = torch.randn_like(weight) * (1.0 if weight.ndim > 1 else 0.1)
+    found = tmp_path_factory.mktemp("detector")
+    model.save_pretrained(found)
+    YolosImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def geneval(folder: Path) -> GenEval:
+    return GenEval(str(folder), CLIP)
+
+
+@pytest.fixture
+def scene(geneval: GenEval, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DetectedObject]]:
+    """Objects by the colour of an image's first pixel, in place of those that the detector finds."""
+    found: dict[str, list[DetectedObject]] = {}
+    monkeypatch.setattr(geneval._detector, "find", lambda image, least: found[f"{image.getpixel((0, 0))[0]}"])
+    return found
+
+
+def picture(*shades: int) -> torch.Tensor:
+    return torch.tensor(shades)[:, None, None, None].expand(-1, 3, 32, 32) / 255
+
+
+def test_the_detector_gives_what_transformers_gives(folder: Path) -> None:
+    detector = Detector(str(folder), device="cpu", dtype="float32")
+    assert detector.names == {"person", "airplane", "tv", "dog"}
+    image = Image.fromarray((on_bytes(1, 48, 64)[0].permute(1, 2, 0) * 255).byte().numpy())
+    with torch.inference_mode():
+        found = detector.find(image, 0.2)
+    model = YolosForObjectDetection.from_pretrained(folder).eval()
+    processor = YolosImageProcessorPil.from_pretrained(folder)
+    with torch.inference_mode():
+        out = model(**processor(images=image, return_tensors="pt"))
+    shares = out.logits[0].softmax(-1)[:, :-1]
+    kept = shares.max(-1).values > 0.2
+    assert 0 < len(found) == int(kept.sum())
+    x, y, width, height = (out.pred_boxes[0][kept] * torch.tensor([64, 48, 64, 48])).unbind(-1)
+    boxes = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], -1)
+    torch.testing.assert_close(torch.tensor([one[2:] for one in found]), boxes, rtol=1e-5, atol=1e-4)
+    plain = ("person", "airplane", "tv", "dog")
+    assert [one.name for one in found] == [plain[at] for at in shares[kept].argmax(-1).tolist()]
+    assert [one.score for one in found] == pytest.approx(shares[kept].max(-1).values.tolist())
+
+
+def test_images_are_scored_by_their_own_metadata(geneval: GenEval, scene: dict[str, list[DetectedObject]]) -> None:
+    dog, other = DetectedObject("dog", 0.95, 0, 0, 9, 9), DetectedObject("dog", 0.92, 20, 0, 29, 9)
+    scene |= {"10": [dog], "20": [dog, other], "30": []}
+    one = {"tag": "single_object", "include": [{"class": "dog", "count": 1}]}
+    two = {"tag": "counting", "include": [{"class": "dog", "count": 2}], "exclude": [{"class": "dog", "count": 3}]}
+    rewards = RewardSet({"geneval": geneval})
+    rows = [one, one, one, two, two]
+    found = rewards.score(["geneval"], picture(10, 20, 30, 10, 20), ["a dog"] * 5, rows)["geneval"]
+    assert found.tolist() == [1, 1, 0, 0, 1]
+    assert geneval(picture(), [], []).shape == (0,)
+
+
+def test_random_weights_give_verdicts_of_pixels(geneval: GenEval) -> None:
+    images = on_bytes(4, 48, 64)
+    names = ("person", "airplane", "tv", "dog")
+    scores = {}
+    for name in names:
+        metadata = {"include": [{"class": name, "count": 1, "color": "red"}], "exclude": [{"class": name, "count": 9}]}
+        scores[name] = geneval(images, ["a"] * 4, [metadata] * 4).tolist()
+        plain = {"include": [{"class": name, "count": 1}]}
+        assert all(a <= b for a, b in zip(scores[name], geneval(images, ["a"] * 4, [plain] * 4).tolist(), strict=True))
+    assert {score for row in scores.values() for score in row} <= {0.0, 1.0}
+
+
+def red_and_blue(pixel_values: torch.Tensor) -> Any:
+    """Features of an image that are the means of its red and blue."""
+    return SimpleNamespace(pooler_output=pixel_values.mean((2, 3))[:, [0, 2]])
+
+
+def test_colours_are_of_the_crop(monkeypatch: pytest.MonkeyPatch) -> None:
+    colours = ColourNames(CLIP, device="cpu", dtype="float32")
+    pixels = np.zeros((32, 64, 3), np.uint8)
+    pixels[:, :32, 0] = pixels[:, 32:, 2] = 255
+    left, right = DetectedObject("dog", 0.9, 0, 0, 32, 32), DetectedObject("dog", 0.9, 32, 0, 64, 32)
+    thin = DetectedObject("dog", 0.9, 40.2, 3.1, 40.3, 3.2)
+    classifier = torch.full((len(COLOURS), 2), -1.0)
+    classifier[COLOURS.index("red")], classifier[COLOURS.index("blue")] = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    monkeypatch.setattr(colours, "_classifier", lambda name: classifier)
+    monkeypatch.setattr(colours._model, "get_image_features", red_and_blue)
+    assert colours.of(Image.fromarray(pixels), "dog", [left, right, thin]) == ["red", "blue", "blue"]
+
+
+def test_a_colour_is_the_mean_of_three_texts() -> None:
+    colours = ColourNames(CLIP, device="cpu", dtype="float32")
+    with torch.inference_mode():
+        found = colours._classifier("dog")
+        texts = ["a photo of a orange dog", "a photo of a orange-colored dog", "a photo of a orange object"]
+        tokens = colours._tokenizer(texts, padding=True, truncation=True, max_length=24, return_tensors="pt")
+        features = colours._model.get_text_features(**tokens).pooler_output
+    mean = (features / features.norm(dim=-1, keepdim=True)).mean(0)
+    torch.testing.assert_close(found[COLOURS.index("orange")], mean / mean.norm(), rtol=1e-4, atol=1e-5)
+    assert found.shape == (len(COLOURS), features.shape[-1])
+
+
+def test_a_class_that_the_detector_lacks_is_refused(geneval: GenEval) -> None:
+    for part in ("include", "exclude"):
+        with pytest.raises(ValueError, match=r"got class 'unicorn'; expected one that the detector has: .'airplane'"):
+            geneval(picture(10), ["a"], [{part: [{"class": "unicorn", "count": 1}]}])
+    with pytest.raises(ValueError, match="got 1 images and 0 rows"):
+        geneval(picture(10), [], [])
+    assert metadata_fault(REWARDS.find("geneval"), {}) is not None
+    assert metadata_fault(REWARDS.find("geneval"), {"include": [{"class": "dog", "count": 1}]}) is None
+
+
+def test_the_digest_is_of_networks_thresholds_and_rules(
+    folder: Path, geneval: GenEval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert GenEval(str(folder), CLIP).digest == geneval.digest
+    changes: list[dict[str, Any]] = [{"threshold": 0.5}, {"counting_threshold": 0.5}]
+    others = {GenEval(str(folder), CLIP, **change).digest for change in changes}
+    model = YolosForObjectDetection.from_pretrained(folder)
+    model.class_labels_classifier.layers[-1].bias.data.add_(1)
+    model.save_pretrained(tmp_path)
+    YolosImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    others.add(GenEval(str(tmp_path), CLIP).digest)
+    monkeypatch.setattr("solrl_core.rewards.geneval.source_digest", lambda rule: f"another {rule.__name__}")
+    others.add(GenEval(str(folder), CLIP).digest)
+    assert len(others | {geneval.digest}) == 5
+
+
+def test_invalid_options_are_refused(folder: Path, tmp_path: Path) -> None:
+    wrong: list[dict[str, Any]] = [{"threshold": 1.0}, {"counting_threshold": -0.1}]
+    for options in wrong:
+        with pytest.raises(ValueError, match="expected 0 to below 1"):
+            GenEval(str(folder), CLIP, **options)
+    with pytest.raises(OSError, match="none"):
+        GenEval(str(tmp_path / "none"), CLIP)
+    with pytest.raises(ValueError, match="CLIPConfig"):
+        GenEval(CLIP, CLIP)
+
+
+def test_sources_and_size_are_those_of_the_published_models() -> None:
+    from transformers import RTDetrConfig, RTDetrForObjectDetection
+
+    sources = (Source(DEFAULT_MODEL, CONFIG), Source(DEFAULT_CLIP, CONFIG), Source(DEFAULT_CLIP, TOKENIZER))
+    assert GenEval.sources({}) == sources
+    with torch.device("meta"):
+        detector = RTDetrForObjectDetection(RTDetrConfig(num_labels=80))
+    clip = REWARDS.find("clipscore").parameters
+    assert GenEval.parameters == clip + sum(weight.numel() for weight in detector.parameters())
