@@ -218,6 +218,7 @@ def test_rewards_that_are_not_needed_are_only_looked_for_here() -> None:
     rows = {finding.subject: finding for finding in diagnosis.rewards(["verifier"], "a/model")}
     assert rows.pop("reward verifier").state == "ok"
     assert sorted(rows) == [f"reward {name}" for name in BUILT_IN]
+    assert rows.pop("reward ocr").state == "ok", "its package has its weights"
     assert {(finding.state, finding.action) for finding in rows.values()} == {("n/a", "")}
     # A model's solrl.json says where its rewards are.
     rows = {finding.subject.removeprefix("reward "): finding for finding in diagnosis.rewards([], "mini-sana")}

@@ -29,6 +29,7 @@ REWARDS: Registry[Any] = Registry(
         "geneval": "solrl_core.rewards.geneval:GenEval",
         "hpsv2": "solrl_core.rewards.hpsv2:HpsV2",
         "imagereward": "solrl_core.rewards.imagereward:ImageReward",
+        "ocr": "solrl_core.rewards.ocr:Ocr",
         "pickscore": "solrl_core.rewards.pickscore:PickScore",
     },
     wrong=lambda found: None if callable(found) else "a function of images, prompts and metadata, or a class of such",

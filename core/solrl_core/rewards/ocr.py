@@ -1,0 +1,114 @@
+"""Rendered text: how near what an OCR engine reads comes to the text that a prompt asks for.
+
+Source: Liu et al. 2025 (Flow-GRPO, arXiv 2505.05470) and its reward, with RapidOCR in place of PaddleOCR.
+"""
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from solrl_core.fingerprint import combined_digest, source_digest
+from solrl_core.rewards.base import checks_metadata
+from solrl_core.rewards.images import as_bytes
+
+_QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”')
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Require that `text`, if there is one, is a text.
+
+    Raises:
+        ValueError: it is not.
+    """
+    text = metadata.get("text")
+    if text is not None and not (isinstance(text, str) and text.strip()):
+        raise ValueError(f'its text is {text!r}; expected the text that the image shows, such as "OPEN"')
+
+
+@checks_metadata(check_metadata)
+class Ocr:
+    """Scores from 0 to 1 of the text that RapidOCR reads in images; it runs on the processor.
+
+    The text that a prompt asks for is `text` of its metadata, else what stands in its first double quotes.
+
+    Args:
+        device: ignored.
+
+    Attributes:
+        digest: digest of the engine's version, whose package has its weights, and of the score.
+
+    Raises:
+        ValueError: the engine is not installed.
+    """
+
+    parameters = 0
+    """Parameters on the device, for memory plans."""
+
+    def __init__(self, *, device: str = "cpu") -> None:
+        try:
+            from rapidocr import RapidOCR
+        except ImportError as error:
+            raise ValueError(f"its packages are missing ({error}); install them: pip install 'solrl[ocr]'") from error
+        self._engine = RapidOCR(params={"Global.log_level": "critical"})
+        self._reading = threading.Lock()
+        self.digest = combined_digest(f"rapidocr {version('rapidocr')}", source_digest(closeness))
+
+    def __call__(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Score images [N, 3, H, W] in [0, 1] with N prompts and their metadata; float32 [N].
+
+        Raises:
+            ValueError: the numbers of images and prompts differ, or a prompt asks for no text.
+        """
+        if not len(images) == len(prompts) == len(metadata):
+            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
+        wanted = [wanted_text(prompt, one) for prompt, one in zip(prompts, metadata, strict=True)]
+        read = (self.read(pixels) for pixels in as_bytes(images))
+        return torch.tensor([closeness(*pair) for pair in zip(read, wanted, strict=True)], dtype=torch.float32)
+
+    def read(self, pixels: torch.Tensor) -> str:
+        """Text in an image, uint8 [H, W, 3], its lines joined."""
+        with self._reading:
+            found = self._engine(pixels.flip(-1).numpy())  # as OpenCV has them: blue, green, red
+        return "".join(found.txts or ())
+
+
+def wanted_text(prompt: str, metadata: Mapping[str, Any]) -> str:
+    """Text that a prompt asks for.
+
+    Raises:
+        ValueError: none, or one that is not a text.
+    """
+    check_metadata(metadata)
+    quoted = _QUOTED.search(prompt)
+    text = metadata.get("text") or (quoted and (quoted[1] or quoted[2])) or ""
+    if not text.strip():
+        raise ValueError(
+            f"got prompt {prompt!r} without a text to render; expected one in double quotes, or as `text` "
+            "of its metadata"
+        )
+    return str(text)
+
+
+def closeness(read: str, wanted: str) -> float:
+    """1 − edit distance / length of the wanted text, at least 0; 1 if it is part of what was read.
+
+    Case and white space do not count.
+    """
+    read, wanted = ("".join(text.split()).lower() for text in (read, wanted))
+    return 1.0 if wanted in read else max(0.0, 1 - edit_distance(read, wanted) / len(wanted))
+
+
+def edit_distance(one: str, other: str) -> int:
+    """Least number of insertions, deletions and replacements of characters between two texts (Levenshtein's)."""
+    row = list(range(len(other) + 1))
+    for count, character in enumerate(one, 1):
+        diagonal, row[0] = row[0], count
+        for at, another in enumerate(other, 1):
+            diagonal, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, diagonal + (character != another))
+    return row[-1]

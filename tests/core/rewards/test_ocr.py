@@ -1,0 +1,112 @@
+"""Rendered text: distances, the text that a prompt asks for, and real reading if the engine is installed."""
+
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from solrl_core.rewards.base import REWARDS, RewardSet, metadata_fault
+from solrl_core.rewards.ocr import Ocr, closeness, edit_distance, wanted_text
+
+needs_engine = pytest.mark.skipif(find_spec("rapidocr") is None, reason="the extra `ocr` is not installed")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "distance"),
+    [
+        ("", "", 0),
+        ("", "abc", 3),
+        ("abc", "", 3),
+        ("kitten", "sitting", 3),
+        ("flaw", "lawn", 2),
+        ("abc", "abc", 0),
+        ("ab", "ba", 2),
+        ("intention", "execution", 5),
+    ],
+)
+def test_edit_distances(one: str, other: str, distance: int) -> None:
+    assert edit_distance(one, other) == edit_distance(other, one) == distance
+
+
+@pytest.mark.parametrize(
+    ("read", "wanted", "score"),
+    [
+        ("OPEN", "open", 1.0),
+        ("NowOpen\nToday", "now  open", 1.0),
+        ("OPFN", "OPEN", 0.75),
+        ("OPE", "OPEN", 0.75),
+        ("", "OPEN", 0.0),
+        ("something else altogether", "OPEN", 0.0),
+        ("XOPFNX", "OPEN", 0.25),
+    ],
+)
+def test_closeness(read: str, wanted: str, score: float) -> None:
+    assert closeness(read, wanted) == pytest.approx(score)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "metadata", "text"),
+    [
+        ('a sign that says "Open Now"', {}, "Open Now"),
+        ('"A" and "B"', {}, "A"),
+        ("a sign that says “Geöffnet”", {}, "Geöffnet"),
+        ('a sign that says "Open"', {"text": "Closed"}, "Closed"),
+        ("a sign", {"text": "Closed"}, "Closed"),
+    ],
+)
+def test_the_text_is_of_the_metadata_or_quoted(prompt: str, metadata: dict[str, Any], text: str) -> None:
+    assert wanted_text(prompt, metadata) == text
+
+
+def test_a_prompt_without_text_is_refused() -> None:
+    for prompt in ("a sign", 'a " sign', '""', '" "'):
+        with pytest.raises(ValueError, match="without a text to render; expected one in double quotes, or as `text`"):
+            wanted_text(prompt, {})
+    for text in ("", " ", 3, ["a"]):
+        assert metadata_fault(REWARDS.find("ocr"), {"text": text}) is not None
+        with pytest.raises(ValueError, match="expected the text that the image shows"):
+            wanted_text('a "sign"', {"text": text})
+    assert metadata_fault(REWARDS.find("ocr"), {}) is None
+
+
+def test_without_its_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rapidocr", None)
+    with pytest.raises(ValueError, match=r"cannot load reward 'ocr': its packages are missing .* 'solrl\[ocr\]'"):
+        REWARDS.make("ocr", {"device": "cpu"})
+
+
+def drawn(text: str, ink: str = "black", paper: str = "white") -> torch.Tensor:
+    """An image [3, 96, 320] with a text."""
+    image = Image.new("RGB", (320, 96), paper)
+    ImageDraw.Draw(image).text((20, 28), text, fill=ink, font=ImageFont.load_default(36))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+
+
+@needs_engine
+def test_drawn_text_is_read() -> None:
+    reward = Ocr(device="cuda")
+    images = torch.stack([drawn("Hello World"), drawn("Hello Moon", "yellow", "navy"), drawn(""), drawn("Hello World")])
+    prompts = ['a sign that says "Hello World"'] * 3 + ["a sign"]
+    found = RewardSet({"ocr": reward}).score(["ocr"], images, prompts, [{}, {}, {}, {"text": "hello worlds!"}])["ocr"]
+    assert found[0] == 1
+    assert 0.4 < found[1] < 0.8
+    assert found[2] == 0
+    assert found[3] == pytest.approx(1 - 2 / 12)
+    assert reward.read((drawn("Orange", "orange") * 255).byte().permute(1, 2, 0)) == "Orange"
+    assert reward.digest == Ocr().digest
+    assert reward(images[:0], [], []).shape == (0,)
+    with pytest.raises(ValueError, match="got 4 images and 1 prompts"):
+        reward(images, prompts[:1], [{}])
+
+
+@needs_engine
+def test_the_digest_is_of_engine_and_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = {Ocr().digest}
+    monkeypatch.setattr("solrl_core.rewards.ocr.version", lambda name: "0")
+    digests.add(Ocr().digest)
+    monkeypatch.setattr("solrl_core.rewards.ocr.source_digest", lambda thing: "another")
+    digests.add(Ocr().digest)
+    assert len(digests) == 3
