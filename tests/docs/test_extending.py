@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import fields
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 import torch
 from fences import ROOT, blocks, commands, example
 from safetensors.torch import save_file
+from solrl_client.vlm_judge import TEMPLATE, VlmJudge
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise
 from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import REWARDS
 from solrl_trainer.algorithms.training_data import ForwardBatch, TrajectoryBatch
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import resolve
@@ -58,6 +61,22 @@ def test_the_reward_scores_images(examples: Path, mini: Backbone, name: str) -> 
     assert found[0] == pytest.approx(0, abs=1e-6)
     assert found[1] == pytest.approx(0.3 * 1.25**0.5, rel=1e-5)
     assert found[2] > found[1]
+
+
+def test_the_judge_takes_the_page_s_options() -> None:
+    (words,) = [c for block in blocks(REWARD, "sh") for c in commands(block) if "vlm_judge" in c]
+    given = [words[words.index("--reward-options") + 1], *(block.text for block in blocks(REWARD, "json"))]
+    assert len(given) == 2
+    for text in given:
+        (options,) = json.loads(text).values()
+        signature(VlmJudge).bind(**options)
+        assert "{prompt}" in options.get("template", TEMPLATE)
+
+
+def test_the_page_lists_the_rewards_that_are_there() -> None:
+    listed = re.findall(r"^\| (`.*?) \|", (ROOT / REWARD).read_text(), re.MULTILINE)
+    names = {name for cell in listed for name in re.findall(r"`(\w+)`", cell)}
+    assert names == {"vlm_judge", *filter(REWARDS.is_built_in, REWARDS.names())}
 
 
 def test_the_trainer_accepts_the_page_s_reward() -> None:

@@ -116,7 +116,7 @@ class ColourNames:
         features = self._model.get_text_features(
             input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
         ).pooler_output.float()
-        means = F.normalize(features, dim=-1).unflatten(0, (len(COLOURS), len(_TEMPLATES))).mean(1)
+        means = F.normalize(features, dim=-1).view(len(COLOURS), len(_TEMPLATES), -1).mean(1)
         return F.normalize(means, dim=-1)
 
 
