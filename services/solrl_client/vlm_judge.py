@@ -108,7 +108,7 @@ class VlmJudge:
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> torch.Tensor:
-        """Score images [N, 3, H, W] in [0, 1] with N prompts; float32 [N].
+        """Score images [N, 3, H, W], in [0, 1] or uint8, with N prompts; float32 [N].
 
         Raises:
             ValueError: the numbers of images and prompts differ.

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
 from fake_judge import KEY, MODEL, FakeJudge, question
 from PIL import Image
 from reward_servers import pictures, serving
@@ -21,6 +22,7 @@ from solrl_core.rewards import RewardSet, load_reward
 from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.rewards.wire import encode_scoring
+from solrl_proto.problems import ProblemKind, RetryLaterError
 from solrl_proto.scores import SCORES_MEDIA_TYPE, ScorePrompt, ScoreRequest
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
@@ -364,3 +366,39 @@ def test_a_reward_service_serves_a_judge(server: tuple[FakeJudge, str]) -> None:
         requests = len(fake.asked)
         assert f'solrl_reward_costs_total{{kind="requests",reward="vlm_judge"}} {requests}.0' in shown
         assert 'solrl_reward_costs_total{kind="prompt_tokens",reward="vlm_judge"}' in shown
+
+
+def test_images_of_bytes_have_the_scores_of_floats(server: tuple[FakeJudge, str]) -> None:
+    fake, address = server
+    images = pictures(2, side=8)
+    found = VlmJudge(address, MODEL)(images, ["a red circle"] * 2, [{}] * 2)
+    assert torch.equal(found, judged(VlmJudge(address, MODEL), images))
+    assert sorted(map(str, fake.asked[:2])) == sorted(map(str, fake.asked[2:]))
+
+
+def test_a_rollout_service_asks_a_judge_beside_its_generation(server: tuple[FakeJudge, str]) -> None:
+    fake, address = server
+    options = {JUDGE: {"endpoint": address, "model": MODEL, "patience": 0}}
+    engine = started_engine(FakeBackend(), rewards=(REWARD, JUDGE), reward_options=options)
+    try:
+        fake.hold.clear()
+        judging = chunk(job("a", rewards=(REWARD, JUDGE)), count=2)
+        others = chunk(job("b", rewards=(REWARD,)), count=2)
+        engine.submit([judging])
+        engine.submit([others])
+        assert len(others.result.result(600).rewards[REWARD]) == 2
+        assert not judging.result.done()
+        fake.hold.set()
+        scored = judging.result.result(600).rewards
+        assert (list(scored), len(scored[JUDGE])) == ([REWARD, JUDGE], 2)
+        fake.mode = "broken"
+        failing = chunk(job("c", rewards=(REWARD, JUDGE)), prompt="another", count=2)
+        engine.submit([failing])
+        with pytest.raises(RetryLaterError) as caught:
+            failing.result.result(600)
+        assert (caught.value.problem.kind, caught.value.problem.status) == (ProblemKind.REWARD_FAILED, 503)
+        assert "CUDA error" in caught.value.problem.detail
+        assert not engine.dead
+    finally:
+        fake.hold.set()
+        engine.close()
