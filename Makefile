@@ -16,10 +16,10 @@ demo: $(VENV)/.installed
 unit: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --unit
 
-# Four processes on two cores, because tests often wait for processes to start or end.
+# Three processes on two cores, because tests often wait for processes to start or end.
 test: $(VENV)/.installed-dev
 	scripts/install-test-tools
-	$(VENV)/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

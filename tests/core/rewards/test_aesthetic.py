@@ -71,7 +71,8 @@ def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, change: Callable[[T
         Aesthetic(**rewritten(tmp_path, change))
 
 
-def test_missing_files_and_invalid_options_are_refused(tmp_path: Path) -> None:
+def test_missing_files_and_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match="is not a file"):
         Aesthetic(AESTHETIC["model"], str(tmp_path / "none.pth"))
     with pytest.raises(OSError, match=f"cannot get {CHECKPOINT} of {REPOSITORY} .* as `checkpoint`"):
