@@ -138,10 +138,12 @@ def test_a_chunk_whose_worker_dies_is_made_again() -> None:
         one.engine.submit(chunks)
         for part in chunks:
             assert torch.equal(scores(part), EXPECTED)
-        while one.counted("solrl_worker_restarts_total") < sum(worker.loads for worker in one.workers) - 2:
-            pass
-        assert all(worker.serving for worker in one.engine.workers)
-        assert sum(part.losses for part in chunks) == sum(worker.loads for worker in one.workers) - 2
+        lost = sum(part.losses for part in chunks)
+        while one.counted("solrl_worker_restarts_total") < lost:
+            time.sleep(0.01)
+        while not all(worker.serving for worker in one.engine.workers):
+            time.sleep(0.01)
+        assert sum(worker.loads for worker in one.workers) - 2 == lost
 
 
 def test_a_chunk_that_loses_two_workers_fails_alone() -> None:
