@@ -111,7 +111,7 @@ def main() -> None:
             for name, engine, settings in turns[:: 1 if number % 2 else -1]:
                 rates[name].append(rate(engine, settings, args.chunks))
                 print(f"{name}, round {number + 1}: {rates[name][-1]:.2f} candidates/s", file=sys.stderr, flush=True)
-    ratios = [ours / theirs for ours, theirs in zip(rates["server"], rates["free"], strict=True)]
+    ratios = [server / free for server, free in zip(rates["server"], rates["free"], strict=True)]
     given = {key: value for key, value in vars(args).items() if key != "out"}
     found = {"ratio": statistics.median(ratios), "wanted": WANTED, "server_seconds": seconds}
     text = json.dumps({**given, **found, "ratios": ratios, "candidates_per_second": rates}, indent=1)
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def rate(engine: Engine, settings: Settings, count: int) -> float:
-    """Candidates generated per second, from the begin of the first chunk to that of the last."""
+    """Candidates generated per second, from the start of the first chunk to the start of the last."""
     started = [chunk.started_at for chunk in made(engine, settings, count)]
     return (count - 1) * CHUNK_SIZE / (started[-1] - started[0])
 

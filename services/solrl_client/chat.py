@@ -12,10 +12,9 @@ from pydantic import BaseModel, Field, ValidationError
 from solrl_core.errors import RewardUnavailableError
 
 from solrl_client.addresses import check_url
-from solrl_client.deadline import Deadline
+from solrl_client.deadline import TimedClient
 from solrl_client.text import printable
-from solrl_client.tokens import bearer_token
-from solrl_client.transport import HEADERS, MAX_DOCUMENT, RefusedError, first_fault, read_within
+from solrl_client.transport import MAX_DOCUMENT, RefusedError, first_fault, read_within
 
 TOKEN = "SOLRL_JUDGE_TOKEN"
 """Variable of the environment with the endpoint's API key; `TOKEN_PATH`'s file has it, too."""
@@ -162,13 +161,7 @@ class ChatEndpoint:
         self._pace = Pace(per_second)
         self._lock = threading.Lock()
         self._costs = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
-        token = bearer_token(TOKEN)
-        self._http = httpx.Client(
-            base_url=self.address,
-            headers=HEADERS | ({"Authorization": f"Bearer {token}"} if token else {}),
-            timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=0),  # see `Deadline`
-        )
+        self._http = TimedClient(self.address, TOKEN, timeout, connections)
 
     @property
     def costs(self) -> dict[str, int]:
@@ -238,10 +231,7 @@ class ChatEndpoint:
     def _attempt(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
         """The document of one request."""
         try:
-            with (
-                Deadline(self._timeout) as deadline,
-                self._http.stream(method, path, extensions=deadline.extensions, **arguments) as answer,
-            ):
+            with self._http.stream(method, path, **arguments) as answer:
                 body = read_within(answer, MAX_DOCUMENT)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             # Its text may contain the token.

@@ -3,10 +3,14 @@
 import contextlib
 import socket
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+
+from solrl_client.tokens import bearer_token
+from solrl_client.transport import HEADERS
 
 _CONNECTED = (".connect_tcp.complete", ".start_tls.complete")
 
@@ -55,3 +59,33 @@ class Deadline:
             with contextlib.suppress(OSError):  # it is closed by now
                 # The method of plain sockets: that of TLS would drop its state under a reading thread.
                 socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
+
+
+class TimedClient:
+    """HTTP requests to one address, each with a time limit for its whole answer.
+
+    Args:
+        address: address to which paths are appended.
+        token: variable of the environment with the bearer token.
+        timeout: seconds within which an answer must be complete.
+        connections: most open connections; None for no limit.
+    """
+
+    def __init__(self, address: str, token: str, timeout: float, connections: int | None = None) -> None:
+        given = bearer_token(token)
+        self._timeout = timeout
+        self._http = httpx.Client(
+            base_url=address,
+            headers=HEADERS | ({"Authorization": f"Bearer {given}"} if given else {}),
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=0),  # see `Deadline`
+        )
+
+    @contextlib.contextmanager
+    def stream(self, method: str, path: str, **arguments: Any) -> Iterator[httpx.Response]:
+        """The answer to a request, not yet read; raises httpx.TransportError also when the time is over."""
+        with (
+            Deadline(self._timeout) as deadline,
+            self._http.stream(method, path, extensions=deadline.extensions, **arguments) as answer,
+        ):
+            yield answer

@@ -16,10 +16,9 @@ from solrl_proto.problems import ProblemKind
 from solrl_proto.scores import SCORES_MEDIA_TYPE, RewardList, ScoreAnswer, ScorePrompt, ScoreRequest
 
 from solrl_client.addresses import check_url
-from solrl_client.deadline import Deadline
+from solrl_client.deadline import TimedClient
 from solrl_client.text import printable
-from solrl_client.tokens import bearer_token
-from solrl_client.transport import HEADERS, RefusedError, read_document
+from solrl_client.transport import RefusedError, read_document
 
 TOKEN = "SOLRL_REWARD_TOKEN"
 """Variable of the environment with the bearer token for reward servers; `TOKEN_PATH`'s file has it, too."""
@@ -93,18 +92,10 @@ class RemoteReward:
         batches(0, batch_size)
         self.at = check_url(at, f"address of reward {name!r}", TOKEN)
         self._name = name
-        self._timeout = timeout
         self._batch_size = batch_size
         self._patience = patience
         self._pause = pause
-        token = bearer_token(TOKEN)
-        headers = HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
-        self._http = httpx.Client(
-            base_url=self.at,
-            headers=headers,
-            timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
-            limits=httpx.Limits(max_keepalive_connections=0),  # see `Deadline`
-        )
+        self._http = TimedClient(self.at, TOKEN, timeout)
         self.digest = self._announced_digest()
 
     def __call__(
@@ -155,10 +146,7 @@ class RemoteReward:
 
     def _ask(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
         def attempt() -> Document:
-            with (
-                Deadline(self._timeout) as deadline,
-                self._http.stream(method, path, extensions=deadline.extensions, **arguments) as answer,
-            ):
+            with self._http.stream(method, path, **arguments) as answer:
                 return read_document(answer, model)
 
         return self._patiently(attempt)
