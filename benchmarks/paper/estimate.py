@@ -54,15 +54,16 @@ def rates(runs: Iterable[Finished]) -> Rates:
 def hours(experiments: Sequence[Experiment], found: Rates) -> float | None:
     """Hours of these runs one after another; None without any measured run.
 
-    A kind of pass that no run has measured counts like the slowest one of its phase, or of all.
+    A kind of pass that no run has measured counts like the slowest one of its phase, or of all but evaluations.
     """
     if not found:
         return None
+    others = [rate for name, rate in found.items() if name != "evaluate"] or list(found.values())
     total = 0.0
     for one in experiments:
         for phase, count in passes_by_phase(one.config).items():
             alike = [rate for name, rate in found.items() if name.partition(" ")[0] == phase.partition(" ")[0]]
-            total += count * found.get(phase, max(alike or found.values()))
+            total += count * found.get(phase, max(alike or others))
     return total / 3600
 
 

@@ -100,20 +100,14 @@ def read(detector: Detector, images: torch.Tensor) -> list[list[ReadObject]]:
     peaks = (there == highest) & (there >= SEEN)
     (shape_p, shape), (colour_p, colour) = (maps[name].softmax(1).max(1) for name in ("shape", "colour"))
     confidence = there * shape_p * colour_p
+    image, row, column = peaks.nonzero().unbind(1)
+    cells = (image, slice(None), row, column)
+    x, y = (maps["offset"][cells] + torch.stack((column, row), 1) + 0.5).mul(CELL).unbind(1)
+    side = CELL * maps["side"][cells][:, 0].exp()
+    read_out = (image, colour[peaks], shape[peaks], x, y, side, confidence[peaks])
     found: list[list[ReadObject]] = [[] for _ in images]
-    for image, row, column in peaks.nonzero().tolist():
-        at = (image, row, column)
-        dx, dy = maps["offset"][image, :, row, column].tolist()
-        found[image].append(
-            ReadObject(
-                colour=(*COLOURS, None)[int(colour[at])],
-                shape=(*SHAPES, None)[int(shape[at])],
-                x=CELL * (column + 0.5 + dx),
-                y=CELL * (row + 0.5 + dy),
-                side=CELL * float(maps["side"][image, 0, row, column].exp()),
-                confidence=float(confidence[at]),
-            )
-        )
+    for number, colour_of, shape_of, *measured in zip(*(values.tolist() for values in read_out), strict=True):
+        found[number].append(ReadObject((*COLOURS, None)[colour_of], (*SHAPES, None)[shape_of], *measured))
     return found
 
 

@@ -39,7 +39,12 @@ def runs_of(context: Context, algorithm: str, reward: str, *, whole: bool = Fals
     choice = choose(programme, recipe, context.runs, context.results)
     if choice is None and not whole:
         return None
-    changes = {"iterations": affordable(programme, recipe, context.results)}
+    count = affordable(programme, recipe, context.results)
+    # Evaluations at equal compute too: DanceGRPO's many cheap iterations would have three times as many.
+    changes = {
+        "iterations": count,
+        "evaluate.every": round(programme.every * count / programme.iterations) or programme.every,
+    }
     if choice is not None:
         changes["optimizer.learning_rate"] = choice.rate
     return programme.over_seeds(recipe, changes, reward=reward)
