@@ -9,7 +9,8 @@ import numpy as np
 from paper.experiments import Experiment, Programme
 from paper.finished import file_of, record
 from paper.tables import TABLES
-from paper.tables.common import Context
+from paper.tables.common import TUNED_FOR, Context
+from paper.tuning import trials
 
 RESULTS = Path(__file__).parents[1] / "docs/results"
 PROMPTS = 12
@@ -51,6 +52,13 @@ def context_of(programme: Programme, folder: Path) -> Context:
     from paper.__main__ import read
 
     return read(programme, folder, RESULTS)
+
+
+def finish_trials(programme: Programme, folder: Path, best: float = 3e-4) -> Programme:
+    """Finish the trials of the learning rate of tables 2 to 5; returns the programme at the best one."""
+    for rate, one in trials(programme, TUNED_FOR, RESULTS).items():
+        finish(one, folder, float(rate == best))
+    return context_of(programme, folder).tuned
 
 
 def finish_all(programme: Programme, folder: Path, gains: Mapping[str, float], table: str) -> Context:

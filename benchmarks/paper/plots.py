@@ -18,7 +18,7 @@ HOUR = 3600
 
 def learning_curves(context: Context, path: Path) -> bool:
     """Held-out reward over weighted compute: pale lines are runs, a strong one their mean. False without any run."""
-    programme = context.programme
+    programme = context.tuned
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     costs = measured_costs(programme.shape, context.results)
     for number, (name, recipe) in enumerate(families.FAMILIES.items()):

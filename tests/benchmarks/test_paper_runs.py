@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from paper.estimate import hours, passes_by_phase, plan, rates
 from paper.experiments import Experiment, Programme
 from paper.finished import MixedRunsError, file_of, read_finished
 from paper.runner import run_missing
-from paper.tables import algorithms, families, gap, sweeps
+from paper.tables import algorithms, families, gap, quantised, sweeps
 from paper.tables.common import Context
 from paper.tuning import GRID, SEED, choose, trials
 from paper.worker import Job, do
-from paper_runs import MACHINE, RESULTS, context_of, finish
+from paper_runs import MACHINE, RESULTS, context_of, finish, finish_trials
 from solrl_trainer.config import RunConfig
 from solrl_trainer.loop import train
 from solrl_trainer.presets import ConfigError
@@ -55,7 +56,7 @@ def test_tables_share_equal_runs() -> None:
     context = Context(PROGRAMME, {}, RESULTS)
     usual = {one.name for one in PROGRAMME.over_seeds("sol_rl")}
     for module in (families, gap, sweeps):
-        assert usual <= {one.name for one in module.experiments(context)}
+        assert usual <= {one.name for one in module.experiments(context, whole=True)}
     assert sweeps.sol_rl(context, sweeps.group(96, 12)) == PROGRAMME.over_seeds("sol_rl")
     assert sweeps.sol_rl(context, {"explore.steps": 6}) == sweeps.sol_rl(context, sweeps.lagging(0))
 
@@ -266,6 +267,32 @@ def test_the_learning_rate_is_that_of_the_best_training_reward(tmp_path: Path) -
     assert (choice.rate, choice.scores[3e-3], choice.at_edge) == (1e-3, -math.inf, False)
 
 
+def test_the_other_tables_run_at_the_rate_that_their_baseline_chose(tmp_path: Path) -> None:
+    modules = (families, quantised, sweeps, gap)
+    tried = set(trials(PROGRAMME, "diffusionnft", RESULTS).values())
+    for module in modules:
+        assert set(module.experiments(context_of(PROGRAMME, tmp_path))) == tried
+    assert finish_trials(PROGRAMME, tmp_path, 1e-4).changes["optimizer.learning_rate"] == 1e-4
+    for module in modules:
+        found = set(module.experiments(context_of(PROGRAMME, tmp_path)))
+        assert found > tried
+        assert {one.config.optimizer.learning_rate for one in found - tried} == {1e-4}
+
+
+def test_evaluations_are_at_equal_compute(tmp_path: Path) -> None:
+    context = context_of(PROGRAMME, tmp_path)
+    for name in algorithms.ALGORITHMS:
+        (one, *_) = algorithms.runs_of(context, name, "clipscore", whole=True) or []
+        share = one.config.evaluate.every / one.config.iterations
+        assert share == pytest.approx(PROGRAMME.every / PROGRAMME.iterations, rel=0.05)
+    often = replace(PROGRAMME, every=1, iterations=100)
+    runs = algorithms.runs_of(context_of(often, tmp_path), "FlowGRPO", "clipscore", whole=True) or []
+    assert runs[0].config.evaluate.every == 1
+    never = replace(PROGRAMME, every=0)
+    runs = algorithms.runs_of(context_of(never, tmp_path), "FlowGRPO", "clipscore", whole=True) or []
+    assert runs[0].config.evaluate.every == 0
+
+
 def test_trials_come_first_and_then_seed_by_seed(tmp_path: Path) -> None:
     context = context_of(PROGRAMME, tmp_path)
     assert {one.seed for one in missing(context, ["algorithms"])} == {SEED}
@@ -276,14 +303,21 @@ def test_trials_come_first_and_then_seed_by_seed(tmp_path: Path) -> None:
 def test_the_estimate_scales_with_passes(tmp_path: Path) -> None:
     assert hours(PROGRAMME.over_seeds("sol_rl"), {}) is None
     assert "no estimate of hours" in plan(context_of(PROGRAMME, tmp_path), 1)
-    (one, _) = PROGRAMME.over_seeds("sol_rl")
+    one = trials(PROGRAMME, "sol_rl", RESULTS)[1e-3]
     finish(one, tmp_path, 0.1, seconds={"explore": 100.0, "regenerate": 50.0, "train": 50.0, "evaluate": 160.0})
     found = rates(context_of(PROGRAMME, tmp_path).runs.values())
     assert hours([one], found) == pytest.approx(0.1)
-    longer = PROGRAMME.experiment("sol_rl", 1, {"iterations": 80, "evaluate.every": 10})
-    assert hours([longer], found) == pytest.approx(0.1 + 200 / 3600)
+    twice = {"iterations": PROGRAMME.iterations, "evaluate.every": 0, "evaluate.fidelity_prompts": 0}
+    assert hours([PROGRAMME.experiment("sol_rl", 1, twice)], found) == pytest.approx(0.1 + 200 / 3600)
     assert found["explore nvfp4"] == pytest.approx(100 / passes_by_phase(one.config)["explore nvfp4"])
     assert "divide by 1" in plan(context_of(PROGRAMME, tmp_path), 1)
+
+
+def test_passes_that_no_run_measured_count_like_the_slowest_but_evaluations() -> None:
+    one = trials(PROGRAMME, "awm", RESULTS)[1e-3]
+    passes = passes_by_phase(one.config)
+    others = sum(count for phase, count in passes.items() if phase != "evaluate")
+    assert hours([one], {"train": 2.0, "evaluate": 9.0}) == pytest.approx((2 * others + 9 * passes["evaluate"]) / 3600)
 
 
 def test_the_page_names_a_command_that_gives_its_settings() -> None:

@@ -14,7 +14,7 @@ from paper.tables import algorithms, families, gap, hacking, quantised, sweeps
 from paper.tables.common import Context
 from paper.tables.families import first_reached
 from paper.tables.gap import verdict
-from paper_runs import RESULTS, context_of, finish, finish_all
+from paper_runs import RESULTS, context_of, finish, finish_all, finish_trials
 
 PROGRAMME = Programme(rewards=("clipscore", "hpsv2"), judges=("verifier",))
 GAINS = {
@@ -60,7 +60,7 @@ def test_families_gain_and_reach_the_baseline(tmp_path: Path) -> None:
 
 
 def test_some_missing_runs_are_named(tmp_path: Path) -> None:
-    first, second, _ = PROGRAMME.over_seeds("sol_rl")
+    first, second, _ = finish_trials(PROGRAMME, tmp_path).over_seeds("sol_rl")
     finish(first, tmp_path, 0.5)
     lines = families.section(context_of(PROGRAMME, tmp_path)).lines
     assert row(lines, "Sol-RL")[2].endswith("(1 of 3 seeds)")
@@ -110,7 +110,7 @@ def test_the_gap_is_decided_only_by_its_whole_interval(tmp_path: Path) -> None:
 
 
 def test_a_fall_is_measured_from_the_best_evaluation(tmp_path: Path) -> None:
-    one = PROGRAMME.experiment("naive_quant", 1)
+    one = finish_trials(PROGRAMME, tmp_path).experiment("naive_quant", 1)
     finish(one, tmp_path, 0.3, curve=[(0, {"clipscore": 0.5}), (5, {"clipscore": 0.58}), (40, {"clipscore": 0.53})])
     context = context_of(PROGRAMME, tmp_path)
     assert quantised.fall(context.runs[one.name], "clipscore") == pytest.approx(0.5)
@@ -121,7 +121,7 @@ def test_other_weights_have_rows_of_their_own(tmp_path: Path) -> None:
     programme = Programme(unprepared="a/folder")
     context = context_of(programme, tmp_path)
     assert [line for line in quantised.section(context).lines if line.startswith("| a/folder, 40 iterations |")]
-    models = {one.config.model for one in quantised.experiments(context)}
+    models = {one.config.model for one in quantised.experiments(context, whole=True)}
     assert models == {"mini-sana", "a/folder"}
 
 
@@ -164,13 +164,14 @@ def test_hacking_names_the_judges_that_fell(tmp_path: Path) -> None:
 def test_show_writes_page_and_plots_without_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tuned = finish_trials(Programme(), tmp_path / "runs")
     for seed in (1, 2):
-        finish(Programme().experiment("sol_rl", seed), tmp_path / "runs", 0.5)
+        finish(tuned.experiment("sol_rl", seed), tmp_path / "runs", 0.5)
     words = ["paper", "families", "--show", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [*words, "--results", str(RESULTS)])
     assert main() == 1
     assert (
-        "By `python benchmarks/paper`: 2 finished runs of mini-sana on a machine,"
+        "By `python benchmarks/paper`: 6 finished runs of mini-sana on a machine,"
         in (tmp_path / "paper.md").read_text()
     )
     assert {path.name for path in (tmp_path / "paper").iterdir()} == {"curves.png", "groups.png"}

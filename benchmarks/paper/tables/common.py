@@ -1,7 +1,8 @@
 """Cells and rows that the tables share. A table is a function of finished runs; what is missing is said in its cell."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import numpy as np
 from paper.experiments import Experiment, Programme
 from paper.finished import Finished, Runs
 from paper.intervals import Estimate, Values, over_seeds_and_prompts
+from paper.tuning import Choice, choose, trials
 
 NOT_RUN = "not run"
+TUNED_FOR = "diffusionnft"
+"""Recipe whose trials choose the learning rate of tables 2 to 5: their baseline. One rate, so that one axis varies."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,22 @@ class Context:
     programme: Programme
     runs: Runs
     results: Path
+
+    @cached_property
+    def choice(self) -> Choice | None:
+        """The learning rate of tables 2 to 5; None while one of its trials is missing."""
+        return choose(self.programme, TUNED_FOR, self.runs, self.results)
+
+    @cached_property
+    def tuned(self) -> Programme:
+        """The programme at that learning rate, or at its presets' while a trial is missing."""
+        rate = {"optimizer.learning_rate": self.choice.rate} if self.choice else {}
+        return replace(self.programme, changes={**self.programme.changes, **rate})
+
+    def after_trials(self, experiments: Iterable[Experiment], *, whole: bool) -> list[Experiment]:
+        """The trials and, once they have chosen, these runs at `tuned`; `whole`: in any case."""
+        tried = list(trials(self.programme, TUNED_FOR, self.results).values())
+        return [*tried, *experiments] if self.choice or whole else tried
 
     def finished(self, experiments: Iterable[Experiment]) -> list[Finished]:
         """The finished ones of these runs that were judged, in their order."""
@@ -98,6 +118,13 @@ def cell(context: Context, experiments: Sequence[Experiment], estimate: Estimate
         return f"{stopped} stopped: loss or gradient not finite"
     said = signed(estimate)
     return f"{said} ({', '.join(notes)})" if notes else said
+
+
+def rate_text(context: Context) -> list[str]:
+    """The learning rate of tables 2 to 5, as a sentence on a line."""
+    if context.choice is None:
+        return []
+    return [f"Learning rate {context.choice.rate:g} for all runs, which the trials of table 1 chose for DiffusionNFT."]
 
 
 def signed(estimate: Estimate | None) -> str:

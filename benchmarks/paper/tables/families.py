@@ -10,7 +10,19 @@ from paper.experiments import Experiment
 from paper.finished import Finished
 from paper.intervals import Estimate, over_seeds
 from paper.published import SPEED_UP
-from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, final, gain, signed, table
+from paper.tables.common import (
+    NOT_RUN,
+    Context,
+    Section,
+    as_json,
+    cell,
+    difference,
+    final,
+    gain,
+    rate_text,
+    signed,
+    table,
+)
 
 TITLE = "2. Rollout families"
 FAMILIES = {
@@ -25,13 +37,14 @@ Clock = Callable[[Finished], float]
 
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
-    """Every family, at the preset's learning rate."""
-    return [one for recipe in FAMILIES.values() for one in context.programme.over_seeds(recipe)]
+    """Every family at the same learning rate, and the trials that choose it."""
+    runs = [one for recipe in FAMILIES.values() for one in context.tuned.over_seeds(recipe)]
+    return context.after_trials(runs, whole=whole)
 
 
 def section(context: Context) -> Section:
     """The table."""
-    programme = context.programme
+    programme = context.tuned
     clocks = clocks_of(context)
     baseline = programme.over_seeds(FAMILIES[BASELINE])
     rows, data = [], {}
@@ -48,6 +61,7 @@ def section(context: Context) -> Section:
     head = ["family", "final", "gain, sd", f"less {BASELINE}", *(f"× {clock}" for clock in clocks)]
     low, high = SPEED_UP
     lines = [
+        *rate_text(context),
         f"Trained on {programme.reward} for {programme.iterations} iterations. ×: compute that {BASELINE} needs to",
         "reach its own final reward, over the compute that the family needs to reach that reward, with its interval",
         f"over seeds; evaluations are every {programme.every} iterations, with straight lines between them. Denoising:",

@@ -3,26 +3,27 @@
 from paper.experiments import Experiment
 from paper.intervals import Estimate, over_seeds_and_prompts, ratio_of_means
 from paper.published import GAP
-from paper.tables.common import NOT_RUN, Context, Section, as_json, pairs, signed, table
+from paper.tables.common import NOT_RUN, Context, Section, as_json, pairs, rate_text, signed, table
 
 TITLE = "5. The gap to BF16"
 MARGIN = 0.1
 
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
-    """Sol-RL and BF16 24-in-96, at both lengths."""
-    programme = context.programme
-    return [
+    """Sol-RL and BF16 24-in-96 at both lengths, and the trials that choose their learning rate."""
+    programme = context.tuned
+    runs = [
         one
         for iterations in (programme.iterations, programme.long)
         for recipe in ("naive_scaling", "sol_rl")
         for one in programme.over_seeds(recipe, {"iterations": iterations})
     ]
+    return context.after_trials(runs, whole=whole)
 
 
 def section(context: Context) -> Section:
     """The table."""
-    programme = context.programme
+    programme = context.tuned
     rows, data = [], {}
     for iterations in (programme.iterations, programme.long):
         changes = {"iterations": iterations}
@@ -37,6 +38,7 @@ def section(context: Context) -> Section:
         rows.append([f"{iterations}{few}", *map(signed, means), share_text(share), verdict(share)])
         data[str(iterations)] = {"share": as_json(share), "bf16": as_json(means[0]), "sol_rl": as_json(means[1])}
     lines = [
+        *rate_text(context),
         f"Trained on {programme.reward}; gains in standard deviations of the base. Gap: the gain of BF16 less that of",
         "Sol-RL, as a share of the gain of BF16, paired by seed and prompt, with Fieller's interval. The paper reports",
         f"a gap of {GAP:.0%}.",

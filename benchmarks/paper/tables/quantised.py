@@ -8,7 +8,7 @@ import numpy as np
 from paper.experiments import Experiment
 from paper.finished import Finished
 from paper.intervals import over_seeds
-from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, gain, signed, table
+from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, gain, rate_text, signed, table
 from paper.tables.families import curve
 
 TITLE = "3. Training on quantised samples"
@@ -29,18 +29,19 @@ def settings(context: Context) -> dict[str, Mapping[str, Any]]:
 
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
-    """Every family in every part."""
-    return [
+    """Every family in every part, and the trials that choose the learning rate."""
+    runs = [
         one
         for changes in settings(context).values()
         for recipe in FAMILIES.values()
-        for one in context.programme.over_seeds(recipe, changes)
+        for one in context.tuned.over_seeds(recipe, changes)
     ]
+    return context.after_trials(runs, whole=whole)
 
 
 def section(context: Context) -> Section:
     """The table."""
-    programme = context.programme
+    programme = context.tuned
     rows, data = [], {}
     for part, changes in settings(context).items():
         reference = programme.over_seeds(FAMILIES[REFERENCE], changes)
@@ -57,6 +58,7 @@ def section(context: Context) -> Section:
     judged = [f"gain in {judge}, sd" for judge in programme.judges]
     head = ["weights, length", "family", "gain, sd", f"less {REFERENCE}", "fall from its best, sd", *judged]
     lines = [
+        *rate_text(context),
         f"Trained on {programme.reward}. Fall: how far the last evaluation lies below the highest of the run, with its",
         "interval over seeds; a run that still rises has 0. The paper's Figure 3b shows naive quantisation degrade",
         "while Sol-RL does not.",

@@ -8,7 +8,7 @@ import numpy as np
 from paper.experiments import Experiment, fitted_plan
 from paper.finished import Finished
 from paper.published import HPSV2_BY_CANDIDATES, HPSV2_BY_STEPS
-from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, gain, table
+from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, gain, rate_text, table
 from paper.theory import match_rate
 
 TITLE = "4. What exploration needs"
@@ -43,15 +43,15 @@ def plans(context: Context) -> dict[str, Changes]:
 
 def sol_rl(context: Context, changes: Changes) -> list[Experiment]:
     """Sol-RL with these changes, one run for each seed."""
-    return context.programme.over_seeds("sol_rl", changes)
+    return context.tuned.over_seeds("sol_rl", changes)
 
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
-    """All sweeps; the usual setting is one run for each seed in all of them."""
+    """All sweeps, with one run for each seed of the usual setting, and the trials that choose their learning rate."""
     every: list[Changes] = [group(candidates, side) for candidates in CANDIDATES for side in SIDES]
     every += [{"explore.steps": steps} for steps in STEPS]
     every += [*plans(context).values(), *map(lagging, LAGS)]
-    return [one for changes in every for one in sol_rl(context, changes)]
+    return context.after_trials((one for changes in every for one in sol_rl(context, changes)), whole=whole)
 
 
 def section(context: Context) -> Section:
@@ -62,6 +62,7 @@ def section(context: Context) -> Section:
         for candidates in CANDIDATES
     ]
     lines = [
+        *rate_text(context),
         f"Sol-RL on {reward}, {context.programme.iterations} iterations; gains in standard deviations of the base.",
         "Candidates N against samples kept on each side; the paper's column is its HPSv2 with 12.",
         "",
