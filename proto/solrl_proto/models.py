@@ -1,6 +1,8 @@
 """Messages about hosted models: digests of all parts that generate or score images, and actual numerics."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from solrl_proto.identifiers import Digest, Message, ModelName, Tier
 
@@ -49,3 +51,5 @@ class ModelList(Message):
 
     noise: NoiseContract
     models: tuple[ModelInfo, ...]
+    reward_hosts: Annotated[tuple[str, ...], Field(exclude_if=lambda value: not value)] = ()
+    """Addresses of reward servers that a request may name for rewards of its own. Absent if there are none."""

@@ -273,10 +273,24 @@ class Plan(Message):
 
 
 class RewardSpec(Message):
-    """A reward by name, and its weight in the score."""
+    """A reward by name, and its weight in the score. With `at`, it is a reward that the run brings."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    at: Annotated[
+        Annotated[str, StringConstraints(max_length=512)] | None, Field(exclude_if=lambda value: value is None)
+    ] = None
+    """Address of the run's own reward server, one of `reward_hosts` in `GET /v1/models`; null for a reward that the
+    service has loaded. Absent if null."""
+    digest: Annotated[Digest | None, Field(exclude_if=lambda value: value is None)] = None
+    """Digest that the reward at `at` must have; null accepts any, which the fingerprint then leaves out. Absent if
+    null."""
+
+    @model_validator(mode="after")
+    def _digest_is_of_a_server(self) -> Self:
+        if self.digest is not None and self.at is None:
+            raise ValueError("got a digest without at; expected both, since GET /v1/models has those of loaded rewards")
+        return self
 
 
 class RolloutRequest(Message):
@@ -373,7 +387,8 @@ class Served(Message):
     precision: Tier
     numerics: Numerics
     fingerprint: Digest
-    """Digest over the digests of all parts of the model and of the requested rewards, as in `GET /v1/models`."""
+    """Digest over the digests of all parts of the model and of the requested rewards, as in `GET /v1/models`, or in the
+    request for rewards with `at`."""
     plan: Plan
 
 

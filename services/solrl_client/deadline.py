@@ -66,13 +66,13 @@ class TimedClient:
 
     Args:
         address: address to which paths are appended.
-        token: variable of the environment with the bearer token.
+        token: variable of the environment with the bearer token; None to send none.
         timeout: seconds within which an answer must be complete.
         connections: most open connections; None for no limit.
     """
 
-    def __init__(self, address: str, token: str, timeout: float, connections: int | None = None) -> None:
-        given = bearer_token(token)
+    def __init__(self, address: str, token: str | None, timeout: float, connections: int | None = None) -> None:
+        given = bearer_token(token) if token else None
         self._timeout = timeout
         self._http = httpx.Client(
             base_url=address,

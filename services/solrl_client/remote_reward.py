@@ -67,10 +67,12 @@ class RemoteReward:
         batch_size: most images in a request.
         patience: seconds to retry when the server does not answer, or says that it may later.
         pause: seconds before the first retry.
+        digest: digest that the reward must have; None asks the server for it now.
+        send_token: whether requests have this program's token for reward servers.
 
     Attributes:
         at: address of the server.
-        digest: the reward's digest, as the server announced it.
+        digest: the reward's digest, as it was given or the server announced it.
 
     Raises:
         ValueError: an option is invalid, or the server has no such reward.
@@ -86,6 +88,8 @@ class RemoteReward:
         batch_size: int = 32,
         patience: float = 0.0,
         pause: float = 0.5,
+        digest: str | None = None,
+        send_token: bool = True,
     ) -> None:
         if not timeout > 0:
             raise ValueError(f"got timeout {timeout} for reward {name!r}; expected seconds above 0")
@@ -95,8 +99,10 @@ class RemoteReward:
         self._batch_size = batch_size
         self._patience = patience
         self._pause = pause
-        self._http = TimedClient(self.at, TOKEN, timeout)
-        self.digest = self._announced_digest()
+        self._sends_token = send_token
+        self._http = TimedClient(self.at, TOKEN if send_token else None, timeout)
+        self._source = "as the request says" if digest else "as when this program connected"
+        self.digest = digest or self._announced_digest()
 
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -124,8 +130,8 @@ class RemoteReward:
         digest = answer.digests.get(self._name)
         if digest != self.digest:
             raise self._unavailable(
-                f"has the digest {digest} now; expected {self.digest}, as when this program connected: start it again, "
-                "or the server with the same reward"
+                f"has the digest {digest} now; expected {self.digest}, {self._source}: start it again, or the server "
+                "with the same reward"
             )
         scores = torch.tensor(answer.scores.get(self._name, ()), dtype=torch.float32)
         if len(scores) != count:
@@ -178,8 +184,13 @@ class RemoteReward:
         problem = error.problem
         if problem.kind == ProblemKind.REWARD_FAILED and problem.status not in _TEMPORARY:
             return RewardError(self._name, f"failed at {self.at}: {problem.detail}")
-        advice = f"; the token is in {TOKEN}, or in {TOKEN}_PATH's file" if problem.status in (401, 403) else ""
+        advice = f"; {self._token_advice()}" if problem.status in (401, 403) else ""
         return self._unavailable(f"answered {problem.status} ({problem.title}: {problem.detail}{advice})")
+
+    def _token_advice(self) -> str:
+        if self._sends_token:
+            return f"the token is in {TOKEN}, or in {TOKEN}_PATH's file"
+        return "no token is sent to a server that a run brings, so start it without a token file"
 
     def _unavailable(self, fault: str) -> RewardUnavailableError:
         return RewardUnavailableError(self._name, f"at {self.at} {fault}")

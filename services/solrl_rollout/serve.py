@@ -65,6 +65,8 @@ def _print_start(settings: Settings, service: "Service", address: str) -> None:
                 f"precision {tier.precision}", tier.numerics + (quantised if tier.quantized_share else "") + default
             )
     table.add_row("rewards", ", ".join(settings.rewards))
+    if settings.reward_hosts:
+        table.add_row("rewards of runs", "at " + ", ".join(settings.reward_hosts))
     table.add_row("adapter store", "Redis" if settings.store_url else "in this process, lost when it exits")
     table.add_row("access", access_line(settings))
     table.add_row("address", address)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from solrl_core.fingerprint import fingerprint
@@ -20,7 +20,8 @@ from solrl_rollout.engine.backends.base import BackendLoader
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.held_adapters import HeldAdapters
 from solrl_rollout.engine.rollout import Rollout
-from solrl_rollout.engine.work import HostedModel, Job, VersionedAdapter, release
+from solrl_rollout.engine.run_rewards import digests_with, run_rewards_of
+from solrl_rollout.engine.work import HostedModel, Job, RunReward, VersionedAdapter, release
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.curves import OverviewCurves
@@ -93,12 +94,13 @@ class Service:
         hosted = self.find_model(request.model)
         most = min(MAX_LATENT_BYTES, self.settings.tenant_inflight_bytes)
         precision = check_request(request, hosted, self.settings.queue_limit, most)
+        run_rewards = run_rewards_of(request.rewards, self.settings.reward_hosts)
         hold(latent_bytes(request, hosted.info))
         ref = request.adapter
         adapter = await self.adapters.fetch(tenant, ref, hosted) if ref else None
         try:
             head = await self.store.head(tenant, ref.run) if ref else None
-            rollout = self._rollout(request, tenant, hosted, precision, adapter)
+            rollout = self._rollout(request, tenant, hosted, precision, adapter, run_rewards)
         except BaseException:
             release(adapter)
             raise
@@ -113,6 +115,7 @@ class Service:
         hosted: HostedModel,
         precision: Tier,
         adapter: VersionedAdapter | None,
+        run_rewards: Mapping[str, RunReward],
     ) -> Rollout:
         job = Job(
             tenant=tenant,
@@ -123,13 +126,14 @@ class Service:
             plan=request.plan,
             rewards=tuple(reward.name for reward in request.rewards),
             images=request.images == "png",
+            run_rewards=run_rewards,
         )
         served = Served(
             model=request.model,
             adapter=request.adapter,
             precision=precision,
             numerics=next(tier.numerics for tier in hosted.info.precisions if tier.precision == precision),
-            fingerprint=fingerprint(hosted.info.digests, job.rewards),
+            fingerprint=fingerprint(digests_with(hosted.info.digests, run_rewards), job.rewards),
             plan=request.plan,
         )
         logs.add_fields(run=job.run, model=job.model)

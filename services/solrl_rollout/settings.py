@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import tyro
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
+from solrl_client.addresses import origin
 from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resolve_device, split
 from solrl_proto.identifiers import NAME_PATTERN, default_model_name
 from solrl_proto.rollouts import Precision
@@ -100,6 +101,10 @@ class Hosting(BaseSettings):
     at, timeout and batch_size for those of a reward server.
     For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
 
+    reward_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
+    """Addresses of reward servers that requests may name for rewards of their own, each http(s)://HOST:PORT.
+    They get no token, and all others are refused. In the environment they are separated by commas."""
+
     redis_url: Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="(default: in this process)")] = (
         None
     )
@@ -117,7 +122,7 @@ class Settings(HttpSettings, Hosting):
 
     scoring_in_flight: Annotated[int, Field(ge=1)] = 4
     """Maximum number of chunks of each worker that reward servers score at once; beyond it, generation waits.
-    Their 8-bit images are in the host's memory."""
+    Their 8-bit images are in the host's memory. Each of reward_hosts has as many; beyond it, only its runs wait."""
 
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file, in bytes."""
@@ -260,7 +265,12 @@ class Settings(HttpSettings, Hosting):
             raise ValueError(f"got a reward twice: {names}; expected each once, here or at one server")
         return value
 
-    @field_validator("model", "rewards", mode="before")
+    @field_validator("reward_hosts", mode="after")
+    @classmethod
+    def _hosts_are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(origin(url, "address in reward_hosts") for url in value))
+
+    @field_validator("model", "rewards", "reward_hosts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return split(value)

@@ -105,12 +105,14 @@ class Misbehaving:
     Attributes:
         mode: "well", or a fault.
         asked: paths of all requests.
+        heads: headers of all requests.
         leave: ends a hanging answer.
     """
 
     def __init__(self, mode: str = "well") -> None:
         self.mode = mode
         self.asked: list[str] = []
+        self.heads: list[dict[str, str]] = []
         self.leave = threading.Event()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -118,6 +120,7 @@ class Misbehaving:
             await _lifespan(receive, send)
             return
         self.asked.append(scope["path"])
+        self.heads.append({name.decode(): value.decode() for name, value in scope["headers"]})
         body = b""
         while (message := await receive())["type"] == "http.request":
             body += message.get("body", b"")

@@ -1,16 +1,24 @@
-"""A trainer's rewards at a reward server: what is checked before a run, and a whole run that asks one."""
+"""A trainer's rewards at a reward server: what is checked before a run, and whole runs that ask one."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from reward_servers import serving
+from service_helpers import MODEL, RunningService, running_service
 from solrl_core import diagnosis
+from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
+from solrl_trainer.client import RolloutClient
+from solrl_trainer.config import RunConfig
+from solrl_trainer.doctor import check
 from solrl_trainer.metrics import read_metrics
-from solrl_trainer.preflight import require_judges, usable_judges
+from solrl_trainer.preflight import check_run, require_judges, usable_judges
 from solrl_trainer.presets import resolve
+from solrl_trainer.problems import require_rewards
+from solrl_trainer.rollouts.brought_rewards import as_requested
 from solrl_trainer.run import run
 from solrl_trainer.run_memory import reward_sizes
 
@@ -56,3 +64,91 @@ def test_a_run_with_a_reward_server_equals_a_local_one_up_to_the_rounding_to_byt
     assert there["rewards"]["clipscore"] == pytest.approx(here["rewards"]["clipscore"], abs=5e-3)
     assert there["proxy_mean"] == pytest.approx(here["proxy_mean"], abs=5e-3)
     assert there["proxy_mean"] != here["proxy_mean"], "the server scored rounded images"
+
+
+BROUGHT = "served_rewards:brightness"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A reward server of a run."""
+    with serving(create_app(Settings(rewards=(BROUGHT, "clipscore"), options_from=MODEL, device="cpu"))) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def service(server: str) -> Iterator[RunningService]:
+    """A service that allows this server, and has loaded only CLIPScore."""
+    with running_service("--reward-hosts", server) as running:
+        yield running
+
+
+def bringing(service: RunningService, at: str, *overrides: str, output: Path) -> RunConfig:
+    """A small run with both rewards of a server, one of which the service has loaded."""
+    options = f"reward_options={{clipscore: {{at: '{at}'}}, '{BROUGHT}': {{at: '{at}'}}}}"
+    changes = [*SMALL, "explore.source=service", f"rewards={{clipscore: 1, '{BROUGHT}': 0.5}}", options, *overrides]
+    arguments = {"output": output, "rollout_url": service.url, "run": "brings"}
+    return resolve(f"{MODEL}/sol_rl/clipscore", overrides=changes, arguments=arguments).config
+
+
+def test_a_run_brings_a_reward_that_its_service_has_not_loaded(
+    service: RunningService, server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = bringing(service, server, "regenerate.at=service", output=tmp_path / "run")
+    assert check_run(config, lambda text: None, resume=False) == config
+    (hosted,) = service.client.get("/v1/models").json()["models"]
+    run(config)
+    (iteration,) = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "iteration"]
+    assert set(iteration["rewards"]) == {"clipscore", BROUGHT}
+    assert 0 < iteration["rewards"][BROUGHT] < 1
+    assert "page does not show" not in capsys.readouterr().out
+    assert hosted["rewards"] == ["clipscore"]
+    samples = service.client.get(f"/v1/runs/{config.run}/iterations").json()["samples"]
+    assert len(samples["pairs"]) == 2, "its images were requested, too"
+
+
+def test_requests_name_the_server_and_digest_of_what_is_not_loaded(
+    service: RunningService, server: str, tmp_path: Path
+) -> None:
+    config = bringing(service, server, output=tmp_path)
+    with RolloutClient(service.url) as client:
+        hosted = client.model(MODEL)
+    digests = {f"reward:{BROUGHT}": "sha256:" + "1" * 64}
+    loaded, brought = as_requested(config.served_rewards, config, hosted, digests)
+    assert (loaded.name, loaded.at, loaded.digest) == ("clipscore", None, None)
+    assert (brought.name, brought.weight, brought.at) == (BROUGHT, 0.5, server)
+    assert brought.digest == digests[f"reward:{BROUGHT}"]
+    plain = config.model_copy(update={"reward_options": {}})
+    assert as_requested(plain.served_rewards, plain, hosted) == plain.served_rewards
+
+
+def test_a_service_that_does_not_ask_the_server_is_refused_before_the_run(
+    service: RunningService, server: str, tmp_path: Path
+) -> None:
+    config = bringing(service, AWAY, output=tmp_path / "away")
+    with pytest.raises(ProblemError, match=f"does not ask the reward server at {AWAY}") as caught:
+        check_run(config, lambda text: None, resume=False)
+    problem = caught.value.problem
+    assert (problem.kind, problem.got, problem.expected) == ("reward-not-loaded", AWAY, [server])
+    assert problem.where == f"reward_options.{BROUGHT}.at"
+    assert f"--reward-hosts {AWAY}" in (problem.action or "")
+    with RolloutClient(service.url) as client:
+        models = client.models()
+    hosted, none = models.models[0], models.model_copy(update={"reward_hosts": ()})
+    asked = as_requested(config.served_rewards, config, hosted)
+    with pytest.raises(ProblemError, match="asks no reward servers of runs"):
+        require_rewards(service.url, none, hosted, asked)
+    odd = [spec.model_copy(update={"at": f"{server}/path"}) for spec in asked if spec.at]
+    with pytest.raises(ProblemError, match="contains the path '/path'"):
+        require_rewards(service.url, models, hosted, odd)
+
+
+def test_doctor_says_whether_the_service_asks_a_server(service: RunningService, server: str) -> None:
+    named = [f"clipscore@{server}", f"{BROUGHT}@{server}", f"elsewhere:only@{AWAY}"]
+    found = {one.subject: one for one in check(MODEL, service.url, "shapes", named)}
+    assert found["reward elsewhere:only"].state == "n/a"
+    states = [found[f"service: {name}"].state for name in ("clipscore", BROUGHT, "elsewhere:only")]
+    assert states == ["ok", "ok", "missing"]
+    assert "loaded" in found["service: clipscore"].found
+    assert f"asks the server at {server}" in found[f"service: {BROUGHT}"].found
+    assert f"--reward-hosts {AWAY}" in found["service: elsewhere:only"].action

@@ -188,7 +188,7 @@ class Doctor:
     prompts: str = "shapes"
     """A registered set, or a folder with train and test prompts."""
     rewards: tuple[str, ...] = ("clipscore",)
-    """Rewards that must be there, by name or package.module:attribute."""
+    """Rewards that must be there, by name or package.module:attribute, each with @http://… if a server computes it."""
 
 
 Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Presets | Report | Runs | Doctor

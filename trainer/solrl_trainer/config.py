@@ -231,7 +231,8 @@ class RunConfig(Section):
     rewards: Annotated[dict[str, float], Field(min_length=1)]
     """Reward → weight in the score. A reward of weight 0 is logged but not trained."""
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device; or at, a server."""
+    """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device; or at, a server. If the
+    rollout service has not loaded a reward with at, requests bring it."""
     rollout_url: Annotated[str, AfterValidator(check_rollout_url)] = "http://127.0.0.1:8100"
     """Address of the rollout service, for explore.source=service; without a user or password."""
     patience: Annotated[float, Field(ge=0)] = 600.0

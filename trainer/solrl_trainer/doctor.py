@@ -1,11 +1,15 @@
 """`solrl-train doctor`: checks of this machine and of a service, with a remedy for everything that is missing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from solrl_core import diagnosis
 from solrl_core.diagnosis import Finding
 from solrl_core.errors import MismatchError
 from solrl_proto.problems import ProblemError
+
+if TYPE_CHECKING:
+    from solrl_proto.models import ModelList
 
 
 def doctor(model: str, rollout_url: str | None, prompts: str, rewards: Sequence[str]) -> int:
@@ -22,14 +26,16 @@ def check(
         model: registered name, local folder in diffusers format, or hub id.
         rollout_url: base URL of a rollout service, or None for none.
         prompts: a registered set, or a folder.
-        rewards: names of the rewards to train on.
+        rewards: names of the rewards to train on, each with @http://… if a reward server computes it.
     """
     yield from diagnosis.machine()
     yield diagnosis.model(model)
-    yield from diagnosis.rewards(rewards, model)
+    servers = {name: at for name, separator, at in (text.partition("@") for text in rewards) if separator}
+    options = {name: {"at": at} for name, at in servers.items()}
+    yield from diagnosis.rewards([text.partition("@")[0] for text in rewards], model, options=options)
     yield _prompts(prompts)
     if rollout_url is not None:
-        yield from _service(rollout_url, model)
+        yield from _service(rollout_url, model, servers)
 
 
 def _prompts(name: str) -> Finding:
@@ -43,7 +49,26 @@ def _prompts(name: str) -> Finding:
     return Finding("prompts", "ok", f"{name}: {train} training, {test} held out")
 
 
-def _service(url: str, model: str) -> Iterator[Finding]:
+def _at_servers(url: str, service: "ModelList", model: str, servers: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether a service has loaded rewards of servers, or asks these servers itself."""
+    from solrl_proto.rollouts import RewardSpec
+
+    from solrl_trainer.problems import require_rewards
+
+    (hosted,) = (one for one in service.models if one.name == model)
+    for name, at in servers.items():
+        if name in hosted.rewards:
+            yield Finding(f"service: {name}", "ok", "loaded by the service")
+            continue
+        try:
+            require_rewards(url, service, hosted, [RewardSpec(name=name, at=at)])
+        except ProblemError as error:
+            yield Finding(f"service: {name}", "missing", error.problem.detail, error.problem.action or "")
+        else:
+            yield Finding(f"service: {name}", "ok", f"the service asks the server at {at} for this run")
+
+
+def _service(url: str, model: str, servers: Mapping[str, str]) -> Iterator[Finding]:
     from solrl_core.noise import check_noise_contract
     from solrl_proto.identifiers import default_model_name
 
@@ -56,6 +81,7 @@ def _service(url: str, model: str) -> Iterator[Finding]:
         found = f"{url} hosts {', '.join(names)}"
         if wanted in names:
             yield Finding("service", "ok", found)
+            yield from _at_servers(url, hosted, wanted, servers)
         else:
             yield Finding("service", "warn", found, f"start it with --model {model}, or name its model by served_as")
         check_noise_contract(hosted.noise)

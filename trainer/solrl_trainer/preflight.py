@@ -140,9 +140,11 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
 def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
     from solrl_core.noise import check_noise_contract
 
-    hosted = client.model(config.model_name)
-    check_noise_contract(client.models().noise)
-    require_rewards(client.url, hosted, config.served_rewards)
+    from solrl_trainer.rollouts.brought_rewards import as_requested
+
+    hosted, service = client.model(config.model_name), client.models()
+    check_noise_contract(service.noise)
+    require_rewards(client.url, service, hosted, as_requested(config.served_rewards, config, hosted))
     _require_precisions(client.url, hosted, config)
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:

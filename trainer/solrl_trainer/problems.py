@@ -2,20 +2,29 @@
 
 from collections.abc import Sequence
 
+from solrl_client.addresses import origin
 from solrl_proto.identifiers import Tier
-from solrl_proto.models import ModelInfo
+from solrl_proto.models import ModelInfo, ModelList
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RewardSpec
 
 
-def require_rewards(url: str, hosted: ModelInfo, rewards: Sequence[RewardSpec]) -> None:
-    """Refuse a service that does not score a reward.
+def require_rewards(url: str, service: ModelList, hosted: ModelInfo, rewards: Sequence[RewardSpec]) -> None:
+    """Refuse a service that does not score a reward, or does not ask the server that the run brings for it.
+
+    Args:
+        url: URL of the service.
+        service: its models.
+        hosted: the run's model there.
+        rewards: as requests name them.
 
     Raises:
         ProblemError: 422 `reward-not-loaded`.
     """
+    for spec in rewards:
+        _require_server(url, service, spec)
     wanted = [spec.name for spec in rewards]
-    missing = sorted(set(wanted) - set(hosted.rewards))
+    missing = sorted({spec.name for spec in rewards if spec.at is None} - set(hosted.rewards))
     if missing:
         raise ProblemError(
             ProblemKind.REWARD_NOT_LOADED,
@@ -24,6 +33,30 @@ def require_rewards(url: str, hosted: ModelInfo, rewards: Sequence[RewardSpec]) 
             expected=sorted(hosted.rewards),
             action=f"start the service with --rewards {' '.join(sorted({*hosted.rewards, *missing}))}",
         )
+
+
+def _require_server(url: str, service: ModelList, spec: RewardSpec) -> None:
+    """Refuse a service that does not ask a reward's server."""
+    if spec.at is None:
+        return
+    allowed = service.reward_hosts
+    fault, address = f"the service at {url} has not loaded {spec.name}, and asks no reward servers of runs", spec.at
+    try:
+        address = origin(spec.at, f"address of reward {spec.name!r}")
+        if address in allowed:
+            return
+        if allowed:
+            fault = f"the service at {url} has not loaded {spec.name}, and does not ask the reward server at {address}"
+    except ValueError as error:
+        fault = f"the service at {url} has not loaded {spec.name}, and can ask no such server for it: {error}"
+    raise ProblemError(
+        ProblemKind.REWARD_NOT_LOADED,
+        fault,
+        where=f"reward_options.{spec.name}.at",
+        got=address,
+        expected=list(allowed) or "a reward that is loaded there",
+        action=f"ask its operator to start it with --reward-hosts {address}, or --rewards {spec.name}@{address}",
+    )
 
 
 def run_taken(url: str, run: str, head: int) -> ProblemError:

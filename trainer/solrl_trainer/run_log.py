@@ -9,10 +9,11 @@ from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.metrics import Metrics, own_time
 from solrl_trainer.records import IterationRecord
+from solrl_trainer.rollouts.brought_rewards import as_requested
 from solrl_trainer.rollouts.exploration import Exploration
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.rollouts.source import rollout_source
+from solrl_trainer.rollouts.source import RolloutSource, rollout_source
 from solrl_trainer.status_reports import StatusReporter
 from solrl_trainer.world import World
 
@@ -162,8 +163,13 @@ def open_run_log(config: RunConfig, reporter: Reporter | None, world: World) -> 
         if config.uses_service:
             # A separate client without retries: the run's client retries for minutes.
             client = RolloutClient(config.rollout_url, token=rollout_token(), timeout=120.0, patience=0.0)
-            source = rollout_source(config, client)
-            status = stack.enter_context(StatusReporter(source, config.iterations, reporter.note))
+
+            def source() -> RolloutSource:
+                rewards = as_requested(config.trained, config, client.model(config.model_name))
+                return rollout_source(config, client, rewards=rewards)
+
+            reports = StatusReporter(client, config.run, source, config.iterations, reporter.note)
+            status = stack.enter_context(reports)
         yield RunLog(Metrics(config.output / "metrics.jsonl"), reporter, status)
 
 

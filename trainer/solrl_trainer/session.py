@@ -39,6 +39,7 @@ from solrl_trainer.rollouts.agreement import (
     note_emulation,
 )
 from solrl_trainer.rollouts.batch_limit import BatchLimit
+from solrl_trainer.rollouts.brought_rewards import as_requested
 from solrl_trainer.rollouts.candidates import CandidateMaker, PlannedCandidates, TrainedCandidates
 from solrl_trainer.rollouts.exploration import Explorer
 from solrl_trainer.rollouts.local import LocalExplorer
@@ -184,8 +185,10 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             check_bindings(config.bindings, model_digest(parts), config.model)
             check_early_decoder(config.explore.early_decoder, parts.get("vae"), config.model)
             digests = parts | rewards.digests()
-            check_service(first, config.model_name, config.served_rewards, digests)
             served = first.model(config.model_name)
+            check_service(
+                first, config.model_name, as_requested(config.served_rewards, config, served, digests), digests
+            )
             emulated = [tier.precision for tier in served.precisions if tier.numerics == "emulated"]
             note_emulation(emulated, config.explore.precision, note)
             note_arithmetic(served, arithmetic(backbone.device), note)
@@ -197,6 +200,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             source = rollout_source(
                 config,
                 service,
+                rewards=as_requested(config.trained, config, served, digests),
                 fingerprint=own,
                 numerics={tier.precision: tier.numerics for tier in served.precisions},
                 restore=_restore(supply, world),
@@ -218,7 +222,7 @@ def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutC
 def _regeneration(
     config: RunConfig, source: RolloutSource, backbone: Backbone, digests: Mapping[str, str], served: ModelInfo
 ) -> RegenerationSource:
-    rewards = config.served_rewards
+    rewards = as_requested(config.served_rewards, config, served, digests)
     asked = replace(
         source,
         plan_of=lambda iteration: regeneration_plan(config),

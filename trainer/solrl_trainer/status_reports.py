@@ -14,6 +14,7 @@ from PIL import Image
 from solrl_proto.status import THUMBNAIL_SIDE, SamplePair, Samples
 from torch.nn.functional import interpolate
 
+from solrl_trainer.client import RolloutClient
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.report.pairs import CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.iteration import IterationSamples
@@ -61,17 +62,23 @@ class StatusReporter:
 
     def __init__(
         self,
-        source: RolloutSource,
+        client: RolloutClient,
+        run: str,
+        source: Callable[[], RolloutSource],
         planned: int,
         note: Callable[[str], None],
     ) -> None:
         """Start the thread.
 
         Args:
-            source: source of candidates with a separate client that does not retry; closed at the end.
+            client: a separate client that does not retry; closed at the end.
+            run: name of the run at the service.
+            source: returns a source of candidates that uses this client; called in the thread.
             planned: iterations of the whole run.
             note: called once, when a report is lost.
         """
+        self._client = client
+        self._run_name = run
         self._source = source
         self._planned = planned
         self._note = note
@@ -102,7 +109,7 @@ class StatusReporter:
         self._work.put(lambda: self._tell(record))
 
     def _run(self) -> None:
-        with self._source.client:
+        with self._client:
             while (work := self._work.get()) is not None:
                 try:
                     work()
@@ -112,7 +119,7 @@ class StatusReporter:
     def _fetch(self, iteration: int, samples: IterationSamples) -> None:
         exploration = samples.exploration
         try:
-            shown = candidate_pairs(samples, self._source, prompts=_PROMPTS, each=1)
+            shown = candidate_pairs(samples, self._source(), prompts=_PROMPTS, each=1)
         except BaseException:
             self._budget.failed()
             raise
@@ -127,7 +134,7 @@ class StatusReporter:
 
     def _tell(self, record: IterationRecord) -> None:
         samples, self._samples = self._samples, None
-        self._source.client.tell(self._source.run, record.report(self._planned, samples))
+        self._client.tell(self._run_name, record.report(self._planned, samples))
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:

@@ -177,6 +177,10 @@ class RewardSet:
             rewards[name] = shared[key]
         return cls(rewards)
 
+    def joined(self, others: Mapping[str, Reward]) -> "RewardSet":
+        """These rewards and others, which replace those of equal names."""
+        return RewardSet({**self._rewards, **others})
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the rewards, in loading order."""

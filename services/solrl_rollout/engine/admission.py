@@ -1,13 +1,13 @@
 """Admission: checks that this service can serve a request, before any of its work is queued."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from solrl_core.fingerprint import model_digest
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import EarlyDecoder, FittedSolver, RolloutRequest
+from solrl_proto.rollouts import EarlyDecoder, FittedSolver, RewardSpec, RolloutRequest
 
 from solrl_rollout.engine.problems import early_decoder_mismatch
 from solrl_rollout.engine.work import HostedModel
@@ -31,7 +31,7 @@ def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int
         ProblemError: 422 `reward-unknown`, `too-many-candidates`, `too-many-images`, `precision-unsupported`,
             `fitted-mismatch` or `invalid-request`.
     """
-    _check_rewards((reward.name for reward in request.rewards), hosted.info)
+    _check_rewards(request.rewards, hosted.info)
     _check_size(request, hosted.info, queue_limit)
     _check_latents(request, hosted.info, latent_limit)
     precision = hosted.default_precision if request.plan.precision == "auto" else request.plan.precision
@@ -67,14 +67,14 @@ def check_model(name: str, hosted: Iterable[str]) -> None:
         )
 
 
-def _check_rewards(names: Iterable[str], hosted: ModelInfo) -> None:
-    for i, name in enumerate(names):
-        if name not in hosted.rewards:
+def _check_rewards(rewards: Sequence[RewardSpec], hosted: ModelInfo) -> None:
+    for i, reward in enumerate(rewards):
+        if reward.at is None and reward.name not in hosted.rewards:
             raise ProblemError(
                 ProblemKind.REWARD_UNKNOWN,
-                f"this service has not loaded the reward {name!r}",
+                f"this service has not loaded the reward {reward.name!r}",
                 where=f"body.rewards.{i}.name",
-                got=name,
+                got=reward.name,
                 expected=list(hosted.rewards),
                 action="use a loaded reward, or start the service with --rewards",
             )

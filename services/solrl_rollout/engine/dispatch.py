@@ -3,7 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from solrl_rollout.engine.costs import StepCosts
@@ -37,6 +38,7 @@ class Dispatch:
         self.dead = False
         self.throughput = RecentThroughput()
         self._metrics = metrics
+        self._at_servers = settings.scoring_in_flight
         self._costs = StepCosts()
         self._queue: FairQueue[Chunk] = FairQueue(
             settings.queue_limit,
@@ -67,9 +69,20 @@ class Dispatch:
             with self._refuse_when_full(None):
                 self._queue.require_capacity({tenant: 1})
 
-    def take(self, turn: Turn) -> Chunk | None:
-        """The next chunk of the worker that has this turn, or None. The caller holds `changed`."""
-        while (chunk := self._queue.take(turn)) is not None:
+    def take(self, turn: Turn, begun: Sequence[Chunk]) -> Chunk | None:
+        """The next chunk of a worker, or None. The caller holds `changed`.
+
+        A run waits while the worker has as many chunks as it may for one of the reward servers that the run brings. So
+        a slow server delays only the runs that bring it.
+
+        Args:
+            turn: the worker's turn.
+            begun: chunks that it has taken and not finished.
+        """
+        busy = Counter(at for chunk in begun for at in chunk.job.run_servers)
+        full = {at for at, chunks in busy.items() if chunks >= self._at_servers}
+        held = (lambda chunk: not full.isdisjoint(chunk.job.run_servers)) if full else None
+        while (chunk := self._queue.take(turn, held)) is not None:
             # A chunk that was put back is running already.
             if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
                 return chunk

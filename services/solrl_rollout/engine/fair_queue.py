@@ -45,6 +45,8 @@ class QueueItem(Protocol):
 
 
 Item = TypeVar("Item", bound=QueueItem)
+Waiting = dict[str, dict[Run, deque[Item]]]
+"""Items by tenant and run."""
 
 
 class QueueFull(Exception):  # noqa: N818
@@ -109,7 +111,7 @@ class FairQueue(Generic[Item]):
         self._reserved: Counter[tuple[str, Hashable]] = Counter()
         self._turn = turn
         self._weight = weight
-        self._waiting: dict[str, dict[Run, deque[Item]]] = {}
+        self._waiting: Waiting[Item] = {}
         self._tenants: FairShare[str] = FairShare()
         self._runs: dict[str, FairShare[Run]] = {}
         self._only_turn = Turn()
@@ -155,12 +157,21 @@ class FairQueue(Generic[Item]):
             if taken + candidates > self.tenant_limit:
                 raise QueueFull(taken, self.tenant_limit, tenant)
 
-    def take(self, turn: Turn | None = None) -> Item | None:
-        """Remove and return the next item of a server, which may be the only one; None when the queue is empty."""
+    def take(self, turn: Turn | None = None, held: Callable[[Item], bool] | None = None) -> Item | None:
+        """Remove and return the next item of a server.
+
+        Args:
+            turn: the server's turn; None if it is the only one.
+            held: whether a run must wait whose next item this is; None if none must.
+
+        Returns:
+            The item; None when no run has one that may be taken.
+        """
         turn = turn or self._only_turn
-        if not self._waiting:
+        waiting = self._waiting if held is None else self._without(held)
+        if not waiting:
             return None
-        tenant, run = chosen = self._next_run(turn)
+        tenant, run = chosen = self._next_run(turn, waiting)
         turn.taken = turn.taken + 1 if chosen == (turn.tenant, turn.run) and turn.taken < self._turn else 1
         turn.tenant, turn.run = chosen
         item = self._waiting[tenant][run].popleft()
@@ -234,19 +245,27 @@ class FairQueue(Generic[Item]):
             self._runs.setdefault(tenant, FairShare()).arrive(run, runs.keys())
             runs[run] = deque()
 
-    def _next_run(self, turn: Turn) -> tuple[str, Run]:
-        tenant = self._tenants.newcomer(self._waiting.keys())
+    def _without(self, held: Callable[[Item], bool]) -> Waiting[Item]:
+        """The waiting items of runs that need not wait."""
+        ready = {
+            tenant: {run: items for run, items in runs.items() if not held(items[0])}
+            for tenant, runs in self._waiting.items()
+        }
+        return {tenant: runs for tenant, runs in ready.items() if runs}
+
+    def _next_run(self, turn: Turn, waiting: Waiting[Item]) -> tuple[str, Run]:
+        tenant = self._tenants.newcomer(waiting.keys())
         if tenant is None:
-            if turn.run in self._waiting.get(turn.tenant, {}) and turn.taken < self._turn:
+            if turn.run in waiting.get(turn.tenant, {}) and turn.taken < self._turn:
                 tenant = turn.tenant
             else:
-                tenant = self._tenants.least_served(self._waiting.keys(), turn.tenant, self._lead(turn))
+                tenant = self._tenants.least_served(waiting.keys(), turn.tenant, self._lead(turn))
         self._tenants.admit(tenant)
-        return tenant, self._next_of(tenant, turn)
+        return tenant, self._next_of(tenant, turn, waiting[tenant])
 
-    def _next_of(self, tenant: str, turn: Turn) -> Run:
+    def _next_of(self, tenant: str, turn: Turn, runs: dict[Run, deque[Item]]) -> Run:
         """A newcomer of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
-        runs, share = self._waiting[tenant], self._runs[tenant]
+        share = self._runs[tenant]
         newcomer = share.newcomer(runs.keys())
         last = turn.run if turn.tenant == tenant else None
         if newcomer is not None and self._newcomers_served < NEWCOMERS_IN_A_ROW:

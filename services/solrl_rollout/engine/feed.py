@@ -56,7 +56,7 @@ class WorkerFeed:
             with self._dispatch.changed:
                 if self._dispatch.closing:
                     return None
-                chunk = self._dispatch.take(self._turn)
+                chunk = self._dispatch.take(self._turn, self.chunks)
                 if chunk is not None:
                     self.chunks.append(chunk)
                     return chunk

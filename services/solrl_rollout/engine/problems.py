@@ -1,5 +1,7 @@
 """Problems of work that the engine cannot accept, or cannot finish."""
 
+from collections.abc import Collection
+
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 
 
@@ -177,6 +179,18 @@ def reward_unavailable(fault: str, prompt: str) -> RetryLaterError:
         retry_after=5,
         where=f"prompts.{prompt}",
         action="send the same request again later, or omit the reward; the operator of the reward server can repair it",
+    )
+
+
+def reward_server_refused(fault: str, where: str, hosts: Collection[str], got: str | None = None) -> ProblemError:
+    """The 422 for a reward server of a run whose address the operator has not listed; `hosts` are those listed."""
+    return ProblemError(
+        ProblemKind.REWARD_UNKNOWN,
+        fault,
+        where=where,
+        got=got,
+        expected=list(hosts) or "no address",
+        action="use a listed address or a loaded reward, or ask the operator to start the service with --reward-hosts",
     )
 
 

@@ -1,7 +1,8 @@
 """Scoring of generated images with the loaded rewards."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from solrl_core.rewards.images import as_bytes, as_floats
 
 from solrl_rollout.engine.batch_limit import BatchLimit
 from solrl_rollout.engine.problems import images_nonfinite, reward_failed, reward_unavailable
+from solrl_rollout.engine.run_rewards import RunRewards
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, Job, ScoredChunk
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
@@ -35,6 +37,7 @@ class Scorer:
     def __init__(self, rewards: RewardSet, device: torch.device, limit: BatchLimit) -> None:
         self.rewards = rewards
         self.limit = limit
+        self._run_rewards = RunRewards()
         self._device = device
         # A separate stream: on the generating stream, scoring would wait for the next chunk. Its priority is high,
         # because a chunk's memory is free once it is scored.
@@ -104,7 +107,8 @@ class Scorer:
             images = _as_floats(generated.images[rows])
             if not torch.isfinite(images).all():
                 raise images_nonfinite(chunk.prompt.id, job.adapter.digest if job.adapter else None)
-            scores = self._scores(here, images, chunk)
+            with _reporting_faults(chunk):
+                scores = _scores(self.rewards, here, images, chunk)
             return scores, as_bytes(images) if served or _answers_images(chunk) else None
 
         with torch.cuda.stream(self._stream):
@@ -133,8 +137,9 @@ class Scorer:
         if not served:
             return scored
         assert isinstance(scored.images, torch.Tensor)
-        began = time.monotonic()
-        rewards = scored.rewards | self._scores(served, scored.images.permute(0, 3, 1, 2), chunk)
+        began, images = time.monotonic(), scored.images.permute(0, 3, 1, 2)
+        with _reporting_faults(chunk), self._run_rewards.connected(chunk.job.run_rewards) as brought:
+            rewards = scored.rewards | _scores(self.rewards.joined(brought), served, images, chunk)
         asked = time.monotonic() - began
         return replace(
             scored,
@@ -146,16 +151,23 @@ class Scorer:
 
     def _served(self, job: Job) -> list[str]:
         here = self.rewards.computed_here
-        return [name for name in job.rewards if name not in here]
+        return [name for name in job.rewards if name in job.run_rewards or name not in here]
 
-    def _scores(self, names: Sequence[str], images: torch.Tensor, chunk: Chunk) -> dict[str, torch.Tensor]:
-        prompts, metadata = [chunk.prompt.text] * len(images), [chunk.prompt.metadata] * len(images)
-        try:
-            return self.rewards.score(names, images, prompts, metadata)
-        except RewardUnavailableError as error:
-            raise reward_unavailable(str(error), chunk.prompt.id) from error
-        except RewardError as error:
-            raise reward_failed(str(error), chunk.prompt.id) from error
+
+def _scores(rewards: RewardSet, names: Sequence[str], images: torch.Tensor, chunk: Chunk) -> dict[str, torch.Tensor]:
+    prompts, metadata = [chunk.prompt.text] * len(images), [chunk.prompt.metadata] * len(images)
+    return rewards.score(names, images, prompts, metadata)
+
+
+@contextmanager
+def _reporting_faults(chunk: Chunk) -> Iterator[None]:
+    """Raise a reward's error within the block as the problem of its chunk."""
+    try:
+        yield
+    except RewardUnavailableError as error:
+        raise reward_unavailable(str(error), chunk.prompt.id) from error
+    except RewardError as error:
+        raise reward_failed(str(error), chunk.prompt.id) from error
 
 
 def _answers_images(chunk: Chunk) -> bool:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from solrl_core.adapter import Adapter
@@ -48,6 +50,13 @@ class VersionedAdapter:
     hold: Hold | None = None
 
 
+class RunReward(NamedTuple):
+    """A reward that a run brings: its server's address, and the digest that it must have, if the request says it."""
+
+    at: str
+    digest: str | None
+
+
 def release(adapter: VersionedAdapter | None) -> None:
     """End a request's hold on its adapter, if it has one. Harmless a second time."""
     if adapter is not None and adapter.hold is not None:
@@ -56,7 +65,10 @@ def release(adapter: VersionedAdapter | None) -> None:
 
 @dataclass(eq=False)
 class Job:
-    """The part of a request that its chunks share. Setting `cancelled` stops a running chunk at its next step."""
+    """The part of a request that its chunks share. Setting `cancelled` stops a running chunk at its next step.
+
+    `run_rewards` are those of `rewards` that the run brings.
+    """
 
     tenant: str
     run: str | None
@@ -66,7 +78,13 @@ class Job:
     plan: Plan
     rewards: tuple[str, ...]
     images: bool
+    run_rewards: Mapping[str, RunReward] = field(default_factory=dict)
     cancelled: threading.Event = field(default_factory=threading.Event)
+
+    @cached_property
+    def run_servers(self) -> frozenset[str]:
+        """Addresses of the reward servers that the run brings."""
+        return frozenset(reward.at for reward in self.run_rewards.values())
 
 
 @dataclass(eq=False)
@@ -101,9 +119,12 @@ class Chunk:
         return self.job.tenant
 
     @property
-    def run(self) -> tuple[str, str | None]:
-        """The run in whose turn it is served; all requests of a tenant without an adapter share one."""
-        return self.job.tenant, self.job.run
+    def run(self) -> tuple[str, str | None, frozenset[str]]:
+        """The run in whose turn it is served; all requests of a tenant without an adapter share one.
+
+        Requests that bring rewards have turns of their own, since they may have to wait for a server.
+        """
+        return self.job.tenant, self.job.run, self.job.run_servers
 
     @property
     def candidates(self) -> int:

@@ -399,3 +399,19 @@ def test_a_newcomer_waits_for_no_work_that_is_put_back(before: bool, tenant: str
     if not before:
         queue.put([small])
     assert [queue.take() for _ in range(3)] == [small, first, second]
+
+
+def test_a_run_that_must_wait_lets_others_pass_and_loses_nothing() -> None:
+    queue = queue_of(*[Item("slow")] * 2, *[Item("a")] * 2, Item("slow", tenant="u"), Item("b", tenant="u"), turn=4)
+    turn = Turn()
+    first = queue.take(turn)
+    assert first is not None
+    assert first.run == "slow"
+
+    def held(item: Item) -> bool:
+        return item.run == "slow"
+
+    passed = [queue.take(turn, held) for _ in range(4)]
+    assert [item and (item.tenant, item.run) for item in passed] == [("u", "b"), ("t", "a"), ("t", "a"), None]
+    assert queue.candidates == 2
+    assert sorted(map(str, taken(queue))) == ["slow", "slow"]

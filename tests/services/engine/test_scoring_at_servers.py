@@ -15,8 +15,8 @@ from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 from solrl_rollout.engine.backends.base import GenerationRequest
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.work import Chunk, Job
-from solrl_rollout.engine.workers import process_workers
+from solrl_rollout.engine.work import Chunk, Job, RunReward
+from solrl_rollout.engine.workers import make_workers, process_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 
@@ -57,9 +57,18 @@ def engine_beside(server: RewardProcess, backend: Observed, *, bound: int = BOUN
     return engine
 
 
-def chunk(name: str, folder: Path, *rewards: str, events: Events | None = None, images: bool = False) -> Chunk:
-    """A chunk whose seeds are its own; `-name` is an event of its result."""
-    job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=1), rewards or (HELD, REWARD), images=images)
+def chunk(
+    name: str,
+    folder: Path,
+    *rewards: str,
+    events: Events | None = None,
+    images: bool = False,
+    brings: RewardProcess | None = None,
+) -> Chunk:
+    """A chunk whose seeds are its own; `-name` is an event of its result. `brings`: its run's own server of `held`."""
+    own = {} if brings is None else {HELD: RunReward(brings.address, None)}
+    names = rewards or (HELD, REWARD)
+    job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=1), names, images=images, run_rewards=own)
     prompt = PromptItem(id=name, text=name, metadata={"folder": str(folder)})
     made = Chunk(job, prompt, range(COUNT * ord(name), COUNT * (ord(name) + 1)))
     if events is not None:
@@ -244,3 +253,50 @@ def test_a_worker_process_is_sent_as_many_chunks_as_servers_may_score() -> None:
         finally:
             app.leave.set()
             engine.close()
+
+
+def test_a_server_that_a_run_brings_delays_no_others(server: RewardProcess, backend: Observed, tmp_path: Path) -> None:
+    with serving(Misbehaving()) as address:
+        rewards = (REWARD, f"{NAME}@{address}")
+        engine = started_engine(
+            backend, overlap=True, rewards=rewards, reward_hosts=(server.address,), scoring_in_flight=2
+        )
+        try:
+            own = [chunk(name, tmp_path, brings=server) for name in "abcd"]
+            engine.submit(own)
+            until(lambda: server.waiting == COUNT)  # it scores one chunk
+            others = [chunk(name, tmp_path, *names) for names in ((REWARD,), (NAME, REWARD)) for name in "ef"]
+            engine.submit(others)
+            for one in others:
+                assert torch.equal(one.result.result(600).rewards[REWARD], images_of(one).mean((1, 2, 3)))
+            settle(engine)
+            assert not {"+c", "+d"} & set(backend.events.seen), "as many as it may have are at the server"
+            assert not any(one.result.done() for one in own)
+            open_gate(tmp_path)
+            for one in own:
+                assert_scored(one)
+        finally:
+            open_gate(tmp_path)
+            engine.close()
+
+
+def test_worker_processes_connect_to_a_server_that_a_run_brings(server: RewardProcess, tmp_path: Path) -> None:
+    settings = Settings(rewards=(REWARD,), device="cpu", workers=2, reward_hosts=(server.address,), scoring_in_flight=1)
+    metrics = Metrics()
+    engine = Engine(settings, metrics, make_workers(settings, metrics, FakeBackend))
+    try:
+        engine.start().result(600)
+        own = [chunk(name, tmp_path, brings=server) for name in "abcd"]
+        engine.submit(own)
+        until(lambda: server.waiting == COUNT)  # it scores the chunk of the other worker
+        other = chunk("e", tmp_path, REWARD)
+        engine.submit([other])
+        assert_scored(other)
+        assert server.waiting == COUNT
+        open_gate(tmp_path)
+        for one in own:
+            assert_scored(one)
+        assert sum(worker.chunks for worker in engine.workers) == 5
+    finally:
+        open_gate(tmp_path)
+        engine.close()

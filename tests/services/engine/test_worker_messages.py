@@ -2,6 +2,7 @@
 
 import fcntl
 import gc
+import json
 import os
 import socket
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import FakeBackend, chunk, job
+from fake_backend import REWARD, FakeBackend, chunk, job
 from service_helpers import make_adapter
 from solrl_core.adapter import Adapter, adapter_digest, encode_adapter
 from solrl_core.lora import Merger, target_modules
@@ -19,7 +20,7 @@ from solrl_core.sampler import Trajectory
 from solrl_core.solvers import Dpm2
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 from solrl_rollout.engine.problems import out_of_memory
-from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
+from solrl_rollout.engine.work import RunReward, ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.engine.workers.encoding import (
     decode_chunk,
@@ -56,12 +57,13 @@ def same(ours: Trajectory | None, theirs: Trajectory | None) -> bool:
 def test_a_chunk_arrives_as_it_was_sent() -> None:
     adapter = VersionedAdapter("sha256:one", make_adapter(LAYOUT, 1))
     of = job("r", "t", steps=4, precision="nvfp4", adapter=adapter, images=True)
+    of.run_rewards = {REWARD: RunReward("http://a:1", "sha256:two"), "other": RunReward("http://b:2", None)}
     of.plan = of.plan.model_copy(update={"solver": "dpm2", "guidance": 2.5})
     sent = chunk(of, "a “red” circle", start=halfway(4), until=3, reserved=2)
     header, body = encode_chunk(sent)
-    arrived = decode_chunk(header, body)
+    arrived = decode_chunk(json.loads(json.dumps(header)), body)
     assert (header["adapter"], arrived.job.adapter) == (adapter.digest, None)  # which is found by its digest
-    for field in ("tenant", "run", "model", "precision", "plan", "rewards", "images"):
+    for field in ("tenant", "run", "model", "precision", "plan", "rewards", "images", "run_rewards"):
         assert getattr(arrived.job, field) == getattr(of, field), field
     assert (arrived.prompt, list(arrived.seeds), arrived.until) == (sent.prompt, list(sent.seeds), 3)
     assert same(arrived.start, sent.start)

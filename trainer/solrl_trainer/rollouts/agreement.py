@@ -21,7 +21,7 @@ def check_service(client: RolloutClient, model: str, rewards: Sequence[RewardSpe
     Args:
         client: client of the service.
         model: name of the model at the service.
-        rewards: rewards that the service must have loaded.
+        rewards: rewards that the service must score, as requests name them.
         digests: digests of all parts and rewards loaded here.
 
     Raises:
@@ -31,8 +31,9 @@ def check_service(client: RolloutClient, model: str, rewards: Sequence[RewardSpe
     hosted = client.models()
     check_noise_contract(hosted.noise)
     found = client.model(model)
-    require_rewards(client.url, found, rewards)
-    scored = {f"reward:{spec.name}" for spec in rewards}
+    require_rewards(client.url, hosted, found, rewards)
+    # Requests name the digests of the others.
+    scored = {f"reward:{spec.name}" for spec in rewards if spec.at is None}
     ours = {name: digest for name, digest in digests.items() if name in scored or not name.startswith("reward:")}
     check_digests(found.digests, ours)
 

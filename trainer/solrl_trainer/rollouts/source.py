@@ -37,7 +37,7 @@ class RolloutSource:
         run, model: names at the service.
         candidates: candidates per prompt.
         plan_of: settings of generation in an iteration.
-        rewards: rewards in the score.
+        rewards: rewards in the score, see `as_requested`.
         fingerprint: digest of model and rewards that every answer must have; None to accept any.
         numerics: of each precision, as the service said at the start; None to accept any.
         restore: removes the cause of a refusal, if it can; the request is then repeated.
@@ -143,18 +143,19 @@ def rollout_source(
     config: RunConfig,
     client: RolloutClient,
     *,
+    rewards: tuple[RewardSpec, ...] | None = None,
     fingerprint: str | None = None,
     numerics: Mapping[Tier, Numerics] | None = None,
     restore: Callable[[Problem], bool] | None = None,
 ) -> RolloutSource:
-    """Build the source of a run's candidates from its settings."""
+    """Build the source of a run's candidates from its settings; without `rewards`, the service has loaded all."""
     return RolloutSource(
         client=client,
         run=config.run,
         model=config.model_name,
         candidates=config.explore.candidates,
         plan_of=partial(exploration_plan, config),
-        rewards=config.trained,
+        rewards=config.trained if rewards is None else rewards,
         fingerprint=fingerprint,
         numerics=numerics,
         restore=restore,

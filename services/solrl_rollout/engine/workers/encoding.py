@@ -16,7 +16,7 @@ from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_rollout.engine.groups import png
 from solrl_rollout.engine.problems import generation_failed
-from solrl_rollout.engine.work import Chunk, HostedModel, Job, ScoredChunk
+from solrl_rollout.engine.work import Chunk, HostedModel, Job, RunReward, ScoredChunk
 
 Header = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
@@ -34,6 +34,7 @@ def encode_chunk(chunk: Chunk) -> tuple[Header, bytes]:
         "precision": job.precision,
         "plan": job.plan.model_dump(mode="json"),
         "rewards": job.rewards,
+        "run_rewards": job.run_rewards,
         "images": job.images,
         "prompt": chunk.prompt.model_dump(mode="json"),
         "seeds": list(chunk.seeds),
@@ -54,6 +55,7 @@ def decode_chunk(header: Header, body: bytes) -> Chunk:
         precision=header["precision"],
         plan=plan,
         rewards=tuple(header["rewards"]),
+        run_rewards={name: RunReward(*reward) for name, reward in header["run_rewards"].items()},
         images=header["images"],
     )
     start = unpack_trajectory(header["start"], _load(body), plan)

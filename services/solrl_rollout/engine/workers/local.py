@@ -1,7 +1,8 @@
 """A worker in this process: the runners of all hosted models, called from one thread.
 
 If a backend leaves the CPU free, a second thread scores one chunk while the next is generated. Further threads wait for
-reward servers, each with a chunk whose images have left the device.
+reward servers, each with a chunk whose images have left the device: some for the servers of the settings, others for
+those that runs bring.
 """
 
 import logging
@@ -63,6 +64,7 @@ class LocalWorker:
         self._runners: dict[str, ModelRunner] = {}
         self._scoring: ScoringThreads | None = None
         self._asking: ScoringThreads
+        self._asking_for_runs: ScoringThreads
         self._pings: deque[Future[None]] = deque()
         self._feed: Feed
         self._wake: Callable[[], None] = lambda: None
@@ -78,7 +80,10 @@ class LocalWorker:
         overlaps = any(runner.backend.capabilities.overlaps for runner in self._runners.values())
         if overlaps if self._overlap is None else self._overlap:
             self._scoring = ScoringThreads(1, feed.wake)
-        self._asking = ScoringThreads(self._settings.scoring_in_flight, feed.wake)
+        at_once = self._settings.scoring_in_flight
+        self._asking = ScoringThreads(at_once, feed.wake)
+        # Never full: the feed gives at most this many chunks for each server.
+        self._asking_for_runs = ScoringThreads(at_once * max(1, len(self._settings.reward_hosts)), feed.wake)
         try:
             while (chunk := feed.take(self._attend)) is not None:
                 self._serve(self._runners[chunk.job.model], chunk)
@@ -86,6 +91,7 @@ class LocalWorker:
             if self._scoring is not None:
                 self._scoring.close()
             self._asking.close()
+            self._asking_for_runs.close()
 
     def cancel(self, job: Job) -> None:
         """Wake the thread, which may wait for a reward server; else `cancelled` of the job is read between steps."""
@@ -107,6 +113,7 @@ class LocalWorker:
     def _attend(self) -> None:
         self._answer_pings()
         self._asking.check()
+        self._asking_for_runs.check()
         if self._scoring is not None:
             self._scoring.check()
 
@@ -122,7 +129,7 @@ class LocalWorker:
             generated = runner.generate(chunk, between_steps, self._wait_for_scoring)
             self._wait_for_scoring()
             if runner.scorer.asks_servers(chunk.job):
-                self._feed.wait(lambda: not self._asking.full, between_steps)
+                self._feed.wait(lambda: not self._asking_of(chunk).full, between_steps)
             ready = generated
         if ready is None:
             return
@@ -139,7 +146,7 @@ class LocalWorker:
             scored = scorer.score_here(generated)
             if scorer.asks_servers(chunk.job):
                 chunk.on_handover()
-                self._asking.run(partial(self._ask_servers, scorer, chunk, scored))
+                self._asking_of(chunk).run(partial(self._ask_servers, scorer, chunk, scored))
             else:
                 self._feed.finish(chunk, scored)
 
@@ -147,6 +154,9 @@ class LocalWorker:
         with self._reporting_errors(chunk, scorer.check):
             _stop_if_cancelled(chunk)
             self._feed.finish(chunk, scorer.ask_servers(chunk, scored))
+
+    def _asking_of(self, chunk: Chunk) -> ScoringThreads:
+        return self._asking_for_runs if chunk.job.run_rewards else self._asking
 
     def _wait_for_scoring(self) -> bool:
         """Wait for the chunk being scored here, and answer pings; returns whether there was one."""
@@ -167,8 +177,9 @@ class LocalWorker:
         try:
             yield
         except ProblemError as error:
-            if isinstance(error.__cause__, RewardError):
-                self._metrics.reward_failed(error.__cause__.reward)
+            cause = error.__cause__
+            if isinstance(cause, RewardError) and cause.reward not in chunk.job.run_rewards:
+                self._metrics.reward_failed(cause.reward)
             if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
                 check()
             self._feed.fail(chunk, error)

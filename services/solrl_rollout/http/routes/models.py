@@ -14,4 +14,8 @@ router = APIRouter(prefix="/v1", tags=["models"], responses=PROBLEMS)
 @access("token")
 async def list_models(service: ServiceDep) -> ModelList:
     """The hosted models, digests of all parts that generate or score images, and the noise contract."""
-    return ModelList(noise=service.noise, models=tuple(model.info for model in service.hosted.values()))
+    return ModelList(
+        noise=service.noise,
+        models=tuple(model.info for model in service.hosted.values()),
+        reward_hosts=service.settings.reward_hosts,
+    )

@@ -1,0 +1,323 @@
+"""Rewards that a run brings to a rollout service: only at listed addresses, and seen by this run alone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from fake_backend import REWARD, SHAPE, FakeBackend
+from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, serving
+from service_helpers import problem, rollout_request
+from solrl_client.addresses import origin
+from solrl_client.remote_reward import TOKEN
+from solrl_core.fingerprint import fingerprint
+from solrl_core.noise import initial_noise
+from solrl_core.rewards.images import as_floats, as_uint8
+from solrl_http.tokens import create_token
+from solrl_reward.app import create_app as create_reward_app
+from solrl_reward.settings import Settings as RewardSettings
+from solrl_rollout.engine import run_rewards
+from solrl_rollout.engine.run_rewards import RunRewards
+from solrl_rollout.engine.work import RunReward
+from solrl_rollout.http.app import create_app
+from solrl_rollout.settings import Settings
+from support.ports import free_port
+
+DEAD = f"http://127.0.0.1:{free_port()}"
+OTHER = "sha256:" + "0" * 64
+
+
+@pytest.fixture(scope="module")
+def brought() -> Iterator[tuple[Misbehaving, str]]:
+    """The server of a run."""
+    app = Misbehaving()
+    with serving(app) as address:
+        yield app, address
+        app.leave.set()
+
+
+@pytest.fixture(autouse=True)
+def _well(brought: tuple[Misbehaving, str]) -> Iterator[None]:
+    app, _ = brought
+    yield
+    app.leave.set()
+    app.mode = "well"
+    app.asked.clear()
+    app.heads.clear()
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[str]:
+    """A real reward service, with the reward that the rollout service has loaded, too."""
+    with serving(create_reward_app(RewardSettings(rewards=(REWARD,), device="cpu"))) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def unlisted() -> Iterator[str]:
+    """The port of a server that no service allows."""
+    with serving(Misbehaving()) as address:
+        yield address.rsplit(":", 1)[1]
+
+
+@pytest.fixture(scope="module")
+def client(brought: tuple[Misbehaving, str], real: str) -> Iterator[httpx.Client]:
+    """A client of a rollout service that allows these servers, and one that is dead."""
+    with client_of(brought[1], real, DEAD) as found:
+        yield found
+
+
+@contextmanager
+def client_of(*hosts: str) -> Iterator[httpx.Client]:
+    """A client of a rollout service that allows these servers."""
+    settings = Settings(rewards=(REWARD,), device="cpu", reward_hosts=hosts)
+    with (
+        serving(create_app(settings, load_backend=FakeBackend().load)) as address,
+        httpx.Client(base_url=address, timeout=600) as client,
+    ):
+        yield client
+
+
+def ask(client: httpx.Client, *rewards: dict[str, Any], headers: dict[str, str] | None = None) -> httpx.Response:
+    """The answer to a request for four candidates."""
+    body = rollout_request(precision="bf16") | {"rewards": list(rewards)}
+    return client.post("/v1/rollouts", json=body, headers=headers)
+
+
+def answered(client: httpx.Client, *rewards: dict[str, Any]) -> tuple[dict[str, Any], torch.Tensor]:
+    """An answer, and its images, float32 [4, 3, H, W]."""
+    response = ask(client, *rewards)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer, initial_noise(answer["groups"][0]["seeds"], SHAPE)
+
+
+def as_sent(images: torch.Tensor) -> list[float]:
+    """Mean pixels of images as a server gets them."""
+    means: list[float] = as_floats(as_uint8(images)).mean((1, 2, 3)).tolist()
+    return means
+
+
+def test_a_run_s_reward_is_scored_for_its_request_alone(client: httpx.Client, brought: tuple[Misbehaving, str]) -> None:
+    _, address = brought
+    before = client.get("/v1/models").json()
+    (model,) = before["models"]
+    own = {"name": NAME, "weight": 2.0, "at": address, "digest": DIGEST}
+    answer, images = answered(client, own, {"name": REWARD})
+    (group,) = answer["groups"]
+    assert group["rewards"][NAME] == pytest.approx(as_sent(images), abs=1e-6)
+    assert group["rewards"][REWARD] == pytest.approx(images.mean((1, 2, 3)).tolist())
+    sums = [2 * mine + theirs for mine, theirs in zip(group["rewards"][NAME], group["rewards"][REWARD], strict=True)]
+    assert group["scores"] == pytest.approx(sums)
+    assert answer["fingerprint"] == fingerprint(model["digests"] | {f"reward:{NAME}": DIGEST}, [NAME, REWARD])
+
+    assert client.get("/v1/models").json() == before
+    assert model["rewards"] == [REWARD]
+    assert (problem(ask(client, {"name": NAME}))["kind"]) == "reward-unknown"
+    metrics = client.get("/metrics").text
+    assert NAME not in metrics.replace(REWARD, "")
+    assert address not in metrics
+
+
+def test_without_a_digest_the_fingerprint_leaves_it_out(client: httpx.Client, brought: tuple[Misbehaving, str]) -> None:
+    (model,) = client.get("/v1/models").json()["models"]
+    answer, _ = answered(client, {"name": NAME, "at": brought[1]}, {"name": REWARD})
+    assert answer["fingerprint"] == fingerprint(model["digests"], [REWARD])
+
+
+def test_it_may_have_the_name_of_a_loaded_one(client: httpx.Client, real: str) -> None:
+    (model,) = client.get("/v1/models").json()["models"]
+    digest = model["digests"][f"reward:{REWARD}"]
+    there, images = answered(client, {"name": REWARD, "at": real, "digest": digest})
+    here, same = answered(client, {"name": REWARD})
+    assert torch.equal(images, same)
+    assert there["groups"][0]["scores"] == as_sent(images)
+    assert here["groups"][0]["scores"] == images.mean((1, 2, 3)).tolist() != as_sent(images)
+    assert there["fingerprint"] == here["fingerprint"]
+    unnamed, _ = answered(client, {"name": REWARD, "at": real})
+    assert unnamed["fingerprint"] == fingerprint(model["digests"], [])
+
+
+def test_none_is_allowed_by_default(brought: tuple[Misbehaving, str]) -> None:
+    app, address = brought
+    with client_of() as client:
+        assert "reward_hosts" not in client.get("/v1/models").json()
+        refused = problem(ask(client, {"name": NAME, "at": address}))
+        assert (refused["status"], refused["kind"]) == (422, "reward-unknown")
+        assert (refused["got"], refused["expected"]) == (address, "no address")
+        assert "--reward-hosts" in refused["action"]
+    assert app.asked == []
+
+
+REFUSED = {
+    "another port": "http://127.0.0.1:{other}",
+    "another name of the host": "http://localhost:{port}",
+    "another spelling of the address": "http://127.1:{port}",
+    "a number as address": "http://2130706433:{port}",
+    "an address mapped to IPv6": "http://[::ffff:127.0.0.1]:{port}",
+    "another scheme": "https://127.0.0.1:{port}",
+    "a private address": "http://10.0.0.7:{port}",
+    "a cloud's metadata": "http://169.254.169.254",
+    "a file": "file:///etc/passwd",
+    "no HTTP": "gopher://127.0.0.1:{port}",
+    "a user": "http://someone:secret@127.0.0.1:{port}",
+    "a listed address as user": "http://127.0.0.1:{port}@127.0.0.1:{other}",
+    "a backslash": "http://127.0.0.1:{port}\\@127.0.0.1:{other}",
+    "a path": "http://127.0.0.1:{port}/elsewhere",
+    "a path upwards": "http://127.0.0.1:{port}/..",
+    "a query": "http://127.0.0.1:{port}?a=b",
+    "a fragment": "http://127.0.0.1:{port}#a",
+    "an empty query": "http://127.0.0.1:{port}?",
+    "a line break": "http://127.0.0.1:{port}\r\nX-Name: value",
+    "no host": "http://:{port}",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_address_that_is_not_listed_is_never_asked(
+    client: httpx.Client, brought: tuple[Misbehaving, str], unlisted: str, name: str
+) -> None:
+    app, address = brought
+    at = REFUSED[name].format(port=address.rsplit(":", 1)[1], other=unlisted)
+    refused = problem(ask(client, {"name": NAME, "at": at}))
+    assert (refused["status"], refused["kind"]) == (422, "reward-unknown")
+    assert refused["where"] == "body.rewards.0.at"
+    assert address in refused["expected"]
+    assert "secret" not in str(refused)
+    assert app.asked == []
+
+
+def test_other_spellings_of_a_listed_address_mean_it(client: httpx.Client, brought: tuple[Misbehaving, str]) -> None:
+    _, address = brought
+    for at in (f"{address}/", address.replace("http", "HTTP"), f" {address}"):
+        answered(client, {"name": NAME, "at": at, "digest": DIGEST})
+    assert origin("https://Rewards.Lab", "address") == "https://rewards.lab:443"
+    assert origin("http://[::1]:9000/", "address") == "http://[::1]:9000"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ([{"name": NAME, "digest": DIGEST}], "got a digest without at"),
+        ([{"name": NAME, "at": "http://" + "a" * 600}], "at most 512"),
+        ([{"name": NAME, "at": "http://a", "digest": "md5:1"}], "digest"),
+        ([{"name": NAME, "at": "http://a", "headers": {"X": "y"}}], "headers"),
+    ],
+)
+def test_an_odd_request_is_refused(client: httpx.Client, rewards: list[dict[str, Any]], said: str) -> None:
+    refused = ask(client, *rewards)
+    assert refused.status_code == 422
+    assert said in refused.text
+
+
+def test_hosts_must_be_addresses() -> None:
+    listed = ("https://Rewards.Lab:8443", "http://10.0.0.7:9000/", "https://rewards.lab:8443")
+    assert Settings(reward_hosts=listed).reward_hosts == ("https://rewards.lab:8443", "http://10.0.0.7:9000")
+    for wrong in ("rewards.lab", "https://rewards.lab/path", "ftp://a", "http://u:p@a", "*"):
+        with pytest.raises(ValueError, match="address in reward_hosts"):
+            Settings(reward_hosts=(wrong,))
+
+
+MODES = ("slow", "nan", "short", "digest", "elsewhere", "cut", "locked", "broken")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_server_that_fails_fails_its_requests_alone(
+    client: httpx.Client, brought: tuple[Misbehaving, str], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, address = brought
+    monkeypatch.setattr(run_rewards, "TIMEOUT", 1.0 if mode == "slow" else 60.0)
+    app.leave.clear()
+    app.mode = mode
+    # With another digest it is connected anew, for which the time limit counts.
+    refused = ask(client, {"name": NAME, "at": address, "digest": OTHER if mode == "slow" else DIGEST})
+    found = problem(refused)
+    assert (found["status"], found["kind"]) == (503, "reward-failed")
+    assert refused.headers["retry-after"] == "5"
+    said = {"nan": "gave nan for image 3", "short": "gave 3 scores for 4 images"}
+    said["locked"] = "no token is sent to a server that a run brings"
+    assert said.get(mode, FAULTS[mode]) in found["detail"]
+    assert app.asked == ["/v1/scores"], "asked once, and no other address"
+    answered(client, {"name": REWARD})
+    assert NAME not in client.get("/metrics").text.replace(REWARD, "")
+    app.mode = "well"
+    answered(client, {"name": NAME, "at": address, "digest": DIGEST})
+
+
+def test_a_dead_server_fails_its_requests_alone(client: httpx.Client) -> None:
+    refused = problem(ask(client, {"name": NAME, "at": DEAD}))
+    assert (refused["status"], refused["kind"]) == (503, "reward-failed")
+    assert f"at {DEAD} gave no answer (ConnectError" in refused["detail"]
+    answered(client, {"name": REWARD})
+
+
+def test_the_server_must_have_the_digest_that_the_request_says(
+    client: httpx.Client, brought: tuple[Misbehaving, str]
+) -> None:
+    refused = problem(ask(client, {"name": NAME, "at": brought[1], "digest": OTHER}))
+    assert (refused["status"], refused["kind"]) == (503, "reward-failed")
+    assert f"has the digest {DIGEST} now; expected {OTHER}, as the request says" in refused["detail"]
+
+
+def test_the_server_must_have_the_reward(client: httpx.Client, brought: tuple[Misbehaving, str], real: str) -> None:
+    refused = problem(ask(client, {"name": "hpsv2", "at": brought[1]}))
+    assert (refused["status"], refused["kind"]) == (503, "reward-failed")
+    assert f"does not compute reward 'hpsv2'; expected one of ['{NAME}']" in refused["detail"]
+    refused = problem(ask(client, {"name": "hpsv2", "at": real, "digest": DIGEST}))
+    assert refused["status"] == 503
+    assert "does not compute 'hpsv2'" in refused["detail"]
+
+
+def test_a_server_that_comes_back_with_another_digest_is_asked_anew(
+    client: httpx.Client, brought: tuple[Misbehaving, str]
+) -> None:
+    app, address = brought
+    reward = {"name": NAME, "at": address}
+    answered(client, reward)
+    app.asked.clear()
+    answered(client, reward)
+    assert app.asked == ["/v1/scores"], "connected already"
+    app.mode = "digest"
+    assert "as when this program connected" in problem(ask(client, reward))["detail"]
+    app.mode = "well"
+    app.asked.clear()
+    answered(client, reward)
+    assert app.asked == ["/v1/rewards", "/v1/scores"]
+
+
+def test_neither_the_service_s_token_nor_the_caller_s_headers_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Misbehaving()
+    secret, _ = create_token(tmp_path / "tokens.json", "a", ("score",), None)
+    monkeypatch.setenv(TOKEN, secret)
+    sent = {"Authorization": "Bearer of-the-caller", "Cookie": "a=b", "X-Request-ID": "caller-1", "Forwarded": "for=x"}
+    with serving(app) as address, client_of(address) as client:
+        for digest in ({}, {"digest": DIGEST}):
+            assert ask(client, {"name": NAME, "at": address, **digest}, headers=sent).status_code == 200
+    assert app.asked == ["/v1/rewards", "/v1/scores", "/v1/scores"]
+    usual = {"host", "accept", "accept-encoding", "connection", "user-agent", "content-type", "content-length"}
+    for head in app.heads:
+        assert head.keys() <= usual
+        assert not any(secret in value or "caller" in value for value in head.values())
+
+
+def test_connections_are_kept_within_a_bound() -> None:
+    rewards = RunRewards(most=2)
+    first, second, third = (RunReward(DEAD, "sha256:" + digit * 64) for digit in "123")
+
+    def found(wanted: RunReward) -> Any:
+        with rewards.connected({NAME: wanted}) as connected:
+            return connected[NAME]
+
+    kept, gone = found(first), found(second)
+    assert found(first) is kept
+    newest = found(third)
+    assert found(first) is kept
+    assert found(third) is newest
+    assert found(second) is not gone
+    assert found(first) is not kept
