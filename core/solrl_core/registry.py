@@ -8,6 +8,7 @@ before anything large is loaded.
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -51,7 +52,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """All registered names, sorted."""
-        return sorted({*self._built_in, *(entry.name for entry in entry_points(group=self.group))})
+        return sorted({*self._built_in, *_entry_points(self.group, tuple(sys.path))})
 
     def __contains__(self, name: object) -> bool:
         """Whether `name` is registered."""
@@ -110,7 +111,7 @@ class Registry(Generic[T]):
     def _entry(self, name: str) -> EntryPoint | None:
         if name in self._built_in:
             return None
-        return next((entry for entry in entry_points(group=self.group) if entry.name == name), None)
+        return _entry_points(self.group, tuple(sys.path)).get(name)
 
 
 class FolderRegistry(Registry[Callable[[], str | Path]]):
@@ -125,6 +126,15 @@ class FolderRegistry(Registry[Callable[[], str | Path]]):
         if name not in self and accepted(name):
             return name
         return str(self.find(name)())
+
+
+@cache
+def _entry_points(group: str, folders: tuple[str, ...]) -> Mapping[str, EntryPoint]:
+    """Entry points of a group by name; of two with the same name, that of the earlier folder of `sys.path`.
+
+    Reading all installed packages takes milliseconds, and a configuration checks many names.
+    """
+    return {entry.name: entry for entry in reversed(tuple(entry_points(group=group)))}
 
 
 def _imported(path: str) -> Any:
