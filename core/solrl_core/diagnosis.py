@@ -270,7 +270,8 @@ def _reward_options(model: str, revision: str | None) -> Options:
     """Options of rewards in the `solrl.json` of a model that is on this machine; none if it cannot be read."""
     from huggingface_hub import errors, try_to_load_from_cache
 
-    from solrl_core.families.load import locate, read_options
+    from solrl_core.families.load import locate
+    from solrl_core.model_options import read_options
 
     try:
         where = locate(model)

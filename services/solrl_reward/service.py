@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from solrl_core.families.base import ModelOptions
+from solrl_core.model_options import ModelOptions, read_options
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import REWARDS
 from solrl_core.rewards.wire import decode_scoring
@@ -66,8 +66,8 @@ class RewardService:
         """The rewards, in the order of the settings."""
         return RewardList(
             rewards=tuple(
-                RewardInfo(name=name, digest=digest, parameters=getattr(REWARDS.find(name), "parameters", None))
-                for name, digest in self.digests.items()
+                RewardInfo(name=name, digest=self.digests[name], parameters=_parameters(source))
+                for name, source in self._settings.sources.items()
             )
         )
 
@@ -113,6 +113,11 @@ class RewardService:
             raise queue_full(waiting, limit, requested)
 
 
+def _parameters(source: str) -> int | None:
+    count: int | None = getattr(REWARDS.find(source), "parameters", None)
+    return count
+
+
 def _decode(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
     try:
         return decode_scoring(body)
@@ -142,9 +147,15 @@ async def running_service(settings: Settings, metrics: Metrics) -> AsyncIterator
 
 
 def _load(settings: Settings, device: torch.device) -> RewardSet:
-    from solrl_core.families.load import locate, read_options
+    for source in settings.sources.values():
+        REWARDS.check(source)  # before large weights are read
+    defaults = _Defaults(device, _options_of(settings.options_from))
+    return RewardSet.load(list(settings.sources), defaults, settings.reward_options, sources=settings.sources)
 
-    for name in settings.rewards:
-        REWARDS.check(name)  # before large weights are read
-    options = read_options(locate(settings.options_from)) if settings.options_from else ModelOptions()
-    return RewardSet.load(settings.rewards, _Defaults(device, options), settings.reward_options)
+
+def _options_of(model: str | None) -> ModelOptions:
+    if not model:
+        return ModelOptions()
+    from solrl_core.families.load import locate  # imports packages that a service of other rewards may lack
+
+    return read_options(locate(model))

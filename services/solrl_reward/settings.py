@@ -1,7 +1,7 @@
 """Settings of `solrl-reward serve`, by flag or by environment (`SOLRL_REWARDS`, `SOLRL_PORT`, …)."""
 
 import json
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import tyro
 from pydantic import Field, field_validator, model_validator
@@ -10,16 +10,34 @@ from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resol
 from solrl_proto.scores import MAX_SCORED_IMAGES
 
 
+class RewardSource(NamedTuple):
+    """A reward by the name under which it is served, and its registered name or `package.module:attribute`."""
+
+    name: str
+    source: str
+
+
+def parse_reward(text: str) -> RewardSource:
+    """Parse `[name=]source`; ValueError if either is empty."""
+    name, separator, source = text.partition("=")
+    if not name or (separator and not source):
+        raise ValueError(f"got reward {text!r}; expected a name, package.module:attribute, or name=source")
+    return RewardSource(name, source or name)
+
+
 class Scoring(BaseSettings):
     """Settings of the rewards of one service process, and of their device."""
 
     model_config = CONFIG
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
-    """Rewards to serve, by name or package.module:attribute. In the environment they are separated by commas."""
+    """Rewards to serve, by name or package.module:attribute; name=source serves one under another name.
+    In the environment they are separated by commas."""
 
     reward_options: Annotated[
-        dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
+        dict[str, dict[str, Any]],
+        NoDecode,
+        tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint=""),
     ] = Field(default_factory=dict)
     """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for those that are built in.
     For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
@@ -54,10 +72,29 @@ class Settings(HttpSettings, Scoring):
         """The device, with `auto` resolved."""
         return resolve_device(self.device)
 
+    @field_validator("reward_options", mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        """Read JSON of the environment; empty, as docker-compose.yml passes a variable that is not set, means none."""
+        return json.loads(value or "{}") if isinstance(value, str) else value
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Served name → registered name or package.module:attribute."""
+        return dict(map(parse_reward, self.rewards))
+
     @model_validator(mode="after")
     def _largest_body_fits(self) -> Self:
         require_within(self, ("max_body_bytes", "max_inflight_bytes"))
         return self
+
+    @field_validator("rewards", mode="after")
+    @classmethod
+    def _names_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = [parse_reward(text).name for text in value]
+        if len(set(names)) < len(names):
+            raise ValueError(f"got two rewards with one name: {names}; expected name=source for one of them")
+        return value
 
     @field_validator("rewards", mode="before")
     @classmethod

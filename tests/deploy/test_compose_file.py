@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import solrl_trainer.cli
 import tyro
 from proof.compose import load, seconds
 from pydantic_settings import BaseSettings
+from solrl_client import chat
 from solrl_http.settings import SECRETS
 from solrl_reward.settings import Settings as RewardSettings
 from solrl_rollout.settings import Settings
@@ -28,8 +30,8 @@ DOCUMENT = load(FILE, {})
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
 WITH_GPUS: dict[str, dict[str, Any]] = load(FILE, GPU_SETTINGS)["services"]
 OURS = [name for name, body in SERVICES.items() if "build" in body]
-SERVING = [name for name in OURS if SERVICES[name]["build"]["dockerfile"] == "Dockerfile.rollout"]
-SETTINGS: dict[str, type[BaseSettings]] = {"rollout": Settings, "reward": RewardSettings}
+SETTINGS: dict[str, type[BaseSettings]] = {"rollout": Settings, "reward": RewardSettings, "imagereward": RewardSettings}
+SERVING = list(SETTINGS)
 TRAINING = [name for name in OURS if name not in SERVING]
 
 
@@ -190,7 +192,32 @@ def test_the_reward_service_understands_its_command_and_environment(
     assert (settings.host, settings.port, settings.rewards) == ("0.0.0.0", 8200, ("clipscore",))
     assert settings.allow_anonymous is (settings.token_file is None) is (found is SERVICES)
     assert settings.options_from == ("mini-sana" if found is SERVICES else ""), "published weights on a GPU"
+    assert settings.reward_options == {}
     assert body["profiles"] == ["reward"]
+
+
+def test_options_and_a_key_reach_a_judge_of_the_reward_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"vlm_judge": {"endpoint": "http://judge:8000/v1", "model": "qwen"}}
+    given = {"SOLRL_REMOTE_REWARDS": "vlm_judge", "SOLRL_REMOTE_REWARD_OPTIONS": json.dumps(options)}
+    given |= {"SOLRL_JUDGE_TOKEN_PATH": "/run/secrets/judge_token", "SOLRL_OPTIONS_FROM": ""}
+    body = load(FILE, given)["services"]["reward"]
+    assert body["environment"][f"{chat.TOKEN}_PATH"] == "/run/secrets/judge_token"
+    for key, value in body["environment"].items():
+        monkeypatch.setenv(key, value)
+    settings = understood([*body["entrypoint"], *body["command"]], monkeypatch).settings
+    assert (settings.rewards, settings.reward_options) == (("vlm_judge",), options)
+
+
+def test_the_packages_imagereward_is_served_under_the_name_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = SERVICES["imagereward"]
+    dockerfile = (ROOT / body["build"]["dockerfile"]).read_text()
+    (rewards,) = re.findall(r"SOLRL_REWARDS=(\S+)$", dockerfile, re.MULTILINE)
+    for key, value in {**body["environment"], "SOLRL_REWARDS": rewards}.items():
+        monkeypatch.setenv(key, value)
+    settings = understood([*body["entrypoint"], *body["command"]], monkeypatch).settings
+    assert settings.sources == {"imagereward": "reward:PublishedImageReward"}
+    assert "class PublishedImageReward:" in (ROOT / "deploy/rewards/imagereward/reward.py").read_text()
+    assert body["profiles"] == ["imagereward"]
 
 
 @pytest.mark.parametrize("name", TRAINING)

@@ -1,4 +1,4 @@
-"""The two Dockerfiles, and their build context."""
+"""The Dockerfiles, their lock files, and their build context."""
 
 import subprocess
 import tomllib
@@ -10,6 +10,8 @@ from packaging.utils import canonicalize_name
 from solrl_rollout.engine.backends.vllm_omni import support
 
 ROOT = Path(__file__).parents[2]
+REWARDS = ROOT / "deploy" / "rewards"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 FILES = {name: (ROOT / f"Dockerfile.{name}").read_text() for name in ("rollout", "trainer")}
 
 
@@ -65,11 +67,44 @@ def test_the_lock_file_has_the_versions_that_the_backend_accepts() -> None:
     locked = dict(line.split("==") for line in lines if "==" in line)
     assert {name: locked[name] for name in support.VERSIONS} == support.VERSIONS
     assert locked["torch"] == "2.11.0"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    for requirement in map(Requirement, project):
+    for requirement in map(Requirement, PROJECT):
         assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
     command = (ROOT / "deploy" / "lock-vllm-omni").read_text()
     assert all(f"{name}=={version}\n" in command for name, version in support.VERSIONS.items())
+
+
+def requirements(path: Path) -> list[str]:
+    """Requirements of a file, without comments, and without those of files that it includes."""
+    lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+    return [line for line in lines if line and not line.startswith("-r")]
+
+
+def test_a_reward_service_requires_some_of_what_the_project_does() -> None:
+    assert set(requirements(REWARDS / "service.in")) < set(PROJECT)
+
+
+def test_the_image_with_the_package_image_reward() -> None:
+    lines = [line for line in (REWARDS / "imagereward" / "Dockerfile").read_text().splitlines() if line[:1] != "#"]
+    lock = lines.index("RUN pip install --no-deps --require-hashes -r requirements.lock")
+    assert lock < lines.index("COPY . .")
+    assert "USER 10001:10001" in lines
+    assert lines[-2:] == ["EXPOSE 8200", 'ENTRYPOINT ["solrl-reward"]']
+    assert "-r ../service.in" in (REWARDS / "imagereward" / "requirements.in").read_text().splitlines()
+
+
+def test_the_lock_file_of_image_reward_fits_its_requirements_and_has_hashes() -> None:
+    folder = REWARDS / "imagereward"
+    blocks = [
+        line for line in (folder / "requirements.lock").read_text().replace("\\\n", "").splitlines() if "==" in line
+    ]
+    assert all(" --hash=sha256:" in block for block in blocks)
+    locked = dict(block.split()[0].split("==") for block in blocks)
+    wanted = requirements(folder / "requirements.in") + requirements(REWARDS / "service.in")
+    for requirement in map(Requirement, wanted):
+        if requirement.name != "torch":  # of the Dockerfile
+            assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
+    assert not locked.keys() & {"torch", "torchvision", "triton"}
+    assert "RUN pip install torch==2.14.1 torchvision==0.29.2 " in (folder / "Dockerfile").read_text()
 
 
 def test_the_build_context_has_the_files_of_the_images() -> None:
@@ -78,6 +113,7 @@ def test_the_build_context_has_the_files_of_the_images() -> None:
     allowed = {line.removeprefix("!") for line in patterns if line.startswith("!")}
     assert all((ROOT / path).exists() for path in allowed)
     copied = {"pyproject.toml", "deploy/install-dependencies.py", "deploy/vllm-omni.lock"}
+    copied |= {f"deploy/rewards/imagereward/{name}" for name in ("requirements.lock", "reward.py")}
     packages = {"proto", "core", "minis", "services", "trainer"}
     assert allowed == copied | packages | {"LICENSE", "README.md"}
 
@@ -98,7 +134,8 @@ def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:
     password = first["redis_password"]
     assert len(password) == 64
     assert first["redis_url"] == f"redis://:{password}@redis:6379"
-    assert (first["hf_token"], first["token"], first["reward_token"], first[".gitignore"]) == ("", "", "", "*")
+    assert (first["hf_token"], first["token"], first[".gitignore"]) == ("", "", "*")
+    assert first["reward_token"] == first["judge_token"] == ""
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "redis_password").stat().st_mode & 0o777 == 0o644
     assert make(HF_TOKEN="hf_word") == first | {"hf_token": "hf_word"}

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from solrl_proto.rollouts import EarlyDecoder
 from torch import nn
 
+from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
 from solrl_core.prompt_cache import PromptCache
 
@@ -20,28 +20,6 @@ Conditioning = dict[str, torch.Tensor]
 def stack(conditionings: Sequence[Conditioning]) -> Conditioning:
     """Concatenate several conditionings along the prompt axis."""
     return {name: torch.cat([c[name] for c in conditionings]) for name in conditionings[0]}
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """Per-model settings from `solrl.json`, next to its model_index.json; None selects the family's default.
-
-    Attributes:
-        height, width: image size in pixels.
-        max_sequence_length: number of text tokens.
-        complex_human_instruction: SANA's prompt prefix; an empty list turns it off.
-        quantize, keep, keep_max_dim: the layer policy.
-        rewards: reward name → options of its loader; relative paths start at the folder.
-    """
-
-    height: int | None = None
-    width: int | None = None
-    max_sequence_length: int | None = None
-    complex_human_instruction: list[str] | None = None
-    quantize: tuple[str, ...] | None = None
-    keep: tuple[str, ...] | None = None
-    keep_max_dim: int | None = None
-    rewards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Backbone(ABC):

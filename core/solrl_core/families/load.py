@@ -1,6 +1,5 @@
 """Loads a model by name, folder or hub id, through diffusers."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +7,8 @@ from pathlib import Path
 import torch
 from huggingface_hub import errors
 
-from solrl_core.families.base import ModelOptions
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
+from solrl_core.model_options import read_options
 from solrl_core.registry import FolderRegistry, Registry
 
 
@@ -89,30 +88,6 @@ def family_of(pipeline: object, where: str) -> type[PipelineBackbone]:
         return FAMILIES.find(str(pipeline))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-
-
-def read_options(folder: str) -> ModelOptions:
-    """Read `solrl.json` from a folder; defaults if there is no such file.
-
-    Raises:
-        ValueError: the file has an unknown setting or is not JSON.
-    """
-    path = Path(folder) / "solrl.json"
-    if not path.is_file():
-        return ModelOptions()
-    try:
-        settings = json.loads(path.read_text())
-        for name in ("quantize", "keep"):
-            if settings.get(name) is not None:
-                settings[name] = tuple(settings[name])
-        for options in settings.get("rewards", {}).values():
-            for name, value in options.items():
-                if isinstance(value, str) and value.startswith((".", "..")):
-                    options[name] = str((path.parent / value).resolve())
-        return ModelOptions(**settings)
-    except (TypeError, json.JSONDecodeError) as error:
-        fields = ", ".join(ModelOptions.__dataclass_fields__)
-        raise ValueError(f"{path}: {error}; expected a JSON object with some of: {fields}") from error
 
 
 def advice(error: BaseException, where: str) -> str:

@@ -9,8 +9,9 @@ import torch
 from solrl_proto.rollouts import EarlyDecoder
 from torch import nn
 
-from solrl_core.families.base import Backbone, Conditioning, ModelOptions
+from solrl_core.families.base import Backbone, Conditioning
 from solrl_core.families.early_exit import RgbHead, truncated
+from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
 

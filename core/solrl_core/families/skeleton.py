@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from solrl_core.families.load import explained, family_of, locate, read_options
+from solrl_core.families.load import explained, family_of, locate
 from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.model_options import read_options
 
 # Files to download from the hub: configurations and tokenizers, no weights.
 _PATTERNS = ["*.json", "*/*.json", "*/*.txt", "*/*.model"]

@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from solrl_core.errors import RewardError
-from solrl_core.families.base import ModelOptions
 from solrl_core.fingerprint import source_digest
+from solrl_core.model_options import ModelOptions
 from solrl_core.registry import Registry
 
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
@@ -149,6 +149,7 @@ class RewardSet:
         model: RewardDefaults,
         options: Mapping[str, Mapping[str, Any]] | None = None,
         *,
+        sources: Mapping[str, str] | None = None,
         loaded: dict[str, Reward] | None = None,
         connect: RewardConnector | None = None,
     ) -> "RewardSet":
@@ -158,6 +159,7 @@ class RewardSet:
             names: rewards to load; repeated names load once.
             model: the model whose device and `solrl.json` apply.
             options: reward name → options, see `load_reward`.
+            sources: reward name → registered name or `package.module:attribute`, where that is not the name itself.
             loaded: cache shared between models. Rewards with the same options are taken from it, new ones added.
             connect: connects to the servers of rewards with the option `at`.
 
@@ -170,10 +172,11 @@ class RewardSet:
         shared = {} if loaded is None else loaded
         rewards = {}
         for name in wanted:
-            identity = [name, str(model.device), _options(name, model, given.get(name))]
+            source = (sources or {}).get(name, name)
+            identity = [source, str(model.device), _options(source, model, given.get(name))]
             key = json.dumps(identity, sort_keys=True, default=str)
             if key not in shared:
-                shared[key] = load_reward(name, model, given.get(name), connect)
+                shared[key] = load_reward(source, model, given.get(name), connect)
             rewards[name] = shared[key]
         return cls(rewards)
 

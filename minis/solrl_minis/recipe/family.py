@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from solrl_core.families import Backbone, Conditioning, ModelOptions
+from solrl_core.families import Backbone, Conditioning
 from solrl_core.families.load import FAMILIES
+from solrl_core.model_options import ModelOptions
 
 TEXT_TOKENS = 16
 """Length of the longest caption, in tokens of any text encoder."""

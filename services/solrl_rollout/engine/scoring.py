@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from solrl_client.remote_reward import connect_reward
 from solrl_core.errors import RewardError, RewardUnavailableError
-from solrl_core.families.base import ModelOptions
+from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import Reward
 from solrl_core.rewards.images import as_bytes, as_floats

@@ -13,7 +13,7 @@ from service_helpers import problem, rollout_request
 from solrl_client.remote_reward import TOKEN, RemoteReward, connect_reward
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.families import Backbone
-from solrl_core.families.base import ModelOptions
+from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet, load_reward
 from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.size import reward_bytes

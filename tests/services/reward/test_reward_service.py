@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import httpx
 import pytest
 import served_rewards
 import torch
+from packaging.requirements import Requirement
 from reward_servers import pictures, serving, until
 from safetensors.torch import save
 from service_helpers import problem
@@ -43,14 +45,24 @@ from solrl_reward.settings import Settings
 from support.ports import free_port
 from typed import typed
 
+ROOT = Path(__file__).parents[3]
 BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
 NOWHERE, LEAVING, AWAY = (f"served_rewards:{name}" for name in ("nowhere", "leaving", "away"))
 REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE, LEAVING, AWAY)
+RENAMED = "imagereward"
 
 
 @pytest.fixture(scope="module")
 def app() -> Any:
-    return create_app(Settings(rewards=REWARDS, options_from="mini-sana", device="cpu", batch=8, max_body_bytes=2**20))
+    return create_app(
+        Settings(
+            rewards=(*REWARDS, f"{RENAMED}={BRIGHT}"),
+            options_from="mini-sana",
+            device="cpu",
+            batch=8,
+            max_body_bytes=2**20,
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +134,19 @@ def test_scores_equal_local_ones_bit_for_bit(client: httpx.Client, backbone: Bac
 
 def test_the_list_has_digests_and_sizes(client: httpx.Client, backbone: Backbone) -> None:
     listed = {one["name"]: one for one in client.get("/v1/rewards").json()["rewards"]}
-    assert tuple(listed) == REWARDS
+    assert tuple(listed) == (*REWARDS, RENAMED)
     assert listed["clipscore"]["digest"] == RewardSet.load(["clipscore"], backbone).digests()["reward:clipscore"]
     assert listed["clipscore"]["parameters"] > 1e8
     assert listed[BRIGHT]["parameters"] is None
+
+
+def test_a_reward_is_served_under_another_name(client: httpx.Client) -> None:
+    """Of a built-in reward, for example, which it computes by other means."""
+    answer = scores(client, body(pictures(3), BRIGHT, RENAMED))
+    assert answer.scores[RENAMED] == answer.scores[BRIGHT]
+    assert answer.digests[RENAMED] == answer.digests[BRIGHT]
+    listed = {one["name"]: one for one in client.get("/v1/rewards").json()["rewards"]}
+    assert listed[RENAMED] == listed[BRIGHT] | {"name": RENAMED}
 
 
 def test_requests_that_wait_are_scored_together(app: Any, client: httpx.Client) -> None:
@@ -351,7 +372,7 @@ def test_bodies_have_a_type_and_a_limit(client: httpx.Client) -> None:
 def test_health_metrics_and_documents(client: httpx.Client) -> None:
     scores(client, body(pictures(3), BRIGHT))
     assert client.get("/health/live").json() == {"status": "live"}
-    assert client.get("/health/ready").json() == {"status": "ready", "rewards": list(REWARDS)}
+    assert client.get("/health/ready").json() == {"status": "ready", "rewards": [*REWARDS, RENAMED]}
     shown = client.get("/metrics").text
     assert f'solrl_scored_images_total{{reward="{BRIGHT}",tenant="local"}}' in shown
     assert 'solrl_http_requests_total{method="POST",route="/v1/scores",status="200"}' in shown
@@ -418,11 +439,24 @@ async def test_a_service_whose_scoring_ended_is_dead_and_logs_why(caplog: pytest
     assert "gone" in caplog.text
 
 
+def not_required() -> set[str]:
+    """Modules of the project's dependencies that a reward service does without, unless its rewards import them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    required = (ROOT / "deploy" / "rewards" / "service.in").read_text().splitlines()
+    names = {Requirement(line).name for line in set(project) - set(required)}
+    return {"yaml" if name == "pyyaml" else name for name in names} | {"huggingface_hub"}
+
+
 @pytest.mark.slow
 def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
+    """In an environment with the packages of deploy/rewards/service.in alone."""
+    absent = not_required()
+    assert {"diffusers", "transformers"} <= absent
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({sorted(absent)}))\n")
     program, port = Path(sys.executable).parent / "solrl-reward", free_port()
     command = [str(program), "serve", "--rewards", BRIGHT, "--device", "cpu", "--port", str(port)]
-    environment = os.environ | {"PYTHONPATH": str(Path(served_rewards.__file__).parent), "COLUMNS": "120"}
+    folders = f"{tmp_path}{os.pathsep}{Path(served_rewards.__file__).parent}"
+    environment = os.environ | {"PYTHONPATH": folders, "COLUMNS": "120"}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
     try:
@@ -456,6 +490,9 @@ def ready(client: httpx.Client) -> bool:
         (["serve", "--host", "0.0.0.0"], "--scopes score"),
         (["serve", "--queue-limit", "1"], "got --queue-limit 1; expected a number greater than or equal to 256"),
         (["serve", "--options-from", "mini-sanna"], "mini-sana"),
+        (["serve", "--rewards", "clipscore", "clipscore=a:b"], "expected name=source for one of them"),
+        (["serve", "--rewards", "clipscore="], "or name=source"),
+        (["serve", "--rewards", "mine=clipscor"], "did you mean 'clipscore'"),
         (["srve"], "did you mean 'serve'"),
     ],
 )

@@ -17,7 +17,7 @@ from solrl_client.chat import TOKEN, Pace
 from solrl_client.remote_reward import RemoteReward, connect_reward
 from solrl_client.vlm_judge import VlmJudge
 from solrl_core.errors import RewardError, RewardUnavailableError
-from solrl_core.families.base import ModelOptions
+from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet, load_reward
 from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.size import reward_bytes

@@ -1,6 +1,6 @@
 """Computes reference scores with published code; run by `scripts/reward-parity`.
 
-usage: reward-parity-reference.py DATA TOKENIZER
+usage: python -m reward_parity.reference DATA TOKENIZER
 
 HPSv2 and ImageReward are their packages; the aesthetic predictor is open_clip and its head, as published. Writes
 reduced models with random weights in their formats, tokenizers, images, prompts and scores to DATA, and CLIP's full

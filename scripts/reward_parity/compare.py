@@ -1,6 +1,6 @@
 """Compares our rewards with the scores of published code; run by `scripts/reward-parity`.
 
-usage: reward-parity-compare.py DATA TOKENIZER RESULT
+usage: python -m reward_parity.compare DATA TOKENIZER RESULT
 
 Exits with 1 if the relative difference of a score exceeds 1e-4, or if a text is tokenised differently.
 """

@@ -1,0 +1,53 @@
+"""Settings of a model, from the `solrl.json` in its folder. Imports no model library."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Per-model settings from `solrl.json`, next to its model_index.json; None selects the family's default.
+
+    Attributes:
+        height, width: image size in pixels.
+        max_sequence_length: number of text tokens.
+        complex_human_instruction: SANA's prompt prefix; an empty list turns it off.
+        quantize, keep, keep_max_dim: the layer policy.
+        rewards: reward name → options of its loader; relative paths start at the folder.
+    """
+
+    height: int | None = None
+    width: int | None = None
+    max_sequence_length: int | None = None
+    complex_human_instruction: list[str] | None = None
+    quantize: tuple[str, ...] | None = None
+    keep: tuple[str, ...] | None = None
+    keep_max_dim: int | None = None
+    rewards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def read_options(folder: str) -> ModelOptions:
+    """Read `solrl.json` from a folder; defaults if there is no such file.
+
+    Raises:
+        ValueError: the file has an unknown setting or is not JSON.
+    """
+    path = Path(folder) / "solrl.json"
+    if not path.is_file():
+        return ModelOptions()
+    try:
+        settings = json.loads(path.read_text())
+        for name in ("quantize", "keep"):
+            if settings.get(name) is not None:
+                settings[name] = tuple(settings[name])
+        for options in settings.get("rewards", {}).values():
+            for name, value in options.items():
+                if isinstance(value, str) and value.startswith((".", "..")):
+                    options[name] = str((path.parent / value).resolve())
+        return ModelOptions(**settings)
+    except (TypeError, json.JSONDecodeError) as error:
+        fields = ", ".join(ModelOptions.__dataclass_fields__)
+        raise ValueError(f"{path}: {error}; expected a JSON object with some of: {fields}") from error
