@@ -55,7 +55,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep that folder")
     parser.add_argument("--storage-driver", default="", help="of buildah; default: overlay if supported, else vfs")
     parser.add_argument("--ready-within", type=float, default=300.0, help="seconds until a service must be healthy")
-    parser.add_argument("--quick", action="store_true", help="skip the build on a base image that includes PyTorch")
+    parser.add_argument("--quick", action="store_true", help="build on no other base, and no images of deploy/rewards")
+    parser.add_argument("--rewards-only", action="store_true", help="build the images of deploy/rewards alone")
     parser.add_argument("--build-only", action="store_true", help="build the images and stop")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -80,12 +81,24 @@ def main() -> None:
 
 def _prove(folder: Path, arguments: argparse.Namespace, timing: Timing) -> None:
     buildah = images.Buildah(folder, arguments.storage_driver)
-    profile = services(ROOT / "docker-compose.yml", "demo", _variables())
-    built = {service.name: f"localhost/proof/{service.name}" for service in profile}
-    print(f"{len(profile)} services of plain up and profile demo, buildah with {buildah.driver} and chroot", flush=True)
-
+    print(f"buildah with {buildah.driver} and chroot", flush=True)
     with timing.stage("Debian base by debootstrap"):
         images.debian(buildah, BASE)
+    if not arguments.rewards_only:
+        _prove_demo(buildah, arguments, timing)
+    if not arguments.quick:
+        for dockerfile in sorted(ROOT.glob("deploy/rewards/*/Dockerfile")):
+            name = dockerfile.parent.name
+            with timing.stage(f"image of deploy/rewards/{name}, which imports its reward"):
+                log = buildah.folder / f"{name}-build.log"
+                buildah.build(f"localhost/proof/{name}", dockerfile, ROOT, {"BASE": BASE}, log)
+
+
+def _prove_demo(buildah: images.Buildah, arguments: argparse.Namespace, timing: Timing) -> None:
+    """Build the images of the profile demo and run it."""
+    profile = services(ROOT / "docker-compose.yml", "demo", _variables())
+    built = {service.name: f"localhost/proof/{service.name}" for service in profile}
+    print(f"{len(profile)} services of plain up and profile demo", flush=True)
     for service in profile:
         with timing.stage(f"image of {service.name}: {service.dockerfile or 'substitute for ' + service.image}"):
             if service.dockerfile is None:

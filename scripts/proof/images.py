@@ -1,4 +1,4 @@
-"""Image builds with buildah: a Debian base from debootstrap, and the two Dockerfiles on top of it."""
+"""Image builds with buildah: a Debian base from debootstrap, and the Dockerfiles on top of it."""
 
 import ast
 import os
