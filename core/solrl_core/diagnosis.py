@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -284,7 +285,12 @@ def _reward_options(model: str, revision: str | None) -> Options:
 
 
 def _of_reward(reward: Any, options: Mapping[str, Any], *, needed: bool) -> tuple[State, str, str]:
-    """State, finding and remedy of a reward: the first of its sources that is not on this machine, if any."""
+    """State, finding and remedy of a reward: its missing packages, or the first source that is not on this machine."""
+    packages: Mapping[str, str] = getattr(reward, "packages", {})
+    if absent := [module for module in packages if find_spec(module) is None]:
+        wanted = " ".join(dict.fromkeys(repr(packages[module]) for module in absent))
+        action = f"pip install {wanted}" if needed else ""
+        return "missing" if needed else "n/a", f"not installed: {', '.join(absent)}", action
     sources = reward.sources(options) if hasattr(reward, "sources") else ()
     for source in sources:
         fault, downloadable = _fault_of_source(source)

@@ -74,6 +74,8 @@ class RewardInfo(Message):
     digest: Digest
     parameters: int | None
     """Number of weights, if the reward states it."""
+    answers_within: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that scores may take, for a reward that asks another service and waits for it."""
 
 
 class RewardList(Message):

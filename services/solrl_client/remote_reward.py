@@ -1,5 +1,6 @@
 """A reward that a server computes, with the interface of one in this process."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -8,12 +9,11 @@ import httpx
 import torch
 from pydantic import BaseModel
 from solrl_core.errors import RewardError, RewardUnavailableError
-from solrl_core.rewards.base import Reward
 from solrl_core.rewards.images import as_uint8
 from solrl_core.rewards.loading import batches
 from solrl_core.rewards.wire import encode_scoring
 from solrl_proto.problems import ProblemKind
-from solrl_proto.scores import SCORES_MEDIA_TYPE, RewardList, ScoreAnswer, ScorePrompt, ScoreRequest
+from solrl_proto.scores import SCORES_MEDIA_TYPE, RewardInfo, RewardList, ScoreAnswer, ScorePrompt, ScoreRequest
 
 from solrl_client.addresses import check_url
 from solrl_client.deadline import TimedClient
@@ -23,8 +23,13 @@ from solrl_client.transport import RefusedError, read_document
 TOKEN = "SOLRL_REWARD_TOKEN"
 """Variable of the environment with the bearer token for reward servers; `TOKEN_PATH`'s file has it, too."""
 
+TIMEOUT = 20.0
+"""Seconds for a server's answer, in addition to those for which its reward waits for another service."""
+
 _TEMPORARY = {408, 429, 502, 503, 504}
 _LONGEST_PAUSE = 10.0
+
+logger = logging.getLogger(__name__)
 
 Document = TypeVar("Document", bound=BaseModel)
 Value = TypeVar("Value")
@@ -34,7 +39,7 @@ class NotServedError(ValueError):
     """A reward server does not compute the reward that was asked for."""
 
 
-def connect_reward(name: str, options: Mapping[str, Any], *, patience: float = 0.0) -> Reward:
+def connect_reward(name: str, options: Mapping[str, Any], *, patience: float = 0.0) -> "RemoteReward":
     """Connect to the server of a reward.
 
     Args:
@@ -63,7 +68,8 @@ class RemoteReward:
     Args:
         name: the reward's name at the server.
         at: address of the server.
-        timeout: seconds within which the server must answer.
+        timeout: seconds within which the server must answer; by default 20, and those for which the server says that
+            the reward may wait for another service.
         batch_size: most images in a request.
         patience: seconds to retry when the server does not answer, or says that it may later.
         pause: seconds before the first retry.
@@ -73,6 +79,8 @@ class RemoteReward:
     Attributes:
         at: address of the server.
         digest: the reward's digest, as it was given or the server announced it.
+        timeout: seconds within which the server must answer.
+        advice: what is wrong with a timeout that is shorter than the server's own; empty otherwise.
 
     Raises:
         ValueError: an option is invalid, or the server has no such reward.
@@ -84,14 +92,14 @@ class RemoteReward:
         name: str,
         at: str,
         *,
-        timeout: float = 20.0,
+        timeout: float | None = None,
         batch_size: int = 32,
         patience: float = 0.0,
         pause: float = 0.5,
         digest: str | None = None,
         send_token: bool = True,
     ) -> None:
-        if not timeout > 0:
+        if timeout is not None and not timeout > 0:
             raise ValueError(f"got timeout {timeout} for reward {name!r}; expected seconds above 0")
         batches(0, batch_size)
         self.at = check_url(at, f"address of reward {name!r}", TOKEN)
@@ -100,9 +108,23 @@ class RemoteReward:
         self._patience = patience
         self._pause = pause
         self._sends_token = send_token
-        self._http = TimedClient(self.at, TOKEN if send_token else None, timeout)
+        token = TOKEN if send_token else None
+        self._http = TimedClient(self.at, token, timeout or TIMEOUT)
         self._source = "as the request says" if digest else "as when this program connected"
-        self.digest = digest or self._announced_digest()
+        waits = 0.0
+        if digest is None:
+            announced = self._announced()
+            digest, waits = announced.digest, announced.answers_within or 0.0
+        self.digest = digest
+        self.timeout = timeout or TIMEOUT + waits
+        self.advice = ""
+        if self.timeout < waits:
+            self.advice = (
+                f"timeout is {self.timeout:g} s, and the server at {self.at} may wait {waits:g} s for another service: "
+                "raise or omit the option timeout, or lower those of the server's reward"
+            )
+            logger.warning("reward %s: %s", name, self.advice)
+        self._http = TimedClient(self.at, token, self.timeout)
 
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -141,14 +163,14 @@ class RemoteReward:
             raise self._unavailable(f"gave {scores[int(bad[0])]} for image {int(bad[0])}")
         return scores
 
-    def _announced_digest(self) -> str:
+    def _announced(self) -> RewardInfo:
         rewards = {reward.name: reward for reward in self._ask(RewardList, "GET", "/v1/rewards").rewards}
         if self._name not in rewards:
             raise NotServedError(
                 f"the server at {self.at} does not compute reward {self._name!r}; expected one of {sorted(rewards)}, "
                 f"or a server started with --rewards {self._name}"
             )
-        return rewards[self._name].digest
+        return rewards[self._name]
 
     def _ask(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
         def attempt() -> Document:
@@ -168,6 +190,8 @@ class RemoteReward:
                 raise self._unavailable(f"cannot be asked ({type(error).__name__})") from None
             except httpx.TransportError as error:
                 why = printable(str(error), 400) or "no answer in time"
+                if isinstance(error, httpx.ReadTimeout) and self._sends_token:  # nobody can set it for a run's server
+                    why += "; raise the reward's option timeout if its server needs longer"
                 failure: RewardError = self._unavailable(f"gave no answer ({type(error).__name__}: {why})")
                 wait = pause
             except RefusedError as error:

@@ -53,6 +53,7 @@ class VlmJudge:
 
     Attributes:
         at: address of the endpoint.
+        answers_within: seconds within which a question is answered, or its fault is told.
         digest: digest of the model's name, the question, and the code that reads answers.
 
     Raises:
@@ -95,6 +96,7 @@ class VlmJudge:
             NAME, endpoint, timeout=timeout, patience=patience, connections=in_flight, per_second=per_second
         )
         self.at = self._endpoint.address
+        self.answers_within = patience + timeout  # the last attempt begins within the patience
         self._threads = ThreadPoolExecutor(in_flight, "solrl-judge")
         self._scores: OrderedDict[bytes, float] = OrderedDict()
         self._lock = threading.Lock()

@@ -66,7 +66,12 @@ class RewardService:
         """The rewards, in the order of the settings."""
         return RewardList(
             rewards=tuple(
-                RewardInfo(name=name, digest=self.digests[name], parameters=_parameters(source))
+                RewardInfo(
+                    name=name,
+                    digest=self.digests[name],
+                    parameters=_parameters(source),
+                    answers_within=self.rewards.answers_within(name),
+                )
                 for name, source in self._settings.sources.items()
             )
         )

@@ -63,7 +63,7 @@ def _of_server(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
     at = printable(str(options[AT]))
     server, reward = f"reward server {at}", f"reward {name}"
     try:
-        digest = getattr(connect_reward(name, options), "digest", None)
+        connected = connect_reward(name, options)
     except RewardUnavailableError as error:
         action = f"start it there: solrl-reward serve --rewards {name}; or correct its address in --rewards"
         yield Finding(server, "missing", str(error), action)
@@ -75,7 +75,10 @@ def _of_server(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(reward, "missing", str(error))
     else:
         yield Finding(server, "ok", "answers")
-        yield Finding(reward, "ok", f"computed by the server at {at}, digest {digest}")
+        yield Finding(reward, "ok", f"computed by the server at {at}, digest {connected.digest}")
+        if connected.advice:
+            found, _, action = connected.advice.rpartition(": ")
+            yield Finding(f"{reward}'s timeout", "warn", found, action)
 
 
 def _workers(settings: Settings) -> Finding:

@@ -214,11 +214,22 @@ def test_a_checkpoint_of_a_reward_is_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
+def test_a_reward_without_its_packages_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: set[str] = set()
+    monkeypatch.setattr(diagnosis, "find_spec", lambda name: name if name in installed else None)
+    lacking = "not installed: rapidocr, onnxruntime"
+    assert reward("ocr") == Finding("reward ocr", "missing", lacking, "pip install 'solrl[ocr]'")
+    rows = {finding.subject: finding for finding in diagnosis.rewards([], "a/model")}
+    assert rows["reward ocr"] == Finding("reward ocr", "n/a", lacking), "it is not needed"
+    installed.update(("rapidocr", "onnxruntime"))
+    assert reward("ocr") == Finding("reward ocr", "ok", "in solrl_core.rewards.ocr")
+
+
 def test_rewards_that_are_not_needed_are_only_looked_for_here() -> None:
     rows = {finding.subject: finding for finding in diagnosis.rewards(["verifier"], "a/model")}
     assert rows.pop("reward verifier").state == "ok"
     assert sorted(rows) == [f"reward {name}" for name in BUILT_IN]
-    assert rows.pop("reward ocr").state == "ok", "its package has its weights"
+    assert rows.pop("reward ocr").state in ("ok", "n/a"), "its package has its weights, if it is installed"
     assert {(finding.state, finding.action) for finding in rows.values()} == {("n/a", "")}
     # A model's solrl.json says where its rewards are.
     rows = {finding.subject.removeprefix("reward "): finding for finding in diagnosis.rewards([], "mini-sana")}

@@ -107,6 +107,7 @@ class Misbehaving:
         asked: paths of all requests.
         heads: headers of all requests.
         leave: ends a hanging answer.
+        answers_within: seconds that it says the reward may wait for another service.
     """
 
     def __init__(self, mode: str = "well") -> None:
@@ -114,6 +115,7 @@ class Misbehaving:
         self.asked: list[str] = []
         self.heads: list[dict[str, str]] = []
         self.leave = threading.Event()
+        self.answers_within: float | None = None
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -127,7 +129,8 @@ class Misbehaving:
             if not message.get("more_body"):
                 break
         if scope["path"] == "/v1/rewards":
-            await _answer(send, {"rewards": [{"name": NAME, "digest": DIGEST, "parameters": None}]})
+            reward = {"name": NAME, "digest": DIGEST, "parameters": None, "answers_within": self.answers_within}
+            await _answer(send, {"rewards": [reward]})
             return
         images, _ = decode_scoring(body)
         await self._misbehave(send, [float(image.float().mean() / 255) for image in images])

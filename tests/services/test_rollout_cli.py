@@ -261,12 +261,14 @@ def test_the_doctor_explains_each_precision_on_this_device(tmp_path: Path) -> No
 
 def test_the_doctor_asks_reward_servers() -> None:
     app = Misbehaving()
+    app.answers_within = 30
     with serving(app) as address:
         away = f"http://127.0.0.1:{free_port()}"
         settings = Settings(
             device="cpu",
             model=("mini-sana", "mini-sd3"),
             rewards=(f"{NAME}@{address}", f"hpsv2@{address}", f"clipscore@{away}", "pickscore@ftp://nowhere"),
+            reward_options={NAME: {"timeout": 25}},
         )
         found = [one for one in check(settings) if one.subject.startswith("reward ")]
     rows = {one.subject: one for one in found}
@@ -275,6 +277,9 @@ def test_the_doctor_asks_reward_servers() -> None:
     server, there = rows[f"reward server {address}"], rows[f"reward {NAME}"]
     assert (server.state, server.found) == ("ok", "answers")
     assert (there.state, there.found) == ("ok", f"computed by the server at {address}, digest {DIGEST}")
+    hasty = rows[f"reward {NAME}'s timeout"]
+    assert (hasty.state, hasty.action[:28]) == ("warn", "raise or omit the option tim")
+    assert hasty.found == f"timeout is 25 s, and the server at {address} may wait 30 s for another service"
     lacking = rows["reward hpsv2"]
     assert (lacking.state, lacking.found) == ("missing", f"the server at {address} does not compute reward 'hpsv2'")
     assert "a server started with --rewards hpsv2" in lacking.action

@@ -16,7 +16,8 @@ Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], to
 
 A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, the digest is over its source and what
 that uses of its own module. A reward that reads metadata says so with `checks_metadata`. One that asks a paid service
-may count in an attribute `costs`, numbers by kind that only grow.
+may count in an attribute `costs`, numbers by kind that only grow. One that waits for another service states in an
+attribute `answers_within` how many seconds a call may take.
 """
 
 
@@ -197,6 +198,11 @@ class RewardSet:
     def costs(self) -> dict[str, dict[str, int]]:
         """Numbers of the rewards that count what they use of other services, such as tokens, by reward and kind."""
         return {name: dict(reward.costs) for name, reward in self._rewards.items() if hasattr(reward, "costs")}
+
+    def answers_within(self, name: str) -> float | None:
+        """Seconds that a reward's scores may take; None if the reward does not wait for another service."""
+        seconds: float | None = getattr(self._rewards[name], "answers_within", None)
+        return seconds
 
     def digests(self) -> dict[str, str]:
         """Digest of each reward, by `reward:<name>`."""

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -48,12 +48,16 @@ class Ocr:
     parameters = 0
     """Parameters on the device, for memory plans."""
 
+    packages: ClassVar = {"rapidocr": "solrl[ocr]", "onnxruntime": "solrl[ocr]"}
+    """Module that it imports → the requirement that installs it; `doctor` looks for them."""
+
     def __init__(self, *, device: str = "cpu") -> None:
         try:
             from rapidocr import RapidOCR
-        except ImportError as error:
+
+            self._engine = RapidOCR(params={"Global.log_level": "critical"})
+        except ImportError as error:  # of the engine's own packages, too
             raise ValueError(f"its packages are missing ({error}); install them: pip install 'solrl[ocr]'") from error
-        self._engine = RapidOCR(params={"Global.log_level": "critical"})
         self._reading = threading.Lock()
         self.digest = combined_digest(f"rapidocr {version('rapidocr')}", source_digest(closeness))
 

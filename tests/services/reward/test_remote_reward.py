@@ -94,7 +94,9 @@ def test_an_answer_that_cannot_be_used_is_an_error_of_the_server(server: tuple[M
 def test_the_time_limit_is_for_a_whole_answer() -> None:
     with (
         dripping_head() as address,
-        pytest.raises(RewardUnavailableError, match=r"gave no answer \(ReadTimeout: no complete answer in 1 s"),
+        pytest.raises(
+            RewardUnavailableError, match=r"\(ReadTimeout: no complete answer in 1 s; raise the reward.s option timeout"
+        ),
     ):
         RemoteReward(NAME, address, timeout=1.0)
 

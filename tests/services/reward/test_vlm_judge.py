@@ -348,6 +348,8 @@ def test_a_reward_service_serves_a_judge(server: tuple[FakeJudge, str]) -> None:
         assert isinstance(remote, RemoteReward)
         assert remote.digest == VlmJudge(judge_address, MODEL).digest
         assert torch.allclose(judged(remote, shades(3)), exact(shades(3)), atol=1e-5)
+        assert remote.timeout == 20 + 60, "the judge's timeout is 60 s"
+        assert not remote.advice
         assert client.get("/v1/rewards").json()["rewards"][0]["parameters"] == 0
         for mode, said in (("broken", "CUDA error"), ("no answer", "gave 0 answers")):
             fake.mode = mode
@@ -366,6 +368,22 @@ def test_a_reward_service_serves_a_judge(server: tuple[FakeJudge, str]) -> None:
         requests = len(fake.asked)
         assert f'solrl_reward_costs_total{{kind="requests",reward="vlm_judge"}} {requests}.0' in shown
         assert 'solrl_reward_costs_total{kind="prompt_tokens",reward="vlm_judge"}' in shown
+
+
+def test_a_client_does_not_give_up_before_the_judge_is_given_up(
+    server: tuple[FakeJudge, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reward service says how long its judge may take, and a client waits that long by default."""
+    _, judge_address = server
+    with serving(create_app(settings(judge_address, patience=90, timeout=30))) as address:
+        assert connect_reward(JUDGE, {"at": address}).timeout == 20 + 90 + 30
+        assert not caplog.records
+        short = connect_reward(JUDGE, {"at": address, "timeout": 119})
+        assert short.timeout == 119
+        assert "timeout is 119 s" in short.advice
+        assert "may wait 120 s for another service" in short.advice
+        assert short.advice in caplog.text
+        assert connect_reward(JUDGE, {"at": address, "timeout": 120}).advice == ""
 
 
 def test_images_of_bytes_have_the_scores_of_floats(server: tuple[FakeJudge, str]) -> None:
