@@ -17,6 +17,8 @@ REQUEST_FIELD = "request"
 MAX_SCORED_IMAGES = 256
 """Images of one request."""
 
+MAX_ANSWER_SECONDS = 86_400.0
+
 RewardName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 """A registered name, or `package.module:attribute`."""
 
@@ -74,7 +76,7 @@ class RewardInfo(Message):
     digest: Digest
     parameters: int | None
     """Number of weights, if the reward states it."""
-    answers_within: Annotated[float, Field(gt=0)] | None = None
+    answers_within: Annotated[float, Field(gt=0, le=MAX_ANSWER_SECONDS)] | None = None
     """Seconds that scores may take, for a reward that asks another service and waits for it."""
 
 

@@ -16,6 +16,7 @@ import torch
 from solrl_core.rewards.aesthetic import Aesthetic
 from solrl_core.rewards.base import Reward
 from solrl_core.rewards.hpsv2 import HpsV2, clean_text
+from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.imagereward import ImageReward
 from transformers import AutoTokenizer
 
@@ -39,11 +40,15 @@ def main(data: Path, tokenizer: Path, result: Path) -> int:
         vision_heads=2,
     )
     aesthetic = Aesthetic(str(data / "aesthetic/clip"), str(data / "aesthetic/head.pth"))
+    hpsv3 = HpsV3(str(data / "hpsv3/checkpoint.pt"), str(data / "hpsv3/tokenizer"), dtype="float32")
+    large = images[2].repeat(14, 0).repeat(14, 1)
     ours = {"hpsv2": scored(hpsv2, images, prompts), "imagereward": scored(imagereward, images, prompts)}
     rows = [
         compared("hpsv2", "hpsv2", ours["hpsv2"], reference["hpsv2"]),
         compared("hpsv2", "open_clip_torch", ours["hpsv2"], reference["open_clip"]),
         compared("imagereward", "image-reward", ours["imagereward"], reference["imagereward"]),
+        compared("hpsv3", "hpsv3", scored(hpsv3, images, prompts), reference["hpsv3"]),
+        compared("hpsv3", "hpsv3, of a large image", scored(hpsv3, [large], prompts)[0], reference["hpsv3_large"]),
         compared("aesthetic", "open_clip_torch", scored(aesthetic, images, prompts[:1])[:, 0], reference["aesthetic"]),
     ]
     differing = differently_tokenised(tokenizer)

@@ -2,7 +2,7 @@
 
 usage: python -m reward_parity.reference DATA TOKENIZER
 
-HPSv2 and ImageReward are their packages; the aesthetic predictor is open_clip and its head, as published. Writes
+HPSv2, HPSv3 and ImageReward are their packages; the aesthetic predictor is open_clip and its head, as published. Writes
 reduced models with random weights in their formats, tokenizers, images, prompts and scores to DATA, and CLIP's full
 vocabulary for transformers with hpsv2's token ids to TOKENIZER.
 """
@@ -38,14 +38,27 @@ PROMPTS = (
 def main(data: Path, tokenizer: Path) -> None:
     """Compute and write all reference data."""
     import_torchvision()
+    from reward_parity.hpsv3_reference import hpsv3_scores
+
     data.mkdir(parents=True, exist_ok=True)
     images = [photograph(height, width, seed) for seed, (height, width) in enumerate(SIZES)]
     scores = {
         **hpsv2_scores(images, data / "hpsv2"),
         **image_reward_scores(images, data / "imagereward"),
         "aesthetic": aesthetic_scores(images, data / "aesthetic"),
+        **hpsv3_scores(images, PROMPTS, data / "hpsv3"),
     }
-    packages = ("hpsv2", "open_clip_torch", "image-reward", "timm", "transformers", "torch", "torchvision", "ftfy")
+    packages = (
+        "hpsv3",
+        "hpsv2",
+        "open_clip_torch",
+        "image-reward",
+        "timm",
+        "transformers",
+        "torch",
+        "torchvision",
+        "ftfy",
+    )
     versions = {name: importlib.metadata.version(name) for name in packages}
     np.savez_compressed(
         data / "reference.npz",

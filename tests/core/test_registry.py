@@ -148,7 +148,7 @@ def test_the_projects_own_registries() -> None:
     assert {"mini-flux", "mini-sana", "mini-sd3"} <= set(MODELS.names())
     assert PROMPTS.names() == ["shapes"]
     assert REWARDS.names() == [
-        *("aesthetic", "clipscore", "geneval", "hpsv2", "imagereward", "judge", "ocr", "pickscore"),
+        *("aesthetic", "clipscore", "geneval", "hpsv2", "hpsv3", "imagereward", "judge", "ocr", "pickscore"),
         *("verifier", "verifier_graded", "vlm_judge"),
     ]
     assert FAMILIES.names() == ["FluxPipeline", "SanaPipeline", "StableDiffusion3Pipeline"]

@@ -250,6 +250,8 @@ def test_a_reward_s_size_is_read_from_its_file_or_known() -> None:
     assert reward_bytes("clipscore", {"model": str(folder)}) == 2 * size
     assert reward_bytes("hpsv2", {"model": "someone/else"}) == 4 * 986_109_775
     assert reward_bytes("hpsv2", {"device": "cpu"}) == 0
+    assert reward_bytes("hpsv3", {}) == 2 * 7_748_610_610, "in bfloat16, as published"
+    assert reward_bytes("hpsv3", {"dtype": "float32"}) == 4 * 7_748_610_610
     assert reward_bytes("verifier", {}) is None
     with pytest.raises(ValueError, match="got reward 'nope'"):
         reward_bytes("nope", {})

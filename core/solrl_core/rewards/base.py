@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
+from solrl_proto.scores import MAX_ANSWER_SECONDS
 
 from solrl_core.errors import RewardError
 from solrl_core.fingerprint import source_digest
@@ -29,6 +30,7 @@ REWARDS: Registry[Any] = Registry(
         "clipscore": "solrl_core.rewards.clipscore:ClipScore",
         "geneval": "solrl_core.rewards.geneval:GenEval",
         "hpsv2": "solrl_core.rewards.hpsv2:HpsV2",
+        "hpsv3": "solrl_core.rewards.hpsv3:HpsV3",
         "imagereward": "solrl_core.rewards.imagereward:ImageReward",
         "ocr": "solrl_core.rewards.ocr:Ocr",
         "pickscore": "solrl_core.rewards.pickscore:PickScore",
@@ -200,9 +202,9 @@ class RewardSet:
         return {name: dict(reward.costs) for name, reward in self._rewards.items() if hasattr(reward, "costs")}
 
     def answers_within(self, name: str) -> float | None:
-        """Seconds that a reward's scores may take; None if the reward does not wait for another service."""
+        """Seconds that a reward's scores may take, at most a day; None if it does not wait for another service."""
         seconds: float | None = getattr(self._rewards[name], "answers_within", None)
-        return seconds
+        return seconds and min(seconds, MAX_ANSWER_SECONDS)
 
     def digests(self) -> dict[str, str]:
         """Digest of each reward, by `reward:<name>`."""

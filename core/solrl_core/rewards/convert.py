@@ -1,4 +1,4 @@
-"""Conversion of published HPSv2 (open_clip) and ImageReward (BLIP) checkpoints to transformers classes.
+"""Conversion of published HPSv2 (open_clip), ImageReward (BLIP) and HPSv3 checkpoints to transformers classes.
 
 Each weight of the transformers class is looked up under its name in the checkpoint, so errors about missing,
 unexpected or misshapen weights use the checkpoint's names. Sizes follow from the shapes; numbers of heads do not.
@@ -49,8 +49,9 @@ _BLIP = (
     (".layer_norm2.", ".norm2."),
     ("visual_encoder.post_layernorm.", "visual_encoder.norm."),
 )
-# BLIP's contrastive projections, unused by the reward, and constants that are not weights.
-_UNUSED = re.compile(r"(vision_proj|text_proj)\.|(^|\.)(position_ids|attn_mask)$")
+_QWEN = (("model.visual.", "visual."), ("model.language_model.", "model."))
+# BLIP's contrastive projections and Qwen2-VL's language head, which rewards do not use, and constants.
+_UNUSED = re.compile(r"(vision_proj|text_proj|lm_head)\.|(^|\.)(position_ids|attn_mask)$")
 
 
 def open_clip_model(path: str, vision_heads: int, text_heads: int, dtype: torch.dtype) -> Any:
@@ -161,6 +162,28 @@ def image_reward_model(path: str, med_config: str, vision_heads: int, dtype: tor
         return _renamed(name, _BLIP), "whole"
 
     return source.load(ImageRewardModel, config, name_in_blip, dtype)
+
+
+def hpsv3_model(path: str, base: str, dtype: torch.dtype) -> Any:
+    """Load a checkpoint in HPSv3's format as an HpsV3Model.
+
+    Args:
+        path: .pt or .safetensors file, with names of Qwen2-VL in transformers 4.
+        base: folder or hub id of the Qwen2-VL whose config.json applies, except for the size of the vocabulary.
+        dtype: dtype of weights and arithmetic; the head's is float32.
+
+    Raises:
+        OSError: no such file or folder.
+        ValueError: not such a checkpoint; lists missing, unexpected and misshapen weights.
+    """
+    from transformers import Qwen2VLConfig
+
+    from solrl_core.rewards.hpsv3_network import HpsV3Model
+
+    source = _Source(path, f"HPSv3's own checkpoint, trained from {base}")
+    config = Qwen2VLConfig.from_pretrained(base)
+    config.text_config.vocab_size = source.shape("model.embed_tokens.weight", 2)[0]
+    return source.load(HpsV3Model, config, lambda name: (_renamed(name, _QWEN), "whole"), dtype)
 
 
 class _Source:

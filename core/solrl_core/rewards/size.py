@@ -25,7 +25,8 @@ def reward_bytes(name: str, options: Mapping[str, Any]) -> int | None:
     """
     if AT in options:
         return 0
-    published = getattr(REWARDS.find(name), "parameters", None)
+    reward = REWARDS.find(name)
+    published = getattr(reward, "parameters", None)
     if published is None:
         return None
     if str(options.get("device", "")).startswith("cpu"):
@@ -34,7 +35,7 @@ def reward_bytes(name: str, options: Mapping[str, Any]) -> int | None:
     files = sorted(given.glob("*.safetensors")) if given.is_dir() else [given]
     local = [file for file in files if file.suffix == ".safetensors" and file.is_file()]
     count = sum(map(_elements, local)) if local else int(published)
-    return count * dtype_named(str(options.get("dtype", "float32"))).itemsize
+    return count * dtype_named(str(options.get("dtype", getattr(reward, "dtype", "float32")))).itemsize
 
 
 def _elements(file: Path) -> int:

@@ -24,6 +24,11 @@ IMAGEREWARD: dict[str, Any] = {
     "processor": str(DATA / "imagereward/tokenizer"),
     "vision_heads": 2,
 }
+HPSV3: dict[str, Any] = {
+    "checkpoint": str(DATA / "hpsv3/checkpoint.pt"),
+    "processor": str(DATA / "hpsv3/tokenizer"),
+    "dtype": "float32",
+}
 AESTHETIC: dict[str, Any] = {"model": str(DATA / "aesthetic/clip"), "checkpoint": str(DATA / "aesthetic/head.pth")}
 PROMPTS = [
     "a red circle",

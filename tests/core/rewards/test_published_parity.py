@@ -1,7 +1,7 @@
-"""HPSv2, ImageReward and the aesthetic predictor give the same scores as published code, from the same weights.
+"""HPSv2, HPSv3, ImageReward and the aesthetic predictor give the same scores as published code, from the same weights.
 
-The reference is written by `scripts/reward-parity` with hpsv2 1.2.0, open_clip 2.32.0 and image-reward 1.5; the
-aesthetic predictor is open_clip and the published head.
+The reference is written by `scripts/reward-parity` with hpsv2 1.2.0, hpsv3 1.0.0, open_clip 2.32.0 and image-reward
+1.5; the aesthetic predictor is open_clip and the published head.
 """
 
 from pathlib import Path
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reward_helpers import AESTHETIC, DATA, HPSV2, IMAGEREWARD, reference_pairs, rows_through
+from reward_helpers import AESTHETIC, DATA, HPSV2, HPSV3, IMAGEREWARD, reference_pairs, rows_through
 from safetensors.torch import load_file
 from solrl_core.rewards.aesthetic import Aesthetic
 from solrl_core.rewards.hpsv2 import HpsV2, clean_text
+from solrl_core.rewards.hpsv3 import REWARD_TOKEN, HpsV3
 from solrl_core.rewards.imagereward import ImageReward
 
 REFERENCE, IMAGES, PROMPTS = reference_pairs()
@@ -30,6 +31,11 @@ def imagereward() -> ImageReward:
     return ImageReward(**IMAGEREWARD)
 
 
+@pytest.fixture(scope="module")
+def hpsv3() -> HpsV3:
+    return HpsV3(**HPSV3)
+
+
 def table(reward: Any) -> torch.Tensor:
     """Scores [images, prompts]."""
     return torch.stack([reward(image.expand(COUNT, -1, -1, -1), PROMPTS, [{}] * COUNT) for image in IMAGES])
@@ -40,6 +46,32 @@ def test_hpsv2_scores_as_its_package_and_as_open_clip(hpsv2: HpsV2, package: str
     expected = torch.from_numpy(REFERENCE[package])
     assert float(expected.std(0).min()) > 0.05
     torch.testing.assert_close(table(hpsv2), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_hpsv3_scores_as_its_package(hpsv3: HpsV3) -> None:
+    expected = torch.from_numpy(REFERENCE["hpsv3"])
+    assert float(expected.std(0).min()) > 0.2
+    found = hpsv3(IMAGES[0].expand(COUNT, -1, -1, -1), PROMPTS, [{}] * COUNT)  # padded together
+    torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-6)
+    for image, wanted in zip(IMAGES[1:], expected[1:], strict=True):
+        torch.testing.assert_close(hpsv3(image[None], PROMPTS[1:2], [{}]), wanted[1:2], rtol=1e-4, atol=1e-6)
+    large = IMAGES[2].repeat_interleave(14, 1).repeat_interleave(14, 2)  # it is reduced, the others are enlarged
+    wanted = torch.from_numpy(REFERENCE["hpsv3_large"])[1:2]
+    torch.testing.assert_close(hpsv3(large[None], PROMPTS[1:2], [{}]), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_hpsv3_computes_its_head_in_float32_and_refuses_prompts_that_spell_its_tokens(hpsv3: HpsV3) -> None:
+    half: Any = HpsV3(HPSV3["checkpoint"], HPSV3["processor"])
+    assert (half._model.dtype, half._model.rm_head[0].weight.dtype) == (torch.bfloat16, torch.float32)
+    assert half.digest == hpsv3.digest, "digests are over bfloat16"
+    prompt = PROMPTS[:1]
+    torch.testing.assert_close(
+        half(IMAGES[1][None], prompt, [{}]), hpsv3(IMAGES[1][None], prompt, [{}]), rtol=0, atol=0.1
+    )
+    with pytest.raises(ValueError, match=r"expected none with <.Reward.>"):
+        hpsv3(IMAGES[0][None], [f"a {REWARD_TOKEN} fox"], [{}])
+    with pytest.raises(ValueError, match="got 1 images and 2 prompts"):
+        hpsv3(IMAGES[0][None], PROMPTS[:2], [{}])
 
 
 def test_imagereward_scores_as_its_package(imagereward: ImageReward) -> None:
@@ -130,4 +162,4 @@ def test_an_image_of_the_models_size_on_its_long_side_is_padded(hpsv2: HpsV2) ->
 
 
 def test_the_reference_stays_small() -> None:
-    assert sum(file.stat().st_size for file in DATA.rglob("*") if file.is_file()) < 250_000
+    assert sum(file.stat().st_size for file in DATA.rglob("*") if file.is_file()) < 450_000

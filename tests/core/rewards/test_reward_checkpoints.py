@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from reward_helpers import CLIP, HPSV2, IMAGEREWARD
+from reward_helpers import CLIP, HPSV2, HPSV3, IMAGEREWARD
 from safetensors.torch import load_file, save_file
 from solrl_core.rewards.clipscore import ClipScore
 from solrl_core.rewards.hpsv2 import HpsV2
+from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.imagereward import ImageReward
 from solrl_core.rewards.pickscore import PickScore
 
@@ -69,6 +70,35 @@ def test_an_imagereward_checkpoint_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=rf"(?s){said}.*expected ImageReward's own checkpoint"):
         ImageReward(**rewritten(tmp_path, IMAGEREWARD, change))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("rm_head.3.bias"), "missing: rm_head.3.bias"),
+        (lambda t: t.pop("visual.merger.ln_q.weight"), "missing: visual.merger.ln_q.weight"),
+        (lambda t: cut(t, "model.layers.1.mlp.up_proj.weight"), "wrong shapes: model.layers.1.mlp.up_proj.weight"),
+        (lambda t: t.update(strange=torch.zeros(1)), "unexpected: strange"),
+    ],
+)
+def test_an_hpsv3_checkpoint_that_does_not_fit_is_refused(
+    tmp_path: Path, change: Callable[[Tensors], Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"(?s){said}.*expected HPSv3's own checkpoint"):
+        HpsV3(**rewritten(tmp_path, HPSV3, change))
+
+
+def test_hpsv3_needs_the_tokenizer_of_its_model(tmp_path: Path) -> None:
+    small = rewritten(tmp_path, HPSV3, lambda t: cut(t, "model.embed_tokens.weight"))
+    with pytest.raises(ValueError, match=r"got a tokenizer of \d+ tokens .* pass the model's tokenizer"):
+        HpsV3(**small)
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(HPSV3["processor"], folder)
+    assert HpsV3(**{**HPSV3, "processor": str(folder)}).digest == HpsV3(**HPSV3).digest
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": None}))
+    with pytest.raises(ValueError, match="has no chat template"):
+        HpsV3(**{**HPSV3, "processor": str(folder)})
 
 
 def test_names_without_blip_are_accepted_and_unused_projections_ignored(tmp_path: Path) -> None:
