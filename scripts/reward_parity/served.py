@@ -52,9 +52,9 @@ def main(programs: Path, model: Path, result: Path) -> int:
     with served(programs, options) as address:
         at = {REWARD: {"at": address, "timeout": 600}}
         remote = RewardSet.load([REWARD], defaults, at, connect=connect_reward)
-        theirs, their_seconds = scored(remote, images, PROMPTS)
+        theirs = scored(remote, images, PROMPTS)
     local = RewardSet.load([REWARD], defaults, {REWARD: options})
-    ours, our_seconds = scored(local, images, PROMPTS)
+    ours = scored(local, images, PROMPTS)
     row = compared(REWARD, "image-reward behind solrl-reward serve", ours, theirs)
     report = {
         "what": "ImageReward of full size with random weights, float32 on a CPU; the package's scores over HTTP",
@@ -63,8 +63,6 @@ def main(programs: Path, model: Path, result: Path) -> int:
         "pairs": theirs.size,
         "image_sizes": [list(image.shape[:2]) for image in images],
         "scores": [row],
-        "their_seconds": round(their_seconds, 1),
-        "our_seconds": round(our_seconds, 1),
         "reference_versions": versions_of(programs),
         "our_versions": {name: version(name) for name in ("torch", "transformers", "pillow")},
     }
@@ -101,14 +99,14 @@ def ready(address: str) -> bool:
         return False
 
 
-def scored(rewards: RewardSet, images: Sequence[np.ndarray], prompts: Sequence[str]) -> tuple[np.ndarray, float]:
-    """Scores of all pairs, [images, prompts], and the seconds that they took."""
-    began, rows = time.monotonic(), []
+def scored(rewards: RewardSet, images: Sequence[np.ndarray], prompts: Sequence[str]) -> np.ndarray:
+    """Scores of all pairs, [images, prompts]."""
+    rows = []
     for image in images:
         pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
         batch = pixels.expand(len(prompts), -1, -1, -1)
         rows.append(rewards.score([REWARD], batch, prompts, [{}] * len(prompts))[REWARD])
-    return torch.stack(rows).numpy(), time.monotonic() - began
+    return torch.stack(rows).numpy()
 
 
 def versions_of(programs: Path) -> dict[str, str]:
