@@ -45,6 +45,8 @@ class PipelineBackbone(Backbone):
         self._config = pipeline.transformer.config
         weight = next(self.transformer.parameters())
         self.device, self.dtype = weight.device, weight.dtype
+        if _is_of_images(pipeline.vae):
+            pipeline.vae.to(memory_format=torch.channels_last)  # convolutions are faster, on CPUs too
         self._scale: int = pipeline.vae_scale_factor
         self.height = options.height or self._default_size()
         self.width = options.width or self._default_size()
@@ -142,11 +144,8 @@ class PipelineBackbone(Backbone):
 
     def compile_decoder(self) -> None:
         """Compile the blocks of the decoder for a GPU, in place."""
-        vae = self._pipeline.vae
-        decoder = getattr(vae, "decoder", None)
-        # A video autoencoder has five axes, for which there is no channels-last layout.
-        if decoder is not None and all(p.ndim < 5 for p in vae.parameters()):
-            vae.to(memory_format=torch.channels_last)
+        decoder = getattr(self._pipeline.vae, "decoder", None)
+        if decoder is not None and _is_of_images(self._pipeline.vae):
             for block in listed_blocks(decoder):
                 if block._compiled_call_impl is None:
                     block.compile(dynamic=False)
@@ -177,6 +176,11 @@ class PipelineBackbone(Backbone):
         scheduler.set_timesteps(steps, sigmas=unshifted, mu=mu)
         sigmas: list[float] = scheduler.sigmas.tolist()
         return sigmas
+
+
+def _is_of_images(vae: nn.Module) -> bool:
+    """Whether an autoencoder has four axes, for which there is a channels-last layout; one of videos has five."""
+    return all(parameter.ndim < 5 for parameter in vae.parameters())
 
 
 def _as_images(decoded: torch.Tensor) -> torch.Tensor:
