@@ -102,7 +102,7 @@ class Run:
     def lines(self) -> list[dict[str, Any]]:
         """Lines of the metrics, without times."""
         kept = [one for one in read_metrics(self.folder / "metrics.jsonl") if one["event"] != "push"]
-        return [{key: value for key, value in one.items() if key not in ("time", "seconds")} for one in kept]
+        return [{key: value for key, value in one.items() if key not in ("time", "seconds", "scoring")} for one in kept]
 
     @property
     def pushed(self) -> dict[int, str]:

@@ -368,6 +368,18 @@ class RolloutGroup(Message):
     only there give the same images."""
 
 
+ServerName = Annotated[str, StringConstraints(max_length=512)]
+"""Host and port."""
+
+
+class RewardTime(Message):
+    """Time that a reward took, and where."""
+
+    seconds: float
+    server: Annotated[ServerName | None, Field(exclude_if=lambda value: value is None)] = None
+    """The reward server that computed it; absent if the service itself did."""
+
+
 class RolloutTimings(Message):
     """Seconds that a request waited and was worked on."""
 
@@ -377,6 +389,8 @@ class RolloutTimings(Message):
     """Merging its adapter, if another one was merged before."""
     generate: float
     reward: float
+    rewards: dict[str, RewardTime] = Field(default_factory=dict)
+    """The part of `reward` that each reward took, by name."""
 
 
 class Served(Message):

@@ -6,6 +6,7 @@ from pydantic import Field, StringConstraints
 
 from solrl_proto.identifiers import Message, ModelName, RunName, Seed, Tier, Version, at_most
 from solrl_proto.models import PrecisionInfo
+from solrl_proto.rollouts import RewardTime
 
 THUMBNAIL_SIDE = 128
 """Pixels of a thumbnail's longer side, at most."""
@@ -50,6 +51,17 @@ class Samples(Message):
     pairs: Annotated[tuple[SamplePair, ...], Field(min_length=1, max_length=4, fail_fast=True)]
 
 
+class ScoringTime(RewardTime):
+    """Time that a reward took in an iteration, and where."""
+
+    reward: Label
+    of: Literal["candidates", "samples"]
+    """The scored images: explored candidates, or the samples that are trained on."""
+    by: Literal["service", "trainer"]
+    """The program that computed it, or asked its server."""
+    seconds: Seconds
+
+
 class Point(Message):
     """The result of an iteration."""
 
@@ -67,6 +79,8 @@ class Point(Message):
     rewards: Annotated[dict[Label, Spread], Field(default_factory=dict, max_length=16), at_most(16)]
     seconds: Annotated[dict[Label, Seconds], Field(default_factory=dict, max_length=16), at_most(16)]
     """Duration of each phase."""
+    scoring: Annotated[tuple[ScoringTime, ...], Field(max_length=64, fail_fast=True)] = ()
+    """The time of each reward, and where it ran."""
     planned: Version | None = None
     """Planned iterations of the run."""
 

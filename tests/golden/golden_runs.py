@@ -47,7 +47,7 @@ RUNS = {
 }
 MODEL, REWARD = "mini-sana", "clipscore"
 PROMPTS = ("a red circle", "a blue square above a green triangle")
-CLOCKED = ("time", "seconds")
+CLOCKED = ("time", "seconds", "scoring")
 """Fields of metrics.jsonl that differ from run to run."""
 
 

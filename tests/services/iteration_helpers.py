@@ -8,6 +8,13 @@ from typing import Any
 from PIL import Image
 from solrl_proto.status import IterationReport, Samples
 
+SCORING = [
+    {"of": "candidates", "by": "service", "reward": "clipscore", "seconds": 0.41},
+    {"of": "candidates", "by": "service", "reward": "vlm_judge", "server": "judges.example:8200", "seconds": 12.0},
+    {"of": "samples", "by": "trainer", "reward": "clipscore", "seconds": 0.052},
+]
+"""Times of rewards in an iteration."""
+
 
 def thumbnail(colour: str = "teal", side: int = 16, kind: str = "WEBP") -> str:
     """Base64 of a small image in one colour."""
@@ -45,6 +52,7 @@ def report(iteration: int, mean: float = 0.5, **more: Any) -> IterationReport:
             "loss": 0.9,
             "rewards": {"clipscore": spread},
             "seconds": {"explore": 2.0, "wait": 0.5, "regenerate": 1.0, "train": 3.0, "push": 0.1},
+            "scoring": SCORING,
             "planned": 10,
             **more,
         }

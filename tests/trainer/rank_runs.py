@@ -21,7 +21,7 @@ SETTINGS = (
 )
 LAST = 3
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-CLOCKED = ("time", "seconds")
+CLOCKED = ("time", "seconds", "scoring")
 
 
 def arguments(folder: Path, iterations: int = LAST) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from solrl_proto.status import ScoringTime
 from solrl_trainer.presets import resolve
 from solrl_trainer.records import IterationRecord, Spread
 from solrl_trainer.report.gallery import Pair, save_gallery
@@ -42,6 +43,12 @@ RESULT: dict[str, Any] = {
 }
 
 
+SCORING = (
+    ScoringTime(of="candidates", by="service", reward="clipscore", server="there:8200", seconds=1.2),
+    ScoringTime(of="samples", by="trainer", reward="clipscore", seconds=0.25),
+    ScoringTime(of="samples", by="trainer", reward="verifier", seconds=0.0),
+)
+
 LONG_REWARD = "my_company.a_very_long_package_of_rewards:redness_of_the_whole_picture"
 SUM: dict[str, float] = {"clipscore": 1.0, LONG_REWARD: -0.2}
 
@@ -73,6 +80,7 @@ def iteration_record(iteration: int) -> IterationRecord:
         regenerated_seconds=1.4,
         trained_seconds=5.0,
         pushed_seconds=0.1,
+        scoring=SCORING,
     )
 
 

@@ -28,6 +28,17 @@ def test_the_line_of_an_iteration() -> None:
         "grad_norm_max": 2.0,
         "objective/ratio": 1.25,
         "seconds": {"explore": 4.2, "wait": 3.5, "regenerate": 1.4, "train": 5.0},
+        "scoring": [
+            {
+                "of": "candidates",
+                "by": "service",
+                "reward": "clipscore",
+                "server": "there:8200",
+                "seconds": 1.2,
+            },
+            {"of": "samples", "by": "trainer", "reward": "clipscore", "seconds": 0.25},
+            {"of": "samples", "by": "trainer", "reward": "verifier", "seconds": 0.0},
+        ],
     }
 
 
@@ -42,6 +53,7 @@ def test_the_report_of_an_iteration() -> None:
     assert (report.score.mean, report.score.best) == (0.232, pytest.approx(0.274))
     assert report.rewards.keys() == {"clipscore"}
     assert report.seconds["push"] == 0.1
+    assert report.scoring == iteration_record(2).scoring
     assert report.spearman is None
     assert iteration_record(0).report(planned=30, samples=None).spearman == 0.873
 

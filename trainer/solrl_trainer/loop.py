@@ -126,6 +126,7 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     prompts = session.prompts(iteration)
     session.models.encoders.encode([prompt.text for prompt in prompts], config.guidance)
     selected = []
+    session.clock.restart()
     exploration = session.explorer.explore(iteration)
     for group in log.candidates(iteration, exploration):
         selection = select(group, config.explore, root)
@@ -136,6 +137,7 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     with log.phase(iteration, "regenerate"):
         scored_groups = [ScoredGroup(selection, scored()) for selection, scored in selected]
         groups = [reselect(group, config.regenerate, root) for group in scored_groups]
+    session.clock.add("candidates", "service", exploration.summary.times)
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
     session.explorer.look_ahead(iteration)
@@ -213,4 +215,5 @@ def _record(
         waited_seconds=log.elapsed("wait") if config.uses_service else None,
         regenerated_seconds=log.elapsed("regenerate") if config.two_stage else None,
         trained_seconds=log.elapsed("train"),
+        scoring=session.clock.times,
     )

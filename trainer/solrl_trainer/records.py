@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from solrl_proto.status import IterationReport, Samples
+from solrl_proto.status import IterationReport, Samples, ScoringTime
 from solrl_proto.status import Spread as SpreadMessage
 
 from solrl_trainer.update import UpdateFigures
@@ -54,6 +54,7 @@ class IterationRecord:
         regenerated_seconds: time of regenerating and scoring; None for local candidates.
         trained_seconds: time of the update.
         pushed_seconds: time of the push; None before it.
+        scoring: time of each reward of candidates and of training samples, and where it ran; of rank 0's share.
     """
 
     iteration: int
@@ -72,6 +73,7 @@ class IterationRecord:
     regenerated_seconds: float | None
     trained_seconds: float
     pushed_seconds: float | None = None
+    scoring: tuple[ScoringTime, ...] = ()
 
     @property
     def version(self) -> int:
@@ -109,6 +111,7 @@ class IterationRecord:
             "grad_norm_max": self.update.grad_norm_max,
             **{f"objective/{name}": value for name, value in self.update.figures.items()},
             "seconds": self.seconds,
+            "scoring": [one.model_dump() for one in self.scoring],
         }
 
     def report(self, planned: int, samples: Samples | None) -> IterationReport:
@@ -128,6 +131,7 @@ class IterationRecord:
             loss=self.update.loss,
             rewards={name: spread.message() for name, spread in self.rewards.items()},
             seconds={name: round(seconds, 4) for name, seconds in self.seconds.items()},
+            scoring=self.scoring,
             planned=planned,
             samples=samples,
         )

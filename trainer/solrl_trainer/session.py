@@ -45,6 +45,7 @@ from solrl_trainer.rollouts.exploration import Explorer
 from solrl_trainer.rollouts.local import LocalExplorer
 from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.regenerate import LocalRegenerator, Regenerator, Sampler
+from solrl_trainer.rollouts.reward_clock import RewardClock
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.rollouts.served import RegenerationSource, ServiceRegenerator
 from solrl_trainer.rollouts.service import ServiceExplorer
@@ -69,6 +70,7 @@ class Session:
         algorithm: computes advantages and loss.
         supply: pushes adapters to the service; only on rank 0, and if a service explores.
         explorer, regenerator, scorer: produce an iteration's samples.
+        clock: times of the rewards in this iteration, of this rank's share.
         sampler: draws samples as regeneration does, on this device.
         optimizer: optimiser of the current policy.
         updater: takes the optimiser steps.
@@ -85,6 +87,7 @@ class Session:
     explorer: Explorer
     regenerator: Regenerator
     scorer: Scorer
+    clock: RewardClock
     sampler: Sampler
     optimizer: torch.optim.Optimizer
     updater: Updater
@@ -307,7 +310,10 @@ def connect(
 
     side = SideStream(backbone.device)
     scoring = BatchLimit(note, doing="scoring")
-    scorer = Scorer(rewards, tuple(config.rewards), config.trained, side, scoring)
+    clock = RewardClock()
+    scorer = Scorer(
+        rewards, tuple(config.rewards), config.trained, side, scoring, partial(clock.add, "samples", "trainer")
+    )
 
     def own_prompts(iteration: int) -> Sequence[PromptItem]:
         return share(prompts_of_iteration(train, explore.prompts, config.seed, iteration), world)
@@ -318,7 +324,8 @@ def connect(
     else:
         maker: CandidateMaker
         if config.two_stage:
-            proxy = Scorer(rewards, [spec.name for spec in config.trained], config.trained, side, scoring)
+            trained, on_times = [spec.name for spec in config.trained], partial(clock.add, "candidates", "trainer")
+            proxy = Scorer(rewards, trained, config.trained, side, scoring, on_times)
 
             def plan() -> Plan:
                 return exploration_plan(config, models.version)
@@ -340,6 +347,7 @@ def connect(
             weights=config.weights,
             shown=0 if world.rank else SHOWN_PROMPTS,
             note=note,
+            on_times=partial(clock.add, "samples", "service"),
         )
     return Session(
         config=config,
@@ -351,6 +359,7 @@ def connect(
         explorer=explorer,
         regenerator=regenerator,
         scorer=scorer,
+        clock=clock,
         sampler=regenerated,
         optimizer=adamw,
         updater=Updater(

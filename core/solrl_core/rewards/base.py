@@ -1,8 +1,10 @@
 """The reward interface, the registry of rewards, and sets of rewards combined by a weighted sum."""
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import torch
 from solrl_proto.scores import MAX_ANSWER_SECONDS
@@ -73,6 +75,9 @@ RewardConnector = Callable[[str, Mapping[str, Any]], Reward]
 
 AT = "at"
 """Option with the address of a reward server."""
+
+OnScored = Callable[[str, float], None]
+"""Called with a reward and the seconds that it took."""
 
 _ADDRESSES = (AT, "endpoint")
 """Options that say where images are sent."""
@@ -197,6 +202,11 @@ class RewardSet:
         """Names of the rewards that no server computes."""
         return tuple(name for name, reward in self._rewards.items() if getattr(reward, AT, None) is None)
 
+    def server(self, name: str) -> str | None:
+        """Host and port of the server that computes a reward, without user or path; None if this process does."""
+        at = getattr(self._rewards[name], AT, None)
+        return None if at is None else urlsplit(at).netloc.rpartition("@")[2]
+
     def costs(self) -> dict[str, dict[str, int]]:
         """Numbers of the rewards that count what they use of other services, such as tokens, by reward and kind."""
         return {name: dict(reward.costs) for name, reward in self._rewards.items() if hasattr(reward, "costs")}
@@ -220,8 +230,14 @@ class RewardSet:
         images: torch.Tensor,
         prompts: Sequence[str],
         metadata: Sequence[Mapping[str, Any]],
+        on_scored: OnScored = lambda name, seconds: None,
     ) -> dict[str, torch.Tensor]:
         """Score images [N, 3, H, W] with the named rewards; each value is float32 [N] on the CPU.
+
+        Args:
+            names: the rewards.
+            images, prompts, metadata: N of each, see `Reward`.
+            on_scored: called after each reward.
 
         Raises:
             KeyError: a name that was not loaded.
@@ -231,7 +247,7 @@ class RewardSet:
         """
         scores = {}
         for name in names:
-            reward = self._rewards[name]
+            reward, began = self._rewards[name], time.monotonic()
             try:
                 values = reward(images, prompts, metadata).float().cpu()
             except torch.OutOfMemoryError:
@@ -249,6 +265,7 @@ class RewardSet:
                 at = int(bad[0])
                 raise RewardError(name, f"gave {values[at]} for image {at} of prompt {prompts[at]!r}")
             scores[name] = values
+            on_scored(name, time.monotonic() - began)
         return scores
 
 

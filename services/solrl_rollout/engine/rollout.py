@@ -3,13 +3,21 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
-from solrl_proto.rollouts import EndLine, RolloutAnswer, RolloutGroup, RolloutRequest, RolloutTimings, Served
+from solrl_proto.rollouts import (
+    EndLine,
+    RewardTime,
+    RolloutAnswer,
+    RolloutGroup,
+    RolloutRequest,
+    RolloutTimings,
+    Served,
+)
 
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.groups import ScoredGroup
-from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks, release
+from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks, release, sum_times
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +40,7 @@ class Rollout:
         self._submitted_at = time.monotonic()
         self._started_at: float | None = None
         self._seconds = dict.fromkeys(("switch", "generate", "reward"), 0.0)
+        self._times: Mapping[str, RewardTime] = {}
         self._chunks = cut_into_chunks(request, job)
         self._tasks: list[asyncio.Task[RolloutGroup]] = []
         self._unread: list[str] = []
@@ -91,6 +100,7 @@ class Rollout:
 
     async def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredChunk]:
         scored = await asyncio.gather(*(asyncio.wrap_future(chunk.result) for chunk in chunks))
+        self._times = sum_times([self._times, *(one.times for one in scored)])
         for one in scored:
             self._started_at = one.started_at if self._started_at is None else min(self._started_at, one.started_at)
             for phase in self._seconds:
@@ -99,4 +109,4 @@ class Rollout:
 
     def _timings(self) -> RolloutTimings:
         started_at = self._submitted_at if self._started_at is None else self._started_at
-        return RolloutTimings(queued=started_at - self._submitted_at, **self._seconds)
+        return RolloutTimings(queued=started_at - self._submitted_at, **self._seconds, rewards=dict(self._times))

@@ -13,13 +13,17 @@ from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import Reward
 from solrl_core.rewards.images import as_bytes, as_floats
+from solrl_proto.rollouts import RewardTime
 
 from solrl_rollout.engine.batch_limit import BatchLimit
 from solrl_rollout.engine.problems import images_nonfinite, reward_failed, reward_unavailable
 from solrl_rollout.engine.run_rewards import RunRewards
-from solrl_rollout.engine.work import Chunk, GeneratedChunk, Job, ScoredChunk
+from solrl_rollout.engine.work import Chunk, GeneratedChunk, Job, ScoredChunk, sum_times
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
+
+Scores = dict[str, torch.Tensor]
+Times = dict[str, RewardTime]
 
 PART = "rewards"
 """Name of scoring in batch limits and metrics, where other parts are precisions."""
@@ -103,20 +107,20 @@ class Scorer:
         began = time.monotonic()
 
         @torch.inference_mode()
-        def score(rows: slice) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+        def score(rows: slice) -> tuple[Scores, Times, torch.Tensor | None]:
             images = _as_floats(generated.images[rows])
             if not torch.isfinite(images).all():
                 raise images_nonfinite(chunk.prompt.id, job.adapter.digest if job.adapter else None)
             with _reporting_faults(chunk):
-                scores = _scores(self.rewards, here, images, chunk)
-            return scores, as_bytes(images) if served or _answers_images(chunk) else None
+                scores, times = _scores(self.rewards, here, images, chunk)
+            return scores, times, as_bytes(images) if served or _answers_images(chunk) else None
 
         with torch.cuda.stream(self._stream):
             parts = self.limit.run(job, chunk.candidates, score)
             trajectory = generated.trajectory and generated.trajectory.to(torch.device("cpu"))
-        images = [part for _, part in parts if part is not None]
+        images = [part for _, _, part in parts if part is not None]
         return ScoredChunk(
-            rewards={name: torch.cat([scores[name] for scores, _ in parts]) for name in here},
+            rewards={name: torch.cat([scores[name] for scores, _, _ in parts]) for name in here},
             images=torch.cat(images) if images else None,
             trajectory=trajectory,
             unread_tokens=generated.unread_tokens,
@@ -125,6 +129,7 @@ class Scorer:
             switch=generated.merged.since(generated.began),
             generate=generated.finished.since(generated.merged),
             reward=time.monotonic() - began,
+            times=sum_times(times for _, times, _ in parts),
         )
 
     def ask_servers(self, chunk: Chunk, scored: ScoredChunk) -> ScoredChunk:
@@ -139,7 +144,8 @@ class Scorer:
         assert isinstance(scored.images, torch.Tensor)
         began, images = time.monotonic(), scored.images.permute(0, 3, 1, 2)
         with _reporting_faults(chunk), self._run_rewards.connected(chunk.job.run_rewards) as brought:
-            rewards = scored.rewards | _scores(self.rewards.joined(brought), served, images, chunk)
+            scores, times = _scores(self.rewards.joined(brought), served, images, chunk)
+        rewards = scored.rewards | scores
         asked = time.monotonic() - began
         return replace(
             scored,
@@ -147,6 +153,7 @@ class Scorer:
             images=scored.images if _answers_images(chunk) else None,
             reward=scored.reward + asked,
             asked=asked,
+            times=sum_times([scored.times, times]),
         )
 
     def _served(self, job: Job) -> list[str]:
@@ -154,9 +161,14 @@ class Scorer:
         return [name for name in job.rewards if name in job.run_rewards or name not in here]
 
 
-def _scores(rewards: RewardSet, names: Sequence[str], images: torch.Tensor, chunk: Chunk) -> dict[str, torch.Tensor]:
+def _scores(rewards: RewardSet, names: Sequence[str], images: torch.Tensor, chunk: Chunk) -> tuple[Scores, Times]:
     prompts, metadata = [chunk.prompt.text] * len(images), [chunk.prompt.metadata] * len(images)
-    return rewards.score(names, images, prompts, metadata)
+    times: Times = {}
+
+    def note(name: str, seconds: float) -> None:
+        times[name] = RewardTime(seconds=seconds, server=rewards.server(name))
+
+    return rewards.score(names, images, prompts, metadata, note), times
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +15,7 @@ from solrl_core.generator import CHUNK_SIZE
 from solrl_core.sampler import Trajectory
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
-from solrl_proto.rollouts import Plan, PromptItem, RolloutRequest
+from solrl_proto.rollouts import Plan, PromptItem, RewardTime, RolloutRequest
 
 from solrl_rollout.engine.held_adapters import Hold
 
@@ -190,6 +190,7 @@ class ScoredChunk:
         switched: whether another adapter was served before.
         switch, generate, reward: seconds spent on each.
         asked: seconds of `reward` that reward servers took.
+        times: seconds of `reward` that each reward took, by name.
     """
 
     rewards: dict[str, torch.Tensor]
@@ -202,6 +203,16 @@ class ScoredChunk:
     generate: float
     reward: float
     asked: float = 0.0
+    times: Mapping[str, RewardTime] = field(default_factory=dict)
+
+
+def sum_times(parts: Iterable[Mapping[str, RewardTime]]) -> dict[str, RewardTime]:
+    """The time of each reward in all parts."""
+    total: dict[str, RewardTime] = {}
+    for name, one in (item for part in parts for item in part.items()):
+        before = total[name].seconds if name in total else 0.0
+        total[name] = RewardTime(seconds=before + one.seconds, server=one.server)
+    return total
 
 
 def last_step(request: RolloutRequest) -> int | None:

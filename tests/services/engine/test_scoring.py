@@ -10,9 +10,10 @@ from fake_backend import REWARD, brightness, chunk, job
 from solrl_core.device_events import HostEvent
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_uint8
+from solrl_proto.rollouts import RewardTime
 from solrl_rollout.engine.batch_limit import BatchLimit
 from solrl_rollout.engine.scoring import Scorer
-from solrl_rollout.engine.work import GeneratedChunk
+from solrl_rollout.engine.work import GeneratedChunk, sum_times
 from solrl_rollout.status.metrics import Metrics
 
 
@@ -32,7 +33,7 @@ def test_bytes_get_the_scores_of_the_equivalent_floats() -> None:
 class AtServer:
     """A reward of a server; keeps the images that it is given. Each call takes 5 seconds of a clock."""
 
-    at = "http://nowhere"
+    at = "https://user:secret@nowhere:8200/path?key=secret"
 
     def __init__(self, clock: list[float]) -> None:
         self.given: list[torch.Tensor] = []
@@ -46,7 +47,8 @@ class AtServer:
 
 def test_a_server_gets_bytes_and_its_seconds_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("solrl_rollout.engine.scoring.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for module in ("solrl_rollout.engine.scoring", "solrl_core.rewards.base"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock[0]))
     server = AtServer(clock)
     rewards = RewardSet({"there": server, REWARD: brightness})
     scorer = Scorer(rewards, torch.device("cpu"), BatchLimit("mini", "rewards", Metrics()))
@@ -65,3 +67,6 @@ def test_a_server_gets_bytes_and_its_seconds_count(monkeypatch: pytest.MonkeyPat
     assert torch.equal(whole.rewards[REWARD], images.mean((1, 2, 3)))
     assert whole.rewards["there"].tolist() == [2.0] * 4
     assert (half.reward, whole.reward, whole.images) == (0.0, 5.0, None)
+    assert half.times == {REWARD: RewardTime(seconds=0)}
+    assert whole.times == {REWARD: RewardTime(seconds=0), "there": RewardTime(seconds=5, server="nowhere:8200")}
+    assert sum_times([whole.times, whole.times])["there"] == RewardTime(seconds=10, server="nowhere:8200")

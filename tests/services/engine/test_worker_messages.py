@@ -19,6 +19,7 @@ from solrl_core.lora import Merger, target_modules
 from solrl_core.sampler import Trajectory
 from solrl_core.solvers import Dpm2
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
+from solrl_proto.rollouts import RewardTime
 from solrl_rollout.engine.problems import out_of_memory
 from solrl_rollout.engine.work import RunReward, ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import make_workers
@@ -75,13 +76,14 @@ def test_a_result_arrives_with_compressed_images(shared: bool) -> None:
     values = torch.randn(8)
     rewards = {"a": values[:4], "b": values[:4] if shared else values[4:]}
     images = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8)
-    sent = ScoredChunk(rewards, images, halfway(4), 3, 0.0, True, 0.5, 2.0, 0.25, 0.125)
+    times = {"a": RewardTime(seconds=0.125), "b": RewardTime(seconds=0.125, server="there:80")}
+    sent = ScoredChunk(rewards, images, halfway(4), 3, 0.0, True, 0.5, 2.0, 0.25, 0.125, times)
     arrived = decode_scored(*encode_scored(sent), job(steps=4).plan.model_copy(update={"solver": "dpm2"}))
     assert all(torch.equal(arrived.rewards[name], rewards[name]) for name in rewards)
     assert arrived.images is not None
     assert [bytes(image)[:4] for image in arrived.images] == [b"\x89PNG"] * 4
     assert same(arrived.trajectory, sent.trajectory)
-    for field in ("unread_tokens", "switched", "switch", "generate", "reward", "asked"):
+    for field in ("unread_tokens", "switched", "switch", "generate", "reward", "asked", "times"):
         assert getattr(arrived, field) == getattr(sent, field)
 
 

@@ -59,6 +59,9 @@ def guarded(tokens: dict[str, Any], layout: Layout) -> Iterator[RunningService]:
             hostile = run == LONG
             rewards = {HOSTILE[:90]: {"mean": 1, "best": 2, "worst": 0}, "hpsv2": {"mean": 1, "best": 2, "worst": 0}}
             more: dict[str, Any] = {"rewards": rewards, "seconds": {HOSTILE[:128]: 2.0}} if hostile else {}
+            if hostile:
+                place = {"reward": HOSTILE[:128], "server": "s" * 250, "seconds": 2e6}
+                more["scoring"] = [{"of": "candidates", "by": "service", **place}]
             for i in range(3):
                 more["spearman"] = 0.9 if i == 0 and run == "shapes" else None
                 told = report(i, 0.5 + i / 50, samples=samples(i, HOSTILE if hostile else "a red circle"), **more)
@@ -125,6 +128,12 @@ def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., 
             assert part in said.replace("\t", "").replace("\n", ""), part
         assert "Best and worst of iteration 3" in said
         assert "Rank fidelity (Spearman)" in said
+        rewards = page.see("document.querySelector('#run .rewards').innerText").split("\n")
+        assert [text for text in rewards if text] == [
+            *("clipscore", "candidates, in the service", "0.4 s"),
+            *("vlm_judge", "candidates, at judges.example:8200, for the service", "12 s"),
+            *("clipscore", "samples, in the trainer", "0.1 s"),
+        ]
         assert page.wait("[...document.images].length === 4 && [...document.images].every((one) => one.naturalWidth)")
         assert page.see("document.querySelectorAll('#run .chart path').length") >= 5
         assert page.see("document.querySelectorAll('.card').length") == 3

@@ -34,6 +34,8 @@ def test_an_answer_has_the_contracts_shape(service: RunningService) -> None:
         assert group.scores == group.rewards["clipscore"]
         assert group.images is None
     assert min(answer.seconds.queued, answer.seconds.generate, answer.seconds.reward) >= 0
+    assert answer.seconds.rewards.keys() == answer.groups[0].rewards.keys()
+    assert 0 < sum(one.seconds for one in answer.seconds.rewards.values()) <= answer.seconds.reward
 
 
 @pytest.mark.parametrize("precision", ["nvfp4", "bf16"])

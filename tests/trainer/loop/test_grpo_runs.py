@@ -38,7 +38,7 @@ def go(recipe: str, output: Path, *settings: str, resume: bool = False, url: str
 def iterations(folder: Path) -> list[dict[str, Any]]:
     """Lines of the iterations, without clocks."""
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
-    return [{key: value for key, value in line.items() if key not in ("time", "seconds")} for line in lines]
+    return [{key: value for key, value in line.items() if key not in ("time", "seconds", "scoring")} for line in lines]
 
 
 def state(folder: Path, version: int = 2) -> dict[str, torch.Tensor]:

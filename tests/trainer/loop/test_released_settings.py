@@ -26,7 +26,9 @@ def go(folder: Path, iterations: int, *overrides: str, resume: bool = False) -> 
 
 def iterations_of(folder: Path) -> list[dict[str, Any]]:
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
-    return [{name: value for name, value in line.items() if name not in ("time", "seconds")} for line in lines]
+    return [
+        {name: value for name, value in line.items() if name not in ("time", "seconds", "scoring")} for line in lines
+    ]
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:

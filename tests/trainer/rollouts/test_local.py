@@ -41,6 +41,7 @@ def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> N
     line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
     assert line["precision"] == ("nvfp4" if recipe == "naive_quant" else "bf16")
     assert line["seconds"].keys() == {"explore", "train"}
+    assert [(one["of"], one["by"]) for one in line["scoring"]] == [("samples", "trainer")]
     assert line["reward_best"] > line["reward_worst"]
     assert summary["spearman"] is None
     assert json.loads((tmp_path / "result.json").read_text()) == summary

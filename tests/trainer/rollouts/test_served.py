@@ -18,7 +18,7 @@ from solrl_core.adapter import adapter_digest
 from solrl_minis import catalog
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
-from solrl_proto.rollouts import RolloutAnswer, RolloutGroup
+from solrl_proto.rollouts import RolloutAnswer
 from solrl_trainer import client, session
 from solrl_trainer.cli import main
 from solrl_trainer.client import RolloutClient
@@ -63,7 +63,7 @@ def go(folder: Path, url: str, *settings: str, **arguments: Any) -> Run:
     folder.mkdir(exist_ok=True)
     result = train(config, Watcher(), **arguments)
     lines = read_metrics(folder / "metrics.jsonl")
-    return Run(result, [{k: v for k, v in line.items() if k not in ("time", "seconds")} for line in lines])
+    return Run(result, [{k: v for k, v in line.items() if k not in ("time", "seconds", "scoring")} for line in lines])
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,10 @@ def test_a_service_regenerates_the_same_samples_bit_for_bit(
     folder = tmp_path / f"served-{lag}-{prompts}"
     served = go(folder, service.url, f"explore.lag={lag}", AT_SERVICE, f"regenerate.share={share}")
     require_equal(here, served)
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
+    samples = {("samples", name, by) for name in ("clipscore", "verifier") for by in ("service", "trainer")}
+    expected = {one for one in samples if share < 1 or one[2] == "service"} | {("candidates", "clipscore", "service")}
+    assert {(one["of"], one["reward"], one["by"]) for line in lines for one in line["scoring"]} == expected
     # Never under the lagged version.
     assert sorted(asked) == [(version, 4) for version in range(3) for _ in range(prompts)]
 
@@ -162,10 +166,10 @@ def test_later_explorations_begin_after_regeneration(
     events: list[tuple[str, int]] = []
     ask, explore = RolloutSource.group_of, RolloutSource.candidates_of
 
-    def group_of(self: RolloutSource, prompt: Any, seeds: Any, version: int) -> RolloutGroup:
-        group = ask(self, prompt, seeds, version)
+    def group_of(self: RolloutSource, prompt: Any, seeds: Any, version: int) -> RolloutAnswer:
+        answer = ask(self, prompt, seeds, version)
         events.append(("regenerated", version))
-        return group
+        return answer
 
     def candidates_of(self: RolloutSource, prompts: Any, version: int, *args: Any, **more: Any) -> RolloutAnswer:
         if not more.get("whole"):  # which measures fidelity

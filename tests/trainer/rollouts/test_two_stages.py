@@ -87,7 +87,14 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Without clocks."""
         lines = read_metrics(self.folder / "metrics.jsonl")
-        return [{k: v for k, v in line.items() if k not in ("time", "seconds")} for line in lines]
+        return [{k: v for k, v in line.items() if k not in ("time", "seconds", "scoring")} for line in lines]
+
+    @property
+    def places(self) -> set[tuple[str, str, str]]:
+        """Images that rewards scored, the rewards, and the programs that did, of all iterations."""
+        lines = [line for line in read_metrics(self.folder / "metrics.jsonl") if line["event"] == "iteration"]
+        assert all(one["seconds"] > 0 for line in lines for one in line["scoring"] if one["reward"] == "clipscore")
+        return {(one["of"], one["reward"], one["by"]) for line in lines for one in line["scoring"]}
 
     @property
     def phases(self) -> list[set[str]]:
@@ -123,6 +130,9 @@ def both(
 def test_a_local_run_equals_the_run_with_a_service_bit_for_bit(both: tuple[Run, Run]) -> None:
     served, local = both
     assert served.metrics == local.metrics
+    for run, explorer in ((served, "service"), (local, "trainer")):
+        samples = {("samples", name, "trainer") for name in ("clipscore", "verifier")}
+        assert run.places == {("candidates", "clipscore", explorer), *samples}
     events = [line["event"] for line in local.metrics]
     assert "fidelity" in events
     digests = [line["digest"] for line in local.metrics if line["event"] == "iteration"]

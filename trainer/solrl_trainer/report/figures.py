@@ -34,6 +34,11 @@ def role_text(name: str, weights: Mapping[str, float]) -> str:
     return f"trained, weight {weights[name]:g}".replace("-", "−") if name in weights else EVALUATION_ONLY
 
 
+def place_text(by: str, server: str | None) -> str:
+    """Place where a reward ran: in one of the programs, or at a server that it asked."""
+    return f"in the {by}" if server is None else f"at {server}, for the {by}"
+
+
 def few_prompts_text(prompts: int) -> str:
     """Warning about intervals over few prompts; empty if there are enough."""
     if prompts >= FEW_PROMPTS:

@@ -103,6 +103,7 @@ def _content(folder: Path) -> dict[str, Any]:
         "served": _served(iterations),
         "rewards": [_reward(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
         "reward_chart": reward_chart(iterations),
+        "scoring": _scoring(iterations),
         "evaluation_charts": evaluation_charts(evaluations, weights),
         "latest": evaluations[-1] if evaluations else None,
         "totals": {phase: seconds for phase, seconds in totals.items() if seconds},
@@ -176,6 +177,16 @@ def _reward(name: str, row: dict[str, float], weights: dict[str, float]) -> dict
         "verdict": verdict,
         "whisker": {key: 50 + 50 * value / reach for key, value in (("low", low), ("gain", gain), ("high", high))},
     }
+
+
+def _scoring(iterations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Seconds of each reward by images and place, over all iterations; older runs lack them."""
+    totals: dict[tuple[str, str, str], float] = {}
+    for one in (one for line in iterations for one in line.get("scoring", ())):
+        row = one["of"], one["reward"], figures.place_text(one["by"], one.get("server"))
+        totals[row] = totals.get(row, 0.0) + one["seconds"]
+    found = sorted(totals.items(), key=lambda item: item[0][0])
+    return [{"of": of, "reward": name, "place": place, "seconds": spent} for (of, name, place), spent in found]
 
 
 def _candidates(gallery: Gallery | None) -> dict[str, dict[str, list[int]]]:

@@ -1,12 +1,12 @@
 """Exploration: cheap candidates of an iteration's prompts, whose scores decide which seeds are trained on."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import PromptItem
+from solrl_proto.rollouts import PromptItem, RewardTime
 
 from solrl_trainer.rollouts.groups import CandidateGroup
 
@@ -24,6 +24,7 @@ class ExplorationSummary:
         precision, numerics: arithmetic of the generation.
         score_sum, score_count: sum and number of scores, over all candidates that have one.
         seconds: duration, whether or not the trainer waited for it.
+        times: time of each reward, by name, as a service measured it; empty for local exploration.
     """
 
     iteration: int
@@ -33,6 +34,7 @@ class ExplorationSummary:
     score_sum: float
     score_count: int
     seconds: float
+    times: Mapping[str, RewardTime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
 """Rewards of samples, and the score that training optimises."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import weighted_sum
-from solrl_proto.rollouts import PromptItem, RewardSpec
+from solrl_core.rewards.base import OnScored, weighted_sum
+from solrl_proto.rollouts import PromptItem, RewardSpec, RewardTime
 
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.groups import GroupSamples, ScoredSamples
 from solrl_trainer.rollouts.overlap import Pending, SideStream
+
+OnTimes = Callable[[Mapping[str, RewardTime]], None]
+"""Called with the time of a reward."""
 
 
 class Scorer:
@@ -27,6 +30,7 @@ class Scorer:
         trained: Sequence[RewardSpec],
         side: SideStream,
         limit: BatchLimit | None = None,
+        on_times: OnTimes = lambda times: None,
     ) -> None:
         """Set up a scorer.
 
@@ -36,12 +40,14 @@ class Scorer:
             trained: rewards that make up the score, with their weights.
             side: stream to score on.
             limit: largest number of images that are scored at once; scorers of the same rewards share it.
+            on_times: called with the time of each reward, whenever it has scored images.
         """
         self.limit = limit or BatchLimit(doing="scoring")
         self._rewards = rewards
         self._names = tuple(names)
         self._weights = {spec.name: spec.weight for spec in trained}
         self._side = side
+        self._on_times = on_times
 
     @property
     def overlaps(self) -> bool:
@@ -68,9 +74,18 @@ class Scorer:
     def _rate(self, prompt: PromptItem, images: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         count = len(images)
         rewards = score_within(
-            self.limit, self._rewards, self._names, images, [prompt.text] * count, [prompt.metadata] * count
+            self.limit,
+            self._rewards,
+            self._names,
+            images,
+            [prompt.text] * count,
+            [prompt.metadata] * count,
+            self._scored,
         )
         return weighted_sum(rewards, self._weights), rewards
+
+    def _scored(self, name: str, seconds: float) -> None:
+        self._on_times({name: RewardTime(seconds=seconds, server=self._rewards.server(name))})
 
 
 def score_within(
@@ -80,12 +95,13 @@ def score_within(
     images: torch.Tensor,
     texts: Sequence[str],
     metadata: Sequence[Mapping[str, Any]],
+    on_scored: OnScored = lambda name, seconds: None,
 ) -> dict[str, torch.Tensor]:
     """Scores of images as by `RewardSet.score`, in batches that fit into memory."""
 
     def score(size: int) -> dict[str, torch.Tensor]:
         batches = [slice(start, start + size) for start in range(0, len(images), size)]
-        parts = [rewards.score(names, images[rows], texts[rows], metadata[rows]) for rows in batches]
+        parts = [rewards.score(names, images[rows], texts[rows], metadata[rows], on_scored) for rows in batches]
         return {name: torch.cat([part[name] for part in parts]) for name in names}
 
     return limit.run(len(images), score)

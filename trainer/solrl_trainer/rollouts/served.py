@@ -10,7 +10,7 @@ import torch
 from solrl_core.rewards.base import weighted_sum
 from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import PromptItem
+from solrl_proto.rollouts import PromptItem, RewardTime
 
 from solrl_trainer.models import Models
 from solrl_trainer.rollouts.exploration import PromptsOf
@@ -18,6 +18,7 @@ from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection, ScoredSa
 from solrl_trainer.rollouts.latents import from_base64
 from solrl_trainer.rollouts.overlap import Pending
 from solrl_trainer.rollouts.regenerate import Sampler
+from solrl_trainer.rollouts.scoring import OnTimes
 from solrl_trainer.rollouts.source import RolloutSource
 
 TOLERANCE = 0.05
@@ -35,10 +36,12 @@ class ServedSamples:
     Attributes:
         latents: clean latents x0, float32 [n, ...].
         rewards: reward → values [n].
+        times: time of each reward at the service.
     """
 
     latents: torch.Tensor
     rewards: dict[str, torch.Tensor]
+    times: Mapping[str, RewardTime]
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ class RegenerationSource:
         Raises:
             ProblemError: refused or unreachable; 409 `served-differently`: the answer does not match the request.
         """
-        group = self.source.group_of(prompt, seeds, version)
+        answer = self.source.group_of(prompt, seeds, version)
+        (group,) = answer.groups
         rewards = {spec.name: torch.tensor(group.rewards[spec.name]) for spec in self.source.rewards}
-        return ServedSamples(from_base64(group, self.latent_shape, adapter=adapter, url=self.url), rewards)
+        latents = from_base64(group, self.latent_shape, adapter=adapter, url=self.url)
+        return ServedSamples(latents, rewards, answer.seconds.rewards)
 
 
 class ServiceRegenerator:
@@ -90,6 +95,7 @@ class ServiceRegenerator:
         weights: Mapping[str, float],
         shown: int,
         note: Callable[[str], None],
+        on_times: OnTimes = lambda times: None,
     ) -> None:
         """Set up a regenerator.
 
@@ -103,6 +109,7 @@ class ServiceRegenerator:
             weights: trained reward → its weight in the score.
             shown: number of each iteration's first prompts whose images are decoded, for the report.
             note: shows a line of text to the user.
+            on_times: called with the times of the rewards of each arrived group.
         """
         self._source = source
         self._sampler = sampler
@@ -113,6 +120,7 @@ class ServiceRegenerator:
         self._weights = weights
         self._shown = shown
         self._note = note
+        self._on_times = on_times
         self._largest = 0.0
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
@@ -131,6 +139,7 @@ class ServiceRegenerator:
 
         def arrived() -> ScoredSamples:
             samples = arriving.result()
+            self._on_times(samples.times)
             if repeated is not None:
                 self._compare(samples.latents[place], repeated[0].cpu(), selection, place)
             latents = samples.latents.to(self._models.backbone.device)

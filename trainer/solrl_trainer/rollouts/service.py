@@ -123,6 +123,7 @@ class ServiceExploration:
                     sum(scores),
                     len(scores),
                     seconds,
+                    answer.seconds.rewards,
                 )
             )
         except BaseException as error:

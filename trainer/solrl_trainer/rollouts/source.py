@@ -99,11 +99,13 @@ class RolloutSource:
         spent = answer.seconds
         return ExploredImages(torch.stack(images), spent.switch + spent.generate + spent.reward)
 
-    def group_of(self, prompt: PromptItem, seeds: Sequence[int], version: int) -> RolloutGroup:
-        """The candidates of these seeds in iteration `version`, with their latents. Raises as `candidates_of`."""
+    def group_of(self, prompt: PromptItem, seeds: Sequence[int], version: int) -> RolloutAnswer:
+        """One group, the candidates of these seeds in iteration `version`, with their latents.
+
+        Raises as `candidates_of`.
+        """
         explicit = Candidates(seeds=(tuple(seeds),))
-        (group,) = self._answer([prompt], version, explicit, self._whole(version), latents=True).groups
-        return group
+        return self._answer([prompt], version, explicit, self._whole(version), latents=True)
 
     def _whole(self, iteration: int, **others: None) -> Plan:
         """The plan of an iteration without pruning and without these other settings."""

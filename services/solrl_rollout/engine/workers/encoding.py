@@ -12,7 +12,7 @@ from solrl_core.sampler import Trajectory
 from solrl_core.solver_specs import make_solver
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem, ProblemError, ProblemKind, RetryLaterError
-from solrl_proto.rollouts import Plan, PromptItem
+from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 
 from solrl_rollout.engine.groups import png
 from solrl_rollout.engine.problems import generation_failed
@@ -81,6 +81,7 @@ def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
         "generate": scored.generate,
         "reward": scored.reward,
         "asked": scored.asked,
+        "times": {name: one.model_dump() for name, one in scored.times.items()},
     }
     return header, _save(tensors)
 
@@ -100,6 +101,7 @@ def decode_scored(header: Header, body: bytes, plan: Plan) -> ScoredChunk:
         generate=header["generate"],
         reward=header["reward"],
         asked=header["asked"],
+        times={name: RewardTime.model_validate(one) for name, one in header["times"].items()},
     )
 
 

@@ -129,6 +129,14 @@ function phasesView(point) {
   return el("div", {}, el("h3", {}, `Time per iteration: ${duration(spent(point))}`), bar, list, ...note);
 }
 
+const place = ({ by, server }) => (server ? `at ${server}, for the ${by}` : `in the ${by}`);
+
+function scoringView(times) {
+  const list = el("div", { className: "times rewards" });
+  for (const one of times) list.append(el("b", {}, one.reward, el("span", { className: "dim" }, `${one.of}, ${place(one)}`)), el("span", {}, duration(one.seconds)));
+  return el("div", {}, el("h3", {}, "Time of rewards per iteration"), list);
+}
+
 function samplesView(samples) {
   const order = [...samples.pairs].sort((one, other) => (one.place < other.place ? -1 : one.place > other.place ? 1 : 0));
   const half = Math.ceil(order.length / 2);
@@ -180,6 +188,7 @@ function showRun(run, detail, held) {
     few.append(smallChart("Loss", curve, series.loss));
     if (series.spearman) few.append(smallChart("Rank fidelity (Spearman)", curve, series.spearman));
     if (run.last && spent(run.last)) few.append(phasesView(run.last));
+    if (run.last && run.last.scoring.length) few.append(scoringView(run.last.scoring));
     parts.push(few);
   }
   if (held) parts.push(lineageView(held));
