@@ -158,7 +158,7 @@ class Batcher:
         scores = None
         try:
             scores = self._score(Images.join([one.images for one in batch]))
-        except (Exception, SystemExit) as error:  # a reward's package may call sys.exit
+        except Exception as error:
             if len(batch) == 1 or isinstance(error, RewardUnavailableError):
                 return [self._problem(error) for _ in batch]
         if scores is None:  # after the handler, because the error's traceback keeps the batch's tensors
@@ -195,7 +195,7 @@ class Batcher:
         self._metrics.batch_scored(len(images), seconds)
         return scores
 
-    def _problem(self, error: Exception | SystemExit) -> ProblemError:
+    def _problem(self, error: Exception) -> ProblemError:
         if isinstance(error, torch.OutOfMemoryError):
             return out_of_memory()
         if isinstance(error, RewardError):

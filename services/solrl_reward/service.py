@@ -4,14 +4,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import torch
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from solrl_core.model_options import ModelOptions, read_options
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import REWARDS
+from solrl_core.rewards.base import REWARDS, PlainDefaults
 from solrl_core.rewards.wire import decode_scoring
 from solrl_http.drain import draining
 from solrl_proto.scores import RewardInfo, RewardList, ScoreAnswer, ScoreRequest
@@ -22,14 +21,6 @@ from solrl_reward.problems import invalid_body, not_loaded, queue_full
 from solrl_reward.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Defaults:
-    """The device of the rewards, and options of a model's `solrl.json`."""
-
-    device: torch.device
-    options: ModelOptions = field(default_factory=ModelOptions)
 
 
 class RewardService:
@@ -154,7 +145,7 @@ async def running_service(settings: Settings, metrics: Metrics) -> AsyncIterator
 def _load(settings: Settings, device: torch.device) -> RewardSet:
     for source in settings.sources.values():
         REWARDS.check(source)  # before large weights are read
-    defaults = _Defaults(device, _options_of(settings.options_from))
+    defaults = PlainDefaults(device, _options_of(settings.options_from))
     return RewardSet.load(list(settings.sources), defaults, settings.reward_options, sources=settings.sources)
 
 

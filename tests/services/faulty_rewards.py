@@ -15,9 +15,28 @@ def picky(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappi
     return torch.tensor([float(one["want"]) for one in metadata])
 
 
+def twice(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Double of `want`, or 0 if that is no number."""
+    return torch.tensor([2 * one["want"] if isinstance(one["want"], float | int) else 0.0 for one in metadata])
+
+
+def few(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """One score too few."""
+    return images.mean((1, 2, 3))[1:]
+
+
+def leave(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Ends the program, as some packages do."""
+    sys.exit("a package's own end")
+
+
+class End(BaseException):
+    """The end of a thread."""
+
+
 def fatal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Kills the thread that calls it."""
-    sys.exit("the end")
+    raise End
 
 
 def lethal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -93,6 +94,14 @@ class RewardDefaults(Protocol):
     @property
     def options(self) -> ModelOptions:
         """The model's `solrl.json`, of which `rewards` applies."""
+
+
+@dataclass(frozen=True)
+class PlainDefaults:
+    """Defaults without a backbone."""
+
+    device: torch.device
+    options: ModelOptions = field(default_factory=ModelOptions)
 
 
 def load_reward(
@@ -254,7 +263,7 @@ class RewardSet:
                 raise  # the caller may retry with fewer images
             except RewardError:
                 raise  # of a server, which says what failed
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a reward's package may call sys.exit
                 at = _first_failing(reward, images, prompts, metadata)
                 which = f"{len(images)} images" if at is None else f"image {at} of prompt {prompts[at]!r}"
                 raise RewardError(name, f"failed on {which}: {error}") from error
@@ -277,11 +286,21 @@ def _first_failing(
         one = slice(at, at + 1)
         try:
             reward(images[one], prompts[one], metadata[one]).float()
-        except Exception:
+        except (Exception, SystemExit):
             return at
     return None
 
 
 def weighted_sum(scores: Mapping[str, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:
-    """Weighted sum of raw scores, over the names in `weights`."""
-    return torch.stack([scores[name] * weight for name, weight in weights.items()]).sum(0)
+    """Weighted sum of raw scores, over the names in `weights`.
+
+    Raises:
+        OverflowError: a sum is beyond float32.
+    """
+    total = torch.stack([scores[name] * weight for name, weight in weights.items()]).sum(0)
+    if not torch.isfinite(total).all():
+        raise OverflowError(
+            f"the weighted sum of the rewards overflows at the weights {dict(weights)}; expected a sum within float32: "
+            "use smaller weights"
+        )
+    return total

@@ -101,10 +101,10 @@ class ScoredGroup:
         return {name: torch.cat([chunk.rewards[name] for chunk in self.finished]) for name in self.finished[0].rewards}
 
     def _scores(self) -> torch.Tensor:
-        scores = weighted_sum(self._rewards(), {reward.name: reward.weight for reward in self.request.rewards})
-        if not torch.isfinite(scores).all():
-            raise score_nonfinite(self.chunks[0].prompt.id)
-        return scores
+        try:
+            return weighted_sum(self._rewards(), {reward.name: reward.weight for reward in self.request.rewards})
+        except OverflowError as error:
+            raise score_nonfinite(self.chunks[0].prompt.id) from error
 
     def _in_place(self, values: Sequence[Value]) -> tuple[Value | None, ...]:
         """The finished candidates' values in their places; None for pruned candidates."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from solrl_client.remote_reward import connect_reward
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import Reward
+from solrl_core.rewards.base import PlainDefaults, Reward
 from solrl_core.rewards.images import as_bytes, as_floats
 from solrl_proto.rollouts import RewardTime
 
@@ -27,12 +27,6 @@ Times = dict[str, RewardTime]
 
 PART = "rewards"
 """Name of scoring in batch limits and metrics, where other parts are precisions."""
-
-
-@dataclass(frozen=True)
-class _RewardDefaults:
-    device: torch.device
-    options: ModelOptions
 
 
 class Scorer:
@@ -72,7 +66,7 @@ class Scorer:
             torch.OutOfMemoryError: a reward does not fit.
         """
         device = torch.device(settings.torch_device)
-        defaults = _RewardDefaults(device, ModelOptions(rewards=model_options))
+        defaults = PlainDefaults(device, ModelOptions(rewards=model_options))
         rewards = RewardSet.load(
             settings.reward_names, defaults, settings.options_of_rewards, loaded=loaded, connect=connect_reward
         )

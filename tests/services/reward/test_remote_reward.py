@@ -1,7 +1,6 @@
 """Rewards of a server: equal to local ones, and every way in which a server can fail is told clearly."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,6 +14,7 @@ from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.families import Backbone
 from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet, load_reward
+from solrl_core.rewards.base import PlainDefaults
 from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.size import reward_bytes
 from solrl_http.tokens import create_token
@@ -175,25 +175,15 @@ def test_the_token_comes_from_the_environment(tmp_path: Any, monkeypatch: pytest
         assert len(score(RemoteReward("served_rewards:brightness", address))) == 2
 
 
-@dataclass
-class Defaults:
-    """A model whose `solrl.json` gives these options."""
-
-    rewards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    @property
-    def options(self) -> ModelOptions:
-        return ModelOptions(rewards=self.rewards)
-
-
 def test_a_model_cannot_choose_where_images_are_sent(server: tuple[Misbehaving, str]) -> None:
     app, address = server
+    cpu = torch.device("cpu")
+    model = PlainDefaults(cpu, ModelOptions(rewards={"clipscore": {"at": address}}))
     with pytest.raises(ValueError, match=r"solrl\.json gives 'at' for reward 'clipscore'"):
-        load_reward("clipscore", Defaults({"clipscore": {"at": address}}), connect=connect_reward)
+        load_reward("clipscore", model, connect=connect_reward)
     assert app.asked == []
     with pytest.raises(ValueError, match="rewards of its own only"):
-        load_reward("clipscore", Defaults(), {"at": address})
+        load_reward("clipscore", PlainDefaults(cpu), {"at": address})
 
 
 def test_a_server_s_reward_takes_no_memory_here() -> None:

@@ -283,8 +283,8 @@ def test_a_score_that_is_no_number_is_the_rewards_fault(client: httpx.Client) ->
 def test_a_reward_that_ends_the_program_fails_its_own_requests_only(client: httpx.Client) -> None:
     for _ in range(2):
         found = problem(ask(client, body(pictures(1), LEAVING)))
-        assert (found["status"], found["kind"]) == (500, "internal")
-        assert "log" in found["action"]
+        assert (found["status"], found["kind"]) == (500, "reward-failed")
+        assert found["detail"].endswith("failed on image 0 of prompt 'a red circle, 0': a package's own fault")
     assert len(scores(client, body(pictures(2), BRIGHT)).scores[BRIGHT]) == 2
 
 

@@ -19,6 +19,7 @@ from solrl_client.vlm_judge import VlmJudge
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet, load_reward
+from solrl_core.rewards.base import PlainDefaults
 from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.rewards.wire import encode_scoring
@@ -306,21 +307,18 @@ def test_the_key_comes_from_the_environment(server: tuple[FakeJudge, str], monke
     assert len(judged(VlmJudge(address, MODEL), shades(2))) == 2
 
 
-class Defaults:
+def defaults(**options: Any) -> PlainDefaults:
     """A model whose `solrl.json` gives options to the judge."""
-
-    def __init__(self, **options: Any) -> None:
-        self.device = torch.device("cpu")
-        self.options = ModelOptions(rewards={JUDGE: options})
+    return PlainDefaults(torch.device("cpu"), ModelOptions(rewards={JUDGE: options}))
 
 
 def test_a_model_cannot_choose_who_judges(server: tuple[FakeJudge, str]) -> None:
     fake, address = server
     with pytest.raises(ValueError, match=r"solrl\.json gives 'endpoint' for reward 'vlm_judge'"):
-        load_reward(JUDGE, Defaults(endpoint=address, model=MODEL))
+        load_reward(JUDGE, defaults(endpoint=address, model=MODEL))
     with pytest.raises(ValueError, match=r"solrl\.json gives 'endpoint'"):
-        load_reward(JUDGE, Defaults(endpoint="http://other"), {"endpoint": address, "model": MODEL})
-    found = RewardSet.load([JUDGE], Defaults(highest=4), {JUDGE: {"endpoint": address, "model": MODEL}})
+        load_reward(JUDGE, defaults(endpoint="http://other"), {"endpoint": address, "model": MODEL})
+    found = RewardSet.load([JUDGE], defaults(highest=4), {JUDGE: {"endpoint": address, "model": MODEL}})
     assert found.digests()["reward:vlm_judge"] == VlmJudge(address, MODEL, highest=4).digest
     assert found.computed_here == ()
     assert fake.asked == []

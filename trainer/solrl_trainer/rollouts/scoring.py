@@ -97,7 +97,16 @@ def score_within(
     metadata: Sequence[Mapping[str, Any]],
     on_scored: OnScored = lambda name, seconds: None,
 ) -> dict[str, torch.Tensor]:
-    """Scores of images as by `RewardSet.score`, in batches that fit into memory."""
+    """Scores of images as by `RewardSet.score`, in batches that fit into memory.
+
+    Raises:
+        FloatingPointError: an image is not finite. Rewards that round images to bytes would give it a score.
+    """
+    if not torch.isfinite(images).all():
+        raise FloatingPointError(
+            "the policy generates images that are not finite, so the run stops before they are scored. Lower "
+            "optimizer.learning_rate; `--resume` continues from the last checkpoint"
+        )
 
     def score(size: int) -> dict[str, torch.Tensor]:
         batches = [slice(start, start + size) for start in range(0, len(images), size)]
