@@ -13,6 +13,7 @@ from solrl_core.errors import RewardUnavailableError
 
 from solrl_client.addresses import check_url
 from solrl_client.deadline import TimedClient
+from solrl_client.retries import Retries
 from solrl_client.text import printable
 from solrl_client.transport import MAX_DOCUMENT, RefusedError, first_fault, read_within
 
@@ -210,23 +211,21 @@ class ChatEndpoint:
 
     def _patiently(self, attempt: Callable[[], Value], cancelled: threading.Event) -> Value:
         """The result of `attempt`, repeated after temporary faults."""
-        began, pause, attempts = time.monotonic(), self._pause, 0
+        retries = Retries(self._patience, self._pause, _LONGEST_PAUSE)
         while True:
             self._pace.wait(cancelled)
             if cancelled.is_set():
                 raise self.unavailable("was not asked, because another image failed")
-            attempts += 1
             try:
                 return attempt()
             except _TemporaryError as error:
-                wait = max(pause, error.after)
-                if time.monotonic() + wait - began > self._patience:
-                    times = f", {attempts} times in {time.monotonic() - began:.0f} s" if attempts > 1 else ""
-                    raise self.unavailable(f"{error}{times}") from None
+                tries = f", {retries.tries} times in {retries.elapsed:.0f} s" if retries.tries > 1 else ""
+                pause = retries.pause(error.after)
+                if pause is None:
+                    raise self.unavailable(f"{error}{tries}") from None
                 if error.limited:
-                    self._pace.hold(wait)
-            cancelled.wait(wait)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                    self._pace.hold(pause)
+            cancelled.wait(pause)
 
     def _attempt(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
         """The document of one request."""

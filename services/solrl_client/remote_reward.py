@@ -17,6 +17,7 @@ from solrl_proto.scores import SCORES_MEDIA_TYPE, RewardInfo, RewardList, ScoreA
 
 from solrl_client.addresses import check_url
 from solrl_client.deadline import TimedClient
+from solrl_client.retries import Retries
 from solrl_client.text import printable
 from solrl_client.transport import RefusedError, read_document
 
@@ -27,7 +28,6 @@ TIMEOUT = 20.0
 """Seconds for a server's answer, in addition to those for which its reward waits for another service."""
 
 _TEMPORARY = {408, 429, 502, 503, 504}
-_LONGEST_PAUSE = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class RemoteReward:
 
     def _patiently(self, attempt: Callable[[], Value]) -> Value:
         """The result of `attempt`, retried with growing pauses after temporary failures."""
-        began, pause = time.monotonic(), self._pause
+        retries = Retries(self._patience, self._pause)
         while True:
             try:
                 return attempt()
@@ -193,16 +193,16 @@ class RemoteReward:
                 if isinstance(error, httpx.ReadTimeout) and self._sends_token:  # nobody can set it for a run's server
                     why += "; raise the reward's option timeout if its server needs longer"
                 failure: RewardError = self._unavailable(f"gave no answer ({type(error).__name__}: {why})")
-                wait = pause
+                after = None
             except RefusedError as error:
                 failure = self._refused(error)
                 if error.problem.status not in _TEMPORARY:
                     raise failure from None
-                wait = error.retry_after or pause
-            if time.monotonic() + wait - began > self._patience:
+                after = error.retry_after
+            pause = retries.pause(after)
+            if pause is None:
                 raise failure
-            time.sleep(wait)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(pause)
 
     def _refused(self, error: RefusedError) -> RewardError:
         problem = error.problem

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 import httpx
 from pydantic import TypeAdapter, ValidationError
 from solrl_client.addresses import check_rollout_url
+from solrl_client.retries import Retries
 from solrl_client.text import printable
 from solrl_client.tokens import bearer_token
 from solrl_client.transport import (
@@ -55,7 +56,6 @@ from solrl_proto.status import IterationReport
 from solrl_trainer.answers import AnswerCheck, check_pushed, longest_line
 
 _RETRIED = {408, 429, 502, 503, 504}
-_LONGEST_PAUSE = 10.0
 _TOKEN_PROBLEMS = (ProblemKind.UNAUTHENTICATED, ProblemKind.FORBIDDEN)
 _TOKEN_ADVICE = "the trainer sends the token in SOLRL_TOKEN, or in the file that SOLRL_TOKEN_PATH names"
 _RESTORES = 3
@@ -293,17 +293,17 @@ class RolloutClient:
         progress: Callable[[], int] = lambda: 0,
     ) -> Value:
         """Return the result of `attempt`, retried after temporary failures; progress renews the patience."""
-        began, tries, restores, reached = time.monotonic(), 1, 0, progress()
+        retries, restores, reached = Retries(self._patience, self._pause), 0, progress()
         while True:
             failure: ProblemError
-            pause = min(self._pause * 2 ** (tries - 1), _LONGEST_PAUSE)
+            after = None
             try:
                 return attempt()
             except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
                 # The request cannot be sent. The error's text may contain the token, so it is not shown.
-                raise self._unreachable(type(error).__name__, tries) from None
+                raise self._unreachable(type(error).__name__, retries.tries) from None
             except httpx.TransportError as error:
-                failure = self._unreachable(f"{type(error).__name__}: {error}", tries)
+                failure = self._unreachable(f"{type(error).__name__}: {error}", retries.tries)
             except RefusedError as error:
                 restored = restore is not None and restore(error.problem)
                 if restored and restores < _RESTORES:
@@ -312,13 +312,13 @@ class RolloutClient:
                 passes = error.problem.status in _RETRIED or error.problem.kind in self._awaited
                 if not restored and not passes:
                     raise _with_token_advice(error) from None
-                failure, pause = error, error.retry_after or pause
+                failure, after = error, error.retry_after
             if progress() > reached:
-                began, tries, restores, reached = time.monotonic(), 1, 0, progress()
-            if time.monotonic() + pause - began > self._patience:
+                retries, restores, reached = Retries(self._patience, self._pause), 0, progress()
+            pause = retries.pause(after)
+            if pause is None:
                 raise failure
             time.sleep(pause)
-            tries += 1
 
     def _unreachable(self, reason: str, tries: int) -> ProblemError:
         return ProblemError(
