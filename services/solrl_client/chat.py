@@ -215,7 +215,7 @@ class ChatEndpoint:
         while True:
             self._pace.wait(cancelled)
             if cancelled.is_set():
-                raise self.unavailable("was not asked, because another image failed")
+                raise self.unavailable("was not asked, because the request was cancelled or another image failed")
             try:
                 return attempt()
             except _TemporaryError as error:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import httpx
 
+from solrl_client.cancellation import current
 from solrl_client.tokens import bearer_token
 from solrl_client.transport import HEADERS
 
@@ -16,7 +17,7 @@ _CONNECTED = (".connect_tcp.complete", ".start_tls.complete")
 
 
 class Deadline:
-    """Shuts the connection of a request down after some seconds.
+    """Shuts the connection of a request down after some seconds, or by `end`.
 
     Within the context, the request is sent with `extensions`, by a client that keeps no connection: httpcore names a
     connection only when it is made.
@@ -33,7 +34,7 @@ class Deadline:
         self._seconds = seconds
         self._passed = False
         self._connection: socket.socket | None = None
-        self._timer = threading.Timer(seconds, self._end)
+        self._timer = threading.Timer(seconds, self.end)
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
@@ -51,9 +52,10 @@ class Deadline:
         if event.endswith(_CONNECTED):
             self._connection = info["return_value"].get_extra_info("socket")
             if self._passed:  # while it connected
-                self._end()
+                self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the request now. Any thread."""
         self._passed = True
         if self._connection is not None:
             with contextlib.suppress(OSError):  # it is closed by now
@@ -62,7 +64,7 @@ class Deadline:
 
 
 class TimedClient:
-    """HTTP requests to one address, each with a time limit for its whole answer.
+    """HTTP requests to one address, each with a time limit for its whole answer. `Cancellation.set` ends them.
 
     Args:
         address: address to which paths are appended.
@@ -83,9 +85,10 @@ class TimedClient:
 
     @contextlib.contextmanager
     def stream(self, method: str, path: str, **arguments: Any) -> Iterator[httpx.Response]:
-        """The answer to a request, not yet read; raises httpx.TransportError also when the time is over."""
+        """The answer to a request, not yet read; raises httpx.TransportError also when it is late or cancelled."""
         with (
             Deadline(self._timeout) as deadline,
+            current().calling(deadline.end),
             self._http.stream(method, path, extensions=deadline.extensions, **arguments) as answer,
         ):
             yield answer

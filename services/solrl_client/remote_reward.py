@@ -1,7 +1,6 @@
 """A reward that a server computes, with the interface of one in this process."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from solrl_proto.problems import ProblemKind
 from solrl_proto.scores import SCORES_MEDIA_TYPE, RewardInfo, RewardList, ScoreAnswer, ScorePrompt, ScoreRequest
 
 from solrl_client.addresses import check_url
+from solrl_client.cancellation import current
 from solrl_client.deadline import TimedClient
 from solrl_client.retries import Retries
 from solrl_client.text import printable
@@ -200,9 +200,8 @@ class RemoteReward:
                     raise failure from None
                 after = error.retry_after
             pause = retries.pause(after)
-            if pause is None:
+            if pause is None or current().wait(pause):
                 raise failure
-            time.sleep(pause)
 
     def _refused(self, error: RefusedError) -> RewardError:
         problem = error.problem

@@ -16,6 +16,7 @@ from solrl_core.errors import RewardError
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.rewards.images import as_pil
 
+from solrl_client.cancellation import current
 from solrl_client.chat import ChatEndpoint, Choice
 from solrl_client.judgement import Scale, Token
 from solrl_client.text import printable
@@ -119,12 +120,13 @@ class VlmJudge:
         """
         if len(images) != len(prompts):
             raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
-        cancelled = threading.Event()
-        futures = [
-            self._threads.submit(self._judge, at, image, prompt, cancelled)
-            for at, (image, prompt) in enumerate(zip(as_pil(images), prompts, strict=True))
-        ]
-        return torch.tensor(_results(futures, cancelled), dtype=torch.float32)
+        cancelled, whole = threading.Event(), current()
+        with whole.calling(cancelled.set):
+            futures = [
+                self._threads.submit(whole.run, self._judge, at, image, prompt, cancelled)
+                for at, (image, prompt) in enumerate(zip(as_pil(images), prompts, strict=True))
+            ]
+            return torch.tensor(_results(futures, cancelled), dtype=torch.float32)
 
     def _judge(self, at: int, image: Image.Image, prompt: str, cancelled: threading.Event) -> float:
         """Score of one image, the one at this index."""

@@ -1,6 +1,5 @@
 """Units of the engine's work: jobs, their chunks, and chunks that are generated and scored."""
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -9,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
+from solrl_client.cancellation import Cancellation
 from solrl_core.adapter import Adapter
 from solrl_core.device_events import DeviceEvent
 from solrl_core.generator import CHUNK_SIZE
@@ -65,9 +65,10 @@ def release(adapter: VersionedAdapter | None) -> None:
 
 @dataclass(eq=False)
 class Job:
-    """The part of a request that its chunks share. Setting `cancelled` stops a running chunk at its next step.
+    """The part of a request that its chunks share.
 
-    `run_rewards` are those of `rewards` that the run brings.
+    Setting `cancelled` stops a running chunk at its next step, and ends its requests to reward servers. `run_rewards`
+    are those of `rewards` that the run brings.
     """
 
     tenant: str
@@ -79,7 +80,7 @@ class Job:
     rewards: tuple[str, ...]
     images: bool
     run_rewards: Mapping[str, RunReward] = field(default_factory=dict)
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: Cancellation = field(default_factory=Cancellation)
 
     @cached_property
     def run_servers(self) -> frozenset[str]:

@@ -300,3 +300,25 @@ def test_worker_processes_connect_to_a_server_that_a_run_brings(server: RewardPr
     finally:
         open_gate(tmp_path)
         engine.close()
+
+
+def test_a_cancelled_chunk_leaves_a_server_that_does_not_answer() -> None:
+    app = Misbehaving("slow")
+    with serving(app) as address:
+        options = {NAME: {"timeout": 600}}
+        rewards = (f"{NAME}@{address}",)
+        engine = started_engine(FakeBackend(), rewards=rewards, reward_options=options, scoring_in_flight=1)
+        try:
+            asked, waits, after = (chunk(name, Path(), NAME) for name in "abc")
+            engine.submit([asked, waits])
+            until(lambda: app.asked.count("/v1/scores") == 1)
+            app.mode = "well"
+            engine.submit([after])
+            engine.cancel(asked.job)
+            until(lambda: asked.result.done() and waits.result.done() and after.result.done())
+            assert len(after.result.result().rewards[NAME]) == len(waits.result.result().rewards[NAME]) == COUNT
+            with pytest.raises(ProblemError):
+                asked.result.result()
+        finally:
+            app.leave.set()
+            engine.close()

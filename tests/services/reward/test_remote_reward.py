@@ -9,6 +9,7 @@ import torch
 from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
 from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, dripping_head, pictures, serving
 from service_helpers import problem, rollout_request
+from solrl_client.cancellation import Cancellation
 from solrl_client.remote_reward import TOKEN, RemoteReward, connect_reward
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.families import Backbone
@@ -117,13 +118,14 @@ def test_a_trainer_asks_again(server: tuple[Misbehaving, str], mode: str, monkey
     reward = RemoteReward(NAME, address, timeout=2.0 if mode == "slow" else 60, patience=600)
     pauses: list[float] = []
 
-    def heal(seconds: float) -> None:
+    def heal(never: Cancellation, seconds: float) -> bool:
         pauses.append(seconds)
         if len(pauses) == 2:
             app.leave.set()
             app.mode = "well"
+        return False
 
-    monkeypatch.setattr("solrl_client.remote_reward.time.sleep", heal)
+    monkeypatch.setattr(Cancellation, "wait", heal)
     app.mode = mode
     assert len(score(reward)) == 2
     assert pauses == [0.5, 1.0]

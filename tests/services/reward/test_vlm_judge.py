@@ -13,6 +13,7 @@ from fake_judge import KEY, MODEL, FakeJudge, question
 from PIL import Image
 from reward_servers import pictures, serving
 from service_helpers import problem
+from solrl_client.cancellation import Cancellation
 from solrl_client.chat import TOKEN, Pace
 from solrl_client.remote_reward import RemoteReward, connect_reward
 from solrl_client.vlm_judge import VlmJudge
@@ -418,3 +419,24 @@ def test_a_rollout_service_asks_a_judge_beside_its_generation(server: tuple[Fake
     finally:
         fake.hold.set()
         engine.close()
+
+
+def test_a_cancelled_call_leaves_the_endpoint(server: tuple[FakeJudge, str]) -> None:
+    fake, address = server
+    judge = VlmJudge(address, MODEL, timeout=600, patience=600, in_flight=2)
+    fake.hold.clear()
+    cancelled, faults = Cancellation(), []
+
+    def call() -> None:
+        with pytest.raises(RewardUnavailableError) as caught:
+            cancelled.run(judged, judge, shades(4))
+        faults.append(caught.value)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while len(fake.asked) < 2:
+        assert caller.is_alive()
+    cancelled.set()
+    caller.join(60)
+    assert len(faults) == 1
+    assert len(fake.asked) == 2

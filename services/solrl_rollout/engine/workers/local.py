@@ -153,7 +153,7 @@ class LocalWorker:
     def _ask_servers(self, scorer: Scorer, chunk: Chunk, scored: ScoredChunk) -> None:
         with self._reporting_errors(chunk, scorer.check):
             _stop_if_cancelled(chunk)
-            self._feed.finish(chunk, scorer.ask_servers(chunk, scored))
+            self._feed.finish(chunk, chunk.job.cancelled.run(scorer.ask_servers, chunk, scored))
 
     def _asking_of(self, chunk: Chunk) -> ScoringThreads:
         return self._asking_for_runs if chunk.job.run_rewards else self._asking
@@ -177,8 +177,8 @@ class LocalWorker:
         try:
             yield
         except ProblemError as error:
-            cause = error.__cause__
-            if isinstance(cause, RewardError) and cause.reward not in chunk.job.run_rewards:
+            cause, job = error.__cause__, chunk.job
+            if isinstance(cause, RewardError) and not (cause.reward in job.run_rewards or job.cancelled.is_set()):
                 self._metrics.reward_failed(cause.reward)
             if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
                 check()
