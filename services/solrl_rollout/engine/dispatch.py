@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from solrl_rollout.engine.costs import StepCosts
@@ -17,6 +17,8 @@ from solrl_rollout.status.throughput import FinishedChunk, RecentThroughput
 
 _TURN = 4
 """Consecutive chunks of one run on a worker: a group of 96 candidates."""
+OWN_SERVERS = ""
+"""All reward servers of the settings, which share one limit."""
 _MOST_LOSSES = 1
 """Times that a chunk is made again because its worker died."""
 
@@ -69,19 +71,21 @@ class Dispatch:
             with self._refuse_when_full(None):
                 self._queue.require_capacity({tenant: 1})
 
-    def take(self, turn: Turn, begun: Sequence[Chunk]) -> Chunk | None:
+    def take(self, turn: Turn, begun: Sequence[Chunk], servers: Callable[[Chunk], Collection[str]]) -> Chunk | None:
         """The next chunk of a worker, or None. The caller holds `changed`.
 
-        A run waits while the worker has as many chunks as it may for one of the reward servers that the run brings. So
-        a slow server delays only the runs that bring it.
+        A run waits while the worker has as many chunks as it may for one of the reward servers that the run needs. So a
+        slow server delays only the runs that need it.
 
         Args:
             turn: the worker's turn.
             begun: chunks that it has taken and not finished.
+            servers: the reward servers that a chunk needs; all those of the settings are `OWN_SERVERS`.
         """
-        busy = Counter(at for chunk in begun for at in chunk.job.run_servers)
-        full = {at for at, chunks in busy.items() if chunks >= self._at_servers}
-        held = (lambda chunk: not full.isdisjoint(chunk.job.run_servers)) if full else None
+        busy = Counter(at for chunk in begun for at in servers(chunk))
+        # One more is generated while servers of the settings score as many as they may.
+        full = {at for at, chunks in busy.items() if chunks >= self._at_servers + (at == OWN_SERVERS)}
+        held = (lambda chunk: not full.isdisjoint(servers(chunk))) if full else None
         while (chunk := self._queue.take(turn, held)) is not None:
             # A chunk that was put back is running already.
             if chunk.result.running() or chunk.result.set_running_or_notify_cancel():

@@ -254,7 +254,7 @@ class FairQueue(Generic[Item]):
         return {tenant: runs for tenant, runs in ready.items() if runs}
 
     def _next_run(self, turn: Turn, waiting: Waiting[Item]) -> tuple[str, Run]:
-        tenant = self._tenants.newcomer(waiting.keys())
+        tenant = self._tenants.newcomer(self._waiting.keys(), waiting.keys())
         if tenant is None:
             if turn.run in waiting.get(turn.tenant, {}) and turn.taken < self._turn:
                 tenant = turn.tenant
@@ -266,7 +266,7 @@ class FairQueue(Generic[Item]):
     def _next_of(self, tenant: str, turn: Turn, runs: dict[Run, deque[Item]]) -> Run:
         """A newcomer of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
         share = self._runs[tenant]
-        newcomer = share.newcomer(runs.keys())
+        newcomer = share.newcomer(self._waiting[tenant].keys(), runs.keys())
         last = turn.run if turn.tenant == tenant else None
         if newcomer is not None and self._newcomers_served < NEWCOMERS_IN_A_ROW:
             chosen = newcomer

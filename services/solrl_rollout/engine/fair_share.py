@@ -38,11 +38,11 @@ class FairShare(Generic[Key]):
             self._newcomers[key] = None
         self._spent[key] = max(debt, floor)
 
-    def newcomer(self, waiting: Collection[Key]) -> Key | None:
-        """The newcomer that has waited longest, or None; it remains a newcomer until `admit`."""
+    def newcomer(self, waiting: Collection[Key], among: Collection[Key]) -> Key | None:
+        """The newcomer `among` these waiting keys that has waited longest, or None; it remains one until `admit`."""
         for key in [key for key in self._newcomers if key not in waiting]:
             del self._newcomers[key]
-        return next(iter(self._newcomers), None)
+        return next((key for key in self._newcomers if key in among), None)
 
     def admit(self, key: Key) -> None:
         """Record that a key is being served; it is no longer a newcomer."""

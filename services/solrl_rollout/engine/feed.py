@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from solrl_proto.status import WorkerStatus
 
-from solrl_rollout.engine.dispatch import Dispatch
+from solrl_rollout.engine.dispatch import OWN_SERVERS, Dispatch
 from solrl_rollout.engine.fair_queue import Turn
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
 from solrl_rollout.engine.workers.base import Worker
@@ -56,7 +56,7 @@ class WorkerFeed:
             with self._dispatch.changed:
                 if self._dispatch.closing:
                     return None
-                chunk = self._dispatch.take(self._turn, self.chunks)
+                chunk = self._dispatch.take(self._turn, self.chunks, self._servers)
                 if chunk is not None:
                     self.chunks.append(chunk)
                     return chunk
@@ -104,6 +104,13 @@ class WorkerFeed:
         for chunk in begun:
             chunk.losses += 1
         self._dispatch.put_back(chunks)
+
+    def _servers(self, chunk: Chunk) -> frozenset[str]:
+        """The reward servers that a chunk needs."""
+        job = chunk.job
+        served = next((one.served_rewards for one in self.hosted if one.info.name == job.model), frozenset())
+        own = any(name in served and name not in job.run_rewards for name in job.rewards)
+        return job.run_servers | {OWN_SERVERS} if own else job.run_servers
 
     def _drop(self, chunk: Chunk) -> None:
         with self._dispatch.changed:

@@ -216,6 +216,7 @@ class ModelRunner:
             prunes=capabilities.prunes,
             device=identity.device,
             batch_limits=self._lowered_limits,
+            served_rewards=frozenset(self.scorer.rewards.names) - frozenset(self.scorer.rewards.computed_here),
         )
 
     def _serve_adapter(self, job: Job, wait_for_scoring: Callable[[], bool]) -> bool:

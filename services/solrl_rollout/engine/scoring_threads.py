@@ -10,30 +10,26 @@ class ScoringThreads:
 
     def __init__(self, size: int, on_end: Callable[[], None]) -> None:
         """`on_end` is called, on the task's thread, whenever a task has ended."""
-        self._size = size
         self._pool = ThreadPoolExecutor(size, "solrl-scoring")
         self._lock = threading.Lock()
         self._tasks: list[Future[None]] = []
         """Tasks that have not ended, and those that an exception ended."""
         self._on_end = on_end
 
-    def run(self, task: Callable[[], None]) -> None:
-        """Start a task; beyond `size`, it waits for a thread. Raises as `check` does."""
+    def run(self, task: Callable[[], None]) -> Future[None]:
+        """Start a task; beyond `size`, it waits for a thread, and can be cancelled. Raises as `check` does."""
         self.check()
         future = self._pool.submit(task)
         with self._lock:
             self._tasks.append(future)
         future.add_done_callback(lambda _: self._on_end())
+        return future
 
     @property
     def idle(self) -> bool:
         """Whether all tasks have ended."""
-        return self._running() == 0
-
-    @property
-    def full(self) -> bool:
-        """Whether another task would wait for a thread."""
-        return self._running() >= self._size
+        with self._lock:
+            return all(task.done() for task in self._tasks)
 
     def wait(self) -> None:
         """Wait for all tasks; raises as `check` does."""
@@ -45,7 +41,9 @@ class ScoringThreads:
     def check(self) -> None:
         """Raise an exception that ended a task, if there is one."""
         with self._lock:
-            self._tasks = [task for task in self._tasks if not task.done() or task.exception() is not None]
+            self._tasks = [
+                task for task in self._tasks if not task.done() or not (task.cancelled() or task.exception() is None)
+            ]
             ended = [task for task in self._tasks if task.done()]
         for task in ended:
             task.result()
@@ -53,7 +51,3 @@ class ScoringThreads:
     def close(self) -> None:
         """Wait for all tasks and end the threads."""
         self._pool.shutdown()
-
-    def _running(self) -> int:
-        with self._lock:
-            return sum(not task.done() for task in self._tasks)

@@ -31,6 +31,7 @@ class HostedModel:
         prunes: whether its backend can prune.
         device: description of the hardware.
         batch_limits: returns the batch limits that were lowered when memory ran out, by precision or "rewards".
+        served_rewards: names of the rewards that reward servers compute.
     """
 
     info: ModelInfo
@@ -39,6 +40,7 @@ class HostedModel:
     prunes: bool
     device: str
     batch_limits: Callable[[], dict[str, int]]
+    served_rewards: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, settle, started_engine
+from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of, settle, started_engine
 from reward_servers import NAME, Misbehaving, RewardProcess, serving, until
 from solrl_core.noise import initial_noise
 from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
@@ -322,3 +322,37 @@ def test_a_cancelled_chunk_leaves_a_server_that_does_not_answer() -> None:
         finally:
             app.leave.set()
             engine.close()
+
+
+@pytest.fixture(params=["here", "in a process"])
+def at_bound(request: pytest.FixtureRequest) -> Iterator[tuple[Misbehaving, Engine]]:
+    """An engine whose reward server does not answer, with one more chunk than that may score at once."""
+    app = Misbehaving()
+    with serving(app) as address:
+        settings = Settings(rewards=(REWARD, f"{NAME}@{address}"), device="cpu", scoring_in_flight=2)
+        metrics = Metrics()
+        workers = process_workers(settings, ["cpu"], metrics, FakeBackend)
+        engine = (
+            engine_of(settings, FakeBackend().load) if request.param == "here" else Engine(settings, metrics, workers)
+        )
+        engine.start().result(600)
+        try:
+            app.mode = "slow"
+            engine.submit([chunk(name, Path(), NAME) for name in "abcdefgh"])
+            until(lambda: app.asked.count("/v1/scores") == 2)
+            yield app, engine
+        finally:
+            app.leave.set()
+            engine.close()
+
+
+def test_a_full_server_holds_up_no_chunk_that_needs_none(at_bound: tuple[Misbehaving, Engine]) -> None:
+    app, engine = at_bound
+    others = [chunk(name, Path(), REWARD) for name in "uvwx"]
+    for one in others:
+        one.job.run = "other"
+        engine.submit([one])
+    until(lambda: all(one.result.done() for one in others))
+    for one in others:
+        assert torch.equal(one.result.result().rewards[REWARD], images_of(one).mean((1, 2, 3)))
+    assert app.asked.count("/v1/scores") == 2

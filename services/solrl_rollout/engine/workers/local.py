@@ -65,6 +65,8 @@ class LocalWorker:
         self._scoring: ScoringThreads | None = None
         self._asking: ScoringThreads
         self._asking_for_runs: ScoringThreads
+        self._asked: dict[Chunk, Future[None]] = {}
+        """Chunks with the asking threads, and their tasks."""
         self._pings: deque[Future[None]] = deque()
         self._feed: Feed
         self._wake: Callable[[], None] = lambda: None
@@ -94,8 +96,11 @@ class LocalWorker:
             self._asking_for_runs.close()
 
     def cancel(self, job: Job) -> None:
-        """Wake the thread, which may wait for a reward server; else `cancelled` of the job is read between steps."""
-        self._wake()
+        """Fail the job's chunks that wait for an asking thread; for others, `cancelled` of the job is enough."""
+        for chunk, task in list(self._asked.items()):
+            if chunk.job is job and task.cancel():
+                self._feed.fail(chunk, engine_dead())
+        self._wake()  # there may be room now
 
     def ping(self) -> Future[None]:
         """Return a future that the thread resolves before its next step."""
@@ -128,8 +133,6 @@ class LocalWorker:
         with self._reporting_errors(chunk, runner.backend.check):
             generated = runner.generate(chunk, between_steps, self._wait_for_scoring)
             self._wait_for_scoring()
-            if runner.scorer.asks_servers(chunk.job):
-                self._feed.wait(lambda: not self._asking_of(chunk).full, between_steps)
             ready = generated
         if ready is None:
             return
@@ -146,7 +149,11 @@ class LocalWorker:
             scored = scorer.score_here(generated)
             if scorer.asks_servers(chunk.job):
                 chunk.on_handover()
-                self._asking_of(chunk).run(partial(self._ask_servers, scorer, chunk, scored))
+                asking = self._asking_for_runs if chunk.job.run_rewards else self._asking
+                task = self._asked[chunk] = asking.run(partial(self._ask_servers, scorer, chunk, scored))
+                task.add_done_callback(lambda _: self._asked.pop(chunk))
+                if chunk.job.cancelled.is_set():
+                    self.cancel(chunk.job)
             else:
                 self._feed.finish(chunk, scored)
 
@@ -154,9 +161,6 @@ class LocalWorker:
         with self._reporting_errors(chunk, scorer.check):
             _stop_if_cancelled(chunk)
             self._feed.finish(chunk, chunk.job.cancelled.run(scorer.ask_servers, chunk, scored))
-
-    def _asking_of(self, chunk: Chunk) -> ScoringThreads:
-        return self._asking_for_runs if chunk.job.run_rewards else self._asking
 
     def _wait_for_scoring(self) -> bool:
         """Wait for the chunk being scored here, and answer pings; returns whether there was one."""
