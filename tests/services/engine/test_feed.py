@@ -1,0 +1,38 @@
+"""The engine's side of a worker: chunks that several threads finish are accounted for one after the other."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from fake_backend import chunk, job
+from solrl_rollout.engine.feed import WorkerFeed
+from solrl_rollout.engine.work import ScoredChunk
+
+
+class Accounts:
+    """A dispatch that keeps each `last_end`; during its first account, another thread finishes the next chunk."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.last_ends: list[float] = []
+        self.next: threading.Thread
+
+    def record(self, worker: str, finished: Any, scored: Any, last_end: float) -> float:
+        self.last_ends.append(last_end)
+        if len(self.last_ends) == 1:
+            self.next.start()
+            self.next.join(0.1)  # long enough for it, if nothing held it up
+        return last_end + 1
+
+
+def test_chunks_that_threads_finish_together_are_accounted_for_in_turn() -> None:
+    accounts, worker = Accounts(), SimpleNamespace(name="w")
+    feed = WorkerFeed(worker, accounts, keeps_run=False)  # type: ignore[arg-type]
+    scored = ScoredChunk({}, None, None, 0, 0.0, False, 0.0, 1.0, 0.0)
+    feed.chunks = [chunk(job()), chunk(job())]
+    first, second = feed.chunks
+    accounts.next = threading.Thread(target=feed.finish, args=(second, scored))
+    feed.finish(first, scored)
+    accounts.next.join()
+    assert accounts.last_ends == [0.0, 1.0], "the second chunk begins where the first ended"
+    assert feed.status.chunks == 2
