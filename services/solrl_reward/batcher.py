@@ -1,12 +1,14 @@
 """Batches across callers: requests that wait are scored together, and their scores are split again.
 
+Tenants take turns: the next batch begins with the tenant whose images have been scored the least.
+
 A reward's score of an image does not depend on the rest of its batch, beyond rounding: the registry's contract.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import torch
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats
+from solrl_http.fair_share import FairShare
 from solrl_http.problems import internal_error
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.scores import ScoreTimings
@@ -70,6 +73,7 @@ class Scored:
 @dataclass(eq=False)
 class _Waiting:
     images: Images
+    tenant: str
     answer: "asyncio.Future[Scored]"
     since: float
 
@@ -94,28 +98,38 @@ class Batcher:
         self._most = most
         self._metrics = metrics
         self._waiting: deque[_Waiting] = deque()
+        self._images: Counter[str] = Counter()
+        """Waiting images by tenant."""
+        self._shares: FairShare[str] = FairShare()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "solrl-scoring")
 
     @property
     def waiting(self) -> int:
         """Number of waiting images."""
-        return sum(len(one.images) for one in tuple(self._waiting))  # a copy, for the thread of a scrape
+        return sum(tuple(self._images.values()))  # a copy, for the thread of a scrape
 
-    async def score(self, images: Images) -> Scored:
+    def waiting_of(self, tenant: str) -> int:
+        """Number of a tenant's waiting images."""
+        return self._images[tenant]
+
+    async def score(self, images: Images, tenant: str) -> Scored:
         """Score images, perhaps together with others; those of a cancelled call leave the queue.
 
         Raises:
             ProblemError: 500 or 503 `reward-failed`, 507 `out-of-memory`.
         """
-        one = _Waiting(images, asyncio.get_running_loop().create_future(), time.monotonic())
+        one = _Waiting(images, tenant, asyncio.get_running_loop().create_future(), time.monotonic())
+        if tenant not in self._images:
+            self._shares.arrive(tenant, self._images.keys())
         self._waiting.append(one)
+        self._images[tenant] += len(images)
         self._arrived.set()
         try:
             return await one.answer
         finally:
             if one in self._waiting:
-                self._waiting.remove(one)
+                self._remove(one)
 
     async def run(self) -> None:
         """Score whatever waits, one batch at a time, until cancelled."""
@@ -139,15 +153,33 @@ class Batcher:
         self._thread.shutdown()
 
     def _take(self) -> list[_Waiting]:
-        """The oldest request, and others in their order that fit it, up to the limit."""
-        batch = [self._waiting.popleft()]
-        room = self._most - len(batch[0].images)
-        for one in list(self._waiting):
-            if one.images.fits(batch[0].images) and len(one.images) <= room:
-                self._waiting.remove(one)
+        """The oldest request of the next tenant, and others in their order that fit it, up to the limit."""
+        tenant = self._next_tenant()
+        first = next(one for one in self._waiting if one.tenant == tenant)
+        batch, room = [first], self._most - len(first.images)
+        for one in self._waiting:
+            if one is not first and one.images.fits(first.images) and len(one.images) <= room:
                 batch.append(one)
                 room -= len(one.images)
+        for one in batch:
+            self._remove(one)
+            self._shares.serve(one.tenant, len(one.images), self._images.keys())
         return batch
+
+    def _next_tenant(self) -> str:
+        """A tenant that has just come, or the one whose images have been scored the least."""
+        tenants = self._images.keys()
+        tenant = self._shares.newcomer(tenants, tenants)
+        if tenant is None:
+            tenant = self._shares.least_served(tenants, None)
+        self._shares.admit(tenant)
+        return tenant
+
+    def _remove(self, one: _Waiting) -> None:
+        self._waiting.remove(one)
+        self._images[one.tenant] -= len(one.images)
+        if not self._images[one.tenant]:
+            del self._images[one.tenant]
 
     def _score_each(self, batch: Sequence[_Waiting]) -> list[Scored | ProblemError]:
         """Score a batch on the thread; if it fails, each request alone, so that one cannot fail another.

@@ -5,11 +5,19 @@ from collections.abc import Sequence
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 
 
-def queue_full(waiting: int, limit: int, requested: int | None) -> RetryLaterError:
-    """The 429 for images that exceed the limit of the queue; `requested` is None if the body was not read."""
+def queue_full(waiting: int, limit: int, tenant: str | None, requested: int | None) -> RetryLaterError:
+    """The 429 for images that exceed the limit of the queue, or of one tenant.
+
+    Args:
+        waiting: number of images that wait already, of the tenant or of all.
+        limit: the most that may wait.
+        tenant: the tenant whose limit is reached; None for the limit of the whole queue.
+        requested: images of the request; None if its body was not read.
+    """
+    whose = f"tenant {tenant!r} has" if tenant is not None else "there are"
     return RetryLaterError(
         ProblemKind.QUEUE_FULL,
-        f"there are {waiting} images waiting already and the limit is {limit}",
+        f"{whose} {waiting} images waiting already and the limit is {limit}",
         retry_after=1,
         got=requested,
         expected=f"at most {limit - waiting} more images now",

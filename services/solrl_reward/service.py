@@ -51,7 +51,7 @@ class RewardService:
     def require_capacity(self, tenant: str) -> None:
         """Check that a request for at least one image could be accepted; raises 429 `queue-full` or 503."""
         self.require_accepting()
-        self._require_room(1, None)
+        self._require_room(tenant, 1, None)
 
     def list(self) -> RewardList:
         """The rewards, in the order of the settings."""
@@ -86,8 +86,8 @@ class RewardService:
         Raises:
             ProblemError: 429 `queue-full`, 500 or 503 `reward-failed`, 507 `out-of-memory`.
         """
-        self._require_room(len(images), len(images))
-        scored = await self._batcher.score(images)
+        self._require_room(tenant, len(images), len(images))
+        scored = await self._batcher.score(images, tenant)
         self._metrics.request_scored(tenant, images.rewards, len(images))
         return ScoreAnswer(
             scores={name: tuple(values.tolist()) for name, values in scored.scores.items()},
@@ -103,10 +103,13 @@ class RewardService:
             logger.error("scoring ended with an error", exc_info=end)
         await asyncio.to_thread(self._batcher.close)
 
-    def _require_room(self, images: int, requested: int | None) -> None:
+    def _require_room(self, tenant: str, images: int, requested: int | None) -> None:
         waiting, limit = self._batcher.waiting, self._settings.queue_limit
         if waiting + images > limit:
-            raise queue_full(waiting, limit, requested)
+            raise queue_full(waiting, limit, None, requested)
+        waiting, limit = self._batcher.waiting_of(tenant), self._settings.tenant_images
+        if waiting + images > limit:
+            raise queue_full(waiting, limit, tenant, requested)
 
 
 def _parameters(source: str) -> int | None:

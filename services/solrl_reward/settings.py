@@ -53,7 +53,8 @@ class Scoring(BaseSettings):
     """Maximum number of images of several requests that are scored together; one request may have more."""
 
     queue_limit: Annotated[int, Field(ge=MAX_SCORED_IMAGES)] = 4096
-    """Maximum number of waiting images; further requests are answered 429."""
+    """Maximum number of waiting images; further requests are answered 429.
+    With a token file, one tenant may use half of it, or one request of the largest size."""
 
 
 class Settings(HttpSettings, Scoring):
@@ -66,6 +67,11 @@ class Settings(HttpSettings, Scoring):
 
     max_body_bytes: Annotated[int, Field(ge=1)] = 256 * MIB
     """Largest request, in bytes: 80 images of 1024² pixels."""
+
+    @property
+    def tenant_images(self) -> int:
+        """Maximum number of one tenant's waiting images."""
+        return self.queue_limit if self.token_file is None else max(self.queue_limit // 2, MAX_SCORED_IMAGES)
 
     @property
     def torch_device(self) -> str:

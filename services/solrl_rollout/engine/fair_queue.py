@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from solrl_rollout.engine.fair_share import FairShare
+from solrl_http.fair_share import FairShare
 
 Run = Hashable
 

@@ -265,6 +265,26 @@ def test_a_full_queue_refuses_a_request_that_does_not_fit() -> None:
         assert [len(one.result(600).scores[GATED]) for one in (first, second, third)] == [1, MAX_SCORED_IMAGES - 1, 1]
 
 
+def test_tenants_have_shares_of_the_queue_and_take_turns(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    ann, bob = ({"Authorization": f"Bearer {create_token(file, who, ('score',), None)[0]}"} for who in ("ann", "bob"))
+    app = create_app(Settings(rewards=(GATED,), device="cpu", queue_limit=2 * MAX_SCORED_IMAGES, token_file=file))
+    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as both, calling(6) as callers:
+        first = callers.submit(ask, both, wanted(1), **ann)
+        assert served_rewards.reached.wait(600)
+        sent, total = [], 0
+        for size, who in ((25, ann), (26, ann), (MAX_SCORED_IMAGES - 51, ann), (27, bob), (28, bob)):
+            sent.append(callers.submit(ask, both, wanted(*range(size)), **who))
+            total += size
+            until(lambda total=total: waiting(app) == total)
+        refused = problem(ask(both, b"never read", **ann))
+        assert (refused["status"], refused["kind"]) == (429, "queue-full")
+        assert refused["detail"].startswith(f"tenant 'ann' has {MAX_SCORED_IMAGES} images waiting")
+        served_rewards.opened.set()
+        assert [one.result(600).status_code for one in (first, *sent)] == [200] * 6
+    assert served_rewards.batches == [1, 27, 25, 26, 28, MAX_SCORED_IMAGES - 51]
+
+
 def test_a_batch_that_does_not_fit_is_halved(client: httpx.Client) -> None:
     images = pictures(5, side=4)
     found = scores(client, body(images, GREEDY)).scores[GREEDY]
