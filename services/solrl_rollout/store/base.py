@@ -20,8 +20,8 @@ KEPT_POINTS = 10_000
 """Iterations kept per run; beyond that the oldest are deleted."""
 KEPT_POINT_BYTES = 8 * 2**20
 """Bytes of a run's iterations as JSON; beyond that the oldest are deleted."""
-MAX_POINT_BYTES = 4096
-"""Largest iteration, as JSON without samples. One with four rewards and eight phases has 0.9 kB."""
+MAX_POINT_BYTES = 8192
+"""Largest iteration, as JSON without samples. One with four rewards has 1.5 kB."""
 
 
 @dataclass(frozen=True)
