@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from solrl_rollout.settings import Settings
 from solrl_trainer.cli import main
 from solrl_trainer.config import RunConfig
+from solrl_trainer.defaults import DEFAULT_PRESET
 from solrl_trainer.presets import MODELS, RECIPES, REWARDS, ConfigError, names, resolve
 from solrl_trainer.rollouts.source import exploration_plan
+from solrl_trainer.settings_yaml import settings_yaml, sourced_yaml
 from typed import typed
 
 PRESET = "mini-sana/sol_rl/clipscore"
@@ -222,16 +225,44 @@ def test_a_dry_run_prints_each_setting_with_its_source_and_does_nothing(tmp_path
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     for line in (
-        f"explore.steps = 4  # {file}",
-        "optimizer.updates = 2  # --set",
-        "explore.keep = 8  # --set",
-        "iterations = 3  # command line",
-        f"optimizer.learning_rate = {resolve(PRESET).config.optimizer.learning_rate}  # model mini-sana",
-        "lora.rank = 32  # default",
+        f"explore.steps: 4  # {file}",
+        "optimizer.updates: 2  # --set",
+        "explore.keep: 8  # --set",
+        "iterations: 3  # command line",
+        f"optimizer.learning_rate: {resolve(PRESET).config.optimizer.learning_rate}  # model mini-sana",
+        "lora.rank: 32  # default",
     ):
         assert line in lines
     assert len(lines) == len(resolve(PRESET).sources)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_settings_can_be_given_back(recipe: str) -> None:
+    """As a dry run prints them, and as a run's folder has them."""
+    first = resolve(f"flux1/{recipe}/hpsv2", overrides=[r'reward_options={clipscore: {model: "two\nlines # of text"}}'])
+    for text in ("\n".join(sourced_yaml(first)), settings_yaml(first.config)):
+        files = {"settings.yaml": yaml.safe_load(text)}
+        assert resolve(DEFAULT_PRESET, files=files).config == first.config
+        assert resolve(DEFAULT_PRESET, files=files, arguments={"run": "b"}).config.output == Path("runs/b")
+
+
+def test_a_name_that_was_chosen_is_given_back() -> None:
+    named = resolve(DEFAULT_PRESET, arguments={"run": "mine"})
+    lines = list(sourced_yaml(named))
+    assert "run: mine  # command line" in lines
+    assert "# output: runs/mine  # run" in lines
+    assert resolve(DEFAULT_PRESET, files={"a": yaml.safe_load("\n".join(lines))}).config == named.config
+
+
+def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    script = """
+    COMP_WORDS=(solrl-train ex); COMP_CWORD=1; _tyro_solrl_train; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(solrl-train export --ch); COMP_CWORD=2; _tyro_solrl_train; echo "${COMPREPLY[@]}"
+    """
+    completion = command("--tyro-print-completion", "bash").stdout
+    done = subprocess.run(["bash", "-c", completion + script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-2:] == ["export", "--checkpoint"], done.stderr
 
 
 def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from solrl_trainer.cli import main, run_command
 from solrl_trainer.commands import Calibrate
+from solrl_trainer.defaults import DEFAULT_PRESET
 from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.folder import FolderInUseError, is_locked, locked, saved_settings
 from solrl_trainer.preflight import check_run
@@ -109,7 +111,7 @@ def test_files_are_merged_in_their_order(tmp_path: Path) -> None:
     files = ("--config", str(first), "--config", str(second))
     done = typed(main, "run", "--preset", PRESET, "--dry-run", *files, "--output", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
-    for line in (f"explore.steps = 4  # {second}", f"explore.candidates = 30  # {first}", f"seed = 1  # {first}"):
+    for line in (f"explore.steps: 4  # {second}", f"explore.candidates: 30  # {first}", f"seed: 1  # {first}"):
         assert line in done.stdout.splitlines()
 
 
@@ -123,7 +125,7 @@ def test_a_reward_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
     done = typed(main, *asked, "rewards={own_rewards:color: 1}")
     monkeypatch.delitem(sys.modules, "own_rewards", raising=False)
     assert done.returncode == 0, done.stderr
-    assert "rewards = {'own_rewards:color': 1.0}  # --set" in done.stdout
+    assert "rewards: {'own_rewards:color': 1.0}  # --set" in done.stdout
     done = typed(main, *asked, "rewards={own_reward:color: 1}")
     assert done.returncode == 2
     assert "(did you mean 'own_rewards'?)" in done.stderr
@@ -305,12 +307,21 @@ def test_resuming_needs_only_the_folder(runs: Path, half: Path) -> None:
     assert (saved.run, saved.iterations, saved.output) == ("one", 2, half)
 
 
+def test_a_finished_runs_settings_start_another(half: Path, tmp_path: Path) -> None:
+    asked = ("run", "--config", str(half / "settings.yaml"), "--run", "two", "--output", str(tmp_path / "two"))
+    done = typed(main, *asked, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    given = yaml.safe_load(done.stdout)
+    again = resolve(DEFAULT_PRESET, files={"a.yaml": given}).config
+    assert again == saved_settings(half).model_copy(update={"run": "two", "output": tmp_path / "two"})
+
+
 def test_a_dry_run_of_a_resumed_run_names_the_sources_of_its_settings(half: Path) -> None:
     done = typed(main, "run", "--resume", str(half), "--dry-run", *sets("evaluate.seeds=3"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert f"lora.rank = 2  # {half / 'config.json'}" in lines
-    assert "evaluate.seeds = 3  # --set" in lines
+    assert f"lora.rank: 2  # {half / 'config.json'}" in lines
+    assert "evaluate.seeds: 3  # --set" in lines
 
 
 def test_changed_evaluation_settings_evaluate_the_base_again(half: Path) -> None:

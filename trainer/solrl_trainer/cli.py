@@ -199,12 +199,9 @@ def _resolve(command: Run) -> "Resolved":
 
 def _dry_run(resolved: "Resolved", *, resume: bool) -> int:
     from solrl_trainer.preflight import check_dry_run
+    from solrl_trainer.settings_yaml import sourced_yaml
 
-    values = resolved.config.model_dump(mode="json")
-    for key, source in resolved.sources.items():
-        section, _, name = key.partition(".")
-        value = values[section][name] if name else values[section]
-        print(f"{key} = {value!r}  # {source}")
+    print("\n".join(sourced_yaml(resolved)))
     check_dry_run(resolved.config, _note, resume=resume)
     return 0
 

@@ -47,7 +47,7 @@ class Run:
     checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
     """With --resume: version of the checkpoint to continue from instead of the newest. Later ones are deleted."""
     dry_run: bool = False
-    """Print all settings and their sources, check what can be checked without loading a model, and stop."""
+    """Print all settings with their sources as YAML for --config, check what needs no model, and stop."""
 
 
 @dataclass

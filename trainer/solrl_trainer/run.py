@@ -16,6 +16,7 @@ from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
+from solrl_trainer.settings_yaml import SETTINGS_YAML, settings_yaml
 from solrl_trainer.world import World
 
 
@@ -43,6 +44,7 @@ def run(
     else:
         check_new(config.output)
     (config.output / SETTINGS).write_text(config.model_dump_json(indent=1))
+    (config.output / SETTINGS_YAML).write_text(settings_yaml(config), encoding="utf-8")
     with RichReporter(config.iterations) as reporter:
         result = train(config, reporter, resume=resume, checkpoint=version, world=world)
         reporter.note("writing the report")
