@@ -1,10 +1,18 @@
-"""`solrl-train evaluate` reproduces the figures of a finished run, and scores it with other rewards."""
+"""`solrl-train evaluate` reproduces the figures of a finished run, and scores it with other rewards; `export`."""
 
+import base64
 import json
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub.constants
 import pytest
+from fake_hub import FakeHub
 from PIL import Image
 from solrl_minis import catalog
 from solrl_trainer.cli import main
@@ -138,3 +146,91 @@ def test_the_weights_of_an_interrupted_run_are_exported(finished: Path, tmp_path
         assert done.returncode == 2
         assert "000001 is damaged: state.safetensors" in done.stderr
     assert typed(main, "export", str(tmp_path)).stderr.startswith(f"solrl-train: {tmp_path} contains no run")
+
+
+def python_of(card: Path) -> str:
+    """The card's block of code."""
+    (code,) = re.findall(r"```python\n(.*?)```", card.read_text(), re.S)
+    return str(code)
+
+
+def test_the_cards_own_lines_load_the_weights_and_generate(finished: Path, tmp_path: Path) -> None:
+    done = typed(main, "export", str(finished), "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "grid.png", "lora.safetensors"]
+    names: dict[str, Any] = {}
+    with redirect_stderr(StringIO()):
+        exec(python_of(tmp_path / "README.md").replace("num_inference_steps=2", "num_inference_steps=1"), names)
+    assert names["image"].size == (64, 64)
+    loaded = names["pipeline"].transformer.state_dict()
+    assert any("lora_B" in name and tensor.abs().sum() > 0 for name, tensor in loaded.items())
+
+
+def test_the_card_has_the_figures_of_its_version(finished: Path) -> None:
+    card, row = (finished / "README.md").read_text(), json.loads((finished / "result.json").read_text())["rewards"]
+    for name in ("weighted sum", "clipscore"):
+        figures = row[name]
+        assert f"{figures['before']:.4f} | {figures['after']:.4f} | {figures['gain']:+.4f} [" in card
+    assert "6 images of 3 held-out prompts" in card
+    assert "clipscore + 0.5 × verifier_graded" in card
+
+
+def test_a_readme_that_is_no_card_is_kept(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    done = typed(main, "export", str(finished), "--output", str(tmp_path))
+    assert done.returncode == 2
+    assert "is no model card of solrl; choose another --output" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    with FakeHub(token="hf_right") as running:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", running.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        yield running
+
+
+def test_weights_and_card_are_pushed_to_the_hub(finished: Path, tmp_path: Path, hub: FakeHub) -> None:
+    asked = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub", "me/shapes")
+    done = typed(main, *asked, HF_TOKEN="hf_right")
+    assert done.returncode == 0, done.stderr
+    assert f"pushed: {hub.url}/me/shapes" in done.stdout
+    assert hub.created == ["me/shapes"]
+    assert sorted(hub.files) == ["README.md", "grid.png", "lora.safetensors"]
+    for name, content in hub.files.items():
+        assert base64.b64decode(content) == (tmp_path / name).read_bytes(), name
+    assert 'load_lora_weights("me/shapes", weight_name="lora.safetensors")' in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "message"),
+    [
+        ("shapes", "hf_right", "got --push-to-hub 'shapes'; expected USER/NAME"),
+        ("me/shapes", "", "needs a token of Hugging Face that may write: set HF_TOKEN"),
+        ("me/shapes", "hf_wrong", "the hub refuses the token: set HF_TOKEN to one that may write there"),
+    ],
+)
+def test_a_push_that_cannot_be_is_explained(
+    finished: Path, tmp_path: Path, hub: FakeHub, name: str, token: str, message: str
+) -> None:
+    asked = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub", name)
+    done = typed(main, *asked, HF_TOKEN=token)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert hub.files == {}
+
+
+def test_without_a_hub_the_files_are_kept(
+    finished: Path, tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub", "me/shapes")
+    hub.close()
+    done = typed(main, *asked, HF_TOKEN="hf_right")
+    assert done.returncode == 2
+    assert f"the hub cannot be reached: check the network and HF_ENDPOINT. The files are in {tmp_path}" in done.stderr
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    done = typed(main, *asked, HF_TOKEN="hf_right")
+    assert "HF_HUB_OFFLINE is set: unset it" in done.stderr
+    assert (tmp_path / "lora.safetensors").is_file()

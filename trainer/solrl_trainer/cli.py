@@ -213,11 +213,17 @@ def _note(text: str) -> None:
 
 
 def _export(command: Export) -> None:
+    from solrl_trainer.export import check_push, export, push
     from solrl_trainer.folder import saved_settings
-    from solrl_trainer.run import export
 
-    config = saved_settings(command.folder)
-    print(f"LoRA for diffusers: {export(config, command.checkpoint)}")
+    config, repository = saved_settings(command.folder), command.push_to_hub
+    if repository is not None:
+        check_push(repository)
+    files = export(config, command.checkpoint, command.output, repository)
+    print(f"LoRA for diffusers: {files[0]}")
+    print(f"model card: {files[1]}")
+    if repository is not None:
+        print(f"pushed: {push(files, repository, f'LoRA of {config.run}')}")
 
 
 def _report(folder: Path) -> None:

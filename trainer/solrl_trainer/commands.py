@@ -84,12 +84,16 @@ class Evaluate:
 
 @dataclass
 class Export:
-    """Write lora.safetensors for diffusers from a checkpoint of a run, finished or interrupted."""
+    """Write lora.safetensors for diffusers and its model card from a checkpoint of a run, finished or not."""
 
     folder: Folder
     """A run's folder."""
     checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
     """Version of the checkpoint to export."""
+    output: Annotated[Path | None, _shown("FOLDER", "the run's")] = None
+    """Folder for lora.safetensors, README.md and grid.png."""
+    push_to_hub: Annotated[str | None, _shown("USER/NAME", "none")] = None
+    """Also upload them to this model repository on Hugging Face; a new one is public. Needs HF_TOKEN."""
 
 
 @dataclass

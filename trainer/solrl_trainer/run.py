@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from solrl_core.adapter import encode_for_diffusers
-
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import compare, verdicts
+from solrl_trainer.export import export
 from solrl_trainer.folder import SETTINGS, check_new, saved_settings
 from solrl_trainer.loop import Result, train
 from solrl_trainer.progress import RichReporter
@@ -23,10 +22,10 @@ from solrl_trainer.world import World
 def run(
     config: RunConfig, *, resume: bool = False, version: int | None = None, world: World | None = None
 ) -> dict[str, Any]:
-    """Train, then write result.json, lora.safetensors, gallery, grid.png and report.html into the run's folder.
+    """Train, then write result.json, gallery, grid.png, lora.safetensors, README.md and report.html into the folder.
 
-    lora.safetensors has the averaged weights, for `load_lora_weights` of the model's diffusers pipeline. The caller
-    must have locked the folder.
+    lora.safetensors has the averaged weights, for `load_lora_weights` of the model's diffusers pipeline; README.md is
+    its model card. The caller must have locked the folder.
 
     Args:
         config: the run's settings.
@@ -50,9 +49,9 @@ def run(
         reporter.note("writing the report")
         summary = summarize(config, result)
         (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
-        export(config)
         _save_images(config, result)
         gallery_grid(config.output)
+        export(config)
         write_report(config.output)
     return summary
 
@@ -88,23 +87,6 @@ def gallery_grid(folder: Path) -> Path:
     config = saved_settings(folder)
     about = trained_text(config.model, config.preset, config.weights)
     return write_grid(load_gallery(folder), folder / "grid.png", config.run, about)
-
-
-def export(config: RunConfig, version: int | None = None) -> Path:
-    """Write lora.safetensors of a checkpoint's averaged weights into the run's folder.
-
-    Args:
-        config: the run's settings.
-        version: of the checkpoint, by default the newest.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint yet.
-        ValueError: it is damaged, or of other settings.
-    """
-    found = checkpoints.require(config.output / "checkpoints", config, version)
-    path = config.output / "lora.safetensors"
-    path.write_bytes(encode_for_diffusers(found.averaged))
-    return path
 
 
 def _save_images(config: RunConfig, result: Result) -> None:

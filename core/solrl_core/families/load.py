@@ -1,11 +1,13 @@
 """Loads a model by name, folder or hub id, through diffusers."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from huggingface_hub import errors
+from huggingface_hub import errors, try_to_load_from_cache
 
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
 from solrl_core.model_options import read_options
@@ -88,6 +90,24 @@ def family_of(pipeline: object, where: str) -> type[PipelineBackbone]:
         return FAMILIES.find(str(pipeline))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def pipeline_call(model: str, *, revision: str | None = None) -> dict[str, Any] | None:
+    """Arguments of the model's diffusers pipeline that its family generates with, beside a prompt.
+
+    Nothing is downloaded: None if the model's files are not on this machine.
+
+    Raises:
+        ValueError: unknown model or family.
+    """
+    where = locate(model)
+    index: Path | str | Any = Path(where) / "model_index.json"
+    if not Path(where).is_dir():
+        index = try_to_load_from_cache(where, "model_index.json", revision=revision)
+    if not isinstance(index, str | Path) or not Path(index).is_file():
+        return None
+    family = family_of(json.loads(Path(index).read_text(encoding="utf-8")).get("_class_name"), where)
+    return family.pipeline_call(read_options(str(Path(index).parent)))
 
 
 def advice(error: BaseException, where: str) -> str:

@@ -67,6 +67,13 @@ class PipelineBackbone(Backbone):
         if options.max_sequence_length is not None:
             self.max_sequence_length = options.max_sequence_length
 
+    @classmethod
+    def pipeline_call(cls, options: ModelOptions) -> dict[str, Any]:
+        """Arguments with which the diffusers pipeline encodes and sizes as this family does, beside a prompt."""
+        sizes = {"height": options.height, "width": options.width}
+        given = {name: value for name, value in sizes.items() if value is not None}
+        return given | {"max_sequence_length": options.max_sequence_length or cls.max_sequence_length}
+
     @property
     def text_encoders(self) -> dict[str, nn.Module]:
         """The parts that encode prompts, by name."""

@@ -17,6 +17,7 @@ from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free, token_counts
 from solrl_core.families.sana_fused import FusedCrossAttention, FusedFeedForward, FusedLinearAttention
 from solrl_core.families.sana_native import from_native, is_native
+from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
 from solrl_core.sampler import unshifted_sigmas
 
@@ -55,6 +56,12 @@ class Sana(PipelineBackbone):
             block.attn1.set_processor(FusedLinearAttention())  # type: ignore[union-attr,operator]
             if block.attn2 is not None:
                 block.attn2.set_processor(FusedCrossAttention())  # type: ignore[union-attr,operator]
+
+    @classmethod
+    def pipeline_call(cls, options: ModelOptions) -> dict[str, Any]:
+        """Without the pipeline's own prompt prefix, and at exactly the size that is set."""
+        call = super().pipeline_call(options) | {"complex_human_instruction": options.complex_human_instruction or None}
+        return call | ({"use_resolution_binning": False} if "height" in call else {})
 
     def sigmas(self, steps: int) -> list[float]:
         """Schedule without a shift."""

@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import yaml
+from run_folders import RESULT, finished_run
+from solrl_trainer.folder import saved_settings
+from solrl_trainer.presets import resolve
+from solrl_trainer.report.model_card import held_out, model_card
+
+
+def front_of(card: str) -> dict[str, object]:
+    content = yaml.safe_load(card.split("---\n")[1])
+    assert isinstance(content, dict)
+    return content
+
+
+def test_figures_are_those_of_the_version(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    result = held_out(tmp_path, 30)
+    assert result is not None
+    assert (result.rewards, result.prompts, result.images) == (RESULT["rewards"], 128, 512)
+    assert held_out(tmp_path, 20) is None
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "evaluation", "version": 20, "rewards": {"clipscore": 0.25}}) + "\n")
+    means = held_out(tmp_path, 20)
+    assert means is not None
+    assert means.rewards == {"clipscore": {"before": 0.2412, "after": 0.25}}
+    (tmp_path / "evaluation").mkdir()
+    evaluated = {"version": 20, "prompts": 8, "seeds": 2, "rewards": RESULT["rewards"]}
+    (tmp_path / "evaluation" / "evaluation.json").write_text(json.dumps(evaluated))
+    later = held_out(tmp_path, 20)
+    assert later is not None
+    assert (later.rewards, later.images) == (RESULT["rewards"], 16)
+
+
+def test_the_card_says_whether_there_are_figures(tmp_path: Path) -> None:
+    config = saved_settings(finished_run(tmp_path))
+    whole = model_card(config, 30, held_out(tmp_path, 30), "here")
+    assert "| clipscore | trained | 0.2412 | 0.2731 | +0.0319 [+0.0281, +0.0357] |" in whole
+    assert "Means over 512 images of 128 held-out prompts" in whole
+    half = model_card(config, 20, None, "here")
+    assert "after\n20 of 30 iterations" in half
+    assert "This version was not evaluated" in half
+    assert "| clipscore |" not in half
+    assert "solrl" in str(front_of(half)["tags"])
+    assert "base_model" not in front_of(half), "a registered name is no repository of the hub"
+
+
+def test_a_model_of_the_hub_is_the_cards_base(tmp_path: Path) -> None:
+    config = resolve("flux1/sol_rl/imagereward", overrides=["revision=abc", "guidance=3.5"]).config
+    card = model_card(config, 1, None, "me/flux")
+    assert front_of(card)["base_model"] == "black-forest-labs/FLUX.1-dev"
+    assert "from_pretrained('black-forest-labs/FLUX.1-dev', revision='abc', dtype" in card
+    assert "num_inference_steps=28, guidance_scale=3.5)" in card
+    assert "the model was not on the machine" in card
+
+
+def test_the_card_names_no_address_or_path(tmp_path: Path) -> None:
+    model = tmp_path / "secret" / "my-model"
+    model.mkdir(parents=True)
+    private = {"rollout_url": "http://secret:8100", "output": tmp_path / "secret" / "run"}
+    settings = [f"prompts={tmp_path}/secret/my-prompts", "reward_options={clipscore: {at: 'http://secret'}}"]
+    config = resolve("sana/sol_rl/clipscore", overrides=[*settings, f"model={model}"], arguments=private).config
+    card = model_card(config, 1, None, "me/sana")
+    assert "secret" not in card
+    assert "path/to/my-model" in card
+    given = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    assert (given["prompts"], given["model"], given["explore"]["candidates"]) == ("my-prompts", "my-model", 96)
+
+
+def test_a_family_says_how_its_pipeline_is_called() -> None:
+    config = resolve("mini-flux/sol_rl/clipscore").config
+    assert "guidance_scale=1.0, height=64, width=64, max_sequence_length=16)" in model_card(config, 1, None, "here")
+    config = resolve("mini-sana/sol_rl/clipscore").config
+    assert "complex_human_instruction=None, use_resolution_binning=False)" in model_card(config, 1, None, "here")

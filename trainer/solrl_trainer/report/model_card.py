@@ -1,0 +1,146 @@
+"""The model card of an exported LoRA: base model, settings, held-out figures, and how to load it with diffusers."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from solrl_core.families.load import MODELS, pipeline_call
+
+from solrl_trainer.config import RunConfig
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.report import figures
+from solrl_trainer.settings_yaml import settings_yaml
+
+LORA = "lora.safetensors"
+CARD = "README.md"
+MARK = "<!-- Written by solrl-train export. -->"
+"""Line of every card, by which an export knows that it may replace the file."""
+
+_OF_A_MACHINE = ("output", "rollout_url", "served_as", "device", "patience", "reward_options")
+"""Settings that are left out of a card: addresses and paths, which may be private."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Figures of one version on held-out prompts.
+
+    Attributes:
+        rewards: reward → `before`, `after`, and with an interval `gain`, `low` and `high`.
+        prompts, images: numbers that the means are over; None if they are not known.
+        grid: picture of images before and after.
+    """
+
+    rewards: dict[str, dict[str, float]]
+    prompts: int | None = None
+    images: int | None = None
+    grid: Path | None = None
+
+
+def held_out(folder: Path, version: int) -> HeldOut | None:
+    """Figures of a version: of the run's result, of `solrl-train evaluate`, or means of metrics.jsonl; None without.
+
+    Args:
+        folder: the run's folder.
+        version: of the averaged weights.
+    """
+    for path in (folder / "result.json", folder / "evaluation" / "evaluation.json"):
+        if path.is_file():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found.get("version", found.get("iterations")) == version and "prompts" in found:
+                grid = path.with_name("grid.png")
+                images = found.get("images") or found["prompts"] * found["seeds"]
+                return HeldOut(found["rewards"], found["prompts"], images, grid if grid.is_file() else None)
+    metrics = folder / "metrics.jsonl"
+    lines = read_metrics(metrics) if metrics.is_file() else []
+    means = {line["version"]: line["rewards"] for line in lines if line["event"] == "evaluation"}
+    if not {0, version} <= means.keys():
+        return None
+    before, after = means[0], means[version]
+    return HeldOut({name: {"before": before[name], "after": after[name]} for name in after if name in before})
+
+
+def model_card(config: RunConfig, version: int, measured: HeldOut | None, source: str) -> str:
+    """The card in Markdown, with the hub's front matter.
+
+    Args:
+        config: the run's settings.
+        version: of the exported weights.
+        measured: their held-out figures.
+        source: first argument of `load_lora_weights`: a repository of the hub, or a folder.
+    """
+    environment = Environment(
+        loader=PackageLoader("solrl_trainer.report"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    registered = config.model in MODELS
+    on_hub = not registered and not Path(config.model).is_dir()
+    base = config.model if registered or on_hub else Path(config.model).name
+    call = pipeline_call(config.model, revision=config.revision)
+    arguments = {"num_inference_steps": config.evaluate.steps, "guidance_scale": config.guidance} | (call or {})
+    revision = f", revision={config.revision!r}" if config.revision else ""
+    shown = config.model_copy(update={"model": base, "prompts": Path(config.prompts).name})
+    page: str = environment.get_template("model_card.md.j2").render(
+        front=yaml.safe_dump(_front(config, on_hub), sort_keys=False).strip(),
+        mark=MARK,
+        run=config.run,
+        base=f"[{base}](https://huggingface.co/{base})" if on_hub else f"`{base}`",
+        score=figures.sum_text(config.weights),
+        version=version,
+        iterations=config.iterations,
+        registered=registered,
+        pipeline=(f"locate({base!r})" if registered else repr(base if on_hub else f"path/to/{base}")) + revision,
+        source=source,
+        lora=LORA,
+        arguments=", ".join(f"{name}={value!r}" for name, value in arguments.items()),
+        arguments_known=call is not None,
+        measured=measured,
+        rows=_rows(measured, config) if measured else [],
+        few=figures.few_prompts_text(measured.prompts) if measured and measured.prompts else "",
+        facts=_facts(config),
+        settings=settings_yaml(shown, omitted=("run", *_OF_A_MACHINE)).strip(),
+    )
+    return page
+
+
+def _front(config: RunConfig, on_hub: bool) -> dict[str, Any]:
+    base = {"base_model": config.model, "base_model_relation": "adapter"} if on_hub else {}
+    return {
+        **base,
+        "library_name": "diffusers",
+        "pipeline_tag": "text-to-image",
+        "tags": ["lora", "text-to-image", "reinforcement-learning", "solrl"],
+    }
+
+
+def _rows(measured: HeldOut, config: RunConfig) -> list[tuple[str, ...]]:
+    """Reward, role, before, after, and gain with its interval."""
+    rows = []
+    for name, row in measured.rewards.items():
+        gain = "–"
+        if "gain" in row:
+            interval = figures.interval_text(name, row["low"], row["high"])
+            gain = f"{figures.gain_text(name, row['gain'])} {interval}"
+        values = (figures.reward_text(name, row[when]) for when in ("before", "after"))
+        rows.append((figures.reward_label(name), figures.role_text(name, config.weights), *values, gain))
+    return rows
+
+
+def _facts(config: RunConfig) -> dict[str, str]:
+    explore, kept = config.explore, f"{config.kept} kept"
+    if config.two_stage:
+        kept += f" and regenerated in BF16 with {config.regenerate.steps} steps"
+    explored = f"{explore.candidates} candidates each in {explore.steps} steps"
+    return {
+        "recipe": f"{config.preset}, algorithm {config.algorithm.name}",
+        "an iteration": f"{explore.prompts} prompts, {explored}; {kept}",
+        "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}",
+        "AdamW": f"learning rate {config.optimizer.learning_rate:g}, {config.optimizer.steps} steps per iteration",
+        "solver, guidance": f"{config.solver}, {config.guidance:g}",
+        "seed": str(config.seed),
+    }
