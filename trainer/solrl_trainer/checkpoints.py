@@ -28,7 +28,7 @@ CHECKSUMS = "checksums.json"
 
 # Settings that may change when a run resumes.
 _FREE = {
-    *("iterations", "rollout_url", "patience", "served_as", "output", "device"),
+    *("iterations", "rollout_url", "patience", "served_as", "output", "device", "track"),
     *("checkpoint_every", "keep_checkpoints", "evaluate", "optimizer.checkpointing", "optimizer.shard_base"),
 }
 

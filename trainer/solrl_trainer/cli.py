@@ -190,6 +190,7 @@ def _resolve(command: Run) -> "Resolved":
         "run": command.run,
         "iterations": command.iterations,
         "seed": command.seed,
+        "track": command.track or None,
     }
     if command.resume is not None and command.preset is None:
         saved = saved_settings(command.resume)

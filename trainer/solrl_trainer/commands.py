@@ -41,6 +41,9 @@ class Run:
     """Number of iterations."""
     seed: Annotated[int | None, _shown("N", "42")] = None
     """Seed of the run."""
+    track: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
+    """Tracker that gets figures, settings, sample images and the report: tensorboard, wandb, trackio or swanlab.
+    Each needs the extra of its name. May be given more than once."""
     resume: Annotated[Path | None, _shown("FOLDER", "a new run")] = None
     """Folder of a run to continue from its newest checkpoint, with that run's settings; other options change them.
     With --preset: continue the run with these settings in FOLDER, or start it there."""

@@ -264,6 +264,9 @@ class RunConfig(Section):
     """Iterations between checkpoints; the last iteration always has one."""
     keep_checkpoints: Positive = 2
     """Number of newest checkpoints to keep."""
+    track: tuple[str, ...] = ()
+    """Trackers that get a copy of the log: tensorboard, wandb, trackio, swanlab, or package.module:attribute. Each of
+    these needs the extra of its name. Sample images come with each held-out evaluation; see evaluate.every."""
 
     @property
     def model_name(self) -> str:
@@ -355,6 +358,12 @@ class RunConfig(Section):
                         f"expected at=trainer, or explore.{name}=null"
                     )
         return value
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _list_one(cls, value: Any) -> Any:
+        """Convert a single name to a list."""
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("rewards", mode="before")
     @classmethod

@@ -37,7 +37,7 @@ def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
             encode=session.models.encoders.encode,
             progress=log.progress,
         )
-        log.evaluation(version, {name: found.mean(name) for name in found.scores})
+        log.evaluated(version, found, [prompt.text for prompt in session.test_prompts])
     return found
 
 
@@ -63,7 +63,7 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
         return found
     if known is None:
         return Evaluation(scores={}, images=torch.empty(0))
-    log.evaluation(0, {name: known.mean(name) for name in known.scores})
+    log.evaluated(0, known, [prompt.text for prompt in session.test_prompts])
     return known
 
 

@@ -20,6 +20,7 @@ from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.selection import reselect, select
 from solrl_trainer.session import Session, open_session
+from solrl_trainer.trackers.feed import Trackers
 from solrl_trainer.update import UpdateFigures
 from solrl_trainer.world import SoloWorld, World, require_equal, wait_for_rank_zero
 
@@ -56,6 +57,7 @@ def train(
     resume: bool = False,
     checkpoint: int | None = None,
     world: World | None = None,
+    trackers: Trackers | None = None,
 ) -> Result:
     """Run a training, or continue one.
 
@@ -65,6 +67,7 @@ def train(
         resume: continue from the newest checkpoint, if there is one.
         checkpoint: version of the checkpoint to continue from instead; later ones are deleted.
         world: ranks that train together; by default only this process. Only rank 0 writes, reports and pushes.
+        trackers: get a copy of the log; only on rank 0.
 
     Raises:
         ProblemError: the service refuses a request or cannot be reached.
@@ -76,7 +79,7 @@ def train(
     if resume:
         own = checkpoints.latest(config.output / "checkpoints", config, checkpoint) if world.rank == 0 else None
         found = checkpoints.broadcast(own, world)
-    with open_run_log(config, reporter, world) as log, open_session(config, log.note, world) as session:
+    with open_run_log(config, reporter, world, trackers) as log, open_session(config, log.note, world) as session:
         models, version = session.models, 0
         if found is not None:
             checkpoints.restore(found, models.policy, session.optimizer)

@@ -13,11 +13,13 @@ class Metrics:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
 
-    def log(self, event: str, **values: Any) -> None:
-        """Append one line, flushed."""
-        line = json.dumps({"event": event, "time": time.time(), **values}, allow_nan=False)
+    def log(self, event: str, **values: Any) -> dict[str, Any]:
+        """Append one line, flushed; returns it."""
+        line = {"event": event, "time": time.time(), **values}
+        text = json.dumps(line, allow_nan=False)
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write(text + "\n")
+        return line
 
     def rewind(self, version: int) -> None:
         """Drop lines beyond the checkpoint of `version`, from which the run continues."""
@@ -29,9 +31,10 @@ class Metrics:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
             partial.replace(self._path)
 
-    def lines(self, event: str) -> list[dict[str, Any]]:
-        """All lines of one kind."""
-        return [line for line in read_metrics(self._path) if line["event"] == event] if self._path.is_file() else []
+    def lines(self, event: str | None = None) -> list[dict[str, Any]]:
+        """All lines, or those of one kind."""
+        lines = read_metrics(self._path) if self._path.is_file() else []
+        return [line for line in lines if event in (None, line["event"])]
 
     def seconds(self) -> dict[str, float]:
         """Seconds by phase, over all iterations."""

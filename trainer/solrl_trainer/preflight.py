@@ -15,6 +15,7 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.folder import FolderInUseError, check_new, is_locked
 from solrl_trainer.problems import require_precision, require_rewards, run_taken
 from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.trackers.registry import require_trackers
 
 FIRST_PATIENCE = 15.0
 """Seconds to try to reach the service; a wrong address should be reported soon."""
@@ -118,6 +119,7 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     """Check folder, prompts, and names of the rewards."""
     if not resume:
         check_new(config.output)
+    require_trackers(config.track)
     folder = find_prompts(config.prompts)
     train = read_prompts(folder, "train")
     read_prompts(folder, "test")

@@ -16,6 +16,7 @@ from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
 from solrl_trainer.settings_yaml import SETTINGS_YAML, settings_yaml
+from solrl_trainer.trackers.feed import open_trackers
 from solrl_trainer.world import World
 
 
@@ -44,15 +45,16 @@ def run(
         check_new(config.output)
     (config.output / SETTINGS).write_text(config.model_dump_json(indent=1))
     (config.output / SETTINGS_YAML).write_text(settings_yaml(config), encoding="utf-8")
-    with RichReporter(config.iterations) as reporter:
-        result = train(config, reporter, resume=resume, checkpoint=version, world=world)
+    with RichReporter(config.iterations) as reporter, open_trackers(config, reporter.note) as trackers:
+        result = train(config, reporter, resume=resume, checkpoint=version, world=world, trackers=trackers)
         reporter.note("writing the report")
         summary = summarize(config, result)
         (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
         _save_images(config, result)
         gallery_grid(config.output)
         export(config)
-        write_report(config.output)
+        trackers.line({"event": "result", "version": config.iterations, "rewards": summary["rewards"]})
+        trackers.report(write_report(config.output))
     return summary
 
 

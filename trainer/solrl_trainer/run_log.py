@@ -1,12 +1,13 @@
-"""Log of a run: metrics.jsonl, progress in the terminal, and reports for the service's page."""
+"""Log of a run: metrics.jsonl, progress in the terminal, reports for the service's page, and trackers."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
+from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.metrics import Metrics, own_time
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.rollouts.brought_rewards import as_requested
@@ -15,6 +16,7 @@ from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.source import RolloutSource, rollout_source
 from solrl_trainer.status_reports import StatusReporter
+from solrl_trainer.trackers.feed import Trackers
 from solrl_trainer.world import World
 
 
@@ -35,7 +37,7 @@ class Reporter(Protocol):
 
 
 class RunLog:
-    """Metrics, progress and reports of a run. Without these, as on all ranks except 0, it does nothing.
+    """Metrics, progress, reports and trackers of a run. Without these, as on all ranks except 0, it does nothing.
 
     Attributes:
         spearman: rank fidelity of exploration by version, as far as it is measured; only on rank 0.
@@ -46,8 +48,10 @@ class RunLog:
         metrics: Metrics | None = None,
         reporter: Reporter | None = None,
         status: StatusReporter | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         self._metrics = metrics
+        self._trackers = trackers
         self._reporter = reporter
         self._status = status
         self._started = time.perf_counter()
@@ -71,6 +75,8 @@ class RunLog:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
             self.spearman = {line["version"]: line["spearman"] for line in self._metrics.lines("fidelity")}
+            if self._trackers is not None:
+                self._trackers.rewind(version, self._metrics.lines())
 
     def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
@@ -125,10 +131,13 @@ class RunLog:
         if self._reporter is not None:
             self._reporter.progress(done, total)
 
-    def evaluation(self, version: int, means: Mapping[str, float]) -> None:
-        """Mean rewards of a version on held-out prompts; a resumed run measures its first version again."""
+    def evaluated(self, version: int, found: Evaluation, prompts: Sequence[str]) -> None:
+        """A version was evaluated on held-out prompts; a resumed run measures its first version again."""
+        means = {name: found.mean(name) for name in found.scores}
         if self._metrics is not None and all(line["version"] != version for line in self._metrics.lines("evaluation")):
             self._log("evaluation", version=version, rewards=means)
+            if self._trackers is not None:
+                self._trackers.samples(version, prompts, found.images)
         self.note(f"held out, version {version}: " + ", ".join(f"{k} {v:.4f}" for k, v in means.items()))
 
     def fidelity(self, version: int, prompts: int, figures: Mapping[str, Any]) -> None:
@@ -149,11 +158,15 @@ class RunLog:
 
     def _log(self, event: str, **values: Any) -> None:
         if self._metrics is not None:
-            self._metrics.log(event, **values)
+            line = self._metrics.log(event, **values)
+            if self._trackers is not None:
+                self._trackers.line(line)
 
 
 @contextmanager
-def open_run_log(config: RunConfig, reporter: Reporter | None, world: World) -> Iterator[RunLog]:
+def open_run_log(
+    config: RunConfig, reporter: Reporter | None, world: World, trackers: Trackers | None = None
+) -> Iterator[RunLog]:
     """The log of a run; on exit it waits for the last report. Only rank 0 has metrics, progress and reports."""
     with ExitStack() as stack:
         if world.rank > 0 or reporter is None:
@@ -170,7 +183,7 @@ def open_run_log(config: RunConfig, reporter: Reporter | None, world: World) -> 
 
             reports = StatusReporter(client, config.run, source, config.iterations, reporter.note)
             status = stack.enter_context(reports)
-        yield RunLog(Metrics(config.output / "metrics.jsonl"), reporter, status)
+        yield RunLog(Metrics(config.output / "metrics.jsonl"), reporter, status, trackers)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ CARD = "README.md"
 MARK = "<!-- Written by solrl-train export. -->"
 """Line of every card, by which an export knows that it may replace the file."""
 
-_OF_A_MACHINE = ("output", "rollout_url", "served_as", "device", "patience", "reward_options")
+_OF_A_MACHINE = ("output", "rollout_url", "served_as", "device", "patience", "reward_options", "track")
 """Settings that are left out of a card: addresses and paths, which may be private."""
 
 

@@ -1,0 +1,185 @@
+"""Trackers: a real TensorBoard is read back; failures, missing packages and what each tracker is told."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from recording_tracker import Recorder
+from run_folders import iteration_line
+from solrl_trainer.cli import main
+from solrl_trainer.config import RunConfig
+from solrl_trainer.evaluation import Evaluation
+from solrl_trainer.metrics import Metrics, read_metrics
+from solrl_trainer.run_log import RunLog
+from solrl_trainer.trackers.feed import contact_sheet, figures, open_trackers
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training_helpers import tiny_config
+from typed import typed
+
+PROMPTS = ["a red circle", "two blue squares"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recorder, "told", [], raising=False)
+
+
+def run_once(config: RunConfig, notes: list[str], *, version: int = -1, iterations: range = range(2)) -> None:
+    """Log what a run from `version` on logs: evaluations of its first and last version, and its iterations."""
+    config.output.mkdir(parents=True, exist_ok=True)
+    evaluation = Evaluation({"clipscore": torch.full((2, 1), 0.25)}, torch.rand(2, 3, 8, 8))
+    with open_trackers(config, notes.append) as trackers:
+        log = RunLog(Metrics(config.output / "metrics.jsonl"), trackers=trackers)
+        log.rewind(version)
+        log.evaluated(0, evaluation, PROMPTS)
+        for iteration in iterations:
+            line = iteration_line(iteration)
+            log._log(line.pop("event"), **line)
+        log.evaluated(iterations.stop, evaluation, PROMPTS)
+        trackers.report(config.output / "report.html")
+
+
+def tracked(folder: Path, *names: str) -> RunConfig:
+    return tiny_config(output=folder, run="tracked").model_copy(update={"track": names})
+
+
+def test_figures_have_the_names_of_the_metrics() -> None:
+    line = iteration_line(3)
+    found = figures(line | {"time": 1.0, "flag": True})
+    assert found["iteration/loss"] == line["loss"]
+    assert found["iteration/rewards/clipscore"] == line["rewards"]["clipscore"]
+    assert found["iteration/seconds/wait"] == 3.5
+    assert not {"iteration/time", "iteration/flag", "iteration/digest", "iteration/version"} & found.keys()
+    assert figures({"event": "fidelity", "version": 0, "top_overlap": {"4": 0.5}}) == {"fidelity/top_overlap/4": 0.5}
+
+
+def test_tensorboard_has_all_figures_settings_images_and_the_report(tmp_path: Path) -> None:
+    notes: list[str] = []
+    run_once(tracked(tmp_path, "tensorboard"), notes)
+    assert notes == []
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    tags = found.Tags()
+    expected: dict[str, list[tuple[int, float]]] = {}
+    for line in read_metrics(tmp_path / "metrics.jsonl"):
+        for name, value in figures(line).items():
+            expected.setdefault(name, []).append((line["version"], value))
+    assert sorted(tags["scalars"]) == sorted(expected)
+    for name, values in expected.items():
+        assert [one.step for one in found.Scalars(name)] == [version for version, _ in values], name
+        assert [one.value for one in found.Scalars(name)] == pytest.approx([value for _, value in values]), name
+    assert [image.step for image in found.Images("samples")] == [0, 2]
+    assert (found.Images("samples")[0].width, found.Images("samples")[0].height) == (16, 8)
+    texts = {tag: found.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in tags["tensors"]}
+    assert "learning_rate: 0.001" in texts["settings/text_summary"]
+    assert texts["samples/prompts/text_summary"] == "1. a red circle  \n2. two blue squares"
+    assert texts["report/text_summary"] == str(tmp_path / "report.html")
+
+
+def test_tensorboard_hides_what_a_resumed_run_repeats(tmp_path: Path) -> None:
+    notes: list[str] = []
+    config = tracked(tmp_path, "tensorboard")
+    run_once(config, notes, iterations=range(3))
+    run_once(config, notes, version=1, iterations=range(1, 4))
+    assert notes == []
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [one.step for one in found.Scalars("iteration/loss")] == [1, 2, 3, 4]
+    assert [one.step for one in found.Scalars("evaluation/rewards/clipscore")] == [0, 4]
+
+
+def test_a_tracker_of_another_package_is_told_in_order(tmp_path: Path) -> None:
+    notes: list[str] = []
+    run_once(tracked(tmp_path, "recording_tracker:Recorder"), notes)
+    kinds = [(what[0], *what[1:2]) for what in Recorder.told]
+    key = json.loads((tmp_path / "trackers.json").read_text())["recording_tracker:Recorder"]
+    assert kinds == [
+        ("open", key),
+        *[("figures", 0), ("images", 0), ("figures", 1), ("figures", 2), ("figures", 2), ("images", 2)],
+        *[("report", "report.html"), ("close", False)],
+    ]
+    assert Recorder.told[2] == ("images", 0, (16, 8), "1. a red circle\n2. two blue squares")
+
+
+def test_a_tracker_is_told_that_its_run_failed(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), open_trackers(tracked(tmp_path, "recording_tracker:Recorder"), print):
+        raise KeyboardInterrupt
+    assert Recorder.told[1:] == [("close", True)]
+
+
+def test_a_resumed_run_is_the_same_run_and_a_new_tracker_gets_what_it_missed(tmp_path: Path) -> None:
+    run_once(tracked(tmp_path), [])
+    assert not (tmp_path / "trackers.json").exists()
+    for _ in range(2):
+        run_once(tracked(tmp_path, "recording_tracker:Recorder"), [], version=1, iterations=range(1, 2))
+    first, second = (i for i, what in enumerate(Recorder.told) if what[0] == "open")
+    assert Recorder.told[first] == Recorder.told[second]
+    assert [what[:2] for what in Recorder.told[first + 1 : first + 4]] == [
+        ("figures", 0),
+        ("figures", 1),
+        ("figures", 2),
+    ]
+    assert Recorder.told[second + 1] == ("rewind", 1)
+
+
+@pytest.mark.parametrize("at", ["open", "figures", "images", "report", "close"])
+def test_a_failing_tracker_is_told_once_and_the_run_goes_on(
+    tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(Recorder, "fails_at", at)
+    run_once(tracked(tmp_path, "recording_tracker:Recorder", "tensorboard"), notes)
+    (note,) = notes
+    assert note.startswith("tracker recording_tracker:Recorder gets no more of this run: ")
+    assert ("no route to the tracker" in note) == (at != "open")
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 4
+    assert len(EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("iteration/loss")) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wandb", "tracker 'wandb' needs the package 'wandb', which is not installed: pip install 'solrl[wandb]'"),
+        ("trackio", "pip install 'solrl[trackio]'; or run without it (--set track=[])"),
+        ("swanlab", "pip install 'solrl[swanlab]'"),
+        ("tensorbord", "got tracker 'tensorbord' (did you mean 'tensorboard'?)"),
+    ],
+)
+def test_a_tracker_that_is_not_there_is_refused_before_loading(
+    tmp_path: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solrl_trainer.trackers.registry.find_spec", lambda package: None)
+    done = typed(main, "run", "--dry-run", "--output", str(tmp_path / "run"), "--track", name)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "trackio"])
+def test_the_other_trackers_run_offline_and_continue(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec(name) is None:
+        pytest.skip(f"the extra `{name}` is not installed")
+    for variable in ("WANDB_MODE", "SWANLAB_MODE"):
+        monkeypatch.setenv(variable, "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    notes: list[str] = []
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "report.html").write_text("<p>report</p>")
+    for version, iterations in ((-1, range(2)), (1, range(1, 3))):
+        run_once(tracked(tmp_path / "run", name), notes, version=version, iterations=iterations)
+    assert notes == []
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != tmp_path / "run"]
+    assert any(b"iteration/loss" in path.read_bytes() for path in kept)
+    assert len([path for path in kept if path.suffix == ".png"]) >= 2
+    assert any(b"report.html" in path.read_bytes() or path.name == "report.html" for path in kept)
+
+
+def test_images_lie_in_rows_and_large_ones_shrink() -> None:
+    images = torch.zeros(5, 3, 8, 16)
+    images[4, 0] = 1.0
+    sheet = contact_sheet(images)
+    assert sheet.size == (64, 16)
+    assert sheet.getpixel((3, 12)) == (255, 0, 0)
+    assert sheet.getpixel((3, 3)) == (0, 0, 0)
+    assert contact_sheet(torch.zeros(1, 3, 512, 1024)).size == (256, 128)

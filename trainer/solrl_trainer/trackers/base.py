@@ -1,0 +1,61 @@
+"""The base of all trackers, and what one is told about its run."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from PIL import Image
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as a tracker needs it.
+
+    Attributes:
+        name: of the run.
+        key: 21 letters and digits that identify the run at a tracker, also after it was resumed.
+        folder: of the run.
+        settings: all settings, as JSON values.
+    """
+
+    name: str
+    key: str
+    folder: Path
+    settings: Mapping[str, Any]
+
+
+class Tracker(ABC):
+    """A run in an experiment tracker; the constructor opens it with the run's settings.
+
+    Any method may raise: the run notes the failure, continues, and calls the tracker no more.
+
+    Attributes:
+        package: package that the tracker imports; None if none can be missing.
+    """
+
+    package: ClassVar[str | None] = None
+
+    @abstractmethod
+    def __init__(self, run: TrackedRun) -> None: ...
+
+    def rewind(self, version: int) -> None:
+        """Figures beyond `version` follow again. A tracker that cannot drop the former ones keeps both."""
+        return
+
+    @abstractmethod
+    def figures(self, version: int, figures: Mapping[str, float]) -> None:
+        """Figures of a version: `event/key` → value, named as in metrics.jsonl."""
+
+    @abstractmethod
+    def images(self, version: int, sheet: Image.Image, caption: str) -> None:
+        """Images of the first held-out prompts under a version, always with the same seeds."""
+
+    @abstractmethod
+    def report(self, page: Path) -> None:
+        """The report of the finished run, one HTML file."""
+
+    @abstractmethod
+    def close(self, *, failed: bool) -> None:
+        """End the run at the tracker; called once. `failed`: the run ended by an error."""

@@ -1,0 +1,43 @@
+"""Trackers by name: built-in, by entry point, or `package.module:attribute`."""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
+
+from solrl_core.registry import Registry
+
+from solrl_trainer.trackers.base import Tracker
+
+
+def _wrong(found: Any) -> str | None:
+    is_tracker = isinstance(found, type) and issubclass(found, Tracker)
+    return None if is_tracker else f"a subclass of {Tracker.__module__}.Tracker"
+
+
+TRACKERS: Registry[type[Tracker]] = Registry(
+    "tracker",
+    "solrl.trackers",
+    {
+        "swanlab": "solrl_trainer.trackers.swanlab:SwanLab",
+        "tensorboard": "solrl_trainer.trackers.tensorboard:TensorBoard",
+        "trackio": "solrl_trainer.trackers.trackio:Trackio",
+        "wandb": "solrl_trainer.trackers.wandb:Wandb",
+    },
+    wrong=_wrong,
+)
+
+
+def require_trackers(names: Iterable[str]) -> None:
+    """Check that trackers exist and that their packages are installed.
+
+    Raises:
+        ValueError: one is unknown, or its package is missing; says how to install it.
+    """
+    for name in names:
+        package = TRACKERS.find(name).package
+        if package is not None and find_spec(package) is None:
+            extra = f"pip install 'solrl[{name}]'" if TRACKERS.is_built_in(name) else f"pip install {package}"
+            raise ValueError(
+                f"tracker {name!r} needs the package {package!r}, which is not installed: {extra}; or run without it "
+                "(--set track=[])"
+            )

@@ -1,0 +1,51 @@
+"""TensorBoard: event files in the folder `tensorboard` of the run; `tensorboard --logdir runs` shows all runs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import yaml
+from PIL import Image
+
+from solrl_trainer.trackers.base import TrackedRun, Tracker
+
+
+class TensorBoard(Tracker):
+    """A run's event files. A report is only named, since TensorBoard keeps no files."""
+
+    package = "tensorboard"
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._folder = run.folder / "tensorboard"
+        self._open(None)
+        self._writer.add_text("settings", f"```yaml\n{yaml.safe_dump(dict(run.settings), sort_keys=False)}```")
+
+    def _open(self, purged_from: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder), purge_step=purged_from)
+
+    def rewind(self, version: int) -> None:
+        """Hide what was logged beyond `version`."""
+        self._writer.close()
+        self._open(version + 1)
+
+    def figures(self, version: int, figures: Mapping[str, float]) -> None:
+        """Scalars with the version as step."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, version)
+        self._writer.flush()
+
+    def images(self, version: int, sheet: Image.Image, caption: str) -> None:
+        """One image; the captions are a text beside it."""
+        self._writer.add_image("samples", np.asarray(sheet), version, dataformats="HWC")
+        self._writer.add_text("samples/prompts", caption.replace("\n", "  \n"), version)
+        self._writer.flush()
+
+    def report(self, page: Path) -> None:
+        """Its path."""
+        self._writer.add_text("report", str(page.resolve()))
+
+    def close(self, *, failed: bool) -> None:
+        """Close the file."""
+        self._writer.close()
