@@ -14,6 +14,7 @@ from solrl_core.interrupts import INTERRUPTED, interrupt_message, keyboard_inter
 from solrl_trainer.commands import (
     Calibrate,
     Command,
+    Compare,
     Demo,
     Doctor,
     Evaluate,
@@ -108,6 +109,10 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
             print_presets()
         case Report():
             _report(command.folder)
+        case Compare():
+            from solrl_trainer.report.compare import write_comparison
+
+            print(write_comparison(command.folders, command.output))
         case Runs():
             from solrl_trainer.runs import delete_run, list_runs
 

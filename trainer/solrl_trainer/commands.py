@@ -157,6 +157,16 @@ class Report:
 
 
 @dataclass
+class Compare:
+    """Compare runs on one page: curves, held-out figures with intervals, and settings that differ."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """Folders of two to eight runs, finished or not."""
+    output: Path = Path("comparison.html")
+    """The page, one self-contained HTML file."""
+
+
+@dataclass
 class RunsList:
     """List your runs at a rollout service."""
 
@@ -198,7 +208,7 @@ class Doctor:
     """Rewards that must be there, by name or package.module:attribute, each with @http://… if a server computes it."""
 
 
-Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Presets | Report | Runs | Doctor
+Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Presets | Report | Compare | Runs | Doctor
 COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
 
 

@@ -99,12 +99,12 @@ def line_chart(
     for one in series:
         mean = running_mean(one.values) if smoothing else list(one.values)
         means.append([place_y(value) for value in mean])
-        raw = _path(points, [place_y(value) for value in one.values]) if smoothing else ""
+        raw = path_data(points, [place_y(value) for value in one.values]) if smoothing else ""
         marks = tuple(zip(points, means[-1], strict=True)) if one.dots or len(xs) == 1 else ()
-        lines.append(Line(one.name, one.style, _path(points, means[-1]), raw, marks))
+        lines.append(Line(one.name, one.style, path_data(points, means[-1]), raw, marks))
     filled = ""
     if band and len(xs) > 1:
-        filled = _path(points, means[0]) + _path(points[::-1], means[1][::-1]).replace("M", "L", 1) + "Z"
+        filled = path_data(points, means[0]) + path_data(points[::-1], means[1][::-1]).replace("M", "L", 1) + "Z"
     texts = [f"{x}: " + ", ".join(f"{one.name} {one.values[i]:.4g}" for one in series) for i, x in enumerate(xs)]
     return Chart(
         label=label,
@@ -156,7 +156,8 @@ def running_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
     return [sum(part) / len(part) for part in (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))]
 
 
-def _path(xs: Sequence[float], ys: Sequence[float]) -> str:
+def path_data(xs: Sequence[float], ys: Sequence[float]) -> str:
+    """SVG path through points."""
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys, strict=True))
 
 

@@ -5,7 +5,6 @@ It needs only these files, so it can be rendered again later, on another machine
 
 import base64
 import io
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
-from solrl_trainer.metrics import own_time, read_metrics
+from solrl_trainer.metrics import own_time
 from solrl_trainer.report import figures
 from solrl_trainer.report.fidelity import describe_fidelity
 from solrl_trainer.report.gallery import Gallery, load_gallery
@@ -27,6 +26,7 @@ from solrl_trainer.report.run_charts import (
     reward_chart,
     time_chart,
 )
+from solrl_trainer.report.run_files import RunFiles, served_text, setting_text
 
 SHOWN_FIRST = 16
 """Prompts of the before/after grid that are shown at first; the others unfold."""
@@ -38,8 +38,11 @@ def write_report(folder: Path) -> Path:
     Raises:
         FileNotFoundError: the folder contains no run.
     """
-    if not any((folder / name).is_file() for name in ("metrics.jsonl", "result.json", "config.json")):
-        raise FileNotFoundError(f"{folder} contains no run (no metrics.jsonl, result.json or config.json)")
+    return write_page("report.html.j2", _content(RunFiles.read(folder)), folder / "report.html")
+
+
+def write_page(template: str, content: dict[str, Any], path: Path) -> Path:
+    """Render a template of this package into a file, which is replaced as a whole."""
     environment = Environment(
         loader=PackageLoader("solrl_trainer.report"),
         autoescape=True,
@@ -51,10 +54,9 @@ def write_report(folder: Path) -> Path:
         "duration": figures.duration_text,
         "image": data_uri,
         "label": figures.reward_label,
-        "setting": _setting_text,
+        "setting": setting_text,
     }
-    page = environment.get_template("report.html.j2").render(_content(folder))
-    path, unfinished = folder / "report.html", folder / "report.html.part"
+    page, unfinished = environment.get_template(template).render(content), path.with_name(f"{path.name}.part")
     unfinished.write_text(page, encoding="utf-8")
     os.replace(unfinished, path)
     return path
@@ -68,19 +70,14 @@ def data_uri(image: torch.Tensor) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _content(folder: Path) -> dict[str, Any]:
-    config, result = _read(folder / "config.json"), _read(folder / "result.json")
-    lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
-    iterations = _with_push(_latest(lines, "iteration"), _latest(lines, "push"))
-    evaluations = _latest(lines, "evaluation")
-    measured = _latest(lines, "fidelity")
+def _content(run: RunFiles) -> dict[str, Any]:
+    config, result, iterations = run.config, run.result, run.iterations
+    evaluations, measured = run.latest("evaluation"), run.latest("fidelity")
     try:
-        gallery = load_gallery(folder)
+        gallery = load_gallery(run.folder)
     except FileNotFoundError:
         gallery = None
-    facts = result or config or {}
-    weights = _weights(config, result)
-    prompts = _prompts(config, result) if result else 0
+    facts, weights, prompts = run.facts, run.weights, run.prompts
     explored_in = iterations[-1]["precision"].upper() if iterations else "explored"
     totals = {phase: sum(own_time(line["seconds"]).get(phase, 0.0) for line in iterations) for phase in PHASES}
     if result:
@@ -90,7 +87,7 @@ def _content(folder: Path) -> dict[str, Any]:
     # Older runs without `regenerate.at` regenerated only candidates that a service explored.
     served = explore.get("source", "service") == "service"
     return {
-        "title": facts.get("run", folder.name),
+        "title": run.name,
         "about": figures.trained_text(facts["model"], facts["preset"], weights) if facts else None,
         "trained": figures.sum_text(weights) if weights else "The trained reward",
         "regenerated": regenerate.get("at", "trainer" if served else "none") != "none",
@@ -100,8 +97,8 @@ def _content(folder: Path) -> dict[str, Any]:
         "finished": result is not None,
         "done": iterations[-1]["version"] if iterations else 0,
         "planned": facts.get("iterations"),
-        "served": _served(iterations),
-        "rewards": [_reward(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
+        "served": served_text(iterations),
+        "rewards": [reward_card(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
         "reward_chart": reward_chart(iterations),
         "scoring": _scoring(iterations),
         "evaluation_charts": evaluation_charts(evaluations, weights),
@@ -125,48 +122,20 @@ def _content(folder: Path) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+def reward_card(
+    name: str, row: dict[str, float], weights: dict[str, float], reach: float | None = None
+) -> dict[str, Any]:
+    """Texts and whisker of a reward of a result.
 
-
-def _latest(lines: Sequence[dict[str, Any]], event: str) -> list[dict[str, Any]]:
-    """Last line of each version, in order; a resumed run logs its first evaluation again."""
-    found = {line["version"]: line for line in lines if line["event"] == event}
-    return [found[version] for version in sorted(found)]
-
-
-def _with_push(iterations: list[dict[str, Any]], pushes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the seconds of pushes, which are separate events, to their iterations."""
-    seconds = {line["version"]: line["seconds"] for line in pushes}
-    return [line | {"seconds": line["seconds"] | seconds.get(line["version"], {})} for line in iterations]
-
-
-def _served(iterations: Sequence[dict[str, Any]]) -> str:
-    """Precisions that actually explored."""
-    kinds = {(line["precision"], line["numerics"]) for line in iterations}
-    return " and ".join(sorted(f"{precision.upper()} ({numerics})" for precision, numerics in kinds))
-
-
-def _weights(config: dict[str, Any] | None, result: dict[str, Any] | None) -> dict[str, float]:
-    """Weights of the trained rewards; results of older runs lack them."""
-    found = (result or {}).get("trained") or (config or {}).get("rewards", {})
-    return {name: weight for name, weight in found.items() if weight}
-
-
-def _prompts(config: dict[str, Any] | None, result: dict[str, Any]) -> int:
-    """Number of held-out prompts; results of older runs lack it."""
-    images: int = result["images"]
-    return int(result.get("prompts", images // (config["evaluate"]["seeds"] if config else 1)))
-
-
-def _reward(name: str, row: dict[str, float], weights: dict[str, float]) -> dict[str, Any]:
+    Args:
+        name: of the reward.
+        row: its figures.
+        weights: of the trained rewards.
+        reach: gain at either end of the whisker, with zero in the middle; by default a little beyond its interval.
+    """
     low, high, gain = row["low"], row["high"], row["gain"]
     verdict = "up" if low > 0 else "down" if high < 0 else "unclear"
-    # Each whisker has its own scale, with zero gain in the middle.
-    reach = max(abs(low), abs(high)) * 1.1 or 1.0
+    reach = reach or max(abs(low), abs(high)) * 1.1 or 1.0
     return {
         "label": figures.reward_label(name),
         "role": figures.role_text(name, weights) if weights else "",
@@ -201,10 +170,3 @@ def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Settings by section; settings outside a section come first, as "run"."""
     sections: dict[str, dict[str, Any]] = {"run": {k: v for k, v in config.items() if not isinstance(v, dict)}}
     return sections | {name: values for name, values in config.items() if isinstance(values, dict) and values}
-
-
-def _setting_text(value: Any) -> str:
-    """A setting as YAML has it, without quotes; lists are separated by commas."""
-    if isinstance(value, list):
-        return ", ".join(map(_setting_text, value))
-    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,141 @@
+"""Comparisons of runs: curves over three axes, held-out figures, and settings that differ."""
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+from run_folders import RESULT, finished_run, write_metrics
+from solrl_trainer.cli import main
+from solrl_trainer.presets import resolve
+from solrl_trainer.report.compare import AXES, write_comparison
+from solrl_trainer.report.overlays import Curve, count_unit, overlay, time_unit
+from solrl_trainer.report.run_files import RunFiles
+from typed import typed
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """A finished run, and one in progress with other settings."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    finished_run(first)
+    write_metrics(second, 10)
+    evaluation = {"event": "evaluation", "version": 10, "rewards": {"clipscore": 0.2512}}
+    with (second / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(evaluation) + "\n")
+    arguments = {"run": "other", "iterations": 30}
+    settings = ["explore.candidates=48", "rewards={clipscore: 1, hpsv2: 0.5}"]
+    config = resolve("mini-sana/sol_rl/clipscore", overrides=settings, arguments=arguments).config
+    (second / "config.json").write_text(config.model_dump_json())
+    return [first, second]
+
+
+def words(page: str) -> str:
+    """Visible text of the page."""
+    text = re.sub(r"<(style|title)>.*?</\1>", "", page, flags=re.S)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
+
+
+def test_the_page_has_figures_and_settings_of_all_runs(runs: list[Path], tmp_path: Path) -> None:
+    text = words(write_comparison(runs, tmp_path / "page.html").read_text())
+    for figure in (
+        "2 runs compared",
+        "made-up mini-sana, sol_rl, trained on clipscore · 30 of 30 iterations, 5 min 00 s, 34 560 candidates",
+        "other not finished mini-sana, sol_rl, trained on clipscore + 0.5 × hpsv2 · 10 of 30 iterations",
+        "0.2412 → 0.2731 +0.0319 [+0.0281, +0.0357]",
+        "0.2412 → 0.2512 at iteration 10, without an interval",
+        "explore.candidates 96 48",
+        'rewards {"clipscore": 1.0} {"clipscore": 1.0, "hpsv2": 0.5}',
+    ):
+        assert figure in text.replace("\u202f", " "), figure
+    differ = text.partition("Settings that differ")[2]
+    assert "explore.steps" not in differ
+    assert " run " not in differ
+    assert "Caution" not in text
+
+
+def test_each_axis_has_a_runs_own_positions(runs: list[Path]) -> None:
+    first, second = map(RunFiles.read, runs)
+    iterations, seconds, candidates = (axis.positions for axis in AXES)
+    assert iterations(first) == list(range(31))
+    assert seconds(second) == pytest.approx([10.0 * version for version in range(11)])
+    assert candidates(first)[30] == 30 * 12 * 96
+    assert candidates(second)[10] == 10 * 12 * 48
+
+
+def test_a_curve_ends_where_its_run_does(runs: list[Path], tmp_path: Path) -> None:
+    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    (clipscore,) = re.findall(r"<h3>clipscore</h3><div class=\"by-iterations\">(.*?)</svg>", page, re.S)
+    ends = [path.rpartition("L")[2].split()[0] for path in re.findall(r'<path class="run\d" d="([^"]+)"', clipscore)]
+    assert ends == ["1000.0", "333.3"]
+    assert "<title>30: made-up 0.2731, other 0.2512</title>" in clipscore
+
+
+def test_other_held_out_images_have_a_warning(runs: list[Path], tmp_path: Path) -> None:
+    config = json.loads((runs[1] / "config.json").read_text())
+    config["evaluate"]["steps"] = 3
+    (runs[1] / "config.json").write_text(json.dumps(config))
+    assert "Caution: the runs were evaluated on different" in words(
+        write_comparison(runs, tmp_path / "page.html").read_text()
+    )
+
+
+def test_runs_of_one_name_are_told_apart_and_texts_are_escaped(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "<b>"]
+    for folder in folders:
+        folder.mkdir()
+        finished_run(folder)
+    page = write_comparison(folders, tmp_path / "page.html").read_text()
+    assert f"{tmp_path}/a" in words(page)
+    assert f"{tmp_path}/&lt;b&gt;" in page
+    assert f"{tmp_path}/<b>" not in page
+    assert "None, apart from names and folders" in words(page)
+
+
+def test_runs_without_settings_or_results_can_be_compared(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for iterations, folder in enumerate(folders):
+        folder.mkdir()
+        write_metrics(folder, iterations)
+    text = words(write_comparison(folders, tmp_path / "page.html").read_text())
+    assert "None of the runs has written its result yet" in text
+    (folders[0] / "result.json").write_text(json.dumps(RESULT))
+    assert "+0.0319" in words(write_comparison(folders, tmp_path / "page.html").read_text())
+
+
+@pytest.mark.parametrize(
+    ("names", "fault"),
+    [
+        (["first"], "got 1 runs; expected 2 to 8 folders"),
+        (["first"] * 9, "got 9 runs; expected 2 to 8 folders"),
+        (["first", "second/../first"], "got a folder twice"),
+        (["first", "nowhere"], "nowhere contains no run"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(runs: list[Path], tmp_path: Path, names: list[str], fault: str) -> None:
+    output = tmp_path / "page.html"
+    done = typed(main, "compare", *(str(tmp_path / name) for name in names), "--output", str(output))
+    assert done.returncode == 2
+    assert fault in done.stderr
+    assert not output.exists()
+    done = typed(main, "compare", *map(str, runs), "--output", str(output))
+    assert (done.returncode, done.stdout) == (0, f"{output}\n")
+
+
+def test_units_suit_the_largest_position() -> None:
+    assert [time_unit(seconds).name for seconds in (100, 200, 9000, 11000)] == ["s", "min", "min", "h"]
+    assert [count_unit(count).name for count in (30, 5000, 4_000_000, 6_000_000)] == ["", "k", "k", "M"]
+
+
+def test_one_value_is_a_dot_and_long_curves_are_smoothed() -> None:
+    curves = [Curve("a", "run0", [3.0], [1.0]), Curve("b", "run1", list(range(1, 31)), [0.0, 1.0] * 15)]
+    chart = overlay("a chart", curves, count_unit, smooth=True)
+    assert len(chart.lines[0].dots) == 1
+    assert chart.lines[0].raw == ""
+    assert chart.lines[1].dots == ()
+    assert chart.lines[1].raw.count("L") == chart.lines[1].path.count("L") == 29
+    assert chart.lines[1].raw != chart.lines[1].path
+    assert [tick.text for tick in chart.x_ticks] == ["0", "10", "20", "30"]

@@ -1,0 +1,218 @@
+"""`solrl-train compare`: one page with the curves of several runs, their held-out figures and their settings."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from solrl_trainer.metrics import own_time
+from solrl_trainer.report import figures
+from solrl_trainer.report.charts import Chart
+from solrl_trainer.report.overlays import Curve, Unit, count_unit, overlay, time_unit
+from solrl_trainer.report.page import reward_card, write_page
+from solrl_trainer.report.run_files import RunFiles, setting_text
+
+MOST_RUNS = 8
+"""Largest number of runs whose colours can be told apart."""
+_TRAINING = {
+    "proxy_mean": "All candidates, as explored",
+    "reward_best": "Selected best",
+    "reward_worst": "Selected worst",
+    "loss": "Loss",
+}
+"""Figures of an iteration that are compared → title."""
+_OF_ONE_RUN = ("run", "output", "rollout_url", "served_as", "track")
+"""Settings that differ between any two runs, or matter to none of their figures."""
+_MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A choice of the x axis.
+
+    Attributes:
+        key, title: name in the page, and as shown.
+        positions: run → position of each version, from 0.
+        unit_of: largest position → unit.
+    """
+
+    key: str
+    title: str
+    positions: Callable[[RunFiles], list[float]]
+    unit_of: Callable[[float], Unit]
+
+
+def _versions(run: RunFiles) -> list[float]:
+    last = max((line["version"] for line in run.lines if "version" in line), default=0)
+    return [float(version) for version in range(last + 1)]
+
+
+def _seconds(run: RunFiles) -> list[float]:
+    spent = {line["version"]: sum(own_time(line["seconds"]).values()) for line in run.iterations}
+    return list(accumulate(spent.get(int(version), 0.0) for version in _versions(run)))
+
+
+def _candidates(run: RunFiles) -> list[float]:
+    explore = (run.config or {}).get("explore", {})
+    each = explore.get("prompts", 0) * explore.get("candidates", 0)
+    return [version * each for version in _versions(run)]
+
+
+AXES = (
+    Axis("iterations", "by iteration", _versions, count_unit),
+    Axis("seconds", "by time", _seconds, time_unit),
+    Axis("candidates", "by candidates", _candidates, count_unit),
+)
+
+
+def write_comparison(folders: Sequence[Path], path: Path) -> Path:
+    """Write a page that compares the runs in some folders.
+
+    Raises:
+        ValueError: fewer than two runs, more than `MOST_RUNS`, or one twice.
+        FileNotFoundError: a folder contains no run.
+    """
+    if not 2 <= len(folders) <= MOST_RUNS:
+        raise ValueError(f"got {len(folders)} runs; expected 2 to {MOST_RUNS} folders")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError("got a folder twice; expected different runs")
+    runs = [RunFiles.read(folder) for folder in folders]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_page("compare.html.j2", _content(runs), path)
+
+
+def _content(runs: Sequence[RunFiles]) -> dict[str, Any]:
+    names = _names(runs)
+    return {
+        "runs": [_described(run, name, index) for index, (run, name) in enumerate(zip(runs, names, strict=True))],
+        "axes": AXES,
+        "held_out": _charts(runs, names, "evaluation", _held_out_values(runs)),
+        "training": _charts(runs, names, "iteration", _training_values()),
+        "rewards": _rewards(runs, names),
+        "evaluated_alike": len({_evaluated(run) for run in runs}) == 1,
+        "settings": list(_different_settings(runs)),
+    }
+
+
+def _names(runs: Sequence[RunFiles]) -> list[str]:
+    """Names of the runs; their folders if two have the same."""
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
+def _described(run: RunFiles, name: str, index: int) -> dict[str, Any]:
+    facts, iterations = run.facts, run.iterations
+    about = figures.trained_text(facts["model"], facts["preset"], run.weights) if facts else ""
+    return {
+        "name": name,
+        "style": f"run{index}",
+        "about": about,
+        "finished": run.result is not None,
+        "done": iterations[-1]["version"] if iterations else 0,
+        "planned": facts.get("iterations"),
+        "seconds": _seconds(run)[-1],
+        "candidates": round(_candidates(run)[-1]),
+    }
+
+
+Values = dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]]
+"""Figure → its title, and its value in a line of metrics.jsonl; None if the line lacks it."""
+
+
+def _training_values() -> Values:
+    return {key: (title, lambda line, key=key: line.get(key)) for key, title in _TRAINING.items()}  # type: ignore[misc]
+
+
+def _held_out_values(runs: Sequence[RunFiles]) -> Values:
+    names = _ordered(name for run in runs for line in run.latest("evaluation") for name in line["rewards"])
+    return {name: (figures.reward_axis(name)[0], _held_out_value(name)) for name in names}
+
+
+def _held_out_value(name: str) -> Callable[[dict[str, Any]], float | None]:
+    factor = figures.reward_axis(name)[1]
+    return lambda line: line["rewards"][name] * factor if name in line["rewards"] else None
+
+
+def _charts(
+    runs: Sequence[RunFiles], names: Sequence[str], event: str, values: Values
+) -> list[tuple[str, dict[str, Chart]]]:
+    """Title of each figure, and its chart over each axis; only figures that change in some run."""
+    charts = []
+    for title, value_of in values.values():
+        found = [[(line["version"], value_of(line)) for line in run.latest(event)] for run in runs]
+        known = [[(version, value) for version, value in points if value is not None] for points in found]
+        if max(map(len, known)) < 2:
+            continue
+        by_axis = {}
+        for axis in AXES:
+            curves = []
+            for index, (run, name, points) in enumerate(zip(runs, names, known, strict=True)):
+                if points:
+                    positions = axis.positions(run)
+                    xs = [positions[version] for version, _ in points]
+                    curves.append(Curve(name, f"run{index}", xs, [value for _, value in points]))
+            by_axis[axis.key] = overlay(title, curves, axis.unit_of, smooth=event == "iteration")
+        charts.append((title, by_axis))
+    return charts
+
+
+def _rewards(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each reward of the results, with a row per run and whiskers on one scale; those without a result have no card."""
+    rewards = []
+    for reward in _ordered(name for run in runs for name in (run.result or {}).get("rewards", {})):
+        rows = [(run.result or {}).get("rewards", {}).get(reward) for run in runs]
+        reach = max(max(abs(row["low"]), abs(row["high"])) for row in rows if row) * 1.1 or 1.0
+        shown = [
+            {
+                "name": name,
+                "style": f"run{index}",
+                "card": reward_card(reward, row, run.weights, reach) if row else None,
+                "so_far": _so_far(run, reward),
+                "few": figures.few_prompts_text(run.prompts),
+            }
+            for index, (run, name, row) in enumerate(zip(runs, names, rows, strict=True))
+        ]
+        rewards.append({"label": figures.reward_label(reward), "rows": shown})
+    return rewards
+
+
+def _so_far(run: RunFiles, reward: str) -> str:
+    """Mean before training and at the last evaluation of a run without a result."""
+    found = [line for line in run.latest("evaluation") if reward in line["rewards"]]
+    if len(found) < 2:
+        return _MISSING
+    means = " → ".join(figures.reward_text(reward, line["rewards"][reward]) for line in (found[0], found[-1]))
+    return f"{means} at iteration {found[-1]['version']}, without an interval"
+
+
+def _evaluated(run: RunFiles) -> tuple[Any, ...]:
+    """Settings that held-out figures must share to be compared."""
+    config = run.config or {}
+    evaluate = config.get("evaluate", {})
+    return (config.get("prompts"), *(evaluate.get(key) for key in ("prompts", "seeds", "steps")))
+
+
+def _different_settings(runs: Sequence[RunFiles]) -> Iterable[tuple[str, list[str]]]:
+    """Settings that are not the same in all runs, with their texts."""
+    flat = [_flat(run.config or {}) for run in runs]
+    for key in _ordered(key for settings in flat for key in settings):
+        texts = [setting_text(settings[key]) if key in settings else _MISSING for settings in flat]
+        if key not in _OF_ONE_RUN and len(set(texts)) > 1:
+            yield key, texts
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by dotted names; those of a section with mappings of their own stay whole."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and name not in ("rewards", "reward_options"):
+            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Each name once, in the order of first appearance."""
+    return list(dict.fromkeys(names))
