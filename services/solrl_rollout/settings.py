@@ -121,8 +121,8 @@ class Settings(HttpSettings, Hosting):
     """Maximum number of waiting candidates; further requests are answered 429."""
 
     scoring_in_flight: Annotated[int, Field(ge=1)] = 4
-    """Maximum number of chunks of each worker that reward servers score at once. One more is generated meanwhile; then
-    runs that need one wait. Each of reward_hosts has as many. Their 8-bit images are in the host's memory."""
+    """Maximum number of chunks of each worker that reward servers score at once, and the same for each of reward_hosts.
+    One more is generated meanwhile; then runs that need a server wait. Their 8-bit images are in the host's memory."""
 
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file, in bytes."""
