@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from solrl_client.retries import Retries
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
 from solrl_trainer import client
 from solrl_trainer.client import RolloutClient
@@ -106,7 +108,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
     layout()  # fill the cache before threads start
     with ExitStack() as stack:
         # Keep the client's pauses short, which otherwise grow with every retry.
-        stack.enter_context(patch.object(client, "_LONGEST_PAUSE", 0.3))
+        stack.enter_context(patch.object(client, "Retries", partial(Retries, longest=0.3)))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="solrl-service-")))
         server = stack.enter_context(running_redis("everysec"))
         lanes = (("memory", (), trials // 2), ("Redis", ("--redis-url", server.url), trials - trials // 2))
