@@ -6,6 +6,7 @@ those that runs bring.
 """
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -67,6 +68,8 @@ class LocalWorker:
         self._asking_for_runs: ScoringThreads
         self._asked: dict[Chunk, Future[None]] = {}
         """Chunks with the asking threads, and their tasks."""
+        self._tasks_change = threading.Lock()
+        """Held while a task is added or cancelled: a task says to every thread that cancels it that it is cancelled."""
         self._pings: deque[Future[None]] = deque()
         self._feed: Feed
         self._wake: Callable[[], None] = lambda: None
@@ -97,9 +100,10 @@ class LocalWorker:
 
     def cancel(self, job: Job) -> None:
         """Fail the job's chunks that wait for an asking thread; for others, `cancelled` of the job is enough."""
-        for chunk, task in list(self._asked.items()):
-            if chunk.job is job and task.cancel():
-                self._feed.fail(chunk, engine_dead())
+        with self._tasks_change:
+            cancelled = [chunk for chunk, task in list(self._asked.items()) if chunk.job is job and task.cancel()]
+        for chunk in cancelled:
+            self._feed.fail(chunk, engine_dead())
         self._wake()  # there may be room now
 
     def ping(self) -> Future[None]:
@@ -150,8 +154,9 @@ class LocalWorker:
             if scorer.asks_servers(chunk.job):
                 chunk.on_handover()
                 asking = self._asking_for_runs if chunk.job.run_rewards else self._asking
-                task = self._asked[chunk] = asking.run(partial(self._ask_servers, scorer, chunk, scored))
-                task.add_done_callback(lambda _: self._asked.pop(chunk))
+                with self._tasks_change:
+                    task = self._asked[chunk] = asking.run(partial(self._ask_servers, scorer, chunk, scored))
+                    task.add_done_callback(lambda _: self._asked.pop(chunk))
                 if chunk.job.cancelled.is_set():
                     self.cancel(chunk.job)
             else:
