@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Any, Self
 
@@ -78,6 +79,7 @@ class TimedClient:
         self._timeout = timeout
         self._http = httpx.Client(
             base_url=address,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none are kept: callers share this client
             headers=HEADERS | ({"Authorization": f"Bearer {given}"} if given else {}),
             timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=0),  # see `Deadline`

@@ -100,7 +100,7 @@ class RewardProcess:
 
 
 class Misbehaving:
-    """A reward server of one reward, the mean of an image's pixels, that does what `mode` says.
+    """A reward server of one reward, the mean of an image's pixels, that does what `mode` says, and sets a cookie.
 
     Attributes:
         mode: "well", or a fault.
@@ -226,7 +226,8 @@ async def _drip(until: threading.Event, send: Send) -> None:
 
 
 async def _answer(send: Send, document: dict[str, Any]) -> None:
-    await _send(send, 200, json.dumps(document).encode(), "application/json")  # writes NaN as such
+    body = json.dumps(document).encode()  # writes NaN as such
+    await _send(send, 200, body, "application/json", (b"set-cookie", b"seen=1"))
 
 
 async def _send(send: Send, status: int, body: bytes, media_type: str, *headers: tuple[bytes, bytes]) -> None:
