@@ -52,12 +52,15 @@ def connect_reward(name: str, options: Mapping[str, Any], *, patience: float = 0
         RewardUnavailableError: the server does not answer.
     """
     try:
-        return RemoteReward(name, **{"patience": patience, **options})
+        reward = RemoteReward(name, **{"patience": patience, **options})
     except TypeError as error:
         raise ValueError(
             f"got options {sorted(options)} for reward {name!r} of a server; expected at, timeout and batch_size: "
             "its other options are given to the server"
         ) from error
+    if reward.advice:
+        logger.warning("reward %s: %s", name, reward.advice)
+    return reward
 
 
 class RemoteReward:
@@ -123,7 +126,6 @@ class RemoteReward:
                 f"timeout is {self.timeout:g} s, and the server at {self.at} may wait {waits:g} s for another service: "
                 "raise or omit the option timeout, or lower those of the server's reward"
             )
-            logger.warning("reward %s: %s", name, self.advice)
         self._http = TimedClient(self.at, token, self.timeout)
 
     def __call__(

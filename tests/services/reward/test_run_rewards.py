@@ -297,13 +297,26 @@ def test_neither_the_service_s_token_nor_the_caller_s_headers_are_sent(
     monkeypatch.setenv(TOKEN, secret)
     sent = {"Authorization": "Bearer of-the-caller", "Cookie": "a=b", "X-Request-ID": "caller-1", "Forwarded": "for=x"}
     with serving(app) as address, client_of(address) as client:
-        for digest in ({}, {"digest": DIGEST}):
+        for digest in ({}, {"digest": DIGEST}, {"digest": DIGEST}):
             assert ask(client, {"name": NAME, "at": address, **digest}, headers=sent).status_code == 200
-    assert app.asked == ["/v1/rewards", "/v1/scores", "/v1/scores"]
+    assert app.asked == ["/v1/rewards", *["/v1/scores"] * 3]
     usual = {"host", "accept", "accept-encoding", "connection", "user-agent", "content-type", "content-length"}
     for head in app.heads:
         assert head.keys() <= usual
         assert not any(secret in value or "caller" in value for value in head.values())
+
+
+def test_the_log_does_not_advise_the_operator_about_a_run_s_server(
+    brought: tuple[Misbehaving, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, address = brought
+    app.answers_within = 100.0
+    try:
+        with RunRewards().connected({NAME: RunReward(address, None)}) as connected:
+            assert connected[NAME].timeout == run_rewards.TIMEOUT  # type: ignore[attr-defined]
+    finally:
+        app.answers_within = None
+    assert "timeout" not in caplog.text
 
 
 def test_connections_are_kept_within_a_bound() -> None:
