@@ -29,7 +29,7 @@ ALLOWED = {
     "solrl_minis": {"solrl_core", "solrl_proto"},
     "solrl_client": {"solrl_core", "solrl_proto"},
     "solrl_http": {"solrl_proto"},
-    "solrl_reward": {"solrl_core", "solrl_http", "solrl_proto"},
+    "solrl_reward": {"solrl_client", "solrl_core", "solrl_http", "solrl_proto"},
     "solrl_rollout": {"solrl_client", "solrl_core", "solrl_http", "solrl_proto"},
     "solrl_trainer": {"solrl_client", "solrl_core", "solrl_proto"},
 }

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from solrl_client.cancellation import Cancellation, current
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats
@@ -102,6 +103,10 @@ class Batcher:
         """Waiting images by tenant."""
         self._shares: FairShare[str] = FairShare()
         self._arrived = asyncio.Event()
+        self._batch: Sequence[_Waiting] = ()
+        """The batch that is scored, or was last."""
+        self._cancelled = Cancellation()
+        """Of this batch: ends its requests to other services."""
         self._thread = ThreadPoolExecutor(1, "solrl-scoring")
 
     @property
@@ -116,6 +121,8 @@ class Batcher:
     async def score(self, images: Images, tenant: str) -> Scored:
         """Score images, perhaps together with others; those of a cancelled call leave the queue.
 
+        A batch that is being scored waits for no other service once all its calls are cancelled.
+
         Raises:
             ProblemError: 500 or 503 `reward-failed`, 507 `out-of-memory`.
         """
@@ -127,9 +134,12 @@ class Batcher:
         self._arrived.set()
         try:
             return await one.answer
-        finally:
+        except asyncio.CancelledError:
             if one in self._waiting:
                 self._remove(one)
+            elif all(other.answer.done() for other in self._batch):
+                self._cancelled.set()
+            raise
 
     async def run(self) -> None:
         """Score whatever waits, one batch at a time, until cancelled."""
@@ -138,8 +148,9 @@ class Batcher:
             await self._arrived.wait()
             self._arrived.clear()
             while self._waiting:
-                batch = self._take()
-                results = await loop.run_in_executor(self._thread, self._score_each, batch)
+                self._batch = batch = self._take()
+                self._cancelled = Cancellation()
+                results = await loop.run_in_executor(self._thread, self._cancelled.run, self._score_each, batch)
                 for one, result in zip(batch, results, strict=True):
                     if one.answer.done():
                         continue  # its caller left
@@ -231,7 +242,8 @@ class Batcher:
         if isinstance(error, torch.OutOfMemoryError):
             return out_of_memory()
         if isinstance(error, RewardError):
-            self._metrics.reward_failed(error.reward)
+            if not current().is_set():
+                self._metrics.reward_failed(error.reward)
             unavailable = isinstance(error, RewardUnavailableError)
             return reward_unavailable(str(error)) if unavailable else reward_failed(str(error))
         logger.error("images could not be scored", exc_info=error)

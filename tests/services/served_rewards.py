@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from solrl_client.cancellation import current
 from solrl_core.errors import RewardUnavailableError
 
 batches: list[int] = []
 """Sizes of the batches of `gated`, `greedy` and `away`, in order."""
 kept: list[int] = []
 """For each of these batches, how many earlier ones are still in memory."""
+ended: list[str] = []
+"""Rewards that were cancelled."""
 reached, opened = threading.Event(), threading.Event()
 """`gated` sets the first and waits for the second."""
 ROOM = 2
@@ -24,7 +27,7 @@ _scored: list[weakref.ref[torch.Tensor]] = []
 
 def reset() -> None:
     """Forget all batches and close the gate."""
-    for record in (batches, kept, _scored):
+    for record in (batches, kept, ended, _scored):
         record.clear()
     reached.clear()
     opened.clear()
@@ -61,6 +64,15 @@ def away(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappin
     """Asks a server that never answers."""
     _record(images)
     raise RewardUnavailableError("away", "gave no answer")
+
+
+def patient(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Waits for another service, which does not answer."""
+    _record(images)
+    reached.set()
+    assert current().wait(60), "its calls are not cancelled"
+    ended.append("patient")
+    raise RewardUnavailableError("patient", "was cancelled")
 
 
 def nowhere(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:

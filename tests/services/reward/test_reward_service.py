@@ -47,8 +47,8 @@ from typed import typed
 
 ROOT = Path(__file__).parents[3]
 BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
-NOWHERE, LEAVING, AWAY = (f"served_rewards:{name}" for name in ("nowhere", "leaving", "away"))
-REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE, LEAVING, AWAY)
+NOWHERE, LEAVING, AWAY, PATIENT = (f"served_rewards:{name}" for name in ("nowhere", "leaving", "away", "patient"))
+REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE, LEAVING, AWAY, PATIENT)
 RENAMED = "imagereward"
 
 
@@ -232,6 +232,33 @@ def test_a_caller_that_leaves_while_it_is_scored_disturbs_no_other(app: Any, cli
         served_rewards.opened.set()
         assert callers.submit(scores, client, wanted(4)).result(600).scores[GATED] == (4,)
     assert served_rewards.batches == [2, 1]
+
+
+def test_a_batch_that_all_callers_left_waits_for_no_other_service(client: httpx.Client) -> None:
+    with sending(client, body(pictures(1), PATIENT)):
+        assert served_rewards.reached.wait(600)
+    assert len(scores(client, body(pictures(2), BRIGHT)).scores[BRIGHT]) == 2
+    assert served_rewards.ended == ["patient"]
+    assert 'reward="patient"' not in client.get("/metrics").text
+
+
+def test_a_batch_with_a_caller_waits_for_other_services(app: Any, client: httpx.Client) -> None:
+    with calling(2) as callers:
+        first = callers.submit(scores, client, wanted(1))
+        assert served_rewards.reached.wait(600)
+        with sending(client, body(pictures(1), PATIENT)):
+            until(lambda: waiting(app) == 1)
+            with sending(client, body(pictures(2), PATIENT)):
+                until(lambda: waiting(app) == 3)
+                served_rewards.reached.clear()
+                served_rewards.opened.set()
+                first.result(600)
+                assert served_rewards.reached.wait(600)
+            until(lambda: metric(app, "solrl_http_requests_in_progress") == 1)
+            assert served_rewards.ended == []
+        assert len(scores(client, body(pictures(2), BRIGHT)).scores[BRIGHT]) == 2
+    assert served_rewards.batches == [1, 3]
+    assert served_rewards.ended == ["patient"]
 
 
 def test_a_full_queue_refuses_work_by_its_head(client: httpx.Client) -> None:
