@@ -27,6 +27,9 @@ TOKEN = "SOLRL_REWARD_TOKEN"
 TIMEOUT = 20.0
 """Seconds for a server's answer, in addition to those for which its reward waits for another service."""
 
+_MAX_DOCUMENT = 2**18
+"""Bytes of the largest answer, about 10,000 scores. A larger one that is invalid takes gigabytes: pydantic lists all
+faults."""
 _TEMPORARY = {408, 429, 502, 503, 504}
 
 logger = logging.getLogger(__name__)
@@ -177,7 +180,7 @@ class RemoteReward:
     def _ask(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
         def attempt() -> Document:
             with self._http.stream(method, path, **arguments) as answer:
-                return read_document(answer, model)
+                return read_document(answer, model, _MAX_DOCUMENT)
 
         return self._patiently(attempt)
 

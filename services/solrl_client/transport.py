@@ -31,30 +31,30 @@ class RefusedError(ProblemError):
         self.retry_after = retry_after
 
 
-def read_document(answer: httpx.Response, model: type[Document]) -> Document:
-    """The JSON document of a streamed answer.
+def read_document(answer: httpx.Response, model: type[Document], limit: int = MAX_DOCUMENT) -> Document:
+    """The JSON document of a streamed answer, of at most `limit` bytes.
 
     Raises:
         RefusedError: the answer is a refusal, is too large, or is no such document.
     """
-    body = read_body(answer)
+    body = read_body(answer, limit)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise unexpected(answer, first_fault(error)) from None
 
 
-def read_body(answer: httpx.Response) -> bytes:
-    """The body of a streamed answer.
+def read_body(answer: httpx.Response, limit: int = MAX_DOCUMENT) -> bytes:
+    """The body of a streamed answer, of at most `limit` bytes.
 
     Raises:
         RefusedError: the answer is a refusal, or is too large.
     """
     if not answer.is_success:
         raise _refusal(answer)
-    body = read_within(answer, MAX_DOCUMENT)
+    body = read_within(answer, limit)
     if body is None:
-        raise unexpected(answer, f"a document of more than {MAX_DOCUMENT} bytes")
+        raise unexpected(answer, f"a document of more than {limit} bytes")
     return body
 
 

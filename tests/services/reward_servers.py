@@ -161,7 +161,7 @@ class Misbehaving:
                 await _send(send, 200, b"<html>", "text/html")
                 return
             case "huge":
-                await _send(send, 200, b" " * (17 * 2**20), "application/json")
+                await _send(send, 200, b" " * (2**18 + 1), "application/json")
                 return
             case "packed":
                 await _send(send, 200, b"x", "application/json", (b"content-encoding", b"gzip"))
