@@ -245,6 +245,7 @@ def test_a_server_that_fails_fails_its_requests_alone(
     answered(client, {"name": REWARD})
     assert NAME not in client.get("/metrics").text.replace(REWARD, "")
     app.mode = "well"
+    monkeypatch.setattr(run_rewards, "TIMEOUT", 60.0)
     answered(client, {"name": NAME, "at": address, "digest": DIGEST})
 
 

@@ -12,7 +12,7 @@ import torch
 from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
 from fake_judge import KEY, MODEL, FakeJudge, question
 from PIL import Image
-from reward_servers import pictures, serving
+from reward_servers import pictures, serving, until
 from service_helpers import problem
 from solrl_client.cancellation import Cancellation
 from solrl_client.chat import TOKEN, Pace
@@ -435,8 +435,7 @@ def test_a_cancelled_call_leaves_the_endpoint(server: tuple[FakeJudge, str]) -> 
 
     caller = threading.Thread(target=call)
     caller.start()
-    while len(fake.asked) < 2:
-        assert caller.is_alive()
+    until(lambda: len(fake.asked) == 2)
     cancelled.set()
     caller.join(60)
     assert len(faults) == 1
