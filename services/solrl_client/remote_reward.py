@@ -115,10 +115,10 @@ class RemoteReward:
         self._pause = pause
         self._sends_token = send_token
         token = TOKEN if send_token else None
-        self._http = TimedClient(self.at, token, timeout or TIMEOUT)
         self._source = "as the request says" if digest else "as when this program connected"
         waits = 0.0
         if digest is None:
+            self._http = TimedClient(self.at, token, timeout or TIMEOUT)
             announced = self._announced()
             digest, waits = announced.digest, announced.answers_within or 0.0
         self.digest = digest
