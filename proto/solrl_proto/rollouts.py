@@ -375,7 +375,7 @@ ServerName = Annotated[str, StringConstraints(max_length=512)]
 class RewardTime(Message):
     """Time that a reward took, and where."""
 
-    seconds: float
+    seconds: Annotated[float, Field(ge=0, le=1e12)]
     server: Annotated[ServerName | None, Field(exclude_if=lambda value: value is None)] = None
     """The reward server that computed it; absent if the service itself did."""
 

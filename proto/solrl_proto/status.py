@@ -59,7 +59,6 @@ class ScoringTime(RewardTime):
     """The scored images: explored candidates, or the samples that are trained on."""
     by: Literal["service", "trainer"]
     """The program that computed it, or asked its server."""
-    seconds: Seconds
 
 
 class Point(Message):

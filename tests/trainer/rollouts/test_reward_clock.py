@@ -1,5 +1,7 @@
 """Times of rewards, summed by their images and their place."""
 
+import pytest
+from pydantic import ValidationError
 from solrl_proto.rollouts import RewardTime
 from solrl_proto.status import ScoringTime
 from solrl_trainer.rollouts.reward_clock import RewardClock
@@ -20,3 +22,9 @@ def test_times_are_summed_by_images_reward_and_place() -> None:
     )
     clock.restart()
     assert clock.times == ()
+
+
+@pytest.mark.parametrize("seconds", ["-1", "NaN", "Infinity"])
+def test_an_answer_has_no_time_that_a_record_refuses(seconds: str) -> None:
+    with pytest.raises(ValidationError):
+        RewardTime.model_validate_json(f'{{"seconds": {seconds}}}')
