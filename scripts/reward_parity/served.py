@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ import httpx
 import numpy as np
 import torch
 from solrl_client.remote_reward import connect_reward
-from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import PlainDefaults
 from solrl_http.serving import bind
 
 from reward_parity.compare import LIMIT, compared
@@ -30,14 +29,6 @@ from reward_parity.reference import PROMPTS, SIZES, photograph
 
 REWARD = "imagereward"
 PACKAGES = ("image-reward", "timm", "transformers", "torch", "torchvision", "pillow")
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """Device and options of rewards without a model."""
-
-    device: torch.device
-    options: ModelOptions
 
 
 def main(programs: Path, model: Path, result: Path) -> int:
@@ -48,7 +39,7 @@ def main(programs: Path, model: Path, result: Path) -> int:
         "med_config": str(model / "med_config.json"),
         "processor": str(model / "tokenizer"),
     }
-    defaults = Defaults(torch.device("cpu"), ModelOptions())
+    defaults = PlainDefaults(torch.device("cpu"))
     with served(programs, options) as address:
         at = {REWARD: {"at": address, "timeout": 600}}
         remote = RewardSet.load([REWARD], defaults, at, connect=connect_reward)

@@ -223,7 +223,7 @@ class RewardSet:
     def answers_within(self, name: str) -> float | None:
         """Seconds that a reward's scores may take, at most a day; None if it does not wait for another service."""
         seconds: float | None = getattr(self._rewards[name], "answers_within", None)
-        return seconds and min(seconds, MAX_ANSWER_SECONDS)
+        return min(seconds, MAX_ANSWER_SECONDS) if seconds else None
 
     def digests(self) -> dict[str, str]:
         """Digest of each reward, by `reward:<name>`."""

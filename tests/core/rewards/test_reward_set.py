@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -206,3 +207,8 @@ def test_options_override_the_models_and_must_be_known(backbone: Backbone) -> No
         RewardSet.load(["verifier"], backbone, {"verifier": {"batch_size": 2}})
     small = RewardSet.load(["clipscore"], backbone, {"clipscore": {"batch_size": 2}})
     assert small.names == ("clipscore",)
+
+
+@pytest.mark.parametrize(("stated", "found"), [(30.0, 30.0), (float("inf"), 86_400.0), (0, None), (None, None)])
+def test_a_reward_s_time_for_an_answer_is_bounded_and_may_be_none(stated: float | None, found: float | None) -> None:
+    assert RewardSet({"a": Mock(answers_within=stated)}).answers_within("a") == found
