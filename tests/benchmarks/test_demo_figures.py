@@ -67,6 +67,5 @@ def test_readme_quotes_the_stored_figures() -> None:
     assert f"strict accuracy +{low} to +{high} points" in results
     low, high = span(rewards("clipscore", "gain"), 3)
     assert f"clipscore +{low} to +{high}" in results
-    minutes: list[Any] = re.findall(r"takes (\d) to (\d) minutes", readme)
     seconds = [one["seconds"]["total"] for one in RECORDED["runs"]]
-    assert minutes == [(f"{min(seconds) / 60:.0f}", f"{max(seconds) / 60:.0f}")]
+    assert {f"{one / 60:.0f}" for one in seconds} == set(re.findall(r"takes about (\d) minutes", readme))
