@@ -19,9 +19,10 @@ import uvicorn
 from fault_trials.child import command
 from fault_trials.processes import Program
 from solrl_core.fingerprint import combined_digest
-from solrl_core.rewards.wire import decode_scoring
+from solrl_core.rewards.wire import decode_scoring, encode_scoring
 from solrl_http.serving import bind
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemKind
+from solrl_proto.scores import SCORES_MEDIA_TYPE, ScoreAnswer, ScorePrompt, ScoreRequest
 from solrl_reward.cli import main
 from support.ports import free_port
 
@@ -54,6 +55,23 @@ def serving(app: Any) -> Iterator[str]:
 def pictures(count: int, seed: int = 0, side: int = 32) -> torch.Tensor:
     """Random images, uint8 [count, 3, side, side]."""
     return torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def body(images: torch.Tensor, *rewards: str, metadata: list[dict[str, Any]] | None = None) -> bytes:
+    """A request for scores with prompts that differ."""
+    given = metadata or [{} for _ in images]
+    prompts = tuple(ScorePrompt(text=f"a red circle, {i}", metadata=one) for i, one in enumerate(given))
+    return encode_scoring(images, ScoreRequest(rewards=rewards, prompts=prompts))
+
+
+def ask(client: httpx.Client, content: bytes, **headers: str) -> httpx.Response:
+    return client.post("/v1/scores", content=content, headers={"Content-Type": SCORES_MEDIA_TYPE, **headers})
+
+
+def scores(client: httpx.Client, content: bytes) -> ScoreAnswer:
+    response = ask(client, content)
+    assert response.status_code == 200, response.text
+    return ScoreAnswer.model_validate_json(response.content)
 
 
 class RewardProcess:

@@ -2,14 +2,8 @@
 
 import asyncio
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
-import time
-import tomllib
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,29 +15,21 @@ import httpx
 import pytest
 import served_rewards
 import torch
-from packaging.requirements import Requirement
-from reward_servers import pictures, serving, until
+from reward_servers import ask, body, pictures, scores, serving, until
 from safetensors.torch import save
 from service_helpers import problem
 from solrl_core.families import Backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats
-from solrl_core.rewards.wire import encode_scoring
 from solrl_http.tokens import create_token
 from solrl_proto.scores import (
     MAX_SCORED_IMAGES,
     SCORES_MEDIA_TYPE,
-    ScoreAnswer,
-    ScorePrompt,
-    ScoreRequest,
 )
 from solrl_reward.app import create_app
-from solrl_reward.cli import main
 from solrl_reward.metrics import Metrics
 from solrl_reward.service import RewardService
 from solrl_reward.settings import Settings
-from support.ports import free_port
-from typed import typed
 
 ROOT = Path(__file__).parents[3]
 BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
@@ -95,23 +81,6 @@ def sending(client: httpx.Client, content: bytes) -> Iterator[None]:
     with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=600) as connection:
         connection.sendall(f"{head}{len(content)}\r\n\r\n".encode() + content)
         yield
-
-
-def body(images: torch.Tensor, *rewards: str, metadata: list[dict[str, Any]] | None = None) -> bytes:
-    """A request for scores with prompts that differ."""
-    given = metadata or [{} for _ in images]
-    prompts = tuple(ScorePrompt(text=f"a red circle, {i}", metadata=one) for i, one in enumerate(given))
-    return encode_scoring(images, ScoreRequest(rewards=rewards, prompts=prompts))
-
-
-def ask(client: httpx.Client, content: bytes, **headers: str) -> httpx.Response:
-    return client.post("/v1/scores", content=content, headers={"Content-Type": SCORES_MEDIA_TYPE, **headers})
-
-
-def scores(client: httpx.Client, content: bytes) -> ScoreAnswer:
-    response = ask(client, content)
-    assert response.status_code == 200, response.text
-    return ScoreAnswer.model_validate_json(response.content)
 
 
 def wanted(*numbers: float) -> bytes:
@@ -484,70 +453,6 @@ async def test_a_service_whose_scoring_ended_is_dead_and_logs_why(caplog: pytest
     await service.close()
     assert batcher.closed
     assert "gone" in caplog.text
-
-
-def not_required() -> set[str]:
-    """Modules of the project's dependencies that a reward service does without, unless its rewards import them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    required = (ROOT / "deploy" / "rewards" / "service.in").read_text().splitlines()
-    names = {Requirement(line).name for line in set(project) - set(required)}
-    return {"yaml" if name == "pyyaml" else name for name in names} | {"huggingface_hub"}
-
-
-@pytest.mark.slow
-def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
-    """In an environment with the packages of deploy/rewards/service.in alone."""
-    absent = not_required()
-    assert {"diffusers", "transformers"} <= absent
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({sorted(absent)}))\n")
-    program, port = Path(sys.executable).parent / "solrl-reward", free_port()
-    command = [str(program), "serve", "--rewards", BRIGHT, "--device", "cpu", "--port", str(port)]
-    folders = f"{tmp_path}{os.pathsep}{Path(served_rewards.__file__).parent}"
-    environment = os.environ | {"PYTHONPATH": folders, "COLUMNS": "120"}
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as there:
-            while not ready(there):
-                assert process.poll() is None, (tmp_path / "log").read_text()
-            found = scores(there, body(pictures(2), BRIGHT))
-        assert torch.equal(torch.tensor(found.scores[BRIGHT]), as_floats(pictures(2)).mean((1, 2, 3)))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(600) == 0
-    finally:
-        process.kill()
-        process.wait()
-    said = (tmp_path / "log").read_text()
-    assert found.digests[BRIGHT] in said
-    assert "Traceback" not in said
-
-
-def ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health/ready").status_code == 200
-    except httpx.TransportError:
-        time.sleep(0.1)
-        return False
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["serve", "--rewards", "clipscor"], "did you mean 'clipscore'"),
-        (["serve", "--host", "0.0.0.0"], "--scopes score"),
-        (["serve", "--queue-limit", "1"], "got --queue-limit 1; expected a number greater than or equal to 256"),
-        (["serve", "--options-from", "mini-sanna"], "mini-sana"),
-        (["serve", "--rewards", "clipscore", "clipscore=a:b"], "expected name=source for one of them"),
-        (["serve", "--rewards", "clipscore="], "or name=source"),
-        (["serve", "--rewards", "mine=clipscor"], "did you mean 'clipscore'"),
-        (["srve"], "did you mean 'serve'"),
-    ],
-)
-def test_the_program_says_in_one_line_why_it_does_not_start(words: list[str], said: str) -> None:
-    done = typed(main, *words, *(["--port", "0"] if words[0] == "serve" else []))
-    assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
-    assert "solrl-reward" in done.stderr
 
 
 def waiting(app: Any) -> int:

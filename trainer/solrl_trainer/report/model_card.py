@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from solrl_core.families.load import MODELS, pipeline_call
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.metrics import read_metrics
-from solrl_trainer.report import figures
+from solrl_trainer.report import figures, rendering
 from solrl_trainer.settings_yaml import settings_yaml
 
 LORA = "lora.safetensors"
@@ -71,13 +70,7 @@ def model_card(config: RunConfig, version: int, measured: HeldOut | None, source
         measured: their held-out figures.
         source: first argument of `load_lora_weights`: a repository of the hub, or a folder.
     """
-    environment = Environment(
-        loader=PackageLoader("solrl_trainer.report"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = rendering.environment(keep_trailing_newline=True)
     registered = config.model in MODELS
     on_hub = not registered and not Path(config.model).is_dir()
     base = config.model if registered or on_hub else Path(config.model).name

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
 from solrl_trainer.metrics import own_time
-from solrl_trainer.report import figures
+from solrl_trainer.report import figures, rendering
 from solrl_trainer.report.fidelity import describe_fidelity
 from solrl_trainer.report.gallery import Gallery, load_gallery
 from solrl_trainer.report.run_charts import (
@@ -43,13 +42,7 @@ def write_report(folder: Path) -> Path:
 
 def write_page(template: str, content: dict[str, Any], path: Path) -> Path:
     """Render a template of this package into a file, which is replaced as a whole."""
-    environment = Environment(
-        loader=PackageLoader("solrl_trainer.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = rendering.environment(autoescape=True)
     environment.filters |= {
         "duration": figures.duration_text,
         "image": data_uri,

@@ -1,0 +1,87 @@
+"""The program solrl-reward: it serves until a signal, or says why it does not start."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import httpx
+import pytest
+import served_rewards
+import torch
+from packaging.requirements import Requirement
+from reward_servers import body, pictures, scores
+from solrl_core.rewards.images import as_floats
+from solrl_reward.cli import main
+from support.ports import free_port
+from typed import typed
+
+ROOT = Path(__file__).parents[3]
+BRIGHT = "served_rewards:brightness"
+
+
+def not_required() -> set[str]:
+    """Modules of the project's dependencies that a reward service does without, unless its rewards import them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    required = (ROOT / "deploy" / "rewards" / "service.in").read_text().splitlines()
+    names = {Requirement(line).name for line in set(project) - set(required)}
+    return {"yaml" if name == "pyyaml" else name for name in names} | {"huggingface_hub"}
+
+
+@pytest.mark.slow
+def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
+    """In an environment with the packages of deploy/rewards/service.in alone."""
+    absent = not_required()
+    assert {"diffusers", "transformers"} <= absent
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({sorted(absent)}))\n")
+    program, port = Path(sys.executable).parent / "solrl-reward", free_port()
+    command = [str(program), "serve", "--rewards", BRIGHT, "--device", "cpu", "--port", str(port)]
+    folders = f"{tmp_path}{os.pathsep}{Path(served_rewards.__file__).parent}"
+    environment = os.environ | {"PYTHONPATH": folders, "COLUMNS": "120"}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as there:
+            while not ready(there):
+                assert process.poll() is None, (tmp_path / "log").read_text()
+            found = scores(there, body(pictures(2), BRIGHT))
+        assert torch.equal(torch.tensor(found.scores[BRIGHT]), as_floats(pictures(2)).mean((1, 2, 3)))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(600) == 0
+    finally:
+        process.kill()
+        process.wait()
+    said = (tmp_path / "log").read_text()
+    assert found.digests[BRIGHT] in said
+    assert "Traceback" not in said
+
+
+def ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health/ready").status_code == 200
+    except httpx.TransportError:
+        time.sleep(0.1)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "--rewards", "clipscor"], "did you mean 'clipscore'"),
+        (["serve", "--host", "0.0.0.0"], "--scopes score"),
+        (["serve", "--queue-limit", "1"], "got --queue-limit 1; expected a number greater than or equal to 256"),
+        (["serve", "--options-from", "mini-sanna"], "mini-sana"),
+        (["serve", "--rewards", "clipscore", "clipscore=a:b"], "expected name=source for one of them"),
+        (["serve", "--rewards", "clipscore="], "or name=source"),
+        (["serve", "--rewards", "mine=clipscor"], "did you mean 'clipscore'"),
+        (["srve"], "did you mean 'serve'"),
+    ],
+)
+def test_the_program_says_in_one_line_why_it_does_not_start(words: list[str], said: str) -> None:
+    done = typed(main, *words, *(["--port", "0"] if words[0] == "serve" else []))
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert "solrl-reward" in done.stderr
