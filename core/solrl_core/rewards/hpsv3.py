@@ -80,6 +80,7 @@ class HpsV3:
         self._model = network.to(device)
         self._device = torch.device(device)
         self._batch_size = batch_size
+        # The text that the published weights were trained with, from the package `hpsv3` (MIT licence).
         self._question = files("solrl_core.rewards").joinpath("hpsv3_question.txt").read_text()
         self.digest = combined_digest(
             module_digest(network),
