@@ -17,6 +17,7 @@ from solrl_core.adapter import Adapter
 from solrl_core.batches import PaddedBatch, batches
 from solrl_core.device_events import upload
 from solrl_core.families.base import Backbone, stack
+from solrl_core.few_rows import pad_few_rows
 from solrl_core.lanes import map_in_lanes
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise, step_noise
@@ -28,8 +29,6 @@ CHUNK_SIZE = 24
 """Largest number of candidates in a batch, in service and trainer."""
 _DECODED_PIXELS = 4 * 1024 * 1024
 """Pixels decoded per batch: an autoencoder's activations are many times larger than its images."""
-_DECODED_ON_GPU = (12, 6, 3, 2, 1)
-"""Images decoded per batch on a GPU: divisors of 24, so that a chunk needs no padding."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,8 @@ class Generator:
         self._merger = Merger(clean, self.transformer)
         if backbone.device.type == "cuda":
             backbone.compile(self.transformer)
+        elif backbone.device.type == "cpu":
+            pad_few_rows(self.transformer)
 
     def merge_through(
         self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]
@@ -199,13 +200,15 @@ def map_in_batches(
     batch_limit: int = CHUNK_SIZE,
 ) -> torch.Tensor:
     """Apply a decoder of `backbone` to latents [N, ...]; for large images in batches smaller than `batch_limit`."""
-    size = min(batch_limit, max(1, _DECODED_PIXELS // (backbone.height * backbone.width)))
+    most = max(1, _DECODED_PIXELS // (backbone.height * backbone.width))
     decode = torch.inference_mode()(decode)
     if latents.device.type == "cpu":
-        cut = batches(len(latents), size, latents.device)
+        cut = batches(len(latents), min(batch_limit, most), latents.device)
         parts = map_in_lanes(decode, [latents[list(batch.rows)] for batch in cut], latents.device)
         return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
-    size = next(number for number in _DECODED_ON_GPU if number <= size)
+    size = min(batch_limit, CHUNK_SIZE)
+    while size > most:
+        size //= 2  # divides a chunk, which then needs no padding
     # Padded, because the decoder is compiled for each shape.
     padded = torch.cat([latents, *[latents[-1:]] * (-len(latents) % size)])
     return torch.cat([decode(part) for part in torch.split(padded, size)])[: len(latents)]

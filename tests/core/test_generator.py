@@ -81,7 +81,7 @@ def test_images_equal_the_familys_pipeline(
     assert ours.images.dtype == ours.latents.dtype == torch.float32
     assert float(ours.images.min()) >= 0
     assert float(ours.images.max()) <= 1
-    assert float((ours.images - theirs).abs().max()) <= 1e-5
+    assert float((ours.images - theirs).abs().max()) <= 3e-5  # 1.1e-5 on a processor with AVX512-FP16
     assert float(ours.images.std()) > 0.02
 
 
@@ -218,7 +218,7 @@ def test_a_list_of_prompts_equals_single_prompts(generator: Generator) -> None:
     assert float((together.images[0] - swapped.images[0]).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize(("at_once", "decoded"), [(24, [12]), (6, [6, 6]), (3, [3, 3, 3]), (1, [1] * 7)])
+@pytest.mark.parametrize(("at_once", "decoded"), [(96, [24]), (24, [24]), (6, [6, 6]), (3, [3, 3, 3]), (1, [1] * 7)])
 def test_except_on_a_cpu_the_decoder_sees_one_batch_shape(
     monkeypatch: pytest.MonkeyPatch, at_once: int, decoded: list[int]
 ) -> None:
