@@ -19,7 +19,7 @@ def pad_few_rows(transformer: nn.Module) -> None:
     """Compute at least `FEWEST_ROWS` rows in each linear layer of a transformer that gets [rows, in]; in place."""
     for module in transformer.modules():
         if isinstance(module, nn.Linear | QuantLinear):
-            module.forward = partial(_padded, module.forward)  # type: ignore[method-assign, assignment]
+            module.forward = partial(_padded, module.forward)  # type: ignore[method-assign]
 
 
 def _padded(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
