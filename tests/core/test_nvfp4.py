@@ -204,6 +204,24 @@ def test_the_smallest_magnitudes_stay_close_or_become_zero() -> None:
     assert torch.equal(quantize_dequantize(x * 1e-41), torch.zeros(4, 32))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_equals_torch_bit_for_bit(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(shape, generator=generator) for shape in [(3, 16, 192), (2, 5, 48), (3, 70, 192), (64,)]]
+    made += [torch.from_numpy(x) for x in CASES.values()]
+    made += [made[0] * magnitude for magnitude in (1e-36, 1e-38, 1e-41)]
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        for good in (made[0], made[2]):
+            made.append(good.clone())
+            made[-1][1, 2, 5] = bad
+    for x in made:
+        for rounded in (quantize_dequantize, quantize_dequantize_per_candidate):
+            got, expected = rounded(x.to("cuda", dtype)).cpu(), rounded(x.to(dtype))
+            torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(got.signbit()[~got.isnan()], expected.signbit()[~expected.isnan()])
+
+
 @pytest.mark.parametrize("shape", [(4, 20), (15,), (0, 16), ()])
 def test_a_shape_that_has_no_blocks_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"multiple of 16.*got shape"):
