@@ -133,11 +133,11 @@ def _maker(
     rewards = RewardSet.load(list(config.rewards), backbone, options, connect=connect)
     names = [spec.name for spec in config.trained]
     side = SideStream(backbone.device)
-    scorer = Scorer(rewards, names, config.trained, side, BatchLimit(note, doing="scoring"))
+    scorer = Scorer(rewards, names, config.trained, side, BatchLimit(note, size=config.batch, doing="scoring"))
     largest: dict[str, BatchLimit] = {}
 
     def maker(plan: Plan) -> PlannedCandidates:
-        limit = largest.setdefault(plan.precision, BatchLimit(note))
+        limit = largest.setdefault(plan.precision, BatchLimit(note, size=config.batch))
         return PlannedCandidates(generators[plan.precision], lambda: plan, scorer, limit)
 
     return maker

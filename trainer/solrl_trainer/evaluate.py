@@ -95,7 +95,7 @@ def evaluate_run(
     connect = partial(connect_reward, patience=config.patience)
     judges = RewardSet.load(names, backbone, options, connect=connect)
     generator = Generator(backbone, "bf16")
-    limits = Limits(BatchLimit(note), BatchLimit(note, doing="scoring"))
+    limits = Limits(BatchLimit(note, size=config.batch), BatchLimit(note, size=config.batch, doing="scoring"))
 
     def look(name: str, earlier: int) -> Evaluation:
         result = evaluate_together(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
-from solrl_core.generator import CHUNK_SIZE, Generator
+from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
 from solrl_proto.noise import expand_seeds
@@ -79,10 +79,11 @@ def evaluate(
     scores: dict[str, list[torch.Tensor]] = {name: [] for name in rewards.names}
     images = []
     progress(0, len(pairs))
-    for start in range(0, len(pairs), CHUNK_SIZE):
-        if start % (_AHEAD * CHUNK_SIZE) == 0:
-            encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * CHUNK_SIZE]], guidance)
-        chunk = pairs[start : start + CHUNK_SIZE]
+    size = limits.generating.size
+    for start in range(0, len(pairs), size):
+        if start % (_AHEAD * size) == 0:
+            encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * size]], guidance)
+        chunk = pairs[start : start + size]
         texts = [prompt.text for prompt, _ in chunk]
         made = _images(generator, texts, [seed for _, seed in chunk], limits.generating, steps, solver, guidance)
         metadata = [prompt.metadata for prompt, _ in chunk]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
-from solrl_core.generator import CHUNK_SIZE, Generator
+from solrl_core.generator import Generator
 from solrl_core.memory import RESERVED, generation_peaks, keep_unmerged, modules_of, weight_bytes
 from solrl_core.rewards.size import reward_bytes
 from solrl_proto.identifiers import Tier
@@ -190,7 +190,7 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Tier, ranks
         encoders=encoders,
         rewards=reward_sizes(config, backbone.options.rewards),
         iteration=iteration_bytes(config, backbone, row),
-        generation=generation_peaks(list(generators.values()), CHUNK_SIZE, config.guidance),
+        generation=generation_peaks(list(generators.values()), config.batch, config.guidance),
         training=training,
         wanted=Wanted.of(config, len(training.kept), ranks),
     )

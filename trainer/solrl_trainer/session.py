@@ -300,7 +300,7 @@ def connect(
 
     def limit(generator: Generator) -> BatchLimit:
         sharded = isinstance(world, InStepWorld) and generator is models.generator
-        return BatchLimit(note, retries=not sharded)
+        return BatchLimit(note, size=config.batch, retries=not sharded)
 
     def sampler(generator: Generator, steps: int) -> Sampler:
         def solver() -> SolverSpec:
@@ -309,7 +309,7 @@ def connect(
         return Sampler(generator, steps, solver, config.guidance, data.recorded, limit(generator))
 
     side = SideStream(backbone.device)
-    scoring = BatchLimit(note, doing="scoring")
+    scoring = BatchLimit(note, size=config.batch, doing="scoring")
     clock = RewardClock()
     scorer = Scorer(
         rewards, tuple(config.rewards), config.trained, side, scoring, partial(clock.add, "samples", "trainer")

@@ -12,6 +12,7 @@ from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_core.rewards import RewardSet
 from solrl_core.selection import best_worst
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
+from solrl_trainer.config import RunConfig
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.overlap import SideStream
@@ -98,7 +99,7 @@ def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: Sco
     found = maker.scores(PROMPT, SEEDS)
     expected = PlannedCandidates(generator, lambda: PRUNED, scorer).scores(PROMPT, SEEDS)
     assert torch.allclose(found, expected, atol=1e-5, equal_nan=True)
-    assert small.batches == [24, 12, *[6] * 3]
+    assert small.batches == [24, 12, *[6] * 4]
     assert notes == [
         "memory ran out generating 24 images at once; the limit is now 12",
         "memory ran out generating 12 images at once; the limit is now 6",
@@ -107,6 +108,17 @@ def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: Sco
     with pytest.raises(torch.OutOfMemoryError):
         sampler.sample("a red circle", [1, 2])
     assert sampler.limit.size == 1
+
+
+def test_no_batch_is_larger_than_the_setting(generator: Generator, scorer: Scorer) -> None:
+    small = Small(generator, 100)
+    maker = PlannedCandidates(small, lambda: PRUNED, scorer, BatchLimit(size=16))  # type: ignore[arg-type]
+    found = maker.scores(PROMPT, SEEDS)
+    assert torch.allclose(
+        found, PlannedCandidates(generator, lambda: PRUNED, scorer).scores(PROMPT, SEEDS), equal_nan=True
+    )
+    assert small.batches == [16, 16, 16]
+    assert RunConfig.model_fields["batch"].default == CHUNK_SIZE  # a service's
 
 
 def test_a_sharded_generator_does_not_try_a_smaller_batch() -> None:

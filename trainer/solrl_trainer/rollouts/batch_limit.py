@@ -18,17 +18,23 @@ class BatchLimit:
     """
 
     def __init__(
-        self, note: Callable[[str], None] = lambda text: None, *, doing: str = "generating", retries: bool = True
+        self,
+        note: Callable[[str], None] = lambda text: None,
+        *,
+        size: int = CHUNK_SIZE,
+        doing: str = "generating",
+        retries: bool = True,
     ) -> None:
         """Set up the largest limit.
 
         Args:
+            size: the limit at the start.
             note: shows a line of text to the user.
             doing: the kind of work in that line.
             retries: false for a generator whose weights are sharded: its passes are collectives, and the other ranks
                 would not repeat theirs.
         """
-        self.size = CHUNK_SIZE
+        self.size = size
         self._note = note
         self._doing = doing
         self._retries = retries

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
-from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
+from solrl_core.generator import Generator, GeneratorOutput
 from solrl_core.sampler import Trajectory
 from solrl_core.selection import best_worst
 from solrl_proto.rollouts import Plan, PromptItem
@@ -48,7 +48,8 @@ class Halfway:
 class PlannedCandidates:
     """Candidates by an exploration plan; only their scores are kept.
 
-    Chunks, pruning and scoring are those of a rollout service, so equal devices give equal scores.
+    Chunks, pruning and scoring are those of a rollout service, so equal devices give equal scores if the limit is the
+    service's, `CHUNK_SIZE`.
 
     Attributes:
         generator: generator with the behaviour policy merged.
@@ -77,7 +78,7 @@ class PlannedCandidates:
     def halfway(self, prompt: PromptItem, seeds: Sequence[int], after: int) -> Halfway:
         """The candidates of these seeds after the first steps of the plan."""
         parts, predicted = [], []
-        for rows in _chunks(len(seeds)):
+        for rows in _chunks(len(seeds), self.limit):
             made = self._generate(prompt, seeds[rows], until=after)
             parts.append(made.trajectory)
             predicted.append(self.scorer.scores(prompt, made.images))
@@ -96,7 +97,7 @@ class PlannedCandidates:
 
     def _completed(self, prompt: PromptItem, seeds: Sequence[int], start: Trajectory | None = None) -> torch.Tensor:
         pending = []
-        for rows in _chunks(len(seeds)):
+        for rows in _chunks(len(seeds), self.limit):
             images = self._generate(prompt, seeds[rows], start=start and start.rows(rows)).images
             pending.append(self.scorer.scores(prompt, images))
         return torch.cat([scores() for scores in pending])
@@ -147,7 +148,7 @@ class TrainedCandidates:
 
     def group(self, prompt: PromptItem, seeds: Sequence[int], *, whole: bool = False) -> CandidateGroup:
         """Generate and score the group of these seeds; there is no pruning."""
-        chunks = _chunks(len(seeds)) if self.scorer.overlaps else [slice(None)]
+        chunks = _chunks(len(seeds), self.sampler.limit) if self.scorer.overlaps else [slice(None)]
         pending = [self.scorer.score(prompt, self.sampler.sample(prompt.text, seeds[rows])) for rows in chunks]
         samples = ScoredSamples.join([scored() for scored in pending])
         return CandidateGroup(prompt, seeds, samples.scores.tolist(), samples)
@@ -157,5 +158,6 @@ class TrainedCandidates:
         return self.sampler.sample(prompt.text, seeds).images.cpu()
 
 
-def _chunks(count: int) -> Iterator[slice]:
-    return (slice(start, start + CHUNK_SIZE) for start in range(0, count, CHUNK_SIZE))
+def _chunks(count: int, limit: BatchLimit) -> Iterator[slice]:
+    size = limit.size
+    return (slice(start, start + size) for start in range(0, count, size))
