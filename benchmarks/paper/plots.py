@@ -1,5 +1,7 @@
 """Plots of the page: learning curves of the rollout families, and the gain by size of the group."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +20,32 @@ HOUR = 3600
 
 def learning_curves(context: Context, path: Path) -> bool:
     """Held-out reward over weighted compute: pale lines are runs, a strong one their mean. False without any run."""
+    trained = families.rewards(context)
+    rows = math.ceil(len(trained) / 2)
+    figure, grid = plt.subplots(rows, 2, figsize=(11, 4 * rows), layout="constrained", squeeze=False)
+    for axes, reward in zip(grid.flat, trained, strict=False):
+        _family_curves(context, axes, reward)
+    for axes in grid.flat[len(trained) :]:
+        axes.set_axis_off()
+    figure.supxlabel(f"denoising and training at the shape of {SHAPES[context.programme.shape]}, hours of one H200")
+    return _save(figure, [axes for axes in grid.flat if axes.has_data()], path)
+
+
+def _family_curves(context: Context, axes: Any, reward: str) -> None:
     programme = context.tuned
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     costs = measured_costs(programme.shape, context.results)
     for number, (name, recipe) in enumerate(families.FAMILIES.items()):
-        runs = context.finished(programme.over_seeds(recipe))
+        runs = context.finished(programme.over_seeds(recipe, reward=reward))
         for run in runs:
-            _draw(axes, families.curve(run, programme.reward), _hours(costs, run), f"C{number}", alpha=0.3)
+            _draw(axes, families.curve(run, reward), _hours(costs, run), f"C{number}", alpha=0.3)
         if runs:
-            curves = [families.curve(run, programme.reward) for run in runs]
+            curves = [families.curve(run, reward) for run in runs]
             mean = [
                 (points[0][0], float(np.mean([value for _, value in points]))) for points in zip(*curves, strict=True)
             ]
             label = f"{name} ({len(runs)} of {len(programme.seeds)} seeds)"
             _draw(axes, mean, _hours(costs, runs[0]), f"C{number}", label=label, linewidth=2)
-    shape = SHAPES[programme.shape]
-    axes.set(
-        xlabel=f"denoising and training at the shape of {shape}, hours of one H200",
-        ylabel=f"held-out {programme.reward}",
-    )
-    return _save(figure, axes, path)
+    axes.set(ylabel=f"held-out {reward}")
 
 
 def _hours(costs: Any, run: Any) -> float:
@@ -64,14 +72,14 @@ def group_sizes(context: Context, path: Path) -> bool:
             limits = np.where(np.isfinite(ends), ends, 0.0)
             axes.errorbar(apart, means, limits, color=f"C{number}", marker="o", capsize=2, label=f"{side} a side")
     axes.set(xlabel="candidates per prompt", ylabel=f"gain in {context.programme.reward}, sd", xticks=sweeps.CANDIDATES)
-    return _save(figure, axes, path)
+    return _save(figure, [axes] if axes.has_data() else [], path)
 
 
-def _save(figure: Any, axes: Any, path: Path) -> bool:
-    drawn = axes.has_data()
-    if drawn:
+def _save(figure: Any, drawn: Sequence[Any], path: Path) -> bool:
+    for axes in drawn:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
+    if drawn:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -37,32 +37,45 @@ Clock = Callable[[Finished], float]
 
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
-    """Every family at the same learning rate, and the trials that choose it."""
-    runs = [one for recipe in FAMILIES.values() for one in context.tuned.over_seeds(recipe)]
+    """Every family with every reward at the same learning rate, and the trials that choose it."""
+    runs = [
+        one
+        for reward in rewards(context)
+        for recipe in FAMILIES.values()
+        for one in context.tuned.over_seeds(recipe, reward=reward)
+    ]
     return context.after_trials(runs, whole=whole)
+
+
+def rewards(context: Context) -> tuple[str, ...]:
+    """Trained rewards of the table, that of the other tables first."""
+    return tuple(dict.fromkeys((context.programme.reward, *context.programme.rewards)))
 
 
 def section(context: Context) -> Section:
     """The table."""
     programme = context.tuned
     clocks = clocks_of(context)
-    baseline = programme.over_seeds(FAMILIES[BASELINE])
     rows, data = [], {}
-    for name, recipe in FAMILIES.items():
-        runs = programme.over_seeds(recipe)
-        own = gain(context, runs, programme.reward)
-        against = difference(context, runs, baseline, programme.reward)
-        speed = {clock: speed_up(context, runs, baseline, of) for clock, of in clocks.items()}
-        said = "" if name == BASELINE else signed(against)
-        rows.append(
-            [name, final(context, runs, programme.reward), cell(context, runs, own), said, *map(times, speed.values())]
-        )
-        data[name] = {"gain": as_json(own), "speed_up": {clock: as_json(found) for clock, (found, _) in speed.items()}}
-    head = ["family", "final", "gain, sd", f"less {BASELINE}", *(f"× {clock}" for clock in clocks)]
+    for reward in rewards(context):
+        baseline = programme.over_seeds(FAMILIES[BASELINE], reward=reward)
+        for name, recipe in FAMILIES.items():
+            runs = programme.over_seeds(recipe, reward=reward)
+            own = gain(context, runs, reward)
+            against = difference(context, runs, baseline, reward)
+            speed = {clock: speed_up(context, runs, baseline, of, reward) for clock, of in clocks.items()}
+            said = "" if name == BASELINE else signed(against)
+            found = [final(context, runs, reward), cell(context, runs, own), said, *map(times, speed.values())]
+            rows.append([reward, name, *found])
+            data[f"{reward}, {name}"] = {
+                "gain": as_json(own),
+                "speed_up": {clock: as_json(one) for clock, (one, _) in speed.items()},
+            }
+    head = ["reward", "family", "final", "gain, sd", f"less {BASELINE}", *(f"× {clock}" for clock in clocks)]
     low, high = SPEED_UP
     lines = [
         *rate_text(context),
-        f"Trained on {programme.reward} for {programme.iterations} iterations. ×: compute that {BASELINE} needs to",
+        f"Trained for {programme.iterations} iterations. ×: compute that {BASELINE} needs to",
         "reach its own final reward, over the compute that the family needs to reach that reward, with its interval",
         f"over seeds; evaluations are every {programme.every} iterations, with straight lines between them. Denoising:",
         "passes weighted by their times at a large model's shape. Seconds: as measured on this device, where NVFP4 is",
@@ -106,7 +119,7 @@ def first_reached(curve: Sequence[tuple[int, float]], target: float) -> float | 
 
 
 def speed_up(
-    context: Context, ours: Sequence[Experiment], baseline: Sequence[Experiment], clock: Clock
+    context: Context, ours: Sequence[Experiment], baseline: Sequence[Experiment], clock: Clock, reward: str
 ) -> tuple[Estimate | None, str]:
     """Compute of the baseline over ours at the baseline's final reward, a geometric mean over seeds.
 
@@ -114,7 +127,7 @@ def speed_up(
         The estimate over the seeds that reach it, and a note if some do not; None if no seed has both runs finished,
         none reaches it, or a baseline did not rise.
     """
-    reward, logs, runs, flat = context.programme.reward, [], 0, 0
+    logs, runs, flat = [], 0, 0
     for one, other in zip(ours, baseline, strict=True):
         mine, theirs = context.finished([one]), context.finished([other])
         if not mine or not theirs:
