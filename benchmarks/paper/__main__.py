@@ -4,7 +4,8 @@ Does the runs that the tables need and are missing, then writes all tables from 
 stopped (`--minutes` stops it) and run again: finished runs are skipped, unfinished ones resume from their last
 checkpoint. `--runs` has a small file for each finished run; folders of several machines of one kind are merged by
 copying their files. `--plan` prints the runs and how long they take, `--show` only writes the tables.
-Writes docs/results/paper.{json,md} and the folder docs/results/paper.
+Writes docs/results/paper.{json,md} and the folder docs/results/paper, with an archive of the finished runs: `--stored`
+begins with those.
 """
 
 import argparse
@@ -27,11 +28,12 @@ from paper.experiments import JUDGES, REWARDS, Experiment, Programme
 from paper.finished import MixedRunsError, read_finished
 from paper.page import write_page
 from paper.runner import run_missing
+from paper.stored import ARCHIVE, take_stored
 from paper.tables import TABLES
 from paper.tables.common import Context
 from paper.tuning import SEED
 
-_ELSEWHERE = ("runs", "out", "jobs", "minutes", "device", "plan", "show", "tables", "results")
+_ELSEWHERE = ("runs", "stored", "out", "jobs", "minutes", "device", "plan", "show", "tables", "results")
 """Options that do not belong to the command that the page names."""
 
 
@@ -42,11 +44,17 @@ def main() -> int:
         return _main(args)
     except (ConfigError, MixedRunsError) as error:
         sys.exit(str(error))
+    except FileNotFoundError as error:
+        if not args.stored or error.filename != str(args.out / ARCHIVE):
+            raise
+        sys.exit(f"--stored: got no {error.filename}; expected the finished runs that an earlier command wrote there")
 
 
 def _main(args: argparse.Namespace) -> int:
     programme = programme_of(args)
     until = time.monotonic() + 60 * args.minutes
+    if args.stored:
+        take_stored(args.out, args.runs)
     context = read(programme, args.runs, args.results)
     if args.plan:
         print(plan(context, args.jobs))
@@ -86,6 +94,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--unprepared", help="model whose weights were not prepared for NVFP4, for table 3")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of all runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/paper"))
+    parser.add_argument("--stored", action="store_true", help="begin with the finished runs that are stored in --out")
     parser.add_argument("--jobs", type=int, default=1, help="parallel runs, shared by all visible GPUs")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time limit; run again to continue")
     parser.add_argument("--device", default="auto")

@@ -11,6 +11,7 @@ from caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from paper import plots
 from paper.compute import MEASURED_AS, SOURCES, measured_costs
 from paper.finished import FINISHED
+from paper.stored import ARCHIVE, store
 from paper.tables import TABLES, algorithms, hacking
 from paper.tables.common import Context, Section
 
@@ -19,7 +20,7 @@ PLOTS = {"families": ("curves.png", plots.learning_curves), "sweeps": ("groups.p
 
 
 def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
-    """Write paper.{json,md}, and plots and grids to the folder `paper`; returns the page.
+    """Write paper.{json,md}, and plots, grids and an archive of the runs to the folder `paper`; returns the page.
 
     Args:
         context: the finished runs.
@@ -32,6 +33,7 @@ def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
         if draw(context, out / "paper" / file):
             drawn[name] = f"![{TABLES[name].TITLE}](paper/{file})"
     copy_grids(context, folder, out)
+    store(context.runs, folder, out)
     sections = {name: module.section(context) for name, module in TABLES.items()}
     text = page(context, sections, drawn, command)
     out.mkdir(parents=True, exist_ok=True)
@@ -66,6 +68,7 @@ def page(context: Context, sections: Mapping[str, Section], drawn: Mapping[str, 
         f"By `{command}`: {len(context.runs)} finished runs of {programme.model} on {machines},",
         f"up to {shared} at a time, with the training seeds {', '.join(map(str, programme.seeds))}. A cell without",
         "runs, or with fewer seeds, says so.",
+        *([f"`--stored` reads all runs from [their archive]({ARCHIVE})."] if context.runs else []),
         "",
         "Every run is judged on the same held-out prompts and image seeds, by its averaged weights. Intervals are",
         "95 %, over training seeds and prompts: both are random effects of a crossed design, with the variance of a",

@@ -10,6 +10,7 @@ from paper.__main__ import main
 from paper.experiments import Programme
 from paper.intervals import Estimate
 from paper.page import write_page
+from paper.stored import ARCHIVE
 from paper.tables import algorithms, families, gap, hacking, quantised, sweeps
 from paper.tables.common import Context
 from paper.tables.families import first_reached
@@ -180,5 +181,23 @@ def test_show_writes_page_and_plots_without_running(
         "By `python benchmarks/paper`: 6 finished runs of mini-sana on a machine,"
         in (tmp_path / "paper.md").read_text()
     )
-    assert {path.name for path in (tmp_path / "paper").iterdir()} == {"curves.png", "groups.png"}
+    assert {path.name for path in (tmp_path / "paper").iterdir()} == {"curves.png", "groups.png", "finished.tar.gz"}
     assert "46 runs of families are missing" in capsys.readouterr().err
+
+
+def test_tables_are_written_again_from_the_stored_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = finish_trials(Programme(), tmp_path / "runs")
+    finish(tuned.experiment("sol_rl", 1), tmp_path / "runs", 0.5)
+    words = ["paper", "families", "--show", "--out", str(tmp_path), "--results", str(RESULTS), "--runs"]
+
+    def show(*more: str) -> tuple[str, bytes]:
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        assert main() == 1
+        return (tmp_path / "paper.md").read_text(), (tmp_path / ARCHIVE).read_bytes()
+
+    first = show(str(tmp_path / "runs"))
+    assert "5 finished runs" in first[0]
+    assert show(str(tmp_path / "others"), "--stored") == first
+    (tmp_path / ARCHIVE).unlink()
+    with pytest.raises(SystemExit, match=r"--stored: got no .*finished.tar.gz"):
+        show(str(tmp_path / "others"), "--stored")
