@@ -101,6 +101,10 @@ class Hosting(BaseSettings):
     at, timeout and batch_size for those of a reward server.
     For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
 
+    reward_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the rewards' weights, unless a reward's options give one. auto is bfloat16 on a GPU, and on a
+    CPU each reward's own."""
+
     reward_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Addresses of reward servers that requests may name for rewards of their own, each http(s)://HOST:PORT.
     They get no token, and all others are refused. In the environment they are separated by commas."""
@@ -200,6 +204,13 @@ class Settings(HttpSettings, Hosting):
     def reward_names(self) -> tuple[str, ...]:
         """Names of the rewards, without addresses of servers."""
         return tuple(parse_reward(text).name for text in self.rewards)
+
+    @property
+    def dtype_of_rewards(self) -> str | None:
+        """Number format of the rewards' weights; None for each reward's own."""
+        if self.reward_dtype != "auto":
+            return self.reward_dtype
+        return "bfloat16" if self.torch_device.startswith("cuda") else None
 
     @property
     def options_of_rewards(self) -> dict[str, dict[str, Any]]:

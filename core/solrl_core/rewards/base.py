@@ -1,5 +1,6 @@
 """The reward interface, the registry of rewards, and sets of rewards combined by a weighted sum."""
 
+import inspect
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -109,12 +110,14 @@ def load_reward(
     model: RewardDefaults,
     options: Mapping[str, Any] | None = None,
     connect: RewardConnector | None = None,
+    dtype: str | None = None,
 ) -> Reward:
     """Load a reward on the model's device, or connect to the server at its option `at`.
 
     A class is constructed with `device` and its options. Those of a built-in reward are its weights (`model`,
     `checkpoint`, `processor`), `dtype` and `batch_size`. Options given here override those in the model's
-    `solrl.json`. Without options for its weights, a built-in reward loads its default hub id.
+    `solrl.json`, and both override `dtype`. Without options for its weights, a built-in reward loads its default hub
+    id.
 
     Options with `at` are all for the connection. A model's `solrl.json` can give neither `at` nor `endpoint`: a
     downloaded model must not choose where images are sent.
@@ -127,8 +130,10 @@ def load_reward(
         return _connected(name, dict(options or {}), connect)
     _require_no_address(name, model.options.rewards.get(name, {}))
     given = _options(name, model, options)
-    if isinstance(REWARDS.find(name), type):
-        given = {"device": str(model.device), **given}
+    found = REWARDS.find(name)
+    if isinstance(found, type):
+        takes_dtype = dtype is not None and "dtype" in inspect.signature(found).parameters
+        given = {"device": str(model.device), **({"dtype": dtype} if takes_dtype else {}), **given}
     loaded: Reward = REWARDS.make(name, given)
     return loaded
 
@@ -169,6 +174,7 @@ class RewardSet:
         sources: Mapping[str, str] | None = None,
         loaded: dict[str, Reward] | None = None,
         connect: RewardConnector | None = None,
+        dtype: str | None = None,
     ) -> "RewardSet":
         """Load each named reward once.
 
@@ -179,6 +185,7 @@ class RewardSet:
             sources: reward name → registered name or `package.module:attribute`, where that is not the name itself.
             loaded: cache shared between models. Rewards with the same options are taken from it, new ones added.
             connect: connects to the servers of rewards with the option `at`.
+            dtype: number format of the weights of rewards that take one and are given none; None for their own.
 
         Raises:
             ValueError, OSError: as `load_reward`; ValueError also for options of a reward that is not named.
@@ -190,10 +197,10 @@ class RewardSet:
         rewards = {}
         for name in wanted:
             source = (sources or {}).get(name, name)
-            identity = [source, str(model.device), _options(source, model, given.get(name))]
+            identity = [source, str(model.device), dtype, _options(source, model, given.get(name))]
             key = json.dumps(identity, sort_keys=True, default=str)
             if key not in shared:
-                shared[key] = load_reward(source, model, given.get(name), connect)
+                shared[key] = load_reward(source, model, given.get(name), connect, dtype)
             rewards[name] = shared[key]
         return cls(rewards)
 

@@ -205,6 +205,7 @@ class ModelRunner:
             latent_shape=identity.latent_shape,
             digests={**identity.digests, **self.scorer.rewards.digests()},
             rewards=self.scorer.rewards.names,
+            reward_dtype=self.scorer.dtype,
             precisions=capabilities.precisions,
             lora_targets=tuple(identity.adapter_layout),
             arithmetic=None if identity.arithmetic is None else dict(identity.arithmetic),

@@ -30,10 +30,17 @@ PART = "rewards"
 
 
 class Scorer:
-    """Scores one model's images. It depends on images and prompts only, not on the backend."""
+    """Scores one model's images. It depends on images and prompts only, not on the backend.
 
-    def __init__(self, rewards: RewardSet, device: torch.device, limit: BatchLimit) -> None:
+    Attributes:
+        rewards: the loaded rewards.
+        limit: largest number of images that are scored at once.
+        dtype: number format of the weights of rewards whose options give none; None for each reward's own.
+    """
+
+    def __init__(self, rewards: RewardSet, device: torch.device, limit: BatchLimit, dtype: str | None = None) -> None:
         self.rewards = rewards
+        self.dtype = dtype
         self.limit = limit
         self._run_rewards = RunRewards()
         self._device = device
@@ -68,9 +75,14 @@ class Scorer:
         device = torch.device(settings.torch_device)
         defaults = PlainDefaults(device, ModelOptions(rewards=model_options))
         rewards = RewardSet.load(
-            settings.reward_names, defaults, settings.options_of_rewards, loaded=loaded, connect=connect_reward
+            settings.reward_names,
+            defaults,
+            settings.options_of_rewards,
+            loaded=loaded,
+            connect=connect_reward,
+            dtype=settings.dtype_of_rewards,
         )
-        return cls(rewards, device, BatchLimit(model, PART, metrics))
+        return cls(rewards, device, BatchLimit(model, PART, metrics), settings.dtype_of_rewards)
 
     def check(self) -> None:
         """Raise if the device no longer works."""

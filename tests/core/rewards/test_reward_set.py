@@ -149,7 +149,7 @@ def test_each_reward_is_loaded_once_and_digested(backbone: Backbone, clipscore: 
 def test_a_reward_is_loaded_once_however_often_it_is_named(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[str] = []
 
-    def loading(name: str, backbone: Backbone, options: object, connect: object) -> Reward:
+    def loading(name: str, backbone: Backbone, options: object, connect: object, dtype: object) -> Reward:
         loads.append(name)
         return giving(torch.zeros(1))
 
@@ -175,6 +175,21 @@ def test_options_of_built_in_rewards_come_from_the_model(backbone: Backbone, mon
     found = load_reward("clipscore", backbone)
     assert isinstance(found, ClipScore)
     assert found._batch_size == 5
+
+
+def test_weights_have_the_given_dtype_unless_options_name_one(backbone: Backbone) -> None:
+    def dtype_of(options: dict[str, Any], dtype: str | None) -> torch.dtype:
+        found = load_reward("clipscore", backbone, options, dtype=dtype)
+        assert isinstance(found, ClipScore)
+        return next(found._model.parameters()).dtype
+
+    assert dtype_of({}, None) == torch.float32
+    assert dtype_of({}, "bfloat16") == torch.bfloat16
+    assert dtype_of({"dtype": "float32"}, "bfloat16") == torch.float32
+    cache: dict[str, Reward] = {}
+    for dtype in (None, "bfloat16"):
+        RewardSet.load(["clipscore", "verifier"], backbone, loaded=cache, dtype=dtype)
+    assert len(cache) == 4
 
 
 @pytest.mark.parametrize(

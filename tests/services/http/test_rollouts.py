@@ -125,6 +125,7 @@ def test_models_lists_digests_noise_and_precisions(service: RunningService, back
     ours = part_digests(backbone.parts) | RewardSet.load(["clipscore"], backbone).digests()
     check_digests(model.digests, ours)
     assert set(model.digests) == set(ours)
+    assert model.reward_dtype is None
     check_noise_contract(listed.noise)
     assert (model.name, model.family, model.rewards) == ("mini-sana", "sana", ("clipscore",))
     shares = {tier.precision: tier.quantized_share for tier in model.precisions}
