@@ -20,7 +20,7 @@ from solrl_core.memory import plan_memory
 from solrl_core.precision import supported_tiers
 from true_shapes import write_skeleton
 
-MODELS = {"flux": ("mini-flux", 24), "sd3": ("mini-sd3", 8), "sana": ("mini-sana", 24)}
+MODELS = {"flux": ("mini-flux", 24), "sd3": ("mini-sd3", 8), "sd3-medium": ("mini-sd3", 24), "sana": ("mini-sana", 24)}
 """Family → (miniature that provides the tokenizers, candidates per batch)."""
 
 

@@ -39,8 +39,8 @@ from torch import nn
 from training_phase_report import MICRO_BATCHES, PARTS, ROUNDS, SEEDS, Row, table
 from true_size import MINIATURES, skeleton
 
-PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana"}
-RECOMPUTED = {"flux": True, "sd3": True, "sana": False}
+PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana", "sd3-medium": "sd3-medium"}
+RECOMPUTED = {"flux": True, "sd3": True, "sana": False, "sd3-medium": False}
 """Whether the baseline recomputes its blocks."""
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from true_size import MINIATURES
 
-NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
+NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²", "sd3-medium": "SD3.5-M 512²"}
 WANTED = {"flux": 1.8, "sd3": 1.6, "sana": 1.5}
 ROUNDS = 3
 MICRO_BATCHES = 2
@@ -36,7 +36,7 @@ def table(rows: list[Row]) -> str:
         for row in own:
             ratio = f"{baseline['all'] / row['all']:.2f}" if baseline else ""
             if row["way"] == "solrl":
-                ratio = f"**{ratio}** (goal {WANTED[model]})"
+                ratio = f"**{ratio}**" + (f" (goal {WANTED[model]})" if model in WANTED else "")
             title = f"{NAMES[model]}, {row['batch']}" if row is baseline else ""
             cells = " | ".join(f"{row[part]:.1f}" for part in (*PARTS, "all"))
             option = f"with {row['way']}" if row["kind"] == "option" else row["way"]

@@ -93,23 +93,39 @@ SD35_LARGE = {
     "pos_embed_max_size": 192,
     "qk_norm": "rms_norm",
 }
+SD35_MEDIUM = {
+    "sample_size": 128,
+    "num_layers": 24,
+    "attention_head_dim": 64,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "caption_projection_dim": 1536,
+    "pooled_projection_dim": 2048,
+    "pos_embed_max_size": 384,
+    "dual_attention_layers": list(range(13)),
+    "qk_norm": "rms_norm",
+}
 SANA_1600M: dict[str, Any] = {}
 """Defaults of diffusers."""
 
-MODELS: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
+Parts = dict[str, tuple[Any, dict[str, Any]]]
+"""Part of a pipeline → (class of its configuration, values)."""
+
+SD35: Parts = {
+    "vae": (AutoencoderKL, WIDE_VAE | {"scaling_factor": 1.5305, "shift_factor": 0.0609}),
+    "text_encoder": (CLIPTextConfig, CLIP_L | {"projection_dim": 768}),
+    "text_encoder_2": (CLIPTextConfig, CLIP_G),
+    "text_encoder_3": (T5Config, T5_XXL),
+}
+MODELS: dict[str, Parts] = {
     "flux": {
         "transformer": (FluxTransformer2DModel, FLUX),
         "vae": (AutoencoderKL, WIDE_VAE | {"scaling_factor": 0.3611, "shift_factor": 0.1159}),
         "text_encoder": (CLIPTextConfig, CLIP_L),
         "text_encoder_2": (T5Config, T5_XXL),
     },
-    "sd3": {
-        "transformer": (SD3Transformer2DModel, SD35_LARGE),
-        "vae": (AutoencoderKL, WIDE_VAE | {"scaling_factor": 1.5305, "shift_factor": 0.0609}),
-        "text_encoder": (CLIPTextConfig, CLIP_L | {"projection_dim": 768}),
-        "text_encoder_2": (CLIPTextConfig, CLIP_G),
-        "text_encoder_3": (T5Config, T5_XXL),
-    },
+    "sd3": SD35 | {"transformer": (SD3Transformer2DModel, SD35_LARGE)},
+    "sd3-medium": SD35 | {"transformer": (SD3Transformer2DModel, SD35_MEDIUM)},
     "sana": {
         "transformer": (SanaTransformer2DModel, SANA_1600M),
         "vae": (AutoencoderDC, DC_AE_F32C32),
@@ -118,17 +134,17 @@ MODELS: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
 }
 
 
-def write_skeleton(family: str, miniature: Path, folder: Path) -> Path:
-    """Write a model folder with the true configurations of `family` and no weights.
+def write_skeleton(model: str, miniature: Path, folder: Path) -> Path:
+    """Write a model folder with the true configurations of a model and no weights.
 
     Args:
-        family: "flux", "sd3" or "sana".
+        model: a key of `MODELS`.
         miniature: pipeline folder with the same classes, which provides index, scheduler and tokenizers.
         folder: folder to write; an existing one is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(miniature, folder, ignore=shutil.ignore_patterns("*.safetensors", "solrl.json", "*.md", "*.png"))
-    for part, (kind, values) in MODELS[family].items():
+    for part, (kind, values) in MODELS[model].items():
         path = folder / part / "config.json"
         old = json.loads(path.read_text())
         if hasattr(kind, "load_config"):

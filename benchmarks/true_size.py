@@ -26,8 +26,8 @@ from true_shapes import write_skeleton
 
 Sizes = dict[str, Any]
 
-MINIATURES = {"flux": "mini-flux", "sd3": "mini-sd3", "sana": "mini-sana"}
-"""Family → miniature that provides the tokenizers."""
+MINIATURES = {"flux": "mini-flux", "sd3": "mini-sd3", "sd3-medium": "mini-sd3", "sana": "mini-sana"}
+"""Model → miniature that provides the tokenizers."""
 VIT_H: dict[str, Sizes] = {
     "vision": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 5120},
     "text": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
@@ -38,10 +38,10 @@ TINY: dict[str, Sizes] = {
 }
 
 
-def skeleton(family: str, folder: Path, device: str) -> PipelineBackbone:
-    """Load a family's model without weights, from configurations written to `folder`."""
-    miniature = Path(locate(MINIATURES[family]))
-    return load_skeleton(str(miniature if device == "cpu" else write_skeleton(family, miniature, folder / family)))
+def skeleton(model: str, folder: Path, device: str) -> PipelineBackbone:
+    """Load a model without weights, from configurations written to `folder`."""
+    miniature = Path(locate(MINIATURES[model]))
+    return load_skeleton(str(miniature if device == "cpu" else write_skeleton(model, miniature, folder / model)))
 
 
 def written(folder: Path, device: str) -> tuple[Path, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from solrl_trainer.config import RunConfig
 from solrl_trainer.presets import RECIPES, REWARDS, resolve
 
 # Text tokens, sigmas, LoRA targets and layers belong to the families and are tested there.
@@ -22,6 +23,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "algorithm.timestep_fraction": 0.6,
         "optimizer.max_grad_norm": 0.002,
         "optimizer.batch": 4,
+    },
+    # NVlabs/DiffusionNFT, config/nft.py; the other settings are Sol-RL's, too.
+    "sd3-medium": {
+        "model": "stabilityai/stable-diffusion-3.5-medium",
+        "solver": "dpm2",
+        "evaluate.steps": 40,
+        "algorithm.timestep_fraction": 0.99,
+        "optimizer.max_grad_norm": 1.0,
+        "optimizer.batch": 9,
     },
     "flux1": {
         "model": "black-forest-labs/FLUX.1-dev",
@@ -119,6 +129,15 @@ def test_a_recipe_on_trajectories_has_its_papers_settings(model: str, recipe: st
     assert found == wanted
     assert config.explore.sampler == ("training" if two else "ode")
     assert config.explore.steps == steps
+
+
+@pytest.mark.parametrize("stages", ["", "_two_stage"])
+def test_sd35_medium_has_the_guidance_and_prompts_of_its_baselines(stages: str) -> None:
+    def of(recipe: str) -> RunConfig:
+        return resolve(f"sd3-medium/{recipe}{stages}/pickscore").config
+
+    assert [of(recipe).guidance for recipe in ("flowgrpo", "flowgrpo_fast", "awm", "dpo")] == [4.5, 4.5, 1.0, 1.0]
+    assert [of(recipe).explore.prompts for recipe in ("flowgrpo", "awm")] == [48, 24]
 
 
 @pytest.mark.parametrize("recipe", TRAJECTORIES)

@@ -46,6 +46,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "optimizer.batch": 4,
         "optimizer.max_grad_norm": 0.002,
     },
+    # DiffusionNFT's configuration (NVlabs/DiffusionNFT, config/nft.py): 512 px, no guidance.
+    "sd3-medium": {
+        "model": "stabilityai/stable-diffusion-3.5-medium",
+        "prompts": "prompts",
+        "solver": "dpm2",
+        "optimizer.batch": 9,
+        "algorithm.timestep_fraction": 0.99,
+    },
     "flux1": {
         "model": "black-forest-labs/FLUX.1-dev",
         "prompts": "prompts",
@@ -116,7 +124,10 @@ _MINI_CLIPS = {"flowgrpo": 1e-3, "flowgrpo_fast": 1e-4, "dancegrpo": 1e-3}
 """About 10 times those of the papers, whose latents have 64 to 127 times as many values: a mean over n values varies as
 1 / √n."""
 _DANCE_LARGE = {"explore.prompts": 16, "lora.rank": 128, "lora.alpha": 256.0}
+# Flow-GRPO trains SD3.5-Medium with guidance (yifan123/flow_grpo, config/grpo.py: pickscore_sd3, pickscore_sd3_fast).
+_GUIDED = {"guidance": 4.5}
 _FLUX_FLOWGRPO = {"algorithm.eta": 0.9, "algorithm.kl_weight": 0.0}
+_LARGE = ("sana", "sd3", "sd3-medium", "flux1")
 _MINIS = ("mini-sana", "mini-sd3", "mini-flux")
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     **{(model, f"dpo{stages}"): {"optimizer.learning_rate": 3e-5} for model in _MINIS for stages in _STAGES},
@@ -126,7 +137,9 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
         for recipe, clip in _MINI_CLIPS.items()
         for stages in _STAGES
     },
-    **{(model, f"dancegrpo{stages}"): _DANCE_LARGE for model in ("sana", "sd3", "flux1") for stages in _STAGES},
+    **{(model, f"dancegrpo{stages}"): _DANCE_LARGE for model in _LARGE for stages in _STAGES},
+    **{("sd3-medium", recipe + stages): _GUIDED for recipe in ("flowgrpo", "flowgrpo_fast") for stages in _STAGES},
+    **{("sd3-medium", f"awm{stages}"): {"explore.prompts": 24} for stages in _STAGES},
     ("flux1", "flowgrpo"): {**_FLUX_FLOWGRPO, "explore.steps": 6},
     ("flux1", "flowgrpo_two_stage"): {**_FLUX_FLOWGRPO, **_same_steps(6)},
     ("flux1", "flowgrpo_fast"): {"explore.steps": 6},

@@ -3,7 +3,8 @@
 Source: Black Forest Labs, FLUX.1, through diffusers; layer choices of Sol-RL, arXiv 2604.06916.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +37,9 @@ class Flux(PipelineBackbone):
     keep_max_dim = 1000
     fp8_policy = LayerPolicy(quantize=(r"^(single_)?transformer_blocks\.",), keep=(r"\.norm",))
 
-    def _default_size(self) -> int:
-        # FLUX.1's configuration gives no size; this is Sol-RL's.
+    @classmethod
+    def own_size(cls, config: Mapping[str, Any]) -> int | None:
+        """Sol-RL's size; FLUX.1's configuration gives none."""
         return 512
 
     @property

@@ -92,8 +92,8 @@ def family_of(pipeline: object, where: str) -> type[PipelineBackbone]:
         raise ValueError(f"{where}: {error}") from error
 
 
-def pipeline_call(model: str, *, revision: str | None = None) -> dict[str, Any] | None:
-    """Arguments of the model's diffusers pipeline that its family generates with, beside a prompt.
+def pipeline_call(model: str, guidance: float, *, revision: str | None = None) -> dict[str, Any] | None:
+    """Arguments of the model's diffusers pipeline with which it generates as here, beside a prompt and the steps.
 
     Nothing is downloaded: None if the model's files are not on this machine.
 
@@ -101,13 +101,20 @@ def pipeline_call(model: str, *, revision: str | None = None) -> dict[str, Any] 
         ValueError: unknown model or family.
     """
     where = locate(model)
-    index: Path | str | Any = Path(where) / "model_index.json"
-    if not Path(where).is_dir():
-        index = try_to_load_from_cache(where, "model_index.json", revision=revision)
-    if not isinstance(index, str | Path) or not Path(index).is_file():
+
+    def on_this_machine(name: str) -> Path | None:
+        file: object = Path(where) / name
+        if not Path(where).is_dir():
+            file = try_to_load_from_cache(where, name, revision=revision)
+        return Path(file) if isinstance(file, str | Path) and Path(file).is_file() else None
+
+    index, config = on_this_machine("model_index.json"), on_this_machine("transformer/config.json")
+    if index is None or config is None:
         return None
-    family = family_of(json.loads(Path(index).read_text(encoding="utf-8")).get("_class_name"), where)
-    return family.pipeline_call(read_options(str(Path(index).parent)))
+    family = family_of(json.loads(index.read_text(encoding="utf-8")).get("_class_name"), where)
+    return family.pipeline_call(
+        read_options(str(index.parent)), json.loads(config.read_text(encoding="utf-8")), guidance
+    )
 
 
 def advice(error: BaseException, where: str) -> str:

@@ -1,7 +1,7 @@
 """Base class of the families: a backbone around a loaded diffusers pipeline."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -68,11 +68,24 @@ class PipelineBackbone(Backbone):
             self.max_sequence_length = options.max_sequence_length
 
     @classmethod
-    def pipeline_call(cls, options: ModelOptions) -> dict[str, Any]:
-        """Arguments with which the diffusers pipeline encodes and sizes as this family does, beside a prompt."""
-        sizes = {"height": options.height, "width": options.width}
+    def pipeline_call(cls, options: ModelOptions, config: Mapping[str, Any], guidance: float) -> dict[str, Any]:
+        """Arguments with which the diffusers pipeline generates as this family does, beside a prompt and the steps.
+
+        Args:
+            options: the model's own settings.
+            config: the transformer's configuration.
+            guidance: as this family takes it.
+        """
+        own = cls.own_size(config)
+        sizes = {"height": options.height or own, "width": options.width or own}
         given = {name: value for name, value in sizes.items() if value is not None}
-        return given | {"max_sequence_length": options.max_sequence_length or cls.max_sequence_length}
+        length = options.max_sequence_length or cls.max_sequence_length
+        return {"guidance_scale": guidance, **given, "max_sequence_length": length}
+
+    @classmethod
+    def own_size(cls, config: Mapping[str, Any]) -> int | None:
+        """Default height and width in pixels for a transformer's configuration; None for what that says itself."""
+        return None
 
     @property
     def text_encoders(self) -> dict[str, nn.Module]:
@@ -108,8 +121,8 @@ class PipelineBackbone(Backbone):
 
     def _default_size(self) -> int:
         """Height and width in pixels, if the model's options give none."""
-        size: int = self._config.sample_size
-        return size * self._scale
+        own = self.own_size(self._config)
+        return self._config.sample_size * self._scale if own is None else own
 
     @property
     def _patch_size(self) -> int:

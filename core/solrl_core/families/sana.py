@@ -5,7 +5,7 @@ Source: Xie et al., arXiv 2410.10629; layer choices of Sol-RL, arXiv 2604.06916,
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,10 @@ class Sana(PipelineBackbone):
                 block.attn2.set_processor(FusedCrossAttention())  # type: ignore[union-attr,operator]
 
     @classmethod
-    def pipeline_call(cls, options: ModelOptions) -> dict[str, Any]:
+    def pipeline_call(cls, options: ModelOptions, config: Mapping[str, Any], guidance: float) -> dict[str, Any]:
         """Without the pipeline's own prompt prefix, and at exactly the size that is set."""
-        call = super().pipeline_call(options) | {"complex_human_instruction": options.complex_human_instruction or None}
+        call = super().pipeline_call(options, config, guidance)
+        call["complex_human_instruction"] = options.complex_human_instruction or None
         return call | ({"use_resolution_binning": False} if "height" in call else {})
 
     def sigmas(self, steps: int) -> list[float]:

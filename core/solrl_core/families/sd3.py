@@ -3,7 +3,8 @@
 Source: Esser et al., arXiv 2403.03206; layer choices of Sol-RL, arXiv 2604.06916, in diffusers' names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,11 +24,17 @@ class StableDiffusion3(PipelineBackbone):
     family = "sd3"
     max_sequence_length = 128
     lora_targets = r"transformer_blocks\.\d+\.attn\.(add_[qkv]_proj|to_add_out|to_[qkv]|to_out\.0)"
-    # The paper's list also has pos_embed, which is a convolution over 2×2 patches here and never quantised.
+    # The paper's list also has pos_embed, which is a convolution over 2×2 patches here and never quantised. It is for
+    # SD3.5-Large, whose attention is 2432 wide; of SD3.5-Medium, 1536 wide, it keeps attention likewise.
     quantize = (r"^transformer_blocks\.",)
     keep = ("context_embedder", "time_text_embed", "norm_out", "norm1", "ff_context")
     keep_max_dim = 2432
     fp8_policy = LayerPolicy(quantize=(r"^transformer_blocks\.",), keep=("norm1",))
+
+    @classmethod
+    def own_size(cls, config: Mapping[str, Any]) -> int | None:
+        """The size at which Flow-GRPO, DiffusionNFT and AWM train SD3.5-Medium, the one model with dual attention."""
+        return 512 if config.get("dual_attention_layers") else None
 
     def sigmas(self, steps: int) -> list[float]:
         """Schedule of the pipeline: a static shift (3 for the released models), or a dynamic one if so configured."""

@@ -1,14 +1,22 @@
 """Stable Diffusion 3: images compared with its diffusers pipeline, quantised layers with the paper's list."""
 
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 from solrl_core.families.base import stack
+from solrl_core.families.load import locate, pipeline_call
 from solrl_core.families.sd3 import StableDiffusion3
+from solrl_core.families.skeleton import load_skeleton
 from solrl_core.lora import adapter_layout
 from solrl_core.noise import initial_noise
-from solrl_core.precision import LayerPolicy, linear_flops
+from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
 from tiny_pipelines import HEIGHT, PROMPTS, T5_TOKENS, WIDTH, Tiny, difference, sized
+from torch import nn
+from true_shapes import write_skeleton
 
 STEPS = 4
 POLICY = LayerPolicy(StableDiffusion3.quantize, StableDiffusion3.keep, StableDiffusion3.keep_max_dim)
@@ -77,6 +85,17 @@ def test_digests_cover_all_parts_of_an_image(sd3: Tiny) -> None:
     assert set(sd3.backbone.parts) == {"transformer", "vae", "scheduler"} | encoders
 
 
+def test_a_fused_transformer_equals_diffusers(sd3: Tiny) -> None:
+    backbone = sd3.backbone
+    fused = copy.deepcopy(backbone.transformer)
+    backbone.fuse(fused)
+    latents, sigma = initial_noise([3, 14], backbone.latent_shape), torch.tensor([0.9, 0.2])
+    rows = backbone.encode(PROMPTS, 3.5)
+    with torch.no_grad():
+        ours, theirs = (backbone.velocity(each, latents, sigma, rows, 3.5) for each in (fused, backbone.transformer))
+    assert difference(ours, theirs) <= 1e-4 * float(theirs.abs().max())
+
+
 @pytest.fixture(scope="module")
 def large() -> SD3Transformer2DModel:
     """SD3.5-Large without weights, by its published configuration."""
@@ -103,14 +122,19 @@ def test_the_papers_list_quantises_the_image_feed_forward_of_sd35_large(large: S
     selected = POLICY.select(large)
     assert selected == [f"transformer_blocks.{i}.ff.net.{layer}" for i in range(38) for layer in ("0.proj", "2")]
 
-    def run() -> None:
-        text, pooled = torch.zeros(1, 77 + 128, 4096, device="meta"), torch.zeros(1, 2048, device="meta")
-        large(torch.zeros(1, 16, 128, 128, device="meta"), text, pooled, torch.zeros(1, device="meta"))
-
-    flops = {name: n for name, n in linear_flops(large, run).items() if name.startswith("transformer_blocks.")}
-    share = sum(flops[name] for name in selected) / sum(flops.values())
+    share = share_of(large, selected, 128)
     print(f"SD3.5-Large at 1024 px: {share:.1%} of the blocks' linear FLOPs are quantised")
     assert share == pytest.approx(0.635, abs=0.002)
+
+
+def share_of(transformer: nn.Module, layers: Sequence[str], side: int) -> float:
+    """Share of the blocks' linear FLOPs in `layers`, for latents of `side` × `side` and 77 + 128 text tokens."""
+
+    def run() -> None:
+        inputs = [torch.zeros(shape, device="meta") for shape in ((1, 16, side, side), (1, 77 + 128, 4096), (1, 2048))]
+        transformer(*(x.to(next(transformer.parameters()).dtype) for x in inputs), torch.zeros(1, device="meta"))
+
+    return share_of_flops(linear_flops(transformer, run), layers, StableDiffusion3.blocks)
 
 
 def test_lora_targets_of_sd35_large_are_the_papers(large: SD3Transformer2DModel, sd3: Tiny) -> None:
@@ -122,3 +146,23 @@ def test_lora_targets_of_sd35_large_are_the_papers(large: SD3Transformer2DModel,
         assert set(adapter_layout(model, StableDiffusion3.lora_targets)) == expected
     # The last block has no text output.
     assert len(adapter_layout(large, StableDiffusion3.lora_targets)) == 38 * 8 - 1
+
+
+def test_sd35_medium(tmp_path: Path) -> None:
+    """Size, layers and LoRA targets at its true configuration, whose first 13 blocks have a second attention."""
+    folder = write_skeleton("sd3-medium", Path(locate("mini-sd3")), tmp_path / "medium")
+    medium = load_skeleton(str(folder))
+    assert (medium.height, medium.width, medium.latent_shape) == (512, 512, (16, 64, 64))
+    call = {"guidance_scale": 4.5, "height": 512, "width": 512, "max_sequence_length": 128}
+    assert pipeline_call(str(folder), 4.5) == call, "the pipeline's own size is 1024 px"
+    # The second attention is kept as the first is, and adapted no more than DiffusionNFT and Flow-GRPO do.
+    selected = [policy.select(medium.transformer) for policy in (medium.policy, medium.fp8_policy)]
+    at_nvfp4, at_fp8 = ({name.split(".", 2)[2] for name in names} for names in selected)
+    assert at_nvfp4 == {"ff.net.0.proj", "ff.net.2"}
+    assert at_fp8 > {"attn.to_q", "attn2.to_q"}
+    layout = adapter_layout(medium.transformer, medium.lora_targets)
+    assert len(layout) == 24 * 8 - 1
+    assert not any("attn2" in name for name in layout)
+    shares = [share_of(medium.transformer, names, 64) for names in selected]
+    print(f"SD3.5-Medium at 512 px: {shares[0]:.1%} of the blocks' linear FLOPs at NVFP4, {shares[1]:.1%} at FP8")
+    assert shares == [pytest.approx(0.485, abs=0.002), pytest.approx(0.999, abs=0.001)]

@@ -74,8 +74,8 @@ def model_card(config: RunConfig, version: int, measured: HeldOut | None, source
     registered = config.model in MODELS
     on_hub = not registered and not Path(config.model).is_dir()
     base = config.model if registered or on_hub else Path(config.model).name
-    call = pipeline_call(config.model, revision=config.revision)
-    arguments = {"num_inference_steps": config.evaluate.steps, "guidance_scale": config.guidance} | (call or {})
+    call = pipeline_call(config.model, config.guidance, revision=config.revision)
+    arguments = {"num_inference_steps": config.evaluate.steps} | (call or {"guidance_scale": config.guidance})
     revision = f", revision={config.revision!r}" if config.revision else ""
     shown = config.model_copy(update={"model": base, "prompts": Path(config.prompts).name})
     page: str = environment.get_template("model_card.md.j2").render(
