@@ -20,7 +20,13 @@ from solrl_core.memory import plan_memory
 from solrl_core.precision import supported_tiers
 from true_shapes import write_skeleton
 
-MODELS = {"flux": ("mini-flux", 24), "sd3": ("mini-sd3", 8), "sd3-medium": ("mini-sd3", 24), "sana": ("mini-sana", 24)}
+MODELS = {
+    "flux": ("mini-flux", 24),
+    "sd3": ("mini-sd3", 8),
+    "sana": ("mini-sana", 24),
+    "sd3-medium": ("mini-sd3", 24),
+    "z-image": (None, 24),
+}
 """Family → (miniature that provides the tokenizers, candidates per batch)."""
 
 
@@ -60,7 +66,7 @@ def measure(family: str) -> list[dict[str, Any]]:
     miniature, batch = MODELS[family]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        path = write_skeleton(family, Path(locate(miniature)), Path(folder) / family)
+        path = write_skeleton(family, None if miniature is None else Path(locate(miniature)), Path(folder) / family)
         tiers = supported_tiers(torch.device("cuda"))
         plans = {tier: plan_memory(load_skeleton(str(path)), [tier], batch) for tier in tiers}
         backbone = materialize(load_skeleton(str(path)), "cuda")
@@ -69,7 +75,7 @@ def measure(family: str) -> list[dict[str, Any]]:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             generator = Generator(backbone, tier)
-            generator.generate("a", range(batch), steps=2)
+            generator.generate("a " * 600, range(batch), steps=2)  # as many tokens as the model reads
             rows.append(
                 {
                     "model": family,

@@ -1,6 +1,6 @@
 """Folders of configurations with the real models' shapes, taken from their published config.json files.
 
-Tokenizers come from the miniatures; they only have to produce as many tokens as the model takes.
+Tokenizers come from the miniatures, or have no merges; they only have to produce as many tokens as the model takes.
 """
 
 import json
@@ -11,11 +11,14 @@ from typing import Any
 from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
     FluxTransformer2DModel,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
+    ZImageTransformer2DModel,
 )
-from transformers import CLIPTextConfig, Gemma2Config, T5Config
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import CLIPTextConfig, Gemma2Config, Qwen2Tokenizer, Qwen3Config, T5Config
 
 WIDE_VAE = {
     "block_out_channels": [128, 256, 512, 512],
@@ -53,6 +56,18 @@ GEMMA_2_2B = {
     "num_key_value_heads": 4,
     "head_dim": 256,
     "vocab_size": 256000,
+}
+QWEN_3_4B = {
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
 }
 DC_AE_F32C32 = {
     "in_channels": 3,
@@ -105,6 +120,17 @@ SD35_MEDIUM = {
     "dual_attention_layers": list(range(13)),
     "qk_norm": "rms_norm",
 }
+Z_IMAGE = {
+    "in_channels": 16,
+    "dim": 3840,
+    "n_layers": 30,
+    "n_refiner_layers": 2,
+    "n_heads": 30,
+    "n_kv_heads": 30,
+    "cap_feat_dim": 2560,
+    "axes_dims": [32, 48, 48],
+    "axes_lens": [1536, 512, 512],
+}
 SANA_1600M: dict[str, Any] = {}
 """Defaults of diffusers."""
 
@@ -131,19 +157,58 @@ MODELS: dict[str, Parts] = {
         "vae": (AutoencoderDC, DC_AE_F32C32),
         "text_encoder": (Gemma2Config, GEMMA_2_2B),
     },
+    "z-image": {
+        "transformer": (ZImageTransformer2DModel, Z_IMAGE),
+        "vae": (AutoencoderKL, WIDE_VAE | {"scaling_factor": 0.3611, "shift_factor": 0.1159}),
+        "text_encoder": (Qwen3Config, QWEN_3_4B),
+    },
 }
+CHAT = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Qwen3's chat template for one message."""
 
 
-def write_skeleton(model: str, miniature: Path, folder: Path) -> Path:
+def qwen_tokenizer() -> Qwen2Tokenizer:
+    """Qwen's tokenizer without merges: a token for each byte, and the special ones of a chat."""
+    vocabulary = {letter: at for at, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    special = ["<|im_start|>", "<|im_end|>"]
+    return Qwen2Tokenizer(vocab=vocabulary, merges=[], additional_special_tokens=special, chat_template=CHAT)
+
+
+def write_z_image(folder: Path) -> None:
+    """Write what a Z-Image folder has beside its large parts, of which only the folders: index, schedule, tokenizer."""
+    parts = {
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+        "text_encoder": ["transformers", "Qwen3Model"],
+        "tokenizer": ["transformers", "Qwen2Tokenizer"],
+        "transformer": ["diffusers", "ZImageTransformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+    for name in ("text_encoder", "transformer", "vae"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "ZImagePipeline", **parts}))
+    FlowMatchEulerDiscreteScheduler(shift=6.0).save_pretrained(folder / "scheduler")
+    qwen_tokenizer().save_pretrained(folder / "tokenizer")
+
+
+def write_skeleton(model: str, miniature: Path | None, folder: Path) -> Path:
     """Write a model folder with the true configurations of a model and no weights.
 
     Args:
         model: a key of `MODELS`.
-        miniature: pipeline folder with the same classes, which provides index, scheduler and tokenizers.
+        miniature: pipeline folder with the same classes, which provides index, scheduler and tokenizers; None for
+            Z-Image.
         folder: folder to write; an existing one is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(miniature, folder, ignore=shutil.ignore_patterns("*.safetensors", "solrl.json", "*.md", "*.png"))
+    if miniature is None:
+        write_z_image(folder)
+    else:
+        unwanted = shutil.ignore_patterns("*.safetensors", "solrl.json", "*.md", "*.png")
+        shutil.copytree(miniature, folder, ignore=unwanted)
     for part, (kind, values) in MODELS[model].items():
         path = folder / part / "config.json"
         old = json.loads(path.read_text())

@@ -27,7 +27,7 @@ from true_shapes import write_skeleton
 Sizes = dict[str, Any]
 
 MINIATURES = {"flux": "mini-flux", "sd3": "mini-sd3", "sd3-medium": "mini-sd3", "sana": "mini-sana"}
-"""Model → miniature that provides the tokenizers."""
+"""Model → miniature that provides the tokenizers; Z-Image has none."""
 VIT_H: dict[str, Sizes] = {
     "vision": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 5120},
     "text": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
@@ -39,9 +39,13 @@ TINY: dict[str, Sizes] = {
 
 
 def skeleton(model: str, folder: Path, device: str) -> PipelineBackbone:
-    """Load a model without weights, from configurations written to `folder`."""
-    miniature = Path(locate(MINIATURES[model]))
-    return load_skeleton(str(miniature if device == "cpu" else write_skeleton(model, miniature, folder / model)))
+    """Load a model without weights, from configurations written to `folder`; on a CPU its miniature."""
+    miniature = Path(locate(MINIATURES[model])) if model in MINIATURES else None
+    if device != "cpu":
+        return load_skeleton(str(write_skeleton(model, miniature, folder / model)))
+    if miniature is None:
+        raise SystemExit(f"{model} has no miniature to try out on a CPU; run this on a GPU, or choose another model")
+    return load_skeleton(str(miniature))
 
 
 def written(folder: Path, device: str) -> tuple[Path, dict[str, Any]]:

@@ -43,17 +43,6 @@ def angles(count: int, size: int) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
-@pytest.fixture
-def fp8_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FP8 layers without FP8 units: their product is that of the codes."""
-
-    def product(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(codes.float() * scale, weight.float() * weight_scale, None if bias is None else bias.float())
-
-    monkeypatch.setattr(fp8, "require_fp8", lambda device: "row")
-    monkeypatch.setattr(fp8, "_product", product)
-
-
 def counted(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[torch.Size]:
     """The shapes that `module` gives its function `name` from now on."""
     shapes: list[torch.Size] = []

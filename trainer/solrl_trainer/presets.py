@@ -54,6 +54,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "optimizer.batch": 9,
         "algorithm.timestep_fraction": 0.99,
     },
+    # UniRL's recipe (Tencent-Hunyuan/UniRL, examples/diffusion/z_image/z_image_trainside.yaml): 512 px, no guidance.
+    "z-image": {
+        "model": "Tongyi-MAI/Z-Image",
+        "prompts": "prompts",
+        "lora.rank": 64,
+        "lora.alpha": 128.0,
+        "optimizer.batch": 8,
+    },
     "flux1": {
         "model": "black-forest-labs/FLUX.1-dev",
         "prompts": "prompts",
@@ -126,8 +134,17 @@ _MINI_CLIPS = {"flowgrpo": 1e-3, "flowgrpo_fast": 1e-4, "dancegrpo": 1e-3}
 _DANCE_LARGE = {"explore.prompts": 16, "lora.rank": 128, "lora.alpha": 256.0}
 # Flow-GRPO trains SD3.5-Medium with guidance (yifan123/flow_grpo, config/grpo.py: pickscore_sd3, pickscore_sd3_fast).
 _GUIDED = {"guidance": 4.5}
+# UniRL's FlowGRPO on Z-Image: three stochastic steps within the first half of 12.
+_Z_IMAGE_FAST = {
+    "algorithm.clip_range": 1e-4,
+    "algorithm.eta": 0.7,
+    "algorithm.window": 3,
+    "explore.prompts": 64,
+    "explore.keep": 16,
+    "optimizer.weight_decay": 0.0,
+}
 _FLUX_FLOWGRPO = {"algorithm.eta": 0.9, "algorithm.kl_weight": 0.0}
-_LARGE = ("sana", "sd3", "sd3-medium", "flux1")
+_LARGE = ("sana", "sd3", "sd3-medium", "z-image", "flux1")
 _MINIS = ("mini-sana", "mini-sd3", "mini-flux")
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     **{(model, f"dpo{stages}"): {"optimizer.learning_rate": 3e-5} for model in _MINIS for stages in _STAGES},
@@ -140,6 +157,8 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     **{(model, f"dancegrpo{stages}"): _DANCE_LARGE for model in _LARGE for stages in _STAGES},
     **{("sd3-medium", recipe + stages): _GUIDED for recipe in ("flowgrpo", "flowgrpo_fast") for stages in _STAGES},
     **{("sd3-medium", f"awm{stages}"): {"explore.prompts": 24} for stages in _STAGES},
+    ("z-image", "flowgrpo_fast"): {**_Z_IMAGE_FAST, "explore.candidates": 16, "explore.steps": 12},
+    ("z-image", "flowgrpo_fast_two_stage"): {**_Z_IMAGE_FAST, **_same_steps(12), "explore.candidates": 64},
     ("flux1", "flowgrpo"): {**_FLUX_FLOWGRPO, "explore.steps": 6},
     ("flux1", "flowgrpo_two_stage"): {**_FLUX_FLOWGRPO, **_same_steps(6)},
     ("flux1", "flowgrpo_fast"): {"explore.steps": 6},

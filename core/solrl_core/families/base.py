@@ -35,7 +35,10 @@ class Backbone(ABC):
         lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
         policy: layers to quantise at nvfp4.
         fp8_policy: layers to quantise at fp8.
-        blocks: names of the transformer's lists of blocks; the quantised share is relative to their FLOPs.
+        blocks: names of the transformer's lists of blocks, in the order in which they run; the quantised share is
+            relative to their FLOPs.
+        one_length: whether all prompts have equally many tokens. If not, blocks compile for the first number and then
+            for any.
         parts: the parts that digests cover, by name.
     """
 
@@ -50,6 +53,7 @@ class Backbone(ABC):
     policy: LayerPolicy
     fp8_policy: LayerPolicy
     blocks: tuple[str, ...] = ("transformer_blocks",)
+    one_length: bool = True
     parts: Mapping[str, Any]
     options: ModelOptions
 
@@ -137,4 +141,4 @@ class Backbone(ABC):
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         for name in self.blocks:
             for block in transformer.get_submodule(name).children():
-                block.compile(dynamic=False)
+                block.compile(dynamic=False if self.one_length else None)

@@ -26,6 +26,7 @@ FAMILIES: Registry[type[PipelineBackbone]] = Registry(
         "FluxPipeline": "solrl_core.families.flux:Flux",
         "SanaPipeline": "solrl_core.families.sana:Sana",
         "StableDiffusion3Pipeline": "solrl_core.families.sd3:StableDiffusion3",
+        "ZImagePipeline": "solrl_core.families.z_image:ZImage",
     },
     wrong=_wrong_family,
     # Nothing else: a downloaded model must not choose what is imported.

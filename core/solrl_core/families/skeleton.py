@@ -12,7 +12,7 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.model_options import read_options
 
 # Files to download from the hub: configurations and tokenizers, no weights.
-_PATTERNS = ["*.json", "*/*.json", "*/*.txt", "*/*.model"]
+_PATTERNS = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja"]
 
 
 def load_skeleton(model: str, *, revision: str | None = None) -> PipelineBackbone:

@@ -1,7 +1,7 @@
 """Tiny models of each family, written and loaded once."""
 
 import pytest
-from tiny_pipelines import Tiny, load_both, write_flux, write_sd3
+from tiny_pipelines import Tiny, load_both, write_flux, write_sd3, write_z_image
 
 SD3 = {
     "sd3": {"sd35": False},
@@ -20,3 +20,10 @@ def sd3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def flux(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """FLUX.1 with and without a guidance embedding."""
     return load_both(write_flux(tmp_path_factory.mktemp("models") / request.param, dev=request.param == "dev"))
+
+
+@pytest.fixture(scope="session", params=["static", "dynamic"])
+def z_image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Z-Image, and one whose schedule depends on the size."""
+    folder = tmp_path_factory.mktemp("models") / f"z-image-{request.param}"
+    return load_both(write_z_image(folder, dynamic=request.param == "dynamic"))

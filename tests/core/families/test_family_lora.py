@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
@@ -13,23 +12,24 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, encode_for_diffusers
 from solrl_core.errors import AdapterError
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.families.load import locate
+from solrl_core.families.load import locate, pipeline_call
 from solrl_core.generator import Generator
 from solrl_core.lora import adapter_layout
 from solrl_core.noise import initial_noise
 from solrl_core.sampler import unshifted_sigmas
-from tiny_pipelines import HEIGHT, PROMPTS, T5_TOKENS, WIDTH, difference, on_a_grid, write_flux, write_sd3
+from tiny_pipelines import PROMPTS, difference, on_a_grid, write_flux, write_sd3, write_z_image
 
-SANA_CALL = {"height": 64, "width": 64, "complex_human_instruction": [], "max_sequence_length": 16}
-SANA_CALL |= {"use_resolution_binning": False, "sigmas": unshifted_sigmas(3)[:-1]}
+SANA_SIGMAS = unshifted_sigmas(3)[:-1]
 
 
-@pytest.fixture(scope="module", params=["sana", "sd3", "flux"])
+@pytest.fixture(scope="module", params=["sana", "sd3", "flux", "z-image"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each family."""
     if request.param == "sana":
         return Path(locate("mini-sana"))
     made = tmp_path_factory.mktemp("lora") / request.param
+    if request.param == "z-image":
+        return write_z_image(made)
     return write_sd3(made, sd35=True) if request.param == "sd3" else write_flux(made, dev=True)
 
 
@@ -106,14 +106,13 @@ def test_the_exported_file_gives_the_same_image_in_diffusers(model: Backbone, fo
     (tmp_path / "lora.safetensors").write_bytes(encode_for_diffusers(adapter))
     pipeline.load_lora_weights(str(tmp_path), weight_name="lora.safetensors")
     noise = initial_noise([3], mine.latent_shape)
-    call: dict[str, Any] = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": T5_TOKENS}
+    call = {**(pipeline_call(str(folder), 1.0) or {}), **({"sigmas": SANA_SIGMAS} if mine.family == "sana" else {})}
     theirs = pipeline(
         PROMPTS[0],
-        guidance_scale=1.0,
         num_inference_steps=3,
         latents=pipeline._pack_latents(noise, *noise.shape) if mine.family == "flux" else noise,
         output_type="pt",
-        **(SANA_CALL if mine.family == "sana" else call),
+        **call,
     ).images
     assert difference(ours, theirs) <= 1e-5
     assert difference(ours, base) > 0.01

@@ -16,6 +16,8 @@ from diffusers import (
     FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
 )
 from lora_helpers import own_copy
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
@@ -28,15 +30,19 @@ from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5EncoderModel,
     T5TokenizerFast,
 )
+from true_shapes import qwen_tokenizer
 
 HEIGHT, WIDTH = 64, 96
 """Default image size in pixels; latents are 8 times smaller."""
 PROMPTS = ["a red circle", "two blue squares to the left of a green cross"]
 T5_TOKENS = 20
+QWEN_TOKENS = 80
 
 _PIECES = ("<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "▁red", "▁blue", "▁circle", "▁squares")
 
@@ -91,7 +97,7 @@ def _vae() -> AutoencoderKL:
     )
 
 
-def _save(pipeline: DiffusionPipeline, folder: Path) -> Path:
+def _save(pipeline: DiffusionPipeline, folder: Path, tokens: int = T5_TOKENS) -> Path:
     """Write a pipeline with weights that BF16 holds exactly, so that every loader gets the same values."""
     for name, part in pipeline.components.items():
         if not isinstance(part, torch.nn.Module):
@@ -104,7 +110,7 @@ def _save(pipeline: DiffusionPipeline, folder: Path) -> Path:
                 tensor.add_(torch.randn_like(tensor) * 0.05)
             tensor.copy_(tensor.bfloat16())
     pipeline.save_pretrained(folder)
-    settings = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": T5_TOKENS, "keep_max_dim": 0}
+    settings = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": tokens, "keep_max_dim": 0}
     (folder / "solrl.json").write_text(json.dumps(settings))
     return folder
 
@@ -164,6 +170,45 @@ def write_flux(folder: Path, *, dev: bool) -> Path:
         tokenizer_2=_t5_tokenizer(),
     )
     return _save(pipeline, folder)
+
+
+def write_z_image(folder: Path, *, dynamic: bool = False) -> Path:
+    """A tiny Z-Image, whose text encoder is stored as a whole language model, as in the published folder."""
+    torch.manual_seed(0)
+    transformer = ZImageTransformer2DModel(
+        in_channels=4,
+        dim=48,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=3,
+        n_kv_heads=3,
+        cap_feat_dim=64,
+        axes_dims=[4, 6, 6],
+        axes_lens=[128, 16, 16],
+    )
+    tokenizer = qwen_tokenizer()
+    language = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            tie_word_embeddings=True,
+        )
+    )
+    pipeline = ZImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0, use_dynamic_shifting=dynamic),
+        vae=_vae(),
+        text_encoder=language.model,
+        tokenizer=tokenizer,
+        transformer=transformer,
+    )
+    _save(pipeline, folder, QWEN_TOKENS)
+    language.save_pretrained(folder / "text_encoder")
+    return folder
 
 
 @dataclass(frozen=True)
