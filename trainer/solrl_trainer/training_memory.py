@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.config import Lora, RunConfig
 from solrl_trainer.lora import inject
-from solrl_trainer.trained_blocks import wrap_blocks
+from solrl_trainer.trained_blocks import TrainedBlock, wrap_blocks
 
 _STATE = 24
 """Bytes per LoRA weight: two policies, two moments, the accumulated gradient, and the gradient of a micro-batch."""
@@ -88,15 +88,17 @@ def plan_training(
     rows = {
         name: torch.empty(batch, *row.shape[1:], dtype=row.dtype, device="meta") for name, row in conditioning.items()
     }
-    given: list[tuple[Any, Any]] = []
+    # With guidance, a family may run each block twice.
+    given: dict[TrainedBlock, list[tuple[Any, Any]]] = {block: [] for block in blocks}
     for block in blocks:
-        block.register_forward_pre_hook(lambda _, args, kwargs: given.append((args, kwargs)), with_kwargs=True)
+        block.register_forward_pre_hook(
+            lambda block, args, kwargs: given[block].append((args, kwargs)), with_kwargs=True
+        )
     with torch.no_grad(), Meta():
         own.velocity(own.transformer, latents, torch.ones(batch, device="meta"), rows, guidance)
     counted: dict[Any, tuple[int, int]] = {}
-    sizes = []
-    for wrapped, (args, kwargs) in zip(blocks, given, strict=True):
-        inner = wrapped.block
+
+    def count_of(inner: nn.Module, args: Any, kwargs: Any) -> tuple[int, int]:
         kind = (
             type(inner),
             *(weight.shape for weight in inner.parameters()),
@@ -104,8 +106,11 @@ def plan_training(
         )
         if kind not in counted:
             counted[kind] = _count(inner, args, kwargs)
-        sizes.append(counted[kind])
-    kept, inputs = zip(*sizes, strict=True)
+        return counted[kind]
+
+    sizes = [[count_of(block.block, *each) for each in passes] for block, passes in given.items()]
+    kept = tuple(sum(kept for kept, _ in passes) for passes in sizes)
+    inputs = tuple(sum(inputs for _, inputs in passes) for passes in sizes)
     return TrainingPlan(kept, inputs, _STATE * sum(weight.numel() for layer in layers for weight in layer.current))
 
 

@@ -60,7 +60,8 @@ class ZImage(PipelineBackbone):
             parent = transformer.get_submodule(blocks)
             for name, block in list(parent.named_children()):
                 setattr(parent, name, FusedBlock(block))
-        transformer.rope_embedder = RealAngles(transformer.rope_embedder)
+        whole: Any = transformer
+        whole.rope_embedder = RealAngles(whole.rope_embedder)
 
     def _as_chat(self, prompt: str) -> str:
         messages = [{"role": "user", "content": prompt}]

@@ -78,7 +78,7 @@ class FusedBlock(nn.Module):
 
     def _attend(self, x: Tensor, mask: Tensor | None, angles: Tensor) -> Tensor:
         attn = self.attention
-        query, key, value = (y.unflatten(-1, (attn.heads, -1)) for y in project(image_layers(attn), x))
+        query, key, value = (y.view(*y.shape[:2], attn.heads, -1) for y in project(image_layers(attn), x))
         bias = None if mask is None else ((~mask).to(x.dtype) * _MASKED)[:, None, None]
         out = attend(_rotated(attn.norm_q, query, angles), _rotated(attn.norm_k, key, angles), value, bias)
         projected: Tensor = attn.to_out[0](out.flatten(2))
@@ -87,6 +87,7 @@ class FusedBlock(nn.Module):
 
 def _rotated(norm: nn.Module | None, x: Tensor, angles: Tensor) -> Tensor:
     """Normalise each head of x [B, S, H, D], then rotate pairs of neighbouring components in float32."""
-    even, odd = (x if norm is None else norm(x)).float().unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = (x if norm is None else norm(x)).float()
+    even, odd = pairs.view(*pairs.shape[:-1], -1, 2).unbind(-1)
     cos, sin = angles[:, :, None].unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2).to(x.dtype)
