@@ -11,14 +11,18 @@ from typing import Any
 from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
+    AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
+    Flux2Transformer2DModel,
     FluxTransformer2DModel,
+    QwenImageTransformer2DModel,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
     ZImageTransformer2DModel,
 )
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import CLIPTextConfig, Gemma2Config, Qwen2Tokenizer, Qwen3Config, T5Config
+from transformers import CLIPTextConfig, Gemma2Config, Qwen2_5_VLConfig, Qwen2Tokenizer, Qwen3Config, T5Config
 
 WIDE_VAE = {
     "block_out_channels": [128, 256, 512, 512],
@@ -133,6 +137,25 @@ Z_IMAGE = {
 }
 SANA_1600M: dict[str, Any] = {}
 """Defaults of diffusers."""
+QWEN_2_5_VL_7B = {
+    "text_config": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    },
+    "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584},
+}
+FLUX2_KLEIN_4B = {
+    "num_layers": 5,
+    "num_single_layers": 20,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 3 * 2560,
+    "guidance_embeds": False,
+}
 
 Parts = dict[str, tuple[Any, dict[str, Any]]]
 """Part of a pipeline → (class of its configuration, values)."""
@@ -152,6 +175,17 @@ MODELS: dict[str, Parts] = {
     },
     "sd3": SD35 | {"transformer": (SD3Transformer2DModel, SD35_LARGE)},
     "sd3-medium": SD35 | {"transformer": (SD3Transformer2DModel, SD35_MEDIUM)},
+    "qwen-image": {
+        # Defaults of diffusers.
+        "transformer": (QwenImageTransformer2DModel, {}),
+        "vae": (AutoencoderKLQwenImage, {}),
+        "text_encoder": (Qwen2_5_VLConfig, QWEN_2_5_VL_7B),
+    },
+    "flux2-klein": {
+        "transformer": (Flux2Transformer2DModel, FLUX2_KLEIN_4B),
+        "vae": (AutoencoderKLFlux2, {"up_block_types": ["UpDecoderBlock2D"] * 4}),
+        "text_encoder": (Qwen3Config, QWEN_3_4B),
+    },
     "sana": {
         "transformer": (SanaTransformer2DModel, SANA_1600M),
         "vae": (AutoencoderDC, DC_AE_F32C32),

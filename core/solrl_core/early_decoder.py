@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from solrl_proto.rollouts import EarlyDecoder
-from torch import nn
 
-from solrl_core.families.early_exit import EarlyDecoderError, stage_count, truncated
-from solrl_core.families.pipeline import PipelineBackbone, meta_copy
+from solrl_core.families.early_exit import EarlyDecoderError, stage_count
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.generator import CHUNK_SIZE, decode_in_batches, map_in_batches
 
@@ -42,13 +41,11 @@ def inner_stages(backbone: PipelineBackbone) -> list[Stage]:
     Raises:
         EarlyDecoderError: an autoencoder whose stages are not known.
     """
-    vae = backbone.parts["vae"]
-    count, meta = stage_count(vae), meta_copy(vae)
-    latents = torch.empty(1, *backbone.latent_shape, dtype=vae.dtype, device="meta")
+    count, meta = stage_count(backbone.parts["vae"]), backbone.on_meta()
+    latents = torch.empty(1, *backbone.latent_shape, device="meta")
     found = []
     for number in range(1, count):
-        (features,) = truncated(meta, number, nn.Identity()).decode(latents, return_dict=False)  # type: ignore[operator]
-        stage = Stage(number, *features.shape[1:])
+        stage = Stage(number, *meta.features(latents, number).shape[1:])
         if stage.height * stage.width < backbone.height * backbone.width:
             found.append(stage)
     return found

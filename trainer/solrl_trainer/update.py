@@ -212,7 +212,8 @@ class Updater:
             share = (parts[i].stop - parts[i].start) / size / count
             value = loss.value * share
             figures = {name: figure * share for name, figure in loss.figures.items()}
-            return value.detach(), figures, torch.autograd.grad(value, policy.parameters)
+            # Zeros for layers whose output nothing uses, as those of Qwen-Image's text in its last block.
+            return value.detach(), figures, torch.autograd.grad(value, policy.parameters, materialize_grads=True)
 
         done = map_in_lanes(gradients, range(len(parts)), device)
         for number, (_, _, gradient) in enumerate(done):

@@ -14,7 +14,7 @@ from torch import nn
 
 from solrl_core.device_events import upload
 
-_LAST_NORMS = {"AutoencoderKL": "conv_norm_out", "AutoencoderDC": "norm_out"}
+_LAST_NORMS = {"AutoencoderKL": "conv_norm_out", "AutoencoderKLFlux2": "conv_norm_out", "AutoencoderDC": "norm_out"}
 """diffusers' class → the norm before the decoder's last convolution."""
 _RUNS_BACKWARDS = ("AutoencoderDC",)
 """Autoencoders whose last `up_blocks` run first."""
@@ -53,9 +53,7 @@ def stage_count(vae: nn.Module) -> int:
     """
     kind = type(vae).__name__
     if kind not in _LAST_NORMS:
-        raise EarlyDecoderError(
-            f"got an autoencoder of class {kind}; early decoders are for {' and '.join(_LAST_NORMS)}"
-        )
+        raise EarlyDecoderError(f"got an autoencoder of class {kind}; early decoders are for {', '.join(_LAST_NORMS)}")
     return len(list(vae.get_submodule("decoder.up_blocks").children()))
 
 

@@ -46,7 +46,7 @@ class FusedBlock(nn.Module):
         text_shift, text_scale, text_gate, *text_rest = modulations(self.norm1_context, temb, 6)
         own = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn))
         other = modulate(text, self.norm1_context.norm, text_scale, text_shift, text_layers(self.attn))
-        out, text_out = _joint_attention(self.attn, own, other, image_rotary_emb)
+        out, text_out = joint_attention(self.attn, own, other, image_rotary_emb)
         x = add_and_feed_forward(x, out, gate, self.norm2, rest, self.ff)
         return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
@@ -75,8 +75,8 @@ class FusedSingleBlock(nn.Module):
         shift, scale, gate = modulations(self.norm, temb, 3)
         layers = [*image_layers(self.attn), self.proj_mlp]
         q, k, v, wide = project(layers, modulate(x, self.norm.norm, scale, shift, layers))
-        query = _rotated(self.attn, "norm_q", q, image_rotary_emb, 0)
-        attended = _attend(query, _rotated(self.attn, "norm_k", k, image_rotary_emb, 0), v)
+        query = rotated(self.attn, "norm_q", q, image_rotary_emb, 0)
+        attended = _attend(query, rotated(self.attn, "norm_k", k, image_rotary_emb, 0), v)
         if isinstance(self.proj_out, Fp8Linear):
             out = self.proj_out.of_parts([(attended, ""), (wide, "gelu_tanh")])
         else:
@@ -86,26 +86,37 @@ class FusedSingleBlock(nn.Module):
         return x[:, :text].clone(), x[:, text:].clone()
 
 
-def _joint_attention(
-    attn: Any, x: Tensor | Quantized, text: Tensor | Quantized, angles: Angles
+def joint_attention(
+    attn: Any, x: Tensor | Quantized, text: Tensor | Quantized, angles: Angles, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Joint attention (diffusers' `FluxAttention`) over image tokens [B, S, C] and text tokens [B, T, C]."""
+    """Joint attention (diffusers' `FluxAttention` and those like it) over image tokens and text tokens.
+
+    Args:
+        attn: diffusers' module.
+        x: image tokens [B, S, C].
+        text: text tokens [B, T, C].
+        angles: of the text tokens, then of the image tokens.
+        mask: [B, 1, 1, T + S], added to the logits.
+
+    Returns:
+        Image tokens [B, S, C] and text tokens [B, T, C].
+    """
     q, k, v = project(image_layers(attn), x)
     text_q, text_k, text_v = project(text_layers(attn), text)
     first = text_q.shape[1]
     query = [
-        _rotated(attn, "norm_added_q", text_q, angles, 0),
-        _rotated(attn, "norm_q", q, angles, first),
+        rotated(attn, "norm_added_q", text_q, angles, 0),
+        rotated(attn, "norm_q", q, angles, first),
     ]
     key = [
-        _rotated(attn, "norm_added_k", text_k, angles, 0),
-        _rotated(attn, "norm_k", k, angles, first),
+        rotated(attn, "norm_added_k", text_k, angles, 0),
+        rotated(attn, "norm_k", k, angles, first),
     ]
-    out = _attend(torch.cat(query, 1), torch.cat(key, 1), torch.cat([text_v, v], 1))
+    out = _attend(torch.cat(query, 1), torch.cat(key, 1), torch.cat([text_v, v], 1), mask)
     return attn.to_out[0](out[:, first:]), attn.to_add_out(out[:, :first])
 
 
-def _rotated(attn: nn.Module, norm: str, x: Tensor, angles: Angles, first: int) -> Tensor:
+def rotated(attn: nn.Module, norm: str, x: Tensor, angles: Angles, first: int) -> Tensor:
     """Normalise and rotate queries or keys [B, S, H·D] that start at position `first`; returns [B, S, H, D]."""
     cos, sin = angles
     rms = attn.get_submodule(norm)
@@ -114,6 +125,6 @@ def _rotated(attn: nn.Module, norm: str, x: Tensor, angles: Angles, first: int) 
     return out
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attention of query and key [B, S, H, D] over value [B, S, H·D]; returns [B, S, H·D]."""
-    return attend(query, key, value.view(key.shape)).flatten(2)
+    return attend(query, key, value.view(key.shape), mask).flatten(2)

@@ -23,7 +23,9 @@ FAMILIES: Registry[type[PipelineBackbone]] = Registry(
     "family",
     "solrl.families",
     {
+        "Flux2KleinPipeline": "solrl_core.families.flux2_klein:Flux2Klein",
         "FluxPipeline": "solrl_core.families.flux:Flux",
+        "QwenImagePipeline": "solrl_core.families.qwen_image:QwenImage",
         "SanaPipeline": "solrl_core.families.sana:Sana",
         "StableDiffusion3Pipeline": "solrl_core.families.sd3:StableDiffusion3",
         "ZImagePipeline": "solrl_core.families.z_image:ZImage",

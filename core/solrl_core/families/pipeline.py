@@ -1,6 +1,7 @@
 """Base class of the families: a backbone around a loaded diffusers pipeline."""
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -98,7 +99,8 @@ class PipelineBackbone(Backbone):
             name: meta_copy(part) if isinstance(part, nn.Module) else part
             for name, part in self._pipeline.components.items()
         }
-        return type(self)(type(self._pipeline)(**parts), self.name, self.options)
+        kind = type(self._pipeline)
+        return type(self)(kind(**parts, **pipeline_settings(kind, self._pipeline.config)), self.name, self.options)
 
     def again(self) -> Self:
         """Rebuild this backbone from its pipeline, after the pipeline's parts have moved to another device."""
@@ -174,12 +176,15 @@ class PipelineBackbone(Backbone):
         """Replace modules by fused versions for a GPU, in place. Results are equal up to rounding."""
         fuse_feed_forwards(transformer)
 
-    def _flow_match_sigmas(self, steps: int, unshifted: list[float] | None = None) -> list[float]:
+    def _flow_match_sigmas(
+        self, steps: int, unshifted: list[float] | None = None, mu: float | None = None
+    ) -> list[float]:
         """`steps + 1` sigmas of the pipeline's FlowMatchEulerDiscreteScheduler at the default size.
 
         Args:
             steps: number of solver steps.
             unshifted: the `steps` sigmas before any shift; None for the scheduler's own.
+            mu: logarithm of a dynamic shift; None for that of the number of image tokens.
         """
         from diffusers import FlowMatchEulerDiscreteScheduler
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
@@ -187,12 +192,13 @@ class PipelineBackbone(Backbone):
         # Setting the steps modifies a scheduler, and threads may share this backbone: create a new one.
         scheduler = FlowMatchEulerDiscreteScheduler.from_config(self._pipeline.scheduler.config)
         config = scheduler.config
-        _, height, width = self.latent_shape
-        tokens = (height // self._patch_size) * (width // self._patch_size)
-        # Only schedulers with dynamic shifting use it.
-        mu = calculate_shift(
-            tokens, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
-        )
+        if mu is None:
+            _, height, width = self.latent_shape
+            tokens = (height // self._patch_size) * (width // self._patch_size)
+            # Only schedulers with dynamic shifting use it.
+            mu = calculate_shift(
+                tokens, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
+            )
         scheduler.set_timesteps(steps, sigmas=unshifted, mu=mu)
         sigmas: list[float] = scheduler.sigmas.tolist()
         return sigmas
@@ -206,6 +212,12 @@ def _is_of_images(vae: nn.Module) -> bool:
 def _as_images(decoded: torch.Tensor) -> torch.Tensor:
     """Images, float32 in [0, 1], from an autoencoder's range of -1 to 1."""
     return (decoded.float() / 2 + 0.5).clamp(0, 1)
+
+
+def pipeline_settings(kind: type[Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a pipeline's class that are no parts, such as FLUX.2's `is_distilled`, from its configuration."""
+    given = {name: config[name] for name in inspect.signature(kind).parameters if name in config}
+    return {name: value for name, value in given.items() if not isinstance(value, list | tuple)}
 
 
 def is_text_encoder(part: str) -> bool:
@@ -252,7 +264,15 @@ def classifier_free(
     """
     if guidance <= 1:
         return predict(latents, sigma, conditioning)
+    without, towards = both_predictions(predict, latents, sigma, conditioning)
+    return without + guidance * (towards - without)
+
+
+def both_predictions(
+    predict: Predict, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Predictions without and with the prompt, from one batch; see `classifier_free`."""
     prompt = {name: tensor for name, tensor in conditioning.items() if not name.startswith("negative_")}
     both = {name: torch.cat([conditioning[f"negative_{name}"], tensor]) for name, tensor in prompt.items()}
     without, towards = predict(torch.cat([latents, latents]), torch.cat([sigma, sigma]), both).chunk(2)
-    return without + guidance * (towards - without)
+    return without, towards

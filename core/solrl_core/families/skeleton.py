@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from solrl_core.families.load import explained, family_of, locate
-from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.families.pipeline import PipelineBackbone, pipeline_settings
 from solrl_core.model_options import read_options
 
 # Files to download from the hub: configurations and tokenizers, no weights.
@@ -43,7 +43,8 @@ def load_skeleton(model: str, *, revision: str | None = None) -> PipelineBackbon
         parts = {name: _part(folder, name, *value) for name, value in index.items() if _is_part(value)}
         import diffusers
 
-        pipeline = getattr(diffusers, kind)(**parts)
+        pipeline_kind = getattr(diffusers, kind)
+        pipeline = pipeline_kind(**parts, **pipeline_settings(pipeline_kind, index))
     return family(pipeline, folder.name.lower(), read_options(str(folder)))
 
 

@@ -82,13 +82,13 @@ def add_and_feed_forward(
         gate: [B, C].
         norm: a layer norm without weights.
         modulation: shift, scale and gate of the feed-forward, each [B, C].
-        feed_forward: diffusers' `FeedForward`.
+        feed_forward: diffusers' `FeedForward`, or FLUX.2's.
 
     Returns:
         [B, S, C], output of the block.
     """
     shift, scale, last_gate = modulation
-    layers: list[nn.Module] = [feed_forward.net[0].proj]
+    layers: list[nn.Module] = [getattr(feed_forward, "linear_in", None) or feed_forward.net[0].proj]
     modulated: Tensor | Quantized
     if by_row(layers):
         layers[0].require_no_gradient(x)

@@ -2,6 +2,7 @@
 
 import pytest
 from tiny_pipelines import Tiny, load_both, write_flux, write_sd3, write_z_image
+from tiny_qwen import write_flux2_klein, write_qwen_image
 
 SD3 = {
     "sd3": {"sd35": False},
@@ -27,3 +28,16 @@ def z_image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Z-Image, and one whose schedule depends on the size."""
     folder = tmp_path_factory.mktemp("models") / f"z-image-{request.param}"
     return load_both(write_z_image(folder, dynamic=request.param == "dynamic"))
+
+
+@pytest.fixture(scope="session")
+def qwen_image(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Qwen-Image, which has no variants."""
+    return load_both(write_qwen_image(tmp_path_factory.mktemp("models") / "qwen-image"))
+
+
+@pytest.fixture(scope="session", params=["base", "distilled"])
+def klein(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """FLUX.2 [klein], with classifier-free guidance and without."""
+    folder = tmp_path_factory.mktemp("models") / request.param
+    return load_both(write_flux2_klein(folder, distilled=request.param == "distilled"))

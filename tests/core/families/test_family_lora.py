@@ -18,11 +18,12 @@ from solrl_core.lora import adapter_layout
 from solrl_core.noise import initial_noise
 from solrl_core.sampler import unshifted_sigmas
 from tiny_pipelines import PROMPTS, difference, on_a_grid, write_flux, write_sd3, write_z_image
+from tiny_qwen import QWEN
 
 SANA_SIGMAS = unshifted_sigmas(3)[:-1]
 
 
-@pytest.fixture(scope="module", params=["sana", "sd3", "flux", "z-image"])
+@pytest.fixture(scope="module", params=["sana", "sd3", "flux", "z-image", *QWEN])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each family."""
     if request.param == "sana":
@@ -30,6 +31,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made = tmp_path_factory.mktemp("lora") / request.param
     if request.param == "z-image":
         return write_z_image(made)
+    if request.param in QWEN:
+        return QWEN[request.param](made)
     return write_sd3(made, sd35=True) if request.param == "sd3" else write_flux(made, dev=True)
 
 
@@ -69,9 +72,14 @@ def test_gradients_reach_every_factor(model: Backbone) -> None:
     model.velocity(transformer, x, torch.tensor([0.5]), rows).square().mean().backward()  # type: ignore[no-untyped-call]
     factors = {name: p for name, p in transformer.named_parameters() if p.requires_grad}
     assert len(factors) == 2 * len(adapter_layout(model.transformer, model.lora_targets))
-    # SD3's last block discards its text output, so its text queries change nothing.
-    idle = "transformer_blocks.1.attn.add_q_proj" if model.family == "sd3" else "none"
-    assert all(p.grad is not None and bool(p.grad.any()) != (idle in name) for name, p in factors.items())
+    # The last block discards its text output, so its text queries, and all layers after them, change nothing.
+    idle = {
+        "sd3": ("blocks.1.attn.add_q_proj",),
+        "qwen-image": ("blocks.1.attn.add_q_proj", "blocks.1.attn.to_add_out", "blocks.1.txt_mlp"),
+    }.get(model.family, ())
+    for name, factor in factors.items():
+        moved = factor.grad is not None and bool(factor.grad.any())
+        assert moved != any(part in name for part in idle), name
 
 
 def test_the_adapter_file_holds_what_peft_saves_and_loads(model: Backbone, tmp_path: Path) -> None:
@@ -108,9 +116,9 @@ def test_the_exported_file_gives_the_same_image_in_diffusers(model: Backbone, fo
     noise = initial_noise([3], mine.latent_shape)
     call = {**(pipeline_call(str(folder), 1.0) or {}), **({"sigmas": SANA_SIGMAS} if mine.family == "sana" else {})}
     theirs = pipeline(
-        PROMPTS[0],
+        prompt=PROMPTS[0],
         num_inference_steps=3,
-        latents=pipeline._pack_latents(noise, *noise.shape) if mine.family == "flux" else noise,
+        latents=pipeline._pack_latents(noise, *noise.shape) if mine.family in ("flux", "qwen-image") else noise,
         output_type="pt",
         **call,
     ).images

@@ -1,0 +1,104 @@
+"""Tiny configurations of models that have no miniature, and folders of them without weights, which stand in for one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from diffusers import (
+    AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    Flux2Transformer2DModel,
+    QwenImageTransformer2DModel,
+)
+from tokenizers import pre_tokenizers
+from transformers import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen3ForCausalLM,
+)
+
+_TEXT = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+_TEXT |= {"num_key_value_heads": 1}
+_BLOCKS = {"in_channels": 16, "num_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
+_CHAT = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+Parts = dict[str, tuple[Any, dict[str, Any]]]
+"""Part of a pipeline → (its class, values of its configuration)."""
+
+TINY: dict[str, tuple[str, dict[str, Any], Parts]] = {
+    "qwen-image": (
+        "QwenImagePipeline",
+        # The released schedule.
+        {"max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02},
+        {
+            "transformer": (
+                QwenImageTransformer2DModel,
+                _BLOCKS | {"out_channels": 4, "joint_attention_dim": 32, "axes_dims_rope": [4, 6, 6]},
+            ),
+            "vae": (
+                AutoencoderKLQwenImage,
+                {
+                    **{"base_dim": 8, "z_dim": 4, "num_res_blocks": 1},
+                    **{"latents_mean": [-0.7, 0.1, 0.9, -0.2], "latents_std": [2.8, 1.4, 2.3, 0.6]},
+                },
+            ),
+            "text_encoder": (
+                Qwen2_5_VLForConditionalGeneration,
+                {
+                    "text_config": _TEXT
+                    | {"num_hidden_layers": 1, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+                    "vision_config": {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 32},
+                },
+            ),
+        },
+    ),
+    "flux2-klein": (
+        "Flux2KleinPipeline",
+        {"shift": 3.0},
+        {
+            "transformer": (
+                Flux2Transformer2DModel,
+                _BLOCKS
+                | {"num_single_layers": 1, "joint_attention_dim": 3 * 32, "axes_dims_rope": [4, 4, 4, 4]}
+                | {"guidance_embeds": False},
+            ),
+            "vae": (
+                AutoencoderKLFlux2,
+                {
+                    "down_block_types": ["DownEncoderBlock2D"] * 4,
+                    "up_block_types": ["UpDecoderBlock2D"] * 4,
+                    "block_out_channels": [8, 8, 16, 16],
+                    "layers_per_block": 1,
+                    "latent_channels": 4,
+                    "norm_num_groups": 4,
+                },
+            ),
+            # The pipeline reads the 27th layer.
+            "text_encoder": (Qwen3ForCausalLM, _TEXT | {"num_hidden_layers": 28, "head_dim": 16}),
+        },
+    ),
+}
+"""Model → (class of its pipeline, its own settings of the scheduler, its parts)."""
+
+
+def write_tiny(model: str, folder: Path) -> Path:
+    """Write the tiny configurations of a model, a key of `TINY`, with a tokenizer of bytes; returns the folder."""
+    pipeline, schedule, parts = TINY[model]
+    index = {"_class_name": pipeline}
+    for name, (kind, values) in parts.items():
+        (folder / name).mkdir(parents=True)
+        of_diffusers = hasattr(kind, "load_config")
+        config = values | {"_class_name": kind.__name__}
+        if not of_diffusers:
+            config = kind.config_class(**values).to_dict() | {"architectures": [kind.__name__]}
+        (folder / name / "config.json").write_text(json.dumps(config, indent=1))
+        index[name] = ["diffusers" if of_diffusers else "transformers", kind.__name__]
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **schedule)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Qwen2Tokenizer(vocab={letter: i for i, letter in enumerate(letters)}, chat_template=_CHAT)
+    for name, part in (("scheduler", scheduler), ("tokenizer", tokenizer)):
+        part.save_pretrained(folder / name)
+        index[name] = [type(part).__module__.partition(".")[0], type(part).__name__]
+    (folder / "model_index.json").write_text(json.dumps(index, indent=1))
+    return folder

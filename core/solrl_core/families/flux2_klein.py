@@ -1,0 +1,144 @@
+"""FLUX.2 [klein]: Qwen3 text encoder, double- and single-stream blocks with shared modulation, 32-channel VAE.
+
+Source: Black Forest Labs, FLUX.2, through diffusers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from solrl_core.families.base import Conditioning
+from solrl_core.families.flux import PATCH
+from solrl_core.families.flux2_klein_fused import FusedBlock, FusedSingleBlock
+from solrl_core.families.pipeline import PipelineBackbone, classifier_free, token_counts
+from solrl_core.precision import LayerPolicy
+
+
+class Flux2Klein(PipelineBackbone):
+    """A FLUX.2 [klein] pipeline loaded through diffusers.
+
+    Latents are [B, 128, H/16, W/16]: 2×2 patches of the autoencoder's latents, normalised by its batch norm.
+    Guidance is classifier-free; the distilled variant ignores it, as its pipeline does.
+    """
+
+    family = "flux2-klein"
+    blocks = ("transformer_blocks", "single_transformer_blocks")
+    max_sequence_length = 512
+    # Flow-Factory's and UniRL's: of a single-stream block, all but the last layer.
+    lora_targets = (
+        r"transformer_blocks\.\d+\.(attn\.(add_[qkv]_proj|to_add_out|to_[qkv]|to_out\.0)|ff(_context)?\.linear_(in|out))"
+        r"|single_transformer_blocks\.\d+\.attn\.to_qkv_mlp_proj"
+    )
+    quantize = (r"^(single_)?transformer_blocks\.",)
+    keep = ()
+    fp8_policy = LayerPolicy(quantize=quantize)
+
+    @classmethod
+    def own_size(cls, config: Mapping[str, Any]) -> int | None:
+        """UniRL's size; its configuration gives none."""
+        return 512
+
+    @property
+    def _patch_size(self) -> int:
+        return PATCH
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """(channels of a patch, height / 16, width / 16)."""
+        side = self._scale * PATCH
+        return self._config.in_channels, self.height // side, self.width // side
+
+    def sigmas(self, steps: int) -> list[float]:
+        """Schedule of the pipeline, whose shift depends on the number of image tokens and of steps."""
+        from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+
+        unshifted = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).tolist()
+        _, rows, columns = self.latent_shape
+        return self._flow_match_sigmas(steps, unshifted, compute_empirical_mu(rows * columns, steps))
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
+        """States of three of Qwen3's layers, at padding too; with guidance above 1, also those of the empty prompt."""
+        conditioning = {"states": self._states(prompts)}
+        if guidance > 1 and not self._distilled:
+            conditioning["negative_states"] = self._states([""] * len(prompts))
+        return conditioning
+
+    def _states(self, prompts: Sequence[str]) -> torch.Tensor:
+        states: torch.Tensor = self._pipeline.encode_prompt(
+            list(prompts), device=self.device, max_sequence_length=self.max_sequence_length
+        )[0]
+        return states
+
+    def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """Tokens beyond the limit, which counts those of the chat template too."""
+        tokenizer = self._pipeline.tokenizer
+
+        def of_chat(text: str) -> str:
+            message = [{"role": "user", "content": text}]
+            chat: str = tokenizer.apply_chat_template(
+                message, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+            return chat
+
+        mark = "\0"
+        after = token_counts(tokenizer, [of_chat(mark).partition(mark)[2]])[0]
+        counts = token_counts(tokenizer, [of_chat(prompt) for prompt in prompts])
+        return [max(0, count - after - self.max_sequence_length) for count in counts]
+
+    def velocity(
+        self,
+        transformer: nn.Module,
+        latents: torch.Tensor,
+        sigma: torch.Tensor,
+        conditioning: Conditioning,
+        guidance: float = 1.0,
+    ) -> torch.Tensor:
+        """Velocity from one forward pass, or two in one batch with classifier-free guidance."""
+        rows, columns = latents.shape[-2:]
+
+        def predict(latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+            states = conditioning["states"]
+            out: torch.Tensor = transformer(
+                latents.flatten(2).mT.to(self.dtype),
+                encoder_hidden_states=states.to(self.dtype),
+                # Round at the same point as the pipeline.
+                timestep=(sigma.to(self.device) * 1000).to(self.dtype) / 1000,
+                img_ids=position_ids(1, rows, columns, 1, self.device),
+                txt_ids=position_ids(1, 1, 1, states.shape[1], self.device),
+                return_dict=False,
+            )[0]
+            return out.float().mT.reshape(len(out), -1, rows, columns)
+
+        return classifier_free(predict, latents, sigma, conditioning, 1.0 if self._distilled else guidance)
+
+    @property
+    def _distilled(self) -> bool:
+        distilled: bool = self._pipeline.config.is_distilled
+        return distilled
+
+    def fuse(self, transformer: nn.Module) -> None:
+        """Swap in blocks that fuse norms with quantisation, and attention's norms with its position embedding."""
+        head: int = self._config.attention_head_dim
+        if head & (head - 1):
+            return  # the rotary kernel needs a head size that is a power of two
+        for blocks, fused in (("transformer_blocks", FusedBlock), ("single_transformer_blocks", FusedSingleBlock)):
+            parent = transformer.get_submodule(blocks)
+            for name, block in list(parent.named_children()):
+                setattr(parent, name, fused(block))
+
+    @torch.no_grad()
+    def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+        """Decode latents after undoing the normalisation and the patches."""
+        mean, variance = vae.bn.running_mean[:, None, None], vae.bn.running_var[:, None, None]
+        patches = latents * torch.sqrt(variance + vae.config.batch_norm_eps).float() + mean.float()
+        out: torch.Tensor = vae.decode(F.pixel_shuffle(patches, PATCH).to(vae.dtype), return_dict=False)[0]
+        return out
+
+
+def position_ids(times: int, rows: int, columns: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """Positions (time, row, column, text token), [times · rows · columns · tokens, 4]."""
+    return torch.cartesian_prod(*(torch.arange(count, device=device) for count in (times, rows, columns, tokens)))

@@ -1,0 +1,68 @@
+"""Qwen-Image's transformer blocks for a GPU: diffusers' arithmetic in fewer passes over memory, and in real numbers.
+
+They share FLUX.1's fused attention. Diffusers rotates queries and keys by complex numbers, for which torch's compiler
+generates no code.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from solrl_core.families.flux_fused import Angles, joint_attention
+from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, text_layers
+
+_MASKED = -10000.0
+"""Added to the logits of padding; its weight in a softmax is then exactly 0."""
+
+
+class RealPositions(nn.Module):
+    """Cosines and sines of the angles that a position embedding returns as complex numbers."""
+
+    def __init__(self, positions: nn.Module) -> None:
+        super().__init__()
+        self.positions = positions
+
+    def forward(self, *args: Any, **kwargs: Any) -> Angles:
+        """Cosine and sine, each float32 [T + S, D]: text tokens, then image tokens."""
+        image, text = self.positions(*args, **kwargs)
+        turns = torch.cat([text, image])
+        return turns.real.repeat_interleave(2, 1), turns.imag.repeat_interleave(2, 1)
+
+
+class FusedBlock(nn.Module):
+    """Fused `QwenImageTransformerBlock` of diffusers, built from that block's submodules; takes real angles."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.img_mod = block.img_mod
+        self.img_norm1 = block.img_norm1
+        self.attn = block.attn
+        self.img_norm2 = block.img_norm2
+        self.img_mlp = block.img_mlp
+        self.txt_mod = block.txt_mod
+        self.txt_norm1 = block.txt_norm1
+        self.txt_norm2 = block.txt_norm2
+        self.txt_mlp = block.txt_mlp
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        encoder_hidden_states_mask: Tensor,
+        temb: Tensor,
+        image_rotary_emb: Angles,
+        joint_attention_kwargs: dict[str, Any] | None = None,
+        modulate_index: None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return text tokens [B, T, C] and image tokens [B, S, C]; the mask [B, T] is False at padding."""
+        x, text = hidden_states, encoder_hidden_states
+        shift, scale, gate, *rest = self.img_mod(temb).chunk(6, 1)
+        text_shift, text_scale, text_gate, *text_rest = self.txt_mod(temb).chunk(6, 1)
+        own = modulate(x, self.img_norm1, scale, shift, image_layers(self.attn))
+        other = modulate(text, self.txt_norm1, text_scale, text_shift, text_layers(self.attn))
+        mask = F.pad((~encoder_hidden_states_mask).to(x.dtype) * _MASKED, (0, x.shape[1]))[:, None, None]
+        out, text_out = joint_attention(self.attn, own, other, image_rotary_emb, mask)
+        x = add_and_feed_forward(x, out, gate, self.img_norm2, rest, self.img_mlp)
+        return add_and_feed_forward(text, text_out, text_gate, self.txt_norm2, text_rest, self.txt_mlp), x
