@@ -13,21 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.families.load import locate
 from solrl_core.families.skeleton import load_skeleton, materialize
 from solrl_core.generator import Generator
 from solrl_core.memory import plan_memory
 from solrl_core.precision import supported_tiers
 from true_shapes import write_skeleton
+from true_size import stand_in
 
 MODELS = {
-    "flux": ("mini-flux", 24),
-    "sd3": ("mini-sd3", 8),
-    "sana": ("mini-sana", 24),
-    "sd3-medium": ("mini-sd3", 24),
-    "z-image": (None, 24),
+    "flux": 24,
+    "sd3": 8,
+    "sana": 24,
+    "sd3-medium": 24,
+    "z-image": 24,
+    "qwen-image": 24,
+    "flux2-klein": 24,
 }
-"""Family → (miniature that provides the tokenizers, candidates per batch)."""
+"""Model → candidates per batch."""
 
 
 def main() -> None:
@@ -63,10 +65,9 @@ def main() -> None:
 
 def measure(family: str) -> list[dict[str, Any]]:
     """Measure one model; a row per precision that this GPU supports."""
-    miniature, batch = MODELS[family]
-    rows = []
+    batch, rows = MODELS[family], []
     with tempfile.TemporaryDirectory() as folder:
-        path = write_skeleton(family, None if miniature is None else Path(locate(miniature)), Path(folder) / family)
+        path = write_skeleton(family, stand_in(family, Path(folder)), Path(folder) / family)
         tiers = supported_tiers(torch.device("cuda"))
         plans = {tier: plan_memory(load_skeleton(str(path)), [tier], batch) for tier in tiers}
         backbone = materialize(load_skeleton(str(path)), "cuda")

@@ -26,7 +26,10 @@ from solrl_trainer.records import IterationRecord
 from solrl_trainer.run_memory import plan_run
 from true_size import random_hps, skeleton
 
-PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana", "sd3-medium": "sd3-medium", "z-image": "z-image"}
+PRESETS = {
+    **{"flux": "flux1", "sd3": "sd3", "sana": "sana", "sd3-medium": "sd3-medium", "z-image": "z-image"},
+    **{"qwen-image": "qwen-image", "flux2-klein": "flux2-klein"},
+}
 SETTINGS = (
     *("prompts=shapes", "iterations=1", "explore.source=local", "explore.prompts=1", "algorithm.timestep_fraction=0.1"),
     *("evaluate.prompts=24", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=0"),

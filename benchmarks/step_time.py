@@ -30,8 +30,11 @@ TIERS = (BASELINE, "bf16", "fp8", ENGINE)
 ALL_TIERS = (*TIERS, "nvfp4 emulated")
 SERVED = ("bf16", "fp8")
 """Precisions measured at a quarter of the batch, too."""
-BATCH = {"flux": 24, "sd3": 8, "sana": 24, "sd3-medium": 24, "z-image": 24}
-TOKENS = {"flux": 128, "sd3": 205, "sana": 300, "sd3-medium": 205, "z-image": 64}
+BATCH = {"flux": 24, "sd3": 8, "sana": 24, "sd3-medium": 24, "z-image": 24, "qwen-image": 24, "flux2-klein": 24}
+TOKENS = {
+    **{"flux": 128, "sd3": 205, "sana": 300, "sd3-medium": 205, "z-image": 64},
+    **{"qwen-image": 256, "flux2-klein": 512},
+}
 """Text tokens of the real models; the miniatures' tokenizers give fewer."""
 ROUNDS = 5
 KERNELS = 25

@@ -16,9 +16,14 @@ GOALS: dict[str, tuple[int | None, float, float | None]] = {
     "sana": (155, 1.25, 1.4),
     "sd3-medium": (None, 1.3, None),
     "z-image": (None, 1.3, None),
+    "qwen-image": (None, 1.3, None),
+    "flux2-klein": (None, 1.3, None),
 }
 """Model → (reference time of the baseline in ms, required speed-up of FP8, goal for the speed-up of FP8)."""
-NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B", "sd3-medium": "SD3.5-M", "z-image": "Z-Image"}
+NAMES = {
+    **{"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B", "sd3-medium": "SD3.5-M", "z-image": "Z-Image"},
+    **{"qwen-image": "Qwen-Image", "flux2-klein": "FLUX.2 [klein] 4B"},
+}
 CATEGORIES = (
     ("attention", r"flash|fmha|sdpa|attention"),
     ("quantising", r"^_rows|quantiz|transformer_engine|cast_transpose|cast_fp8|cast_only|amax"),

@@ -20,6 +20,8 @@ from solrl_core.families.skeleton import load_skeleton, randomize
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.loading import dtype_named
 from solrl_minis.catalog import WEIGHTS
+from tiny_skeletons import TINY as TINY_MODELS
+from tiny_skeletons import write_tiny
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel
 from true_shapes import write_skeleton
@@ -27,7 +29,7 @@ from true_shapes import write_skeleton
 Sizes = dict[str, Any]
 
 MINIATURES = {"flux": "mini-flux", "sd3": "mini-sd3", "sd3-medium": "mini-sd3", "sana": "mini-sana"}
-"""Model → miniature that provides the tokenizers; Z-Image has none."""
+"""Model → miniature that provides the tokenizers; other models have tiny configurations, and Z-Image neither."""
 VIT_H: dict[str, Sizes] = {
     "vision": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 5120},
     "text": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
@@ -40,12 +42,19 @@ TINY: dict[str, Sizes] = {
 
 def skeleton(model: str, folder: Path, device: str) -> PipelineBackbone:
     """Load a model without weights, from configurations written to `folder`; on a CPU its miniature."""
-    miniature = Path(locate(MINIATURES[model])) if model in MINIATURES else None
+    miniature = stand_in(model, folder)
     if device != "cpu":
         return load_skeleton(str(write_skeleton(model, miniature, folder / model)))
     if miniature is None:
         raise SystemExit(f"{model} has no miniature to try out on a CPU; run this on a GPU, or choose another model")
     return load_skeleton(str(miniature))
+
+
+def stand_in(model: str, folder: Path) -> Path | None:
+    """A model's miniature, or tiny configurations written to `folder`; None for Z-Image."""
+    if model in TINY_MODELS:
+        return write_tiny(model, folder / f"tiny-{model}")
+    return Path(locate(MINIATURES[model])) if model in MINIATURES else None
 
 
 def written(folder: Path, device: str) -> tuple[Path, dict[str, Any]]:

@@ -140,6 +140,29 @@ def test_sd35_medium_has_the_guidance_and_prompts_of_its_baselines(stages: str) 
     assert [of(recipe).explore.prompts for recipe in ("flowgrpo", "awm")] == [48, 24]
 
 
+# Tencent-Hunyuan/UniRL, yifan123/flow_grpo and X-GenGroup/Flow-Factory; the files are named in presets.py.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "qwen-image/sol_rl": {"guidance": 1.0, "lora": (64, 128.0), "timestep_fraction": 0.99, "learning_rate": 3e-4},
+    "qwen-image/flowgrpo_fast": {"guidance": 4.0, "eta": 1.2, "clip_range": 1e-4, "window": 2, "kl_weight": 0.0},
+    "qwen-image/flowgrpo_fast_two_stage": {"guidance": 4.0, "prompts": 32, "keep": 16, "candidates": 64},
+    "qwen-image/dancegrpo": {"guidance": 1.0, "eta": 0.7, "keep": 16, "lora": (64, 128.0), "global_std": True},
+    "flux2-klein/sol_rl": {"guidance": 1.0, "beta": 0.1, "kl_weight": 0.0, "learning_rate": 1e-4, "global_std": False},
+    "flux2-klein/awm": {"guidance": 4.0, "learning_rate": 3e-4, "lora": (64, 128.0), "global_std": False},
+    "flux2-klein/flowgrpo_fast": {"guidance": 4.0, "eta": 0.7, "clip_range": 1e-4, "window": 1, "steps": 8},
+    "flux2-klein/dancegrpo": {"guidance": 1.0, "eta": 0.7, "clip_range": 5e-3, "lora": (16, 32.0), "prompts": 64},
+}
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_models_that_are_not_in_the_paper_have_their_baselines_settings(preset: str) -> None:
+    config = resolve(f"{preset}/pickscore").config
+    values = {"guidance": config.guidance, "learning_rate": config.optimizer.learning_rate}
+    values |= (
+        config.explore.model_dump() | config.algorithm.model_dump() | {"lora": (config.lora.rank, config.lora.alpha)}
+    )
+    assert {key: values[key] for key in PUBLISHED[preset]} == PUBLISHED[preset]
+
+
 @pytest.mark.parametrize("recipe", TRAJECTORIES)
 def test_a_miniatures_clip_range_is_wider(recipe: str) -> None:
     small, large = (resolve(f"{model}/{recipe}/hpsv2").config.algorithm for model in ("mini-sd3", "sd3"))

@@ -62,6 +62,27 @@ MODELS: dict[str, dict[str, Any]] = {
         "lora.alpha": 128.0,
         "optimizer.batch": 8,
     },
+    # UniRL's DiffusionNFT (Tencent-Hunyuan/UniRL, examples/diffusion/qwen_image/qwen_image_nft.yaml): no guidance.
+    "qwen-image": {
+        "model": "Qwen/Qwen-Image",
+        "prompts": "prompts",
+        "lora.rank": 64,
+        "lora.alpha": 128.0,
+        "optimizer.batch": 4,
+        "algorithm.timestep_fraction": 0.99,
+    },
+    # Flow-Factory's DiffusionNFT (X-GenGroup/Flow-Factory, examples/nft/lora/flux2_klein_base): the undistilled model, no
+    # guidance.
+    "flux2-klein": {
+        "model": "black-forest-labs/FLUX.2-klein-base-4B",
+        "prompts": "prompts",
+        "lora.rank": 64,
+        "lora.alpha": 128.0,
+        "optimizer.batch": 12,
+        "algorithm.timestep_fraction": 0.5,
+        "algorithm.global_std": False,
+        "evaluate.steps": 28,
+    },
     "flux1": {
         "model": "black-forest-labs/FLUX.1-dev",
         "prompts": "prompts",
@@ -143,6 +164,38 @@ _Z_IMAGE_FAST = {
     "explore.keep": 16,
     "optimizer.weight_decay": 0.0,
 }
+# Flow-GRPO on Qwen-Image (yifan123/flow_grpo, config/grpo.py: pickscore_qwenimage); verl-omni's is the same.
+_QWEN_FAST = {
+    "guidance": 4.0,
+    "algorithm.clip_range": 1e-4,
+    "algorithm.eta": 1.2,
+    "explore.prompts": 32,
+    "explore.keep": 16,
+    "evaluate.steps": 50,
+}
+# UniRL's DanceGRPO on Qwen-Image.
+_QWEN_DANCE = {"algorithm.eta": 0.7, "algorithm.global_std": True, "explore.keep": 16}
+# Flow-Factory on FLUX.2 [klein]: examples/nft, examples/grpo and examples/awm.
+_KLEIN_NFT = {"optimizer.learning_rate": 1e-4, "algorithm.beta": 0.1, "algorithm.kl_weight": 0.0}
+_KLEIN_FAST = {
+    "guidance": 4.0,
+    "algorithm.clip_range": 1e-4,
+    "algorithm.eta": 0.7,
+    "algorithm.window": 1,
+    "explore.keep": 16,
+}
+# UniRL's DanceGRPO on FLUX.2 [klein] (examples/diffusion/flux2_klein/flux2_klein_trainside.yaml).
+_KLEIN_DANCE = {
+    "algorithm.clip_range": 5e-3,
+    "algorithm.eta": 0.7,
+    "explore.prompts": 64,
+    "explore.keep": 16,
+    "lora.rank": 16,
+    "lora.alpha": 32.0,
+    "optimizer.learning_rate": 5e-5,
+    "optimizer.weight_decay": 0.0,
+}
+_GUIDED_FLOWGRPO = {"guidance": 4.0, "algorithm.kl_weight": 0.0}
 _FLUX_FLOWGRPO = {"algorithm.eta": 0.9, "algorithm.kl_weight": 0.0}
 _LARGE = ("sana", "sd3", "sd3-medium", "z-image", "flux1")
 _MINIS = ("mini-sana", "mini-sd3", "mini-flux")
@@ -159,6 +212,17 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     **{("sd3-medium", f"awm{stages}"): {"explore.prompts": 24} for stages in _STAGES},
     ("z-image", "flowgrpo_fast"): {**_Z_IMAGE_FAST, "explore.candidates": 16, "explore.steps": 12},
     ("z-image", "flowgrpo_fast_two_stage"): {**_Z_IMAGE_FAST, **_same_steps(12), "explore.candidates": 64},
+    ("qwen-image", "flowgrpo_fast"): {**_QWEN_FAST, "explore.candidates": 16},
+    ("qwen-image", "flowgrpo_fast_two_stage"): {**_QWEN_FAST, "explore.candidates": 64},
+    ("qwen-image", "dancegrpo"): {**_QWEN_DANCE, "explore.candidates": 16},
+    ("qwen-image", "dancegrpo_two_stage"): {**_QWEN_DANCE, "explore.candidates": 64},
+    **{("flux2-klein", r): _KLEIN_NFT for r in ("diffusionnft", "naive_scaling", "naive_quant", "sol_rl")},
+    **{("flux2-klein", f"awm{stages}"): {"guidance": 4.0} for stages in _STAGES},
+    ("flux2-klein", "flowgrpo_fast"): {**_KLEIN_FAST, "explore.candidates": 16, "explore.steps": 8},
+    ("flux2-klein", "flowgrpo_fast_two_stage"): {**_KLEIN_FAST, **_same_steps(8), "explore.candidates": 64},
+    ("flux2-klein", "dancegrpo"): {**_KLEIN_DANCE, "explore.candidates": 16, "explore.steps": 10},
+    ("flux2-klein", "dancegrpo_two_stage"): {**_KLEIN_DANCE, **_same_steps(10), "explore.candidates": 64},
+    **{(m, f"flowgrpo{stages}"): _GUIDED_FLOWGRPO for m in ("qwen-image", "flux2-klein") for stages in _STAGES},
     ("flux1", "flowgrpo"): {**_FLUX_FLOWGRPO, "explore.steps": 6},
     ("flux1", "flowgrpo_two_stage"): {**_FLUX_FLOWGRPO, **_same_steps(6)},
     ("flux1", "flowgrpo_fast"): {"explore.steps": 6},
