@@ -157,9 +157,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def test_models_that_are_not_in_the_paper_have_their_baselines_settings(preset: str) -> None:
     config = resolve(f"{preset}/pickscore").config
     values = {"guidance": config.guidance, "learning_rate": config.optimizer.learning_rate}
-    values |= (
-        config.explore.model_dump() | config.algorithm.model_dump() | {"lora": (config.lora.rank, config.lora.alpha)}
-    )
+    values |= {"lora": (config.lora.rank, config.lora.alpha)}
+    values |= config.explore.model_dump() | config.algorithm.model_dump()
     assert {key: values[key] for key in PUBLISHED[preset]} == PUBLISHED[preset]
 
 

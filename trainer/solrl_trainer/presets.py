@@ -71,8 +71,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "optimizer.batch": 4,
         "algorithm.timestep_fraction": 0.99,
     },
-    # Flow-Factory's DiffusionNFT (X-GenGroup/Flow-Factory, examples/nft/lora/flux2_klein_base): the undistilled model, no
-    # guidance.
+    # Flow-Factory's DiffusionNFT (X-GenGroup/Flow-Factory, examples/nft/lora/flux2_klein_base): no guidance.
     "flux2-klein": {
         "model": "black-forest-labs/FLUX.2-klein-base-4B",
         "prompts": "prompts",

@@ -118,7 +118,7 @@ def sharded_bytes(modules: Mapping[str, nn.Module], blocks: Sequence[str], ranks
             shared = (id(tensor), id(tensor) in split)
             if shared not in seen:
                 found[name] += _share(tensor, ranks) if id(tensor) in split else tensor.nbytes
-                if _is_shared(tensor, ranks) or id(tensor) not in split:
+                if id(tensor) not in split or _is_shared(tensor, ranks):
                     seen.add(shared)
     every = [block for part in blocks for block in modules["transformer"].get_submodule(part).children()]
     largest = max(sum(weight.nbytes for weight in block.parameters()) for block in every)
