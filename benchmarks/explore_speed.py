@@ -19,13 +19,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rollout_path import ServedWay
+from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.precision import PRECISIONS
 from solrl_core.rewards import RewardSet
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import Candidates, Plan, Precision, PromptItem, RewardSpec, RolloutRequest
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.demo import rollout_service
 from true_size import written
 

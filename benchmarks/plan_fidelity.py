@@ -33,11 +33,11 @@ from solrl_core.fidelity import rank_fidelity
 from solrl_core.fitting import SCHEDULES
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_core.selection import best_worst
 from solrl_core.solver_specs import SOLVERS
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
+from solrl_proto.selection import best_worst
 from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import paired_gain

@@ -13,8 +13,8 @@ from solrl_core.generator import CHUNK_SIZE, Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
 from solrl_core.sampler import Trajectory
-from solrl_core.selection import best_worst
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem
+from solrl_proto.selection import best_worst
 from solrl_rollout.engine.batch_limit import BatchLimit
 from solrl_rollout.engine.scoring import PART, Scorer
 from solrl_rollout.engine.scoring_threads import ScoringThreads

@@ -154,7 +154,8 @@ def pruned_plan(steps: int, after: int, keep: int) -> Any:
 def adapter(cheap: Any) -> dict[str, Any]:
     """Time of an adapter update from bytes in memory to served, by part, medians of 3; and recompiled graphs."""
     import torch
-    from solrl_core.adapter import Adapter, adapter_digest, decode_adapter, encode_adapter, lora_a_key, lora_b_key
+    from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, lora_a_key, lora_b_key
+    from solrl_proto.adapters import adapter_digest
     from torch._dynamo.utils import counters
 
     generator = cheap.generator

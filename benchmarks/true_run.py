@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.demo import rollout_service
 from solrl_trainer.folder import saved_settings
 from solrl_trainer.metrics import read_metrics

@@ -18,6 +18,7 @@ PACKAGES = {
     "solrl_minis": ROOT / "minis",
     "solrl_client": ROOT / "services",
     "solrl_http": ROOT / "services",
+    "solrl_remote": ROOT / "services",
     "solrl_reward": ROOT / "services",
     "solrl_rollout": ROOT / "services",
     "solrl_trainer": ROOT / "trainer",
@@ -27,11 +28,12 @@ ALLOWED = {
     "solrl_proto": set(),
     "solrl_core": {"solrl_proto"},
     "solrl_minis": {"solrl_core", "solrl_proto"},
-    "solrl_client": {"solrl_core", "solrl_proto"},
+    "solrl_client": {"solrl_proto"},
     "solrl_http": {"solrl_proto"},
-    "solrl_reward": {"solrl_client", "solrl_core", "solrl_http", "solrl_proto"},
-    "solrl_rollout": {"solrl_client", "solrl_core", "solrl_http", "solrl_proto"},
-    "solrl_trainer": {"solrl_client", "solrl_core", "solrl_proto"},
+    "solrl_remote": {"solrl_client", "solrl_core", "solrl_proto"},
+    "solrl_reward": {"solrl_client", "solrl_core", "solrl_http", "solrl_proto", "solrl_remote"},
+    "solrl_rollout": {"solrl_client", "solrl_core", "solrl_http", "solrl_proto", "solrl_remote"},
+    "solrl_trainer": {"solrl_client", "solrl_core", "solrl_proto", "solrl_remote"},
 }
 HEAVY = {
     "torch",
@@ -93,7 +95,7 @@ def test_the_miniatures_are_imported_only_by_entry_points(package: str) -> None:
                 assert not node.value.startswith("solrl_minis"), path
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     assert all(
-        target.startswith(("solrl_minis.", "solrl_client."))
+        target.startswith(("solrl_minis.", "solrl_remote."))
         for group, entries in declared.items()
         for target in entries.values()
     ), declared
@@ -170,10 +172,10 @@ def parameters(function: object) -> list[str]:
 
 
 def test_the_public_names_are_as_agreed() -> None:
+    from solrl_client.rollouts import RolloutClient
     from solrl_core.noise import initial_noise
     from solrl_core.precision.nvfp4 import quantize_dequantize
     from solrl_trainer.algorithms.diffusionnft import nft_loss
-    from solrl_trainer.client import RolloutClient
     from solrl_trainer.selection import best_worst
 
     assert parameters(initial_noise) == ["seeds", "shape"]

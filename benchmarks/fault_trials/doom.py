@@ -88,7 +88,7 @@ class Doom:
             _break_text("metrics.jsonl.partial")
 
     def _after_push(self) -> None:
-        from solrl_trainer.client import RolloutClient
+        from solrl_client.rollouts import RolloutClient
 
         push = RolloutClient.push
 

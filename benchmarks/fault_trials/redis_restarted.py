@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from solrl_client.rollouts import RolloutClient
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_rollout.store.redis import RedisRunStore
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.rollouts.adapter_supply import AdapterSupply
 from solrl_trainer.rollouts.source import rollout_source
 from support.redis_server import Keys, RedisServer, dump, running_redis

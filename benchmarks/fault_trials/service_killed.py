@@ -18,9 +18,9 @@ from typing import Any
 from unittest.mock import patch
 
 from solrl_client.retries import Retries
+from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
 from solrl_trainer import client
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.rollouts.adapter_supply import AdapterSupply
 from solrl_trainer.rollouts.source import rollout_source
 from support.redis_server import running_redis

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from solrl_client.rollouts import RolloutClient
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.rollouts import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.demo import rollout_service
 
 MODEL = "mini-sana"

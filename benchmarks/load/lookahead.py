@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import Row, seconds_of, service
-from solrl_trainer.client import RolloutClient
+from solrl_client.rollouts import RolloutClient
 from solrl_trainer.metrics import own_time, read_metrics
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts

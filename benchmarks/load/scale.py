@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common import Row, client_of, push_runs, request, seconds_of, service
-from solrl_trainer.client import RolloutClient
+from solrl_client.rollouts import RolloutClient
 
 SIZES = {24: (1, 24), 96: (4, 24), 480: (20, 24), 2400: (100, 24), 9984: (208, 48)}
 """Candidates of a request → (prompts, candidates each), so that every chunk has 24. A request has at most 256 prompts,

@@ -11,10 +11,10 @@ from typing import Self
 import httpx
 import redis
 from common import MODEL, Row, client_of, counters, random_adapter, request, service
+from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.rollouts import AdapterRef
-from solrl_trainer.client import RolloutClient
 from support.redis_server import running_redis
 
 CLIENTS = 4

@@ -5,9 +5,9 @@ from itertools import count
 from pathlib import Path
 
 from common import GROUP, MODEL, Row, farthest, layout, race, random_adapter, request
+from solrl_client.rollouts import RolloutClient
 from solrl_http.tokens import create_token
 from solrl_proto.rollouts import RolloutRequest
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.demo import rollout_service
 
 NAMES = 260

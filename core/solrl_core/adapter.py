@@ -4,7 +4,6 @@ A decoded adapter has tensors for every LoRA target of its model. An adapter for
 because it would silently do nothing.
 """
 
-import hashlib
 import json
 import math
 import mmap
@@ -64,11 +63,6 @@ class Adapter:
     def delta(self, module: str) -> torch.Tensor:
         """The change to the weight of `module`, scale · B · A: float32 [out, in]. KeyError if it is not bound."""
         return self.scale * (self.tensors[lora_b_key(module)] @ self.tensors[lora_a_key(module)])
-
-
-def adapter_digest(body: bytes) -> str:
-    """`sha256:` and the hexadecimal SHA-256 of an adapter file."""
-    return f"sha256:{hashlib.sha256(body).hexdigest()}"
 
 
 def encode_adapter(adapter: Adapter) -> bytes:

@@ -1,5 +1,6 @@
 """Messages about stored adapter versions."""
 
+import hashlib
 from typing import Annotated
 
 from pydantic import Field
@@ -14,6 +15,11 @@ DIGEST_HEADER = "Content-Digest"
 """RFC 9530: `sha-256=:<base64>:` over the body."""
 
 ADAPTER_MEDIA_TYPE = "application/x-safetensors"
+
+
+def adapter_digest(body: bytes) -> str:
+    """`sha256:` and the hexadecimal SHA-256 of an adapter file."""
+    return f"sha256:{hashlib.sha256(body).hexdigest()}"
 
 
 class AdapterInfo(Message):

@@ -14,6 +14,7 @@ from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, T
 from solrl_proto.models import Numerics
 from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import Problem
+from solrl_proto.selection import best_worst
 
 STREAM_MEDIA_TYPE = "application/x-ndjson"
 """Media type for `Accept`, to get one line per group as each is finished."""
@@ -366,6 +367,15 @@ class RolloutGroup(Message):
     unread_tokens: Annotated[int, Field(gt=0)] | None = None
     """Tokens at the prompt's end that the model's text encoders do not read; null if they read all. Prompts that differ
     only there give the same images."""
+
+    def best_worst(self, count: int) -> list[int]:
+        """Seeds of the ⌊count/2⌋ best and the remaining worst candidates, from the best to the worst.
+
+        Raises:
+            ValueError: count is below 2, or above the number of candidates that were not pruned.
+        """
+        scored = [(seed, score) for seed, score in zip(self.seeds, self.scores, strict=True) if score is not None]
+        return [scored[place][0] for place in best_worst([score for _, score in scored], count)]
 
 
 ServerName = Annotated[str, StringConstraints(max_length=512)]

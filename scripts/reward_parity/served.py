@@ -19,10 +19,10 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
-from solrl_client.remote_reward import connect_reward
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import PlainDefaults
 from solrl_http.serving import bind
+from solrl_remote.remote_reward import connect_reward
 
 from reward_parity.compare import LIMIT, compared
 from reward_parity.reference import PROMPTS, SIZES, photograph

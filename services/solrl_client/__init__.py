@@ -1,1 +1,1 @@
-"""Clients of services: answers read within bounds, addresses, tokens, and rewards that a server computes."""
+"""The client of the rollout service, without torch, and what all clients of services share."""

@@ -7,16 +7,9 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from solrl_core.adapter import (
-    MAX_HEADER_BYTES,
-    Adapter,
-    adapter_digest,
-    decode_adapter,
-    encode_adapter,
-    lora_a_key,
-    lora_b_key,
-)
+from solrl_core.adapter import MAX_HEADER_BYTES, Adapter, decode_adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_core.errors import AdapterError
+from solrl_proto.adapters import adapter_digest
 
 LAYOUT = {"blocks.0.attn.to_q": (6, 4), "blocks.0.ff.proj": (8, 6)}
 RANK = 2

@@ -15,8 +15,8 @@ import solrl_trainer.cli
 import tyro
 from proof.compose import load, seconds
 from pydantic_settings import BaseSettings
-from solrl_client import chat
 from solrl_http.settings import SECRETS
+from solrl_remote import chat
 from solrl_reward.settings import Settings as RewardSettings
 from solrl_rollout.settings import Settings
 from solrl_trainer.demo import DEMO_SETTINGS, PRESET

@@ -12,12 +12,12 @@ import pytest
 import torch
 from fences import ROOT, blocks, commands, example
 from safetensors.torch import save_file
-from solrl_client.vlm_judge import TEMPLATE, VlmJudge
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import REWARDS
+from solrl_remote.vlm_judge import TEMPLATE, VlmJudge
 from solrl_trainer.algorithms.training_data import ForwardBatch, TrajectoryBatch
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import resolve

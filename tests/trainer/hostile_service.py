@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from solrl_core.adapter import adapter_digest
+from solrl_proto.adapters import adapter_digest
 from solrl_proto.rollouts import RolloutRequest
 
 Scope = dict[str, Any]

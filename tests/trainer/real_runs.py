@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from service_helpers import RunningService, running_service
-from solrl_core.adapter import adapter_digest
-from solrl_proto.adapters import AdapterList
+from solrl_proto.adapters import AdapterList, adapter_digest
 from solrl_trainer.config import RunConfig
 from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics

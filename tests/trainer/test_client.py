@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 from cutting_proxy import CuttingProxy, cutting_proxy
 from service_helpers import RunningService, adapter_file, rollout_request, running_service
+from solrl_client.rollouts import RolloutClient, rollout_token
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
-from solrl_trainer.client import RolloutClient, rollout_token
 
 PROMPTS = [f"{i} red circles" for i in range(6)]
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hostile_service import DIGEST, Answer, HostileService, hostile_service
 from solrl_client.addresses import check_rollout_url
+from solrl_client.rollouts import RolloutClient, rollout_token
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
-from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.older_settings import read_settings
 from solrl_trainer.presets import ConfigError, resolve
 

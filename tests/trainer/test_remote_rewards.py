@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from reward_servers import serving
 from service_helpers import MODEL, RunningService, running_service
+from solrl_client.rollouts import RolloutClient
 from solrl_core import diagnosis
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.doctor import check
 from solrl_trainer.metrics import read_metrics

@@ -11,13 +11,13 @@ import torch
 from fake_backend import SHAPE, FakeBackend
 from reward_servers import serving
 from service_helpers import rollout_request
-from solrl_client.remote_reward import connect_reward
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.noise import initial_noise
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import PlainDefaults
 from solrl_proto.problems import ProblemKind
 from solrl_proto.rollouts import PromptItem, RewardSpec
+from solrl_remote.remote_reward import connect_reward
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
 from solrl_rollout.http.app import create_app as create_rollout_app

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 from service_helpers import RunningService, running_service
+from solrl_client.rollouts import RolloutClient
 from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.loop import train
 from solrl_trainer.metrics import read_metrics

@@ -8,7 +8,7 @@ from security_helpers import Guarded, guarded_service
 from solrl_trainer.cli import main
 from typed import typed
 
-PLACES = "the trainer sends the token in SOLRL_TOKEN, or in the file that SOLRL_TOKEN_PATH names"
+PLACES = "the token is taken from SOLRL_TOKEN, or from the file that SOLRL_TOKEN_PATH names"
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_client.remote_reward import connect_reward
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import model_digest, part_digests
@@ -14,6 +13,7 @@ from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import ModelBinding, Plan
+from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.calibration.deciding import Requirement, assess, choose, verdict
 from solrl_trainer.calibration.files import content, write

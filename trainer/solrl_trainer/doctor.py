@@ -69,13 +69,12 @@ def _at_servers(url: str, service: "ModelList", model: str, servers: Mapping[str
 
 
 def _service(url: str, model: str, servers: Mapping[str, str]) -> Iterator[Finding]:
+    from solrl_client.rollouts import RolloutClient
     from solrl_core.noise import check_noise_contract
     from solrl_proto.identifiers import default_model_name
 
-    from solrl_trainer.client import RolloutClient, rollout_token
-
     try:
-        with RolloutClient(url, token=rollout_token(), patience=0) as client:
+        with RolloutClient(url, patience=0) as client:
             hosted = client.models()
         names, wanted = [found.name for found in hosted.models], default_model_name(model)
         found = f"{url} hosts {', '.join(names)}"

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from solrl_client.remote_reward import connect_reward
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import PromptItem
+from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 import torch
-from solrl_core.adapter import adapter_digest, encode_adapter
+from solrl_core.adapter import encode_adapter
 from solrl_core.families.base import stack
+from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
 
 from solrl_trainer import checkpoints

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from solrl_core.adapter import Adapter, adapter_digest, decode_adapter
+from solrl_core.adapter import Adapter, decode_adapter
 from solrl_core.families import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import Generator
 from solrl_core.precision import fastest_tier
+from solrl_proto.adapters import adapter_digest
 from solrl_proto.identifiers import Tier
 from solrl_proto.rollouts import AdapterUse
 

@@ -6,11 +6,11 @@ The fastest checks come first. Without them, errors would appear after loading t
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from solrl_client.rollouts import RolloutClient
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.client import RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.folder import FolderInUseError, check_new, is_locked
 from solrl_trainer.problems import require_precision, require_rewards, run_taken
@@ -45,7 +45,7 @@ def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
     """
     _check_here(config, resume=resume)
     if config.uses_service:
-        with RolloutClient(config.rollout_url, token=rollout_token(), patience=FIRST_PATIENCE) as client:
+        with RolloutClient(config.rollout_url, patience=FIRST_PATIENCE) as client:
             _check_service(client, config, resume=resume)
     return _check_models(config, note)
 
@@ -62,7 +62,7 @@ def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
     _check_here(config, resume=resume)
     if config.uses_service:
         try:
-            with RolloutClient(config.rollout_url, token=rollout_token(), patience=0) as client:
+            with RolloutClient(config.rollout_url, patience=0) as client:
                 _check_service(client, config, resume=resume)
         except ProblemError as error:
             if error.problem.kind != ProblemKind.SERVICE_UNREACHABLE:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from solrl_trainer.client import RolloutClient, rollout_token
+from solrl_client.rollouts import RolloutClient
+
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.metrics import Metrics, own_time
@@ -175,7 +176,7 @@ def open_run_log(
         status = None
         if config.uses_service:
             # A separate client without retries: the run's client retries for minutes.
-            client = RolloutClient(config.rollout_url, token=rollout_token(), timeout=120.0, patience=0.0)
+            client = RolloutClient(config.rollout_url, timeout=120.0, patience=0.0)
 
             def source() -> RolloutSource:
                 rewards = as_requested(config.trained, config, client.model(config.model_name))

@@ -5,11 +5,10 @@ import sys
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from solrl_client.rollouts import RolloutClient
 from solrl_core.suggestions import did_you_mean
 from solrl_proto.adapters import RunList
 from solrl_proto.problems import ProblemError, ProblemKind
-
-from solrl_trainer.client import RolloutClient, rollout_token
 
 
 def list_runs(url: str) -> None:
@@ -18,7 +17,7 @@ def list_runs(url: str) -> None:
     Raises:
         ProblemError: refused or unreachable.
     """
-    with RolloutClient(url, token=rollout_token()) as client:
+    with RolloutClient(url) as client:
         held = client.runs()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("run", overflow="fold")
@@ -40,7 +39,7 @@ def delete_run(url: str, name: str) -> None:
     Raises:
         ProblemError: there is no such run, the service refuses or is unreachable.
     """
-    with RolloutClient(url, token=rollout_token()) as client:
+    with RolloutClient(url) as client:
         held = client.adapters(name)
         if held is None:
             names = [run.run for run in client.runs().runs]

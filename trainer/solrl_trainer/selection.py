@@ -6,8 +6,8 @@ Every mode returns indices from the best to the worst score, so the first half o
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from solrl_core.selection import best_worst
 from solrl_proto.noise import expand_seeds
+from solrl_proto.selection import best_worst
 
 from solrl_trainer.config import Explore, Regenerate, SelectionMode
 from solrl_trainer.rollouts.groups import CandidateGroup, GroupSelection, ScoredGroup

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from solrl_client.remote_reward import connect_reward
+from solrl_client.rollouts import Restore, RolloutClient
 from solrl_core.arithmetic import arithmetic
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.fingerprint import fingerprint, model_digest, module_digest, part_digests
@@ -20,11 +20,11 @@ from solrl_core.solver_specs import SolverSpec
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import Plan, PromptItem
+from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer import checkpoints
 from solrl_trainer.algorithms.base import Algorithm
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.client import Restore, RolloutClient, rollout_token
 from solrl_trainer.config import RunConfig
 from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.models import Models
@@ -219,7 +219,7 @@ def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutC
         return nullcontext()
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
-    return RolloutClient(config.rollout_url, token=rollout_token(), patience=config.patience, awaited=awaited)
+    return RolloutClient(config.rollout_url, patience=config.patience, awaited=awaited)
 
 
 def _regeneration(

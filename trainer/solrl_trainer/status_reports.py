@@ -11,10 +11,10 @@ from typing import Self
 
 import torch
 from PIL import Image
+from solrl_client.rollouts import RolloutClient
 from solrl_proto.status import THUMBNAIL_SIDE, SamplePair, Samples
 from torch.nn.functional import interpolate
 
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.report.pairs import CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.iteration import IterationSamples

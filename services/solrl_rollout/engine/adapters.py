@@ -4,9 +4,9 @@ import asyncio
 from collections import OrderedDict
 from weakref import WeakValueDictionary
 
-from solrl_core.adapter import Adapter, adapter_digest, decode_adapter
+from solrl_core.adapter import Adapter, decode_adapter
 from solrl_core.errors import AdapterError
-from solrl_proto.adapters import AdapterInfo
+from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
 

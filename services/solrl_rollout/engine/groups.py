@@ -12,8 +12,8 @@ from PIL import Image
 from solrl_core.generator import CHUNK_SIZE
 from solrl_core.rewards.base import weighted_sum
 from solrl_core.sampler import Trajectory
-from solrl_core.selection import best_worst
 from solrl_proto.rollouts import Latents, RolloutGroup, RolloutRequest
+from solrl_proto.selection import best_worst
 
 from solrl_rollout.engine.problems import score_nonfinite
 from solrl_rollout.engine.work import Chunk, ScoredChunk, last_step

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from solrl_client.addresses import origin
-from solrl_client.remote_reward import RemoteReward
 from solrl_core.errors import RewardUnavailableError
 from solrl_core.rewards.base import Reward
 from solrl_proto.rollouts import RewardSpec
+from solrl_remote.remote_reward import RemoteReward
 
 from solrl_rollout.engine.problems import reward_server_refused
 from solrl_rollout.engine.work import RunReward

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from solrl_client.remote_reward import connect_reward
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import PlainDefaults, Reward
 from solrl_core.rewards.images import as_bytes, as_floats
 from solrl_proto.rollouts import RewardTime
+from solrl_remote.remote_reward import connect_reward
 
 from solrl_rollout.engine.batch_limit import BatchLimit
 from solrl_rollout.engine.problems import images_nonfinite, reward_failed, reward_unavailable

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from solrl_core.adapter import Adapter, adapter_digest, encode_adapter, lora_a_key, lora_b_key
-from solrl_proto.adapters import AdapterInfo
+from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.problems import ProblemError, RetryLaterError
 from solrl_proto.rollouts import AdapterRef
 from solrl_rollout.engine.adapters import Adapters

@@ -12,8 +12,8 @@ from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_core.selection import best_worst
 from solrl_proto.rollouts import EarlyDecoder, RolloutAnswer
+from solrl_proto.selection import best_worst
 
 COUNT, STEPS, AFTER, KEEP = 30, 4, 2, 8
 TEXT = "a red circle and a blue square"

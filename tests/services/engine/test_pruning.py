@@ -11,8 +11,8 @@ from solrl_core.fingerprint import model_digest
 from solrl_core.fitting import SCHEDULES, fit, make_examples
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_core.selection import best_worst
 from solrl_proto.rollouts import FittedSolver, RolloutAnswer, RolloutRequest
+from solrl_proto.selection import best_worst
 from solrl_rollout.engine.work import Job, cut_into_chunks
 
 COUNT, STEPS, AFTER, KEEP = 40, 4, 2, 10

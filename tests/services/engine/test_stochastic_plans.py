@@ -9,8 +9,8 @@ from service_helpers import RunningService, problem, rollout_request
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_core.selection import best_worst
 from solrl_proto.rollouts import StochasticSteps
+from solrl_proto.selection import best_worst
 
 TEXT = "a red circle and a blue square"
 COUNT, STEPS, AFTER, KEEP = 40, 4, 2, 10

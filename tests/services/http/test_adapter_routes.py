@@ -19,9 +19,9 @@ from service_helpers import (
     rollout_request,
     scores,
 )
-from solrl_core.adapter import Adapter, adapter_digest, encode_adapter, lora_a_key
+from solrl_core.adapter import Adapter, encode_adapter, lora_a_key
 from solrl_proto import AdapterInfo, AdapterList, RunList
-from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE, adapter_digest
 
 STEADY = ("steady", 1)
 TYPED = {"Content-Type": ADAPTER_MEDIA_TYPE}

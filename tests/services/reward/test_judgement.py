@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from solrl_client.judgement import Scale, Token
+from solrl_remote.judgement import Scale, Token
 
 
 def token(text: str, **shares: float) -> Token:

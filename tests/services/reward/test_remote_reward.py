@@ -10,7 +10,6 @@ from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
 from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, dripping_head, pictures, serving
 from service_helpers import problem, rollout_request
 from solrl_client.cancellation import Cancellation
-from solrl_client.remote_reward import TOKEN, RemoteReward, connect_reward
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.families import Backbone
 from solrl_core.model_options import ModelOptions
@@ -20,6 +19,7 @@ from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.size import reward_bytes
 from solrl_http.tokens import create_token
 from solrl_proto.problems import ProblemKind, RetryLaterError
+from solrl_remote.remote_reward import TOKEN, RemoteReward, connect_reward
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
 from solrl_rollout.http.app import create_app as create_rollout_app

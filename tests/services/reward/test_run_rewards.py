@@ -12,11 +12,11 @@ from fake_backend import REWARD, SHAPE, FakeBackend
 from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, serving
 from service_helpers import problem, rollout_request
 from solrl_client.addresses import origin
-from solrl_client.remote_reward import TOKEN
 from solrl_core.fingerprint import fingerprint
 from solrl_core.noise import initial_noise
 from solrl_core.rewards.images import as_floats, as_uint8
 from solrl_http.tokens import create_token
+from solrl_remote.remote_reward import TOKEN
 from solrl_reward.app import create_app as create_reward_app
 from solrl_reward.settings import Settings as RewardSettings
 from solrl_rollout.engine import run_rewards

@@ -15,9 +15,6 @@ from PIL import Image
 from reward_servers import pictures, serving, until
 from service_helpers import problem
 from solrl_client.cancellation import Cancellation
-from solrl_client.chat import TOKEN, Pace
-from solrl_client.remote_reward import RemoteReward, connect_reward
-from solrl_client.vlm_judge import VlmJudge
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet, load_reward
@@ -27,6 +24,9 @@ from solrl_core.rewards.size import reward_bytes
 from solrl_core.rewards.wire import encode_scoring
 from solrl_proto.problems import ProblemKind, RetryLaterError
 from solrl_proto.scores import SCORES_MEDIA_TYPE, ScorePrompt, ScoreRequest
+from solrl_remote.chat import TOKEN, Pace
+from solrl_remote.remote_reward import RemoteReward, connect_reward
+from solrl_remote.vlm_judge import VlmJudge
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
 from support.ports import free_port
@@ -177,7 +177,7 @@ def test_temporary_faults_are_repeated_with_growing_pauses(
     fake, address = server
     judge = VlmJudge(address, MODEL, patience=600)
     waits = Waits()
-    monkeypatch.setattr("solrl_client.chat.time", waits)
+    monkeypatch.setattr("solrl_remote.chat.time", waits)
     held: list[float] = []
     monkeypatch.setattr(Pace, "hold", lambda self, seconds: held.append(seconds))
     fake.mode, fake.faulty = mode, 3
@@ -221,7 +221,7 @@ def test_requests_per_second_are_limited(server: tuple[FakeJudge, str], monkeypa
     _, address = server
     judge = VlmJudge(address, MODEL, per_second=2, in_flight=1)
     waits = Waits()
-    monkeypatch.setattr("solrl_client.chat.time", waits)
+    monkeypatch.setattr("solrl_remote.chat.time", waits)
     for at in range(4):
         judge._judge(at, grey(at), "a", waits)
     assert waits.waited == [0.0, 0.5, 0.5, 0.5]
@@ -229,7 +229,7 @@ def test_requests_per_second_are_limited(server: tuple[FakeJudge, str], monkeypa
 
 def test_a_limit_of_the_endpoint_holds_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     waits, pace = Waits(), Pace(None)
-    monkeypatch.setattr("solrl_client.chat.time", waits)
+    monkeypatch.setattr("solrl_remote.chat.time", waits)
     pace.hold(7.0)
     pace.hold(3.0)
     pace.wait(waits)
@@ -267,7 +267,7 @@ def test_the_digest_is_of_model_question_and_parser(
     ]
     others = {VlmJudge(address, **{"model": MODEL, **change}).digest for change in changes}
     assert len(others | {same}) == 8
-    monkeypatch.setattr("solrl_client.vlm_judge.source_digest", lambda thing: f"another {thing.__name__}")
+    monkeypatch.setattr("solrl_remote.vlm_judge.source_digest", lambda thing: f"another {thing.__name__}")
     assert VlmJudge(address, MODEL).digest != same
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from solrl_core.fidelity import separations
-from solrl_core.selection import best_worst
+from solrl_proto.selection import best_worst
 from solrl_trainer.calibration.group_sizes import group_sizes, group_sizes_text
 
 PROMPTS, N = 6, 96

@@ -9,9 +9,9 @@ import pytest
 import torch
 from real_runs import SMALL, Run, Service, Watcher, go, same, selected
 from service_helpers import running_service
+from solrl_client.rollouts import RolloutClient
 from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import ProblemError
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.loop import train
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.rollouts.adapter_supply import AdapterSupply

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from real_runs import Run, Service, samples, selected, selections
+from solrl_client.rollouts import RolloutClient
 from solrl_minis import catalog
 from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, RolloutAnswer, RolloutRequest
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.prompts import prompts_of_iteration, read_prompts
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.png import from_png

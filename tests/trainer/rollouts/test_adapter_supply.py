@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 from service_helpers import MODEL, RunningService, adapter_file, running_service
-from solrl_core.adapter import adapter_digest
+from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
+from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.rollouts.adapter_supply import AdapterSupply
 
 

@@ -10,8 +10,8 @@ from solrl_core.families import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_core.rewards import RewardSet
-from solrl_core.selection import best_worst
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
+from solrl_proto.selection import best_worst
 from solrl_trainer.config import RunConfig
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.candidates import PlannedCandidates

@@ -13,15 +13,15 @@ import pytest
 import torch
 from real_runs import Watcher
 from service_helpers import RunningService, running_service
+from solrl_client.rollouts import RolloutClient
 from solrl_client.transport import read_lines
-from solrl_core.adapter import adapter_digest
 from solrl_minis import catalog
+from solrl_proto.adapters import adapter_digest
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutAnswer
 from solrl_trainer import client, session
 from solrl_trainer.cli import main
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import ConfigError

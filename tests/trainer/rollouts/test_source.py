@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from service_helpers import RunningService, adapter_file, running_service
+from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import fingerprint
 from solrl_core.lora import adapter_layout
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.presets import resolve
 from solrl_trainer.rollouts.service import ServiceExplorer
 from solrl_trainer.rollouts.source import rollout_source

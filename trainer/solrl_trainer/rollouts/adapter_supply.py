@@ -3,11 +3,10 @@
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from solrl_core.adapter import adapter_digest
-from solrl_proto.adapters import AdapterList
+from solrl_client.rollouts import RolloutClient
+from solrl_proto.adapters import AdapterList, adapter_digest
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
 
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.problems import run_taken
 
 LOST = (ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND)

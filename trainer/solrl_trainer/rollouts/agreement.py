@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from solrl_client.rollouts import RolloutClient
 from solrl_client.text import printable
 from solrl_core.arithmetic import differences
 from solrl_core.errors import MismatchError
@@ -11,7 +12,6 @@ from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import EarlyDecoder, ModelBinding, Precision, RewardSpec
 
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.problems import require_rewards
 
 

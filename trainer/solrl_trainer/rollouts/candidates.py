@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 import torch
 from solrl_core.generator import Generator, GeneratorOutput
 from solrl_core.sampler import Trajectory
-from solrl_core.selection import best_worst
 from solrl_proto.rollouts import Plan, PromptItem
+from solrl_proto.selection import best_worst
 
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples

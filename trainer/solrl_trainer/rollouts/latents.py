@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 
 import torch
+from solrl_client.answers import served_differently
 from solrl_proto.rollouts import RolloutGroup
-
-from solrl_trainer.answers import served_differently
 
 
 def from_base64(group: RolloutGroup, shape: Sequence[int], *, adapter: str, url: str) -> torch.Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from solrl_client.rollouts import RolloutClient
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
 from solrl_proto.problems import Problem
@@ -19,7 +20,6 @@ from solrl_proto.rollouts import (
     RolloutRequest,
 )
 
-from solrl_trainer.client import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.rollouts.exploration import ExploredImages
 from solrl_trainer.rollouts.png import from_png

@@ -7,19 +7,18 @@ from typing import Any, TypeVar
 import httpx
 import torch
 from pydantic import BaseModel
-from solrl_core.errors import RewardError, RewardUnavailableError
-from solrl_core.rewards.images import as_uint8
-from solrl_core.rewards.loading import batches
-from solrl_core.rewards.wire import encode_scoring
-from solrl_proto.problems import ProblemKind
-from solrl_proto.scores import SCORES_MEDIA_TYPE, RewardInfo, RewardList, ScoreAnswer, ScorePrompt, ScoreRequest
-
 from solrl_client.addresses import check_url
 from solrl_client.cancellation import current
 from solrl_client.deadline import TimedClient
 from solrl_client.retries import Retries
 from solrl_client.text import printable
 from solrl_client.transport import RefusedError, read_document
+from solrl_core.errors import RewardError, RewardUnavailableError
+from solrl_core.rewards.images import as_uint8
+from solrl_core.rewards.loading import batches
+from solrl_core.rewards.wire import encode_scoring
+from solrl_proto.problems import ProblemKind
+from solrl_proto.scores import SCORES_MEDIA_TYPE, RewardInfo, RewardList, ScoreAnswer, ScorePrompt, ScoreRequest
 
 TOKEN = "SOLRL_REWARD_TOKEN"
 """Variable of the environment with the bearer token for reward servers; `TOKEN_PATH`'s file has it, too."""

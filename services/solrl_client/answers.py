@@ -1,20 +1,20 @@
 """Comparison of a rollout service's answers with the requests.
 
-A service's scores select the training samples. Everything in an answer that the trainer knows beforehand or can
-compute itself is therefore checked before a group is used.
+A service's scores select the training samples. Everything in an answer that a trainer knows beforehand or can compute
+itself is therefore checked before a group is used.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from solrl_client.text import printable_value
-from solrl_core.adapter import adapter_digest
-from solrl_proto.adapters import AdapterInfo
+from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import GroupLine, Plan, RolloutGroup, RolloutRequest, Served
+
+from solrl_client.text import printable_value
 
 _ROUNDING = 1e-5
 """Tolerance relative to the sum of absolute terms; the service sums at most 16 terms in float32."""

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from PIL import Image
+from solrl_client.cancellation import current
+from solrl_client.text import printable
 from solrl_core.errors import RewardError
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.rewards.images import as_pil
 
-from solrl_client.cancellation import current
-from solrl_client.chat import ChatEndpoint, Choice
-from solrl_client.judgement import Scale, Token
-from solrl_client.text import printable
+from solrl_remote.chat import ChatEndpoint, Choice
+from solrl_remote.judgement import Scale, Token
 
 NAME = "vlm_judge"
 TEMPLATE = (

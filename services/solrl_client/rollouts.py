@@ -10,21 +10,6 @@ from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
-from solrl_client.addresses import check_rollout_url
-from solrl_client.retries import Retries
-from solrl_client.text import printable
-from solrl_client.tokens import bearer_token
-from solrl_client.transport import (
-    HEADERS,
-    Document,
-    RefusedError,
-    invalid_line,
-    read_body,
-    read_document,
-    read_lines,
-    refusal,
-    unexpected,
-)
 from solrl_proto.adapters import (
     ADAPTER_MEDIA_TYPE,
     AFTER_PARAMETER,
@@ -53,11 +38,26 @@ from solrl_proto.rollouts import (
 )
 from solrl_proto.status import IterationReport
 
-from solrl_trainer.answers import AnswerCheck, check_pushed, longest_line
+from solrl_client.addresses import check_rollout_url
+from solrl_client.answers import AnswerCheck, check_pushed, longest_line
+from solrl_client.retries import Retries
+from solrl_client.text import printable
+from solrl_client.tokens import bearer_token
+from solrl_client.transport import (
+    HEADERS,
+    Document,
+    RefusedError,
+    invalid_line,
+    read_body,
+    read_document,
+    read_lines,
+    refusal,
+    unexpected,
+)
 
 _RETRIED = {408, 429, 502, 503, 504}
 _TOKEN_PROBLEMS = (ProblemKind.UNAUTHENTICATED, ProblemKind.FORBIDDEN)
-_TOKEN_ADVICE = "the trainer sends the token in SOLRL_TOKEN, or in the file that SOLRL_TOKEN_PATH names"
+_TOKEN_ADVICE = "the token is taken from SOLRL_TOKEN, or from the file that SOLRL_TOKEN_PATH names"
 _RESTORES = 3
 """Immediate retries after `Restore` without progress; with replicas that share no store, retries would never end."""
 _LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
@@ -81,14 +81,15 @@ class RolloutClient:
 
     Args:
         url: base URL, e.g. http://gpu-node:8100.
-        token: bearer token, if the service requires one.
+        token: bearer token; by default `rollout_token()`, that of the environment, if there is one.
         timeout: seconds to wait for the next bytes of an answer; exploring a large group takes a while.
         patience: seconds to retry.
         pause: seconds before the first retry.
         awaited: additional problem kinds that are temporary and are retried.
 
     Raises:
-        ValueError: the URL cannot be used.
+        ValueError: the URL cannot be used, or the environment has a token that is none.
+        OSError: the file with the token cannot be read.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class RolloutClient:
         awaited: Collection[str] = (),
     ) -> None:
         self.url = check_rollout_url(url)
+        token = rollout_token() if token is None else token
         self._patience = patience
         self._pause = pause
         self._awaited = frozenset(awaited)
@@ -143,7 +145,7 @@ class RolloutClient:
                 f"the service at {self.url} does not host {name!r}",
                 got=name,
                 expected=sorted(hosted),
-                action="start a service with --model, or choose a preset of a hosted model",
+                action="start a service with --model, or name a hosted model",
             )
         return hosted[name]
 
@@ -217,6 +219,16 @@ class RolloutClient:
         )
         check_pushed(self.url, stored, run=run, version=version, model=model, body=body)
         return stored
+
+    def wait_for(self, run: str, version: int, seconds: float = 600.0) -> AdapterInfo:
+        """Wait until an adapter version is stored, for a process whose versions another one pushes.
+
+        Raises:
+            ProblemError: unreachable, or 404 `run-not-found` or `version-not-found` after so many seconds.
+        """
+        waiting = self.with_patience(seconds)
+        waiting._awaited |= {ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND}
+        return waiting._document(AdapterInfo, "GET", f"/v1/runs/{run}/adapters/{version}")
 
     def tell(self, run: str, report: IterationReport) -> None:
         """Report an iteration."""
@@ -324,15 +336,14 @@ class RolloutClient:
         return ProblemError(
             ProblemKind.SERVICE_UNREACHABLE,
             f"no answer from {self.url} after {tries} tries ({printable(reason, 400)})",
-            where="--rollout-url",
             got=self.url,
             expected="the address of a running rollout service",
-            action="start one with `solrl-rollout serve --model …`, or correct --rollout-url",
+            action="start one with `solrl-rollout serve --model …`, or correct the address",
         )
 
 
 def _with_token_advice(error: RefusedError) -> RefusedError:
-    """The refusal, with the places of the trainer's token if it is about that; a proxy's has no kind of ours."""
+    """The refusal, with the places of the token if it is about that; a proxy's has no kind of ours."""
     problem = error.problem
     foreign = problem.kind == ProblemKind.UNEXPECTED_ANSWER and problem.status in (401, 403)
     if problem.kind not in _TOKEN_PROBLEMS and not foreign:
