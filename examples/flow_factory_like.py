@@ -22,8 +22,6 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
 
 RANK, ALPHA = 4, 8.0
-TOKENS = 128
-"""Of T5, as at the service: another number gives other images."""
 
 
 @contextmanager
@@ -85,6 +83,7 @@ class Trainer:
         run: str,
     ) -> None:
         self.client, self.hosted, self.run = client, client.model(name), run
+        self.call = self.hosted.pipeline_call
         self.prompts, self.group, self.keep, self.steps = list(prompts), group, keep, steps
         self.pipeline = StableDiffusion3Pipeline.from_pretrained(folder, torch_dtype=torch.float32)
         self.pipeline.set_progress_bar_config(disable=True)
@@ -130,15 +129,13 @@ class Trainer:
     @torch.no_grad()
     def inference(self, text: str, seeds: Sequence[int]) -> list[Sample]:
         """Images of one prompt, by the trainer's own pipeline."""
-        size = {"height": self.hosted.height, "width": self.hosted.width}
         with starting_from(self.pipeline, seeds):
             latents = self.pipeline(
                 [text] * len(seeds),
                 num_inference_steps=self.steps,
                 guidance_scale=1.0,
-                max_sequence_length=TOKENS,
                 output_type="latent",
-                **size,
+                **self.call,
             ).images
         vae = self.pipeline.vae
         images = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor).sample / 2 + 0.5
@@ -157,7 +154,7 @@ class Trainer:
         weight = torch.tensor([sample.advantage for sample in samples])
         texts = [sample.prompt for sample in samples]
         states, _, pooled, _ = self.pipeline.encode_prompt(
-            texts, None, None, do_classifier_free_guidance=False, max_sequence_length=TOKENS
+            texts, None, None, do_classifier_free_guidance=False, max_sequence_length=self.call["max_sequence_length"]
         )
         noise, sigma = torch.randn_like(latents), torch.rand(len(samples))
         level = sigma.view(-1, 1, 1, 1)
@@ -167,7 +164,7 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(loss)
+        return loss.item()
 
 
 def main() -> None:

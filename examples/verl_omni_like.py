@@ -26,8 +26,6 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto import AdapterRef, Candidates, ModelInfo, Plan, PromptItem, RewardSpec, RolloutRequest
 
 RANK, ALPHA = 4, 8.0
-TOKENS = 128
-"""Of T5, as at the service: another number gives other images."""
 
 Rows = dict[str, np.ndarray]
 """Columns of a batch, as `DataProto.non_tensor_batch` has them."""
@@ -41,7 +39,7 @@ class GenerationServer:
 
     async def generate(self, prompt: str, sampling_params: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Clean latents [C, h, w] and the image [3, H, W]."""
-        latents = self._pipeline(prompt, output_type="latent", max_sequence_length=TOKENS, **sampling_params).images
+        latents = self._pipeline(prompt, output_type="latent", **sampling_params).images
         vae = self._pipeline.vae
         image = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor).sample / 2 + 0.5
         return {"latents": latents[0], "image": image[0].clamp(0, 1)}
@@ -92,8 +90,7 @@ class Trainer:
         self.actor.add_adapter(LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(hosted.lora_targets)))
         self.optimizer = torch.optim.AdamW([w for w in self.actor.parameters() if w.requires_grad], lr=1e-3)
         self.agent_loop = SeededAgentLoop(GenerationServer(self.pipeline), hosted.latent_shape)
-        size = {"height": hosted.height, "width": hosted.width}
-        self.sampling_params = {"num_inference_steps": steps, "guidance_scale": 1.0, **size}
+        self.sampling_params = {"num_inference_steps": steps, "guidance_scale": 1.0} | hosted.pipeline_call
 
     def fit(self, batches: Iterable[Sequence[str]]) -> None:
         """Train on batches of prompts."""
@@ -144,7 +141,11 @@ class Trainer:
         """One step: flow matching on the images, weighted by their advantages. Your loss belongs here."""
         clean = torch.stack([output["latents"] for output in outputs])
         states, _, pooled, _ = self.pipeline.encode_prompt(
-            list(rows["raw_prompt"]), None, None, do_classifier_free_guidance=False, max_sequence_length=TOKENS
+            list(rows["raw_prompt"]),
+            None,
+            None,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.sampling_params["max_sequence_length"],
         )
         noise, sigma = torch.randn_like(clean), torch.rand(len(clean))
         level = sigma.view(-1, 1, 1, 1)
@@ -153,7 +154,7 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(loss)
+        return loss.item()
 
     def update_weights(self, parent: int | None) -> None:
         """Give the service the weights under which it explores next, as the generation servers get theirs."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from PIL import Image
 from solrl_proto.rollouts import AdapterUse, EarlyDecoder
 from torch import nn
 
@@ -22,6 +23,7 @@ from solrl_core.lanes import map_in_lanes
 from solrl_core.lora import Merger, target_modules
 from solrl_core.noise import initial_noise, step_noise
 from solrl_core.precision import PRECISIONS, apply_policy, numerics
+from solrl_core.rewards.images import as_pil
 from solrl_core.sampler import Recorder, Recording, Trajectory, advance
 from solrl_core.solver_specs import SolverSpec, make_solver
 
@@ -51,6 +53,10 @@ class GeneratorOutput:
         """Clean latents x0 (before the last step: as predicted), float32 [N, ...]."""
         assert self.trajectory.clean is not None
         return self.trajectory.clean
+
+    def pil(self) -> list[Image.Image]:
+        """The images, as notebooks show them: 8-bit RGB, rounded to nearest."""
+        return as_pil(self.images)
 
 
 class Generator:

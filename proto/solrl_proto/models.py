@@ -1,6 +1,6 @@
 """Messages about hosted models: digests of all parts that generate or score images, and actual numerics."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -46,6 +46,8 @@ class ModelInfo(Message):
     arithmetic: dict[str, str] | None = None
     """What changes the rounding of equal computations, by name: device, threads on a CPU, libraries. Digests leave it
     out."""
+    pipeline_call: dict[str, Any] = Field(default_factory=dict)
+    """Arguments with which the model's diffusers pipeline encodes and sizes as the service does, by name."""
 
 
 class ModelList(Message):

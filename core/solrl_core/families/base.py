@@ -79,6 +79,11 @@ class Backbone(ABC):
         sigma = torch.ones(1, device=self.device)
         return linear_flops(self.transformer, lambda: self.velocity(self.transformer, latents, sigma, conditioning))
 
+    @classmethod
+    def pipeline_call(cls, options: ModelOptions) -> dict[str, Any]:
+        """Arguments with which the diffusers pipeline encodes and sizes as this family does; {} without a pipeline."""
+        return {}
+
     @property
     @abstractmethod
     def latent_shape(self) -> tuple[int, ...]:

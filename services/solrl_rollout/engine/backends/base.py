@@ -6,7 +6,7 @@ adapters); nothing is pickled. The queue, turns, scoring and recovery from exhau
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +41,7 @@ class Identity:
         reward_options: reward → options for built-in rewards from the model's files.
         device: description of the hardware.
         arithmetic: what changes the rounding of equal computations, by name; None if the backend cannot say.
+        pipeline_call: arguments with which the model's diffusers pipeline encodes and sizes as this backend does.
     """
 
     family: str
@@ -52,6 +53,7 @@ class Identity:
     reward_options: Mapping[str, Mapping[str, Any]]
     device: str
     arithmetic: Mapping[str, str] | None = None
+    pipeline_call: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

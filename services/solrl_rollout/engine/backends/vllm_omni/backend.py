@@ -74,6 +74,7 @@ class VllmOmniBackend:
             reward_options=backbone.options.rewards,
             device=str(self._device),
             arithmetic={**arithmetic(self._device), **VERSIONS},
+            pipeline_call=backbone.pipeline_call(backbone.options),
         )
         with naming_missing_packages():
             # Imported here, where both packages are known to be installed.

@@ -1,23 +1,19 @@
-"""The trainer's client with a real service: broken streams, restarts, refusals."""
+"""The client with a real service: broken streams, restarts, refusals."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 from cutting_proxy import CuttingProxy, cutting_proxy
-from service_helpers import RunningService, adapter_file, rollout_request, running_service
+from service_helpers import RunningService, adapter_file, rollout_request
 from solrl_client.rollouts import RolloutClient, rollout_token
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
+from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
 
 PROMPTS = [f"{i} red circles" for i in range(6)]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running_service() as running:
-        yield running
 
 
 @pytest.fixture
@@ -91,6 +87,29 @@ def test_an_unknown_run_has_no_adapters_and_can_be_deleted(service: RunningServi
         client.delete("nobody")
 
 
+def test_a_version_that_another_process_pushes_is_waited_for(service: RunningService) -> None:
+    backbone = load_backbone("mini-sana")
+    file = adapter_file(adapter_layout(backbone.transformer, backbone.lora_targets), 0)
+    asked = threading.Event()
+
+    def push() -> None:
+        asked.wait(60)
+        service.push("awaited", 3, file)
+
+    pushing = threading.Thread(target=push)
+    pushing.start()
+    with RolloutClient(service.url, pause=0.01) as client:
+        with pytest.raises(ProblemError) as raised:
+            client.wait_for("awaited", 3, seconds=0)
+        asked.set()
+        stored = client.wait_for("awaited", 3, seconds=60)
+        pushing.join()
+        with pytest.raises(ProblemError, match="No such adapter version"):
+            client.wait_for("awaited", 4, seconds=0)
+    assert raised.value.problem.kind == "run-not-found"
+    assert (stored.version, stored.digest) == (3, adapter_digest(file))
+
+
 def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.delenv("SOLRL_TOKEN", raising=False)
     monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
@@ -102,3 +121,17 @@ def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.Monk
         file.write("from-file\n")
     monkeypatch.setenv("SOLRL_TOKEN_PATH", path)
     assert rollout_token() == "from-file"
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [(None, "Bearer from-environment"), ("own", "Bearer own"), ("", None)],
+    ids=["none", "own", "empty"],
+)
+def test_a_client_sends_the_token_of_the_environment_unless_it_is_given_one(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, sent: str | None
+) -> None:
+    monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
+    monkeypatch.setenv("SOLRL_TOKEN", "from-environment")
+    with RolloutClient("http://localhost:1", token=given) as client:
+        assert client._http.headers.get("Authorization") == sent

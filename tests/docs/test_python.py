@@ -1,0 +1,146 @@
+"""docs/python.md: its code runs on a real service; the examples regenerate a service's candidates and train."""
+
+import ast
+import asyncio
+import base64
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fences import ROOT, blocks
+from PIL import Image
+from service_helpers import RunningService, running_service
+from solrl_client.rollouts import RolloutClient
+from solrl_minis import catalog
+from solrl_proto import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
+
+PAGE = "docs/python.md"
+ELSEWHERE = "http://127.0.0.1:8100"
+EXAMPLES = ("flow_factory_like", "verl_omni_like")
+TEXT, SEEDS, STEPS = "a red circle", (5, 2**32 + 6, 2**53 - 1), 2
+PROMPTS = [TEXT, "two blue squares"]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    """Started in the folder of the examples, where it finds their reward."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT / "examples")
+        with running_service("--rewards", "clipscore", "colours:redness", model="mini-sd3") as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def client(service: RunningService) -> Iterator[RolloutClient]:
+    with RolloutClient(service.url) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def latents(client: RolloutClient) -> torch.Tensor:
+    """The service's own latents of SEEDS."""
+    request = RolloutRequest(
+        model="mini-sd3",
+        prompts=(PromptItem(id="p0", text=TEXT),),
+        candidates=Candidates(seeds=(SEEDS,)),
+        plan=Plan(steps=STEPS, precision="bf16"),
+        rewards=(RewardSpec(name="colours:redness"),),
+        latents="float32",
+    )
+    ((group,), shape) = client.rollouts(request).groups, client.model("mini-sd3").latent_shape
+    assert group.latents is not None
+    rows = [base64.b64decode(values or "") for values in group.latents.values]
+    return torch.stack([torch.frombuffer(bytearray(row), dtype=torch.float32).reshape(shape) for row in rows])
+
+
+def imported(name: str) -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "examples"))
+        return importlib.import_module(name)
+
+
+def test_the_first_image_takes_three_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = [block for block in blocks(PAGE, "python") if block.title == "first.py"]
+    assert len(block.text.splitlines()) == 3
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block.text, PAGE, "exec"), {})
+    with Image.open("first.png") as image:
+        assert (image.mode, image.size) == ("RGB", (64, 64))
+        assert len(set(image.getdata())) > 10
+
+
+def test_exploring_takes_ten_lines_and_tells_its_progress(
+    service: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explore, progress = [block for block in blocks(PAGE, "python") if block.title in ("explore.py", "progress.py")]
+    assert len([line for line in explore.text.splitlines() if line]) <= 10
+    names: dict[str, Any] = {}
+    here = {ELSEWHERE: service.url, "mini-sana": "mini-sd3", "count=96": "count=6", "best_worst(24)": "best_worst(4)"}
+    text = explore.text
+    for shown, used in here.items():
+        assert text.count(shown) == 1
+        text = text.replace(shown, used)
+    exec(compile(text, PAGE, "exec"), names)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["p0", "p1"]
+    exec(compile(progress.text.replace(ELSEWHERE, service.url), PAGE, "exec"), names)
+    assert names["bar"].n == 2
+    assert names["answer"].groups == tuple(names["groups"])
+
+
+def test_the_flow_factory_like_loop_regenerates_the_service_s_candidates(
+    client: RolloutClient, latents: torch.Tensor
+) -> None:
+    example = imported("flow_factory_like")
+    trainer = example.Trainer(
+        str(catalog.mini_sd3()),
+        client,
+        "mini-sd3",
+        PROMPTS,
+        group=4,
+        keep=2,
+        steps=STEPS,
+        run="flow",
+    )
+    same(latents, [sample.latents for sample in trainer.inference(TEXT, SEEDS)])
+    trainer.start(1)
+    trained(client, "flow")
+
+
+def test_the_verl_omni_like_loop_regenerates_the_service_s_candidates(
+    client: RolloutClient, latents: torch.Tensor
+) -> None:
+    example = imported("verl_omni_like")
+    hosted = client.model("mini-sd3")
+    trainer = example.Trainer(str(catalog.mini_sd3()), client, hosted, candidates=4, n=2, steps=STEPS, run="verl")
+    rows = {"raw_prompt": np.array([TEXT] * len(SEEDS), dtype=object), "seed": np.array(SEEDS)}
+    same(latents, [output["latents"] for output in asyncio.run(trainer.generate_sequences(rows))])
+    trainer.fit([PROMPTS])
+    trained(client, "verl")
+
+
+def same(latents: torch.Tensor, regenerated: Sequence[torch.Tensor]) -> None:
+    """The miniature's weights are exact in bfloat16, so only the batch changes the rounding."""
+    assert float((torch.stack(list(regenerated)) - latents).abs().max()) < 1e-4
+    assert float((latents[0] - latents[1]).abs().mean()) > 0.1
+
+
+def trained(client: RolloutClient, run: str) -> None:
+    """Two versions are stored, which differ."""
+    stored = client.adapters(run)
+    assert stored is not None
+    assert [version.version for version in stored.versions] == [0, 1]
+    assert len({version.digest for version in stored.versions}) == 2
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_needs_of_solrl_only_its_client(name: str) -> None:
+    tree = ast.parse((ROOT / f"examples/{name}.py").read_text())
+    modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    ours = {module.partition(".")[0] for module in modules if module.startswith("solrl")}
+    assert ours == {"solrl_client", "solrl_proto"}

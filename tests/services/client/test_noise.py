@@ -1,0 +1,37 @@
+"""The client's noise and noise levels equal those of the core, which takes them from torch and diffusers."""
+
+import pytest
+from solrl_client.noise import initial_noise
+from solrl_client.noise_levels import sigmas
+from solrl_core.families import load_backbone
+from solrl_core.noise import initial_noise as noise_of_torch
+from solrl_proto.noise import PROBE_SEED
+
+
+@pytest.mark.parametrize("shape", [(16,), (17,), (4, 5, 5), (8, 8, 8), (3, 33, 5)])
+def test_noise_is_that_of_torch(shape: tuple[int, ...]) -> None:
+    seeds = [0, 7, 2**32 + 7, 2**53 - 1, PROBE_SEED]
+    found = initial_noise(seeds, shape)
+    assert (found.dtype, found.shape) == ("float32", (5, *shape))
+    assert found == pytest.approx(noise_of_torch(seeds, shape).numpy(), abs=2e-6)
+    assert initial_noise([], shape).shape == (0, *shape)
+
+
+@pytest.mark.parametrize(("seeds", "shape"), [([2**53], (16,)), ([-1], (16,)), ([0], (3, 5))])
+def test_noise_that_no_candidate_has_is_refused(seeds: list[int], shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        initial_noise(seeds, shape)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 10])
+@pytest.mark.parametrize("model", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_noise_levels_are_those_of_the_family(model: str, steps: int) -> None:
+    backbone = load_backbone(model)
+    scheduler = backbone._pipeline.scheduler.config  # type: ignore[attr-defined]
+    settings = {"shift": scheduler.shift, "low": scheduler.base_shift, "high": scheduler.max_shift, "tokens": 64}
+    assert sigmas(backbone.family, steps, **settings) == pytest.approx(backbone.sigmas(steps), abs=1e-6)
+
+
+def test_an_unknown_family_is_refused() -> None:
+    with pytest.raises(ValueError, match="got family 'unet'; expected"):
+        sigmas("unet", 4)
