@@ -107,11 +107,12 @@ def _make(words: list[str]) -> None:
 
 
 def _pip(words: list[str]) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert words[1] == "install", words
     for package in (word for word in words[2:] if not word.startswith("-")):
         name, _, extras = package.strip("]").partition("[")
-        assert name in (project["name"], "."), words
+        folder = name if name.startswith("./") else "."
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        assert name in (project["name"], folder), words
         assert set(filter(None, extras.split(","))) <= project["optional-dependencies"].keys(), words
 
 

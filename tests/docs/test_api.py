@@ -1,4 +1,4 @@
-"""The page on the HTTP API: its commands return the answers shown, and its noise equals the service's.
+"""The page on the HTTP API: its commands return the answers shown, and its noise is the client's.
 
 The service is that of the page on rewards, so that one service is enough.
 """
@@ -21,7 +21,6 @@ from lora_helpers import random_adapter
 from solrl_core.adapter import encode_for_diffusers
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
-from solrl_core.noise import initial_noise
 from solrl_core.rewards import RewardSet
 from solrl_minis import catalog
 from solrl_proto.noise import PROBE_LENGTH, PROBE_SEED, expand_seeds
@@ -137,21 +136,13 @@ def test_seeds_are_expanded_as_the_page_says() -> None:
         assert seeds(root, prompt, 5) == expand_seeds(root, prompt, 5)
 
 
-@pytest.mark.parametrize("count", [16, 17, 100, 512, 3 * 33 * 5])
-def test_noise_is_drawn_as_the_page_says(count: int) -> None:
-    noise = code("noise.py")["noise"]
-    for seed in (0, 7, 2**32 + 7, 2**53 - 1, PROBE_SEED):
-        assert noise(seed, count) == pytest.approx(initial_noise([seed], (count,))[0].numpy(), abs=2e-6)
-
-
-@pytest.mark.parametrize("steps", [1, 4, 10])
-@pytest.mark.parametrize("model", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_noise_levels_are_as_the_page_says(model: str, steps: int) -> None:
-    backbone = load_backbone(model)
-    scheduler = backbone._pipeline.scheduler.config  # type: ignore[attr-defined]
-    settings = {"shift": scheduler.shift, "low": scheduler.base_shift, "high": scheduler.max_shift, "tokens": 64}
-    found = code("sigmas.py")["sigmas"](backbone.family, steps, **settings)
-    assert found == pytest.approx(backbone.sigmas(steps), abs=1e-6)
+@pytest.mark.parametrize(("title", "module"), [("noise.py", "noise"), ("sigmas.py", "noise_levels")])
+def test_the_code_of_noise_is_the_client_s(title: str, module: str) -> None:
+    """Tests of the client compare it with the service's."""
+    (block,) = [block for block in blocks(PAGE, "python") if block.title == title]
+    assert callable(code(title)[title.removesuffix(".py")])
+    source = (ROOT / f"services/solrl_client/{module}.py").read_text()
+    assert source.endswith(block.text[block.text.index("def ") :])
 
 
 def test_the_probe_equals_the_page_s(service: httpx.Client) -> None:

@@ -11,7 +11,7 @@ from command_checks import check, parsed
 from fences import ROOT, blocks, commands
 
 EXTENDING = [f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family")]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/many-gpus.md", *EXTENDING]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/many-gpus.md", "docs/python.md", *EXTENDING]
 LINKED = [
     "README.md",
     "CONTRIBUTING.md",
@@ -35,6 +35,7 @@ def test_documented_commands_are_valid(
         ["make", "demon"],
         ["pip", "install", "solrl[none]"],
         ["pip", "install", "sorl"],
+        ["pip", "install", "./clients/python[torch]"],
         ["solrl-train", "run", "--preset", "mini-sana/sol_rl/clip"],
         ["solrl-train", "run", "--set", "iteration=1"],
         ["solrl-train", "runs"],

@@ -15,7 +15,9 @@ import torch
 from fences import ROOT, blocks
 from PIL import Image
 from service_helpers import RunningService, running_service
+from solrl_client.noise import initial_noise
 from solrl_client.rollouts import RolloutClient
+from solrl_core.families import load_backbone
 from solrl_minis import catalog
 from solrl_proto import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
 
@@ -66,7 +68,7 @@ def imported(name: str) -> ModuleType:
 
 def test_the_first_image_takes_three_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = [block for block in blocks(PAGE, "python") if block.title == "first.py"]
-    assert len(block.text.splitlines()) == 3
+    assert len([line for line in block.text.splitlines() if line]) == 3
     monkeypatch.chdir(tmp_path)
     exec(compile(block.text, PAGE, "exec"), {})
     with Image.open("first.png") as image:
@@ -135,6 +137,20 @@ def trained(client: RolloutClient, run: str) -> None:
     assert stored is not None
     assert [version.version for version in stored.versions] == [0, 1]
     assert len({version.digest for version in stored.versions}) == 2
+
+
+@pytest.mark.parametrize("model", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_every_family_s_pipeline_starts_from_the_seeds_noise(model: str) -> None:
+    pipeline: Any = load_backbone(model)._pipeline  # type: ignore[attr-defined]
+    shape = load_backbone(model).latent_shape
+    noise = torch.from_numpy(initial_noise(SEEDS, shape))
+    with imported("flow_factory_like").starting_from(pipeline, SEEDS):
+        found = pipeline.prepare_latents(len(SEEDS), shape[0], 64, 64, torch.bfloat16, torch.device("cpu"), None, None)
+    if model == "mini-flux":
+        found, noise = found[0], pipeline._pack_latents(noise, len(SEEDS), *shape)
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found, noise.bfloat16(), atol=1e-5)
+    assert "prepare_latents" not in vars(pipeline)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
