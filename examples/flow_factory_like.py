@@ -28,8 +28,8 @@ RANK, ALPHA = 4, 8.0
 def starting_from(pipeline: Any, seeds: Sequence[int]) -> Iterator[None]:
     """Have a diffusers pipeline start from the seeds' noise, within the block.
 
-    Noise is drawn in float32 on the CPU: another dtype or device would draw other noise from the same seeds. The
-    pipeline packs it as its own. Flow-Factory's adapters call the same method, of `trainer.adapter.pipeline`.
+    Noise is drawn in float32 on the CPU: another device draws other noise from the same seeds, and another dtype may.
+    The pipeline packs it as its own. Flow-Factory's adapters call the same method, of `trainer.adapter.pipeline`.
     """
     own = pipeline.prepare_latents
 

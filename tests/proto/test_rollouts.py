@@ -18,6 +18,7 @@ from solrl_proto.rollouts import (
     Plan,
     PromptItem,
     Prune,
+    RolloutGroup,
     RolloutRequest,
     StochasticSteps,
 )
@@ -264,3 +265,12 @@ def test_an_unmerged_adapter_needs_nvfp4_and_is_named_only_then() -> None:
     for precision in ("auto", "fp8", "bf16"):
         with pytest.raises(ValidationError, match=f"unmerged at precision {precision}; expected precision nvfp4"):
             Plan.model_validate({"precision": precision, "adapter": "unmerged"})
+
+
+def test_the_best_and_worst_seeds_of_a_group_are_never_pruned_ones() -> None:
+    scores = (0.4, None, 0.1, 0.9, None, 0.7)
+    group = RolloutGroup(prompt_id="p", seeds=(10, 11, 12, 13, 14, 15), scores=scores, rewards={"clipscore": scores})
+    assert group.best_worst(2) == [13, 12]
+    assert group.best_worst(4) == [13, 15, 10, 12]
+    with pytest.raises(ValueError, match="got count 5 of 4 candidates; expected 2 to 4"):
+        group.best_worst(5)
