@@ -1,0 +1,124 @@
+"""Candidate for the middle of SANA's feed-forward: several rows per program, and SiLU by one hardware tanh."""
+
+# ruff: noqa: N803, RUF005
+
+from collections.abc import Mapping
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SETTINGS = [
+    {"ROWS": 4, "BLOCK": 256, "num_warps": 4},
+    {"ROWS": 2, "BLOCK": 256, "num_warps": 4},
+    {"ROWS": 2, "BLOCK": 128, "num_warps": 2},
+    {"ROWS": 4, "BLOCK": 128, "num_warps": 2},
+    {"ROWS": 4, "BLOCK": 64, "num_warps": 1},
+    {"ROWS": 4, "BLOCK": 128, "num_warps": 4},
+    {"ROWS": 8, "BLOCK": 128, "num_warps": 4},
+]
+
+
+def silu_depthwise_glu(x: Tensor, taps: Tensor, bias: Tensor, setting: Mapping[str, int]) -> Tensor:
+    """The operation of `solrl_core.kernels.depthwise`, up to the error of a hardware tanh.
+
+    Args:
+        x: [B, H, W, 2·C], contiguous.
+        taps: [9, 2·C], the transposed weight, contiguous.
+        bias: [2·C].
+        setting: one of `SETTINGS`.
+
+    Returns:
+        [B, H, W, C] in `x`'s dtype.
+    """
+    count, height, width, both = x.shape
+    out = x.new_empty(count, height, width, both // 2)
+    grid = (triton.cdiv(both // 2, setting["BLOCK"]), triton.cdiv(height, setting["ROWS"]), count)
+    _silu_depthwise_glu[grid](x, taps, bias, out, height, width, both // 2, **setting)
+    return out
+
+
+@triton.jit
+def _silu_depthwise_glu(x, taps, bias, out, height, width, channels, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Compute BLOCK channels of ROWS output rows, sweeping the columns from left to right.
+
+    Each input column contributes to three output columns (left, middle, right), so it is read only once. `_left` and
+    `_mid` hold the partial sums of the output columns to the left of and at the current column, one for each row.
+    """
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1) * ROWS
+    inside = c < channels
+    image = tl.program_id(2).to(tl.int64) * height * width
+
+    value_bias = tl.load(bias + c, inside, 0).to(tl.float32)
+    gate_bias = tl.load(bias + channels + c, inside, 0).to(tl.float32)
+    value_taps = _taps(taps + c, 2 * channels, inside)
+    gate_taps = _taps(taps + channels + c, 2 * channels, inside)
+    value_left, value_mid = _repeated(value_bias, ROWS), _repeated(value_bias, ROWS)
+    gate_left, gate_mid = _repeated(gate_bias, ROWS), _repeated(gate_bias, ROWS)
+
+    for column in range(width + 1):
+        here = inside & (column < width)
+        at = x + (image + (row - 1) * width + column) * (2 * channels) + c
+        values = _inputs(at, 2 * channels * width, here, row, height, ROWS)
+        gates = _inputs(at + channels, 2 * channels * width, here, row, height, ROWS)
+        to = out + (image + row * width + column - 1) * channels + c
+        value_done = _add(value_left, values, value_taps[2], value_taps[5], value_taps[8], ROWS)
+        gate_done = _add(gate_left, gates, gate_taps[2], gate_taps[5], gate_taps[8], ROWS)
+        for i in tl.static_range(ROWS):
+            gated = value_done[i] * _silu(gate_done[i])
+            done = inside & (column > 0) & (row + i < height)
+            tl.store(to + i * width * channels, gated.to(out.dtype.element_ty), done)
+        value_left = _add(value_mid, values, value_taps[1], value_taps[4], value_taps[7], ROWS)
+        gate_left = _add(gate_mid, gates, gate_taps[1], gate_taps[4], gate_taps[7], ROWS)
+        biases = _repeated(value_bias, ROWS)
+        value_mid = _add(biases, values, value_taps[0], value_taps[3], value_taps[6], ROWS)
+        biases = _repeated(gate_bias, ROWS)
+        gate_mid = _add(biases, gates, gate_taps[0], gate_taps[3], gate_taps[6], ROWS)
+
+
+@triton.jit
+def _repeated(x, COUNT: tl.constexpr):
+    out = ()
+    for _ in tl.static_range(COUNT):
+        out = out + (x,)
+    return out
+
+
+@triton.jit
+def _taps(at, stride, inside):
+    out = ()
+    for i in tl.static_range(9):
+        out = out + (tl.load(at + i * stride, inside, 0).to(tl.float32),)
+    return out
+
+
+@triton.jit
+def _inputs(at, stride, here, row, height, ROWS: tl.constexpr):
+    """SiLU of one column of the inputs: those of the ROWS output rows and of the rows above and below."""
+    out = ()
+    for i in tl.static_range(ROWS + 2):
+        exists = here & (row + i > 0) & (row + i <= height)
+        out = out + (_silu(tl.load(at + i * stride, exists, 0).to(tl.float32)),)
+    return out
+
+
+@triton.jit
+def _add(sums, column, above, middle, below, ROWS: tl.constexpr):
+    """Add one column of inputs, weighted by one column of the taps, to the sums of each row."""
+    out = ()
+    for i in tl.static_range(ROWS):
+        out = out + (sums[i] + above * column[i] + middle * column[i + 1] + below * column[i + 2],)
+    return out
+
+
+@triton.jit
+def _silu(x):
+    half = 0.5 * x
+    return half * _tanh(half) + half
+
+
+@triton.jit
+def _tanh(x):
+    """Hardware's tanh, whose relative error is up to 2**-11."""
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
