@@ -1,4 +1,7 @@
-"""Candidate for SANA's linear attention: one kernel with BF16 products, in place of torch's float32 products."""
+"""Candidate for SANA's linear attention: one kernel with BF16 products, in place of torch's float32 products.
+
+For compute capability 10.0, Triton 3.6 compiles only the settings of 32 channels; for others its pipeliner fails.
+"""
 
 # ruff: noqa: N803
 
