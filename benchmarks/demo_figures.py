@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from solrl_trainer.config import RunConfig
-from solrl_trainer.demo import DEMO_SETTINGS, PRESET
+from solrl_trainer.demo import DEMO_SETTINGS, PRESET, demo_config
 from solrl_trainer.folder import saved_settings
 from solrl_trainer.metrics import read_metrics
-from solrl_trainer.presets import resolve
 from solrl_trainer.report.figures import duration_text, gain_text, interval_text, reward_label, reward_text
 
 OWN = ("seed", "run", "output", "rollout_url")
@@ -58,7 +57,7 @@ def row(folder: Path) -> Row:
         ValueError: it is not a demo of this version.
     """
     config = saved_settings(folder)
-    expected = comparable(resolve(PRESET, overrides=DEMO_SETTINGS).config)
+    expected = comparable(demo_config())
     if differing := sorted(key for key, value in comparable(config).items() if value != expected[key]):
         raise ValueError(f"{folder} is not of `solrl-train demo`: its settings differ in {', '.join(differing)}")
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))

@@ -26,6 +26,7 @@ from solrl_core.precision import PRECISIONS, apply_policy, numerics
 from solrl_core.rewards.images import as_pil
 from solrl_core.sampler import Recorder, Recording, Trajectory, advance
 from solrl_core.solver_specs import SolverSpec, make_solver
+from solrl_core.text_once import TextOnce
 
 CHUNK_SIZE = 24
 """Largest number of candidates in a batch, in service and trainer."""
@@ -83,10 +84,12 @@ class Generator:
             apply_policy(self.transformer, backbone.policy_at(precision), precision, backbone.device)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
         self._merger = Merger(clean, self.transformer)
+        self._text: TextOnce | None = None
         if backbone.device.type == "cuda":
             backbone.compile(self.transformer)
         elif backbone.device.type == "cpu":
             pad_few_rows(self.transformer)
+            self._text = TextOnce(self.transformer, backbone.text_layers)
 
     def merge_through(
         self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]
@@ -103,6 +106,8 @@ class Generator:
         if use == "unmerged" and self.precision != "nvfp4":
             raise ValueError(f"an adapter cannot be unmerged at {self.precision}; expected nvfp4, or merged")
         self._merger.merge(adapter, unmerged=use == "unmerged")
+        if self._text is not None:
+            self._text.forget()
 
     def generate(
         self,

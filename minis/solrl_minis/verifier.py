@@ -7,6 +7,7 @@ compares the detected objects with the requested ones. It uses neither the promp
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdi
     check_metadata(metadata)
     include = metadata["include"]
     wanted = [(item["color"], item["class"]) for item in include for _ in range(item["count"])]
-    found = find_objects(image)
+    found = _found(np.ascontiguousarray(image).tobytes(), image.shape)
     shapes = _agreement([o.shape for o in found], [s for _, s in wanted])
     colours = _agreement([o.colour for o in found], [c for c, _ in wanted])
     both = _agreement([(o.colour, o.shape) for o in found], wanted)
@@ -139,6 +140,12 @@ def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdi
         position=_position(found, include),
         size=_size(found, include),
     )
+
+
+@lru_cache(maxsize=256)
+def _found(pixels: bytes, shape: tuple[int, ...]) -> list[DetectedObject]:
+    """Objects in an image, remembered because the strict and the graded reward score the same images."""
+    return find_objects(np.frombuffer(pixels, np.float32).reshape(shape))
 
 
 def _agreement(found: Sequence[Any], wanted: Sequence[Any]) -> float:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from demo_figures import row, table
-from solrl_trainer.demo import DEMO_SETTINGS, PRESET
-from solrl_trainer.presets import resolve
+from solrl_trainer.demo import demo_config
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "docs/results/demo.json").read_text())
@@ -17,7 +16,7 @@ def finished(folder: Path, *overrides: str) -> Path:
     """A demo's folder, with the figures of a recorded run."""
     folder.mkdir()
     arguments = {"output": folder, "run": "demo", "seed": 7, "rollout_url": "http://127.0.0.1:1234"}
-    config = resolve(PRESET, overrides=[*DEMO_SETTINGS, *overrides], arguments=arguments).config
+    config = demo_config(overrides, arguments)
     (folder / "config.json").write_text(config.model_dump_json())
     (folder / "result.json").write_text(json.dumps(RECORDED["runs"][0]))
     lines = [
@@ -37,7 +36,7 @@ def test_a_run_is_read_without_its_paths(tmp_path: Path) -> None:
 
 
 def test_other_runs_are_refused(tmp_path: Path) -> None:
-    other = finished(tmp_path / "other", "iterations=5", "explore.steps=4")
+    other = finished(tmp_path / "other", "iterations=5", "explore.prompts=4")
     with pytest.raises(ValueError, match="its settings differ in explore, iterations"):
         row(other)
     with pytest.raises(FileNotFoundError, match="contains no run"):

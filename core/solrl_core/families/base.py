@@ -33,6 +33,8 @@ class Backbone(ABC):
         dtype: dtype in which the transformer computes.
         height, width: default image size in pixels.
         lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
+        text_layers: regular expression that matches the whole dotted name of each layer of the transformer that sees
+            only the prompt; by default none.
         policy: layers to quantise at nvfp4.
         fp8_policy: layers to quantise at fp8.
         blocks: names of the transformer's lists of blocks, in the order in which they run; the quantised share is
@@ -50,6 +52,7 @@ class Backbone(ABC):
     height: int
     width: int
     lora_targets: str
+    text_layers: str = ""
     policy: LayerPolicy
     fp8_policy: LayerPolicy
     blocks: tuple[str, ...] = ("transformer_blocks",)
