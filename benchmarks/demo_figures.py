@@ -24,6 +24,8 @@ from solrl_trainer.report.figures import duration_text, gain_text, interval_text
 
 OWN = ("seed", "run", "output", "rollout_url")
 """Settings in which demos differ."""
+PLAN = """Exploration takes four steps fitted to the model, by the
+[plan](../../minis/solrl_minis/weights/mini-sana/plan.json) of `python benchmarks/demo_plan.py`."""
 
 Row = dict[str, Any]
 
@@ -41,7 +43,7 @@ def main() -> None:
         sys.exit(str(error))
     if len({one["seed"] for one in rows}) < len(rows):
         sys.exit(f"got runs of the seeds {[one['seed'] for one in rows]}; expected different ones")
-    result = {"processor": processor(), "note": args.note, "runs": rows}
+    result = {"processor": processor(), "note": args.note, "settings": DEMO_SETTINGS, "plan": PLAN, "runs": rows}
     text = table(result)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "demo.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -97,12 +99,14 @@ def table(result: Mapping[str, Any]) -> str:
     rows: Sequence[Row] = result["runs"]
     names = list(rows[0]["rewards"])
     where = {one["explored_in"] for one in rows}
+    settings = ", ".join(f"`{setting}`" for setting in result["settings"][1:])
     lines = [
         "# The demo",
         "",
         f"`solrl-train demo` with the seeds {', '.join(str(one['seed']) for one in rows)}, one run each, gathered by",
         f"`python benchmarks/demo_figures.py`. {rows[0]['iterations']} iterations of `{PRESET}` with",
-        f"{', '.join(f'`{setting}`' for setting in DEMO_SETTINGS[1:])}; explored in {' and '.join(sorted(where))}.",
+        f"{settings}; explored in {' and '.join(sorted(where))}.",
+        *([result["plan"]] if result["plan"] else []),
         f"Means over {rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights;",
         "gains with their 95 % interval over prompts.",
         "",

@@ -1,7 +1,7 @@
 """The exploration plan that ships with mini-sana, which the demo uses: `python benchmarks/demo_plan.py`.
 
-Fits four steps to the recipe's trajectories on training prompts, as `solrl-train calibrate` does, at the noise levels that
-plan_fidelity.py chose for this model, and writes plan.json next to the model's weights. Fit it again after training them.
+Fits four steps to the recipe's trajectories on training prompts, as `solrl-train calibrate` does, at the noise levels
+that plan_fidelity.py chose for this model. Writes plan.json next to the model's weights. Fit again after training them.
 """
 
 import json

@@ -127,7 +127,7 @@ def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdi
     check_metadata(metadata)
     include = metadata["include"]
     wanted = [(item["color"], item["class"]) for item in include for _ in range(item["count"])]
-    found = _found(np.ascontiguousarray(image).tobytes(), image.shape)
+    found = _found(np.asarray(image, np.float32).tobytes(), image.shape)
     shapes = _agreement([o.shape for o in found], [s for _, s in wanted])
     colours = _agreement([o.colour for o in found], [c for c, _ in wanted])
     both = _agreement([(o.colour, o.shape) for o in found], wanted)

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from solrl_minis import verifier
 from solrl_minis.scenes import PALETTE, SIDE, Scenes, render, sample_scenes
 from solrl_minis.verifier import find_objects, verifier_graded_reward, verifier_reward, verify, verify_batch
 from solrl_minis.world import COLOURS, KINDS, SHAPES, Combination, all_combinations, differing_in_one
@@ -22,6 +23,17 @@ def combinations() -> list[Combination]:
 @pytest.fixture(scope="module")
 def images(combinations: list[Combination]) -> torch.Tensor:
     return render(sample_scenes(combinations, np.random.default_rng(1)), 2)
+
+
+def test_both_rewards_detect_the_objects_of_an_image_once(
+    combinations: list[Combination], images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detected = []
+    monkeypatch.setattr(verifier, "find_objects", lambda image: detected.append(image) or find_objects(image))
+    few, metadata = 1 - images[:20], [c.metadata for c in combinations[:20]]
+    for reward in (verifier_reward, verifier_graded_reward):
+        reward(few, [""] * 20, metadata)
+    assert len(detected) == 20
 
 
 def by_kind(combinations: list[Combination], values: list[float]) -> dict[str, float]:

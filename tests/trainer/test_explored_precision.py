@@ -12,7 +12,7 @@ from solrl_proto.identifiers import Tier
 from solrl_proto.rollouts import Precision
 from solrl_trainer.calibration.plans import explored_tiers
 from solrl_trainer.config import RunConfig
-from solrl_trainer.demo import DEMO_SETTINGS, PRESET
+from solrl_trainer.demo import demo_config
 from solrl_trainer.presets import resolve
 from solrl_trainer.rollouts.agreement import note_emulation
 
@@ -56,7 +56,7 @@ def test_sol_rl_never_requests_an_emulation(model: str) -> None:
 
 def test_naive_quant_and_the_demo_request_nvfp4() -> None:
     assert resolve("flux1/naive_quant/hpsv2").config.explore.precision == "nvfp4"
-    assert resolve(PRESET, overrides=DEMO_SETTINGS).config.explore.precision == "nvfp4"
+    assert demo_config().explore.precision == "nvfp4"
 
 
 @pytest.mark.usefixtures("h200")

@@ -1,5 +1,6 @@
 """`solrl-train demo`: a rollout service and a training on this machine, and their results."""
 
+import importlib
 import json
 import shutil
 import signal
@@ -117,11 +118,12 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
 
 def _import_all() -> None:
     """Import everything that a run uses."""
-    import diffusers.pipelines.sana
-    import transformers.models.clip.modeling_clip
-    import transformers.models.gemma2.modeling_gemma2
-
-    import solrl_trainer.run  # noqa: F401
+    for name in (
+        "diffusers.pipelines.sana.pipeline_sana",
+        "transformers.models.clip.modeling_clip",
+        "solrl_trainer.run",
+    ):
+        importlib.import_module(name)
 
 
 def _clear(folder: Path) -> None:
@@ -157,7 +159,9 @@ def demo_config(overrides: Sequence[str] = (), arguments: Mapping[str, Any] | No
         ConfigError: an override is invalid.
     """
     plan = read_settings_file(plan_file())
-    return resolve(PRESET, files={"plan.json": plan}, overrides=[*DEMO_SETTINGS, *overrides], arguments=arguments).config
+    return resolve(
+        PRESET, files={"plan.json": plan}, overrides=[*DEMO_SETTINGS, *overrides], arguments=arguments
+    ).config
 
 
 def last_line(summary: dict[str, Any], output: Path) -> dict[str, Any]:
