@@ -47,6 +47,9 @@ class Printed:
     def progress(self, done: float, total: float) -> None:
         """So much of the phase is done."""
 
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        pass
+
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""
 

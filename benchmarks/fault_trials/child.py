@@ -130,13 +130,13 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
         noted.note("gathered", rank=rank, iteration=iteration, seeds=seeds, latents=digest(samples.latents))
         ready(self, iteration, samples)
 
-    def watched_update(self: Updater, samples: Any, iteration: int) -> Any:
+    def watched_update(self: Updater, samples: Any, iteration: int, *progress: Any) -> Any:
         # In one order, since a restored state lists the same values in another.
         states = [sorted(state.items()) for _, state in sorted(self.optimizer.state_dict()["state"].items())]
         moments = [value for state in states for _, value in state]
         weights = digest(*self.policy.parameters)
         noted.note("begins", rank=rank, iteration=iteration, weights=weights, optimizer=digest(*moments))
-        return optimise(self, samples, iteration)
+        return optimise(self, samples, iteration, *progress)
 
     def watched_pairs(units: int, steps: int, fraction: float, generator: torch.Generator) -> Any:
         noted.note("random", rank=rank, state=digest(generator.get_state()))

@@ -110,6 +110,7 @@ class Programme:
         wanted: dict[str, Any] = {
             "iterations": self.iterations,
             "evaluate.every": self.every,
+            "evaluate.curve_seeds": base["evaluate"]["seeds"],
             "evaluate.rewards": [name for name in self.judged_by if name != trained],
             "evaluate.fidelity_prompts": 8,
             "checkpoint_every": 5,

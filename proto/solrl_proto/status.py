@@ -51,6 +51,36 @@ class Samples(Message):
     pairs: Annotated[tuple[SamplePair, ...], Field(min_length=1, max_length=4, fail_fast=True)]
 
 
+class Estimate(Message):
+    """Mean of a held-out reward, and the means at both ends of the 95 % interval of its gain over version 0."""
+
+    mean: Figure
+    low: Figure
+    high: Figure
+
+
+class HeldOut(Message):
+    """An evaluation of a version on held-out prompts, the same prompts and seeds at each version."""
+
+    version: Version
+    images: Annotated[int, Field(ge=1, le=10**9)]
+    rewards: Annotated[dict[Label, Estimate], Field(min_length=1, max_length=16), at_most(16)]
+    """The reward that is trained on comes first; with several, their sum."""
+
+
+class RunSettings(Message):
+    """What a run trains on, and its settings."""
+
+    trained: Annotated[dict[Label, Figure], Field(min_length=1, max_length=16), at_most(16)]
+    """Trained reward → its weight in the score."""
+    values: Annotated[
+        dict[Label, Annotated[str, StringConstraints(max_length=256)]],
+        Field(default_factory=dict, max_length=128),
+        at_most(128),
+    ]
+    """Setting → its value as text, for the page."""
+
+
 class ScoringTime(RewardTime):
     """Time that a reward took in an iteration, and where."""
 
@@ -82,12 +112,35 @@ class Point(Message):
     """The time of each reward, and where it ran."""
     planned: Version | None = None
     """Planned iterations of the run."""
+    held_out: Annotated[tuple[HeldOut, ...], Field(max_length=2, fail_fast=True)] = ()
+    """Evaluations of the version that the iteration produced, and of version 0 before the first iteration."""
+    settings: RunSettings | None = None
+    """Settings of the run, in its first report and in the first after it is resumed."""
 
 
 class IterationReport(Point):
     """Body of `POST /v1/runs/{run}/iterations`. Reporting an iteration again replaces it and all later ones."""
 
     samples: Samples | None = None
+
+
+class Work(Message):
+    """So many candidates out of how many."""
+
+    done: Annotated[int, Field(ge=0, le=10**9)]
+    total: Annotated[int, Field(ge=0, le=10**9)]
+
+
+class Activity(Message):
+    """Body of `PUT /v1/runs/{run}/activity`: progress within the iteration that a run works on."""
+
+    iteration: Version
+    explored: Work
+    """Candidates that were explored."""
+    regenerated: Work | None = None
+    """Selected candidates that were regenerated; null if the explored ones are trained on."""
+    trained: Work
+    """Selected candidates that were trained on."""
 
 
 class Curve(Message):
@@ -102,8 +155,12 @@ class RunDetail(Message):
 
     run: RunName
     curve: Curve
-    """`best`, `mean`, `worst` and `proxy` of the score, `loss`, `reward:<name>`, `seconds:<phase>`; and `spearman`, the
-    newest at each iteration, if rank fidelity was measured."""
+    """`best`, `mean`, `worst` and `proxy` of the score, `loss`, `reward:<name>`, `seconds:<phase>`, and `elapsed`, the
+    seconds since the beginning without evaluations; and `spearman`, the newest at each iteration, if rank fidelity was
+    measured."""
+    held_out: tuple[HeldOut, ...] = ()
+    """Held-out evaluations by version, thinned like the curve."""
+    settings: RunSettings | None = None
     samples: Samples | None
 
 
@@ -125,6 +182,10 @@ class RunStatus(Message):
     last: Point | None
     curve: Curve | None
     """Score: `best`, `mean`, `worst`, `proxy`. Null if nothing was reported since the requested revision."""
+    activity: Activity | None = None
+    """Progress within an iteration, if it was reported in the last minute."""
+    held_out: tuple[HeldOut, ...] = ()
+    """The first and the newest held-out evaluation, of the first reward alone; with the curve."""
 
 
 class Waiting(Message):

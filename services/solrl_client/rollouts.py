@@ -36,7 +36,7 @@ from solrl_proto.rollouts import (
     RolloutTimings,
     StreamLine,
 )
-from solrl_proto.status import IterationReport
+from solrl_proto.status import Activity, IterationReport
 
 from solrl_client.addresses import check_rollout_url
 from solrl_client.answers import AnswerCheck, check_pushed, longest_line
@@ -240,6 +240,12 @@ class RolloutClient:
             content=body,
             headers={"Content-Type": "application/json"},
         )
+
+    def tell_activity(self, run: str, activity: Activity) -> None:
+        """Report progress within an iteration."""
+        body = activity.model_dump_json(exclude_none=True).encode()
+        headers = {"Content-Type": "application/json"}
+        self._ask("PUT", f"/v1/runs/{run}/activity", read_body, content=body, headers=headers)
 
     def rewind(self, run: str, version: int, head: int) -> None:
         """Make a stored version the run's head again, instead of `head`, and delete all versions after it."""

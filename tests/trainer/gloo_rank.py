@@ -39,6 +39,9 @@ class Silent:
     def progress(self, done: float, total: float) -> None:
         pass
 
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        pass
+
     def finished(self, record: IterationRecord) -> None:
         self.told.append("finished")
 

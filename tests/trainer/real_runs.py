@@ -66,6 +66,9 @@ class Watcher:
     def progress(self, done: float, total: float) -> None:
         self.measured.append(done / total)
 
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        pass
+
     def finished(self, record: IterationRecord) -> None:
         self.records.append(record)
         if self.restarts is not None:

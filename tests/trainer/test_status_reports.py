@@ -40,6 +40,9 @@ class Notes:
     def progress(self, done: float, total: float) -> None:
         pass
 
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        pass
+
     def finished(self, record: IterationRecord) -> None:
         pass
 

@@ -12,6 +12,7 @@ from solrl_trainer.cli import main
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.metrics import Metrics, read_metrics
+from solrl_trainer.records import HeldOutRecord
 from solrl_trainer.run_log import RunLog
 from solrl_trainer.trackers.feed import contact_sheet, figures, open_trackers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -33,11 +34,12 @@ def run_once(config: RunConfig, notes: list[str], *, version: int = -1, iteratio
     with open_trackers(config, notes.append) as trackers:
         log = RunLog(Metrics(config.output / "metrics.jsonl"), trackers=trackers)
         log.rewind(version)
-        log.evaluated(0, evaluation, PROMPTS)
+        log.evaluated(HeldOutRecord.of(0, evaluation, evaluation, {"clipscore": 1.0}, 1), evaluation, PROMPTS)
         for iteration in iterations:
             line = iteration_line(iteration)
             log._log(line.pop("event"), **line)
-        log.evaluated(iterations.stop, evaluation, PROMPTS)
+        last = HeldOutRecord.of(iterations.stop, evaluation, evaluation, {"clipscore": 1.0}, 1)
+        log.evaluated(last, evaluation, PROMPTS)
         trackers.report(config.output / "report.html")
 
 

@@ -194,8 +194,10 @@ class Evaluate(Section):
     """Images per prompt."""
     steps: Positive = 40
     """Solver steps of an image."""
-    every: Annotated[int, Field(ge=0)] = 0
-    """Iterations between evaluations; 0: only before and after the run."""
+    every: Annotated[int, Field(ge=0)] = 10
+    """Iterations between evaluations along the run, for the held-out curve; 0: only before and after the run."""
+    curve_seeds: Positive = 1
+    """Images per prompt of the held-out curve, the first of `seeds`. Evaluations along the run generate no others."""
     rewards: tuple[str, ...] = ()
     """Rewards that are only evaluated."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
@@ -212,6 +214,10 @@ class Evaluate(Section):
     def _list_one(cls, value: Any) -> Any:
         """Convert a single name to a list."""
         return (value,) if isinstance(value, str) else value
+
+
+OF_A_MACHINE = ("output", "rollout_url", "served_as", "device", "patience", "reward_options", "track")
+"""Settings that are not shown to others: addresses and paths, which may be private."""
 
 
 class RunConfig(Section):
@@ -280,6 +286,12 @@ class RunConfig(Section):
     def two_stage(self) -> bool:
         """Whether selected seeds are regenerated; otherwise the candidates themselves are trained on."""
         return self.regenerate.at != "none"
+
+    @property
+    def curve_seeds(self) -> int:
+        """Images per prompt of the held-out curve; all if nothing is evaluated along the run."""
+        judge = self.evaluate
+        return min(judge.curve_seeds, judge.seeds) if 0 < judge.every < self.iterations else judge.seeds
 
     @property
     def kept(self) -> int:

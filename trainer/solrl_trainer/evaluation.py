@@ -44,6 +44,10 @@ class Evaluation:
         """Mean over all images."""
         return float(self.scores[reward].mean())
 
+    def first(self, seeds: int) -> "Evaluation":
+        """The same of the first seeds of each prompt."""
+        return Evaluation({name: scores[:, :seeds] for name, scores in self.scores.items()}, self.images)
+
 
 @dataclass(frozen=True)
 class Limits:

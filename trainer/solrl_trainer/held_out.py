@@ -8,6 +8,7 @@ from solrl_core.fidelity import Fidelity, rank_fidelity
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.evaluation import Evaluation, Limits, evaluate_together
+from solrl_trainer.records import HeldOutRecord
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.run_log import RunLog
 from solrl_trainer.saved_evaluation import load_evaluation, save_evaluation
@@ -18,8 +19,18 @@ BASE_EVALUATION = "base_evaluation.safetensors"
 """File of the base's evaluation in a run's folder; a resumed run does not repeat it."""
 
 
-def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
-    """Evaluate the averaged weights of a version; version 0 is the base."""
+def evaluate_average(
+    session: Session, log: RunLog, version: int, base: Evaluation | None = None, seeds: int | None = None
+) -> Evaluation:
+    """Evaluate the averaged weights of a version; version 0 is the base.
+
+    Args:
+        session: the run.
+        log: log of the run.
+        version: of the averaged weights.
+        base: evaluation of version 0, unless this is it.
+        seeds: images per prompt, by default all.
+    """
     config, settings, policy = session.config, session.config.evaluate, session.models.policy
     average = policy.average_adapter() if version else None
     limits = Limits(session.sampler.limit, session.scorer.limit)
@@ -30,15 +41,22 @@ def evaluate_average(session: Session, log: RunLog, version: int) -> Evaluation:
             session.test_prompts,
             session.world,
             limits,
-            seeds=settings.seeds,
+            seeds=seeds or settings.seeds,
             steps=settings.steps,
             solver=config.solver,
             guidance=config.guidance,
             encode=session.models.encoders.encode,
             progress=log.progress,
         )
-        log.evaluated(version, found, [prompt.text for prompt in session.test_prompts])
+        _log_evaluation(session, log, version, found, base or found)
     return found
+
+
+def _log_evaluation(session: Session, log: RunLog, version: int, found: Evaluation, base: Evaluation) -> None:
+    if session.world.rank == 0:
+        config = session.config
+        record = HeldOutRecord.of(version, base, found, config.weights, config.curve_seeds)
+        log.evaluated(record, found, [prompt.text for prompt in session.test_prompts])
 
 
 def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
@@ -63,7 +81,7 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
         return found
     if known is None:
         return Evaluation(scores={}, images=torch.empty(0))
-    log.evaluated(0, known, [prompt.text for prompt in session.test_prompts])
+    _log_evaluation(session, log, 0, known, known)
     return known
 
 

@@ -23,7 +23,7 @@ from solrl_trainer.selection import reselect, select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.trackers.feed import Trackers
 from solrl_trainer.update import UpdateFigures
-from solrl_trainer.world import SoloWorld, World, require_equal, wait_for_rank_zero
+from solrl_trainer.world import SoloWorld, World, require_equal, share, wait_for_rank_zero
 
 _SHOWN_EACH = 3
 
@@ -102,12 +102,13 @@ def train(
             samples = roll_out(session, log, iteration)
             if iteration + 1 == config.iterations:
                 pairs = _pairs(session, log, samples)
+                log.pairs_ready(iteration, samples, pairs)
                 wait_for_rank_zero(session.world)
             train_iteration(session, log, iteration, samples)
             every = config.evaluate.every
             if every and (iteration + 1) % every == 0 and iteration + 1 < config.iterations:
-                evaluate_average(session, log, iteration + 1)
-        after = evaluate_average(session, log, config.iterations)
+                evaluate_average(session, log, iteration + 1, before, config.curve_seeds)
+        after = evaluate_average(session, log, config.iterations, before)
         return Result(
             prompts=[prompt.text for prompt in session.test_prompts],
             before=before,
@@ -132,11 +133,16 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     selected = []
     session.clock.restart()
     exploration = session.explorer.explore(iteration)
-    for group in log.candidates(iteration, exploration):
+    own, explore = len(share(prompts, session.world)), config.explore
+    for number, group in enumerate(log.candidates(iteration, exploration), 1):
+        groups_done = round(len(prompts) * number / own)  # the other ranks are taken to be as far
+        log.counted(iteration, "explored", groups_done * explore.candidates, len(prompts) * explore.candidates)
         selection = select(group, config.explore, root)
         with log.phase(iteration, "regenerate"):
             regenerated = session.regenerator.regenerate(selection, iteration)
             scored = session.scorer.score(group.prompt, regenerated)
+        if config.two_stage:
+            log.counted(iteration, "regenerated", groups_done * explore.keep, len(prompts) * explore.keep)
         selected.append((selection, scored))
     with log.phase(iteration, "regenerate"):
         scored_groups = [ScoredGroup(selection, scored()) for selection, scored in selected]
@@ -153,7 +159,13 @@ def train_iteration(session: Session, log: RunLog, iteration: int, samples: Iter
     config, models = session.config, session.models
     with log.phase(iteration, "train"):
         advantages = session.algorithm.advantages(samples.scores)
-        update = session.updater.update(training_samples(session, samples, advantages), iteration)
+        update = session.updater.update(
+            training_samples(session, samples, advantages),
+            iteration,
+            lambda done, total: log.counted(
+                iteration, "trained", int(samples.scores.numel() * done / total), samples.scores.numel()
+            ),
+        )
         models.policy.decay_and_average(iteration, config.policy, config.optimizer.steps)
         adapter = encode_adapter(models.policy.behaviour())
     digest = adapter_digest(adapter)

@@ -20,6 +20,9 @@ def read_settings(text: str) -> RunConfig:
         algorithm = values.pop("objective")
         values["policy"] = {name: algorithm.pop(name) for name in PolicySettings.model_fields if name in algorithm}
         values["algorithm"] = algorithm
+    if "evaluate" in values:
+        # Evaluations along a run generated all images.
+        values["evaluate"] = {"every": 0, "curve_seeds": values["evaluate"].get("seeds", 4)} | values["evaluate"]
     if values.get("explore", {}).get("source") == "local":
         values["regenerate"] = {"at": "none"} | values.get("regenerate", {})
     return RunConfig.model_validate(values)

@@ -151,7 +151,8 @@ _STAGES = ("", "_two_stage")
 _MINI_CLIPS = {"flowgrpo": 1e-3, "flowgrpo_fast": 1e-4, "dancegrpo": 1e-3}
 """About 10 times those of the papers, whose latents have 64 to 127 times as many values: a mean over n values varies as
 1 / √n."""
-_DANCE_LARGE = {"explore.prompts": 16, "lora.rank": 128, "lora.alpha": 256.0}
+_DANCE_LARGE = {"explore.prompts": 16, "lora.rank": 128, "lora.alpha": 256.0, "evaluate.every": 25}
+"""Its iterations are short, so evaluations every 10 would take a tenth of the time."""
 # Flow-GRPO trains SD3.5-Medium with guidance (yifan123/flow_grpo, config/grpo.py: pickscore_sd3, pickscore_sd3_fast).
 _GUIDED = {"guidance": 4.5}
 # UniRL's FlowGRPO on Z-Image: three stochastic steps within the first half of 12.

@@ -43,6 +43,8 @@ _HEADER_EVERY = 20
 _LABELS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how well the proxy ranks"}
 _LIVE_LABELS = {"evaluate": "evaluating", "fidelity": "ranking"}
 """Shorter, because the live line has no more room than the terminal."""
+_COUNTED_IN = {"explored": "explore", "regenerated": "regenerate", "trained": "train"}
+"""What is counted → the phase in which it grows."""
 
 
 class _Remaining(ProgressColumn):
@@ -72,6 +74,8 @@ class RichReporter:
         self._printed = 0
         self._began: tuple[int, float] | None = None
         self._phase, self._phase_left = "", TimeLeft()
+        self._counts: dict[str, str] = {}
+        self._counted, self._counts_left = -1, TimeLeft()
         if self._console.is_terminal:
             self._progress = Progress(
                 SpinnerColumn(),
@@ -106,7 +110,7 @@ class RichReporter:
         if self._progress is not None:
             in_iteration = name in _TIMES
             current = min(iteration + 1, self._iterations) if in_iteration else iteration
-            shown = _LIVE_LABELS.get(name, name)
+            shown = " ".join(filter(None, (_LIVE_LABELS.get(name, name), self._counts_of(iteration).get(name))))
             self._progress.update(
                 self._task, completed=iteration, current=current, phase=shown, within="", refresh=True
             )
@@ -120,6 +124,23 @@ class RichReporter:
             self._progress.update(self._task, within=left.text(done, total, brief=True), refresh=True)
         elif left.line_is_due():
             self._print(f"{_LABELS.get(self._phase, self._phase)}: {left.text(done, total)}")
+
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        """So many candidates of an iteration are explored, regenerated or trained."""
+        counts, phase = self._counts_of(iteration), _COUNTED_IN[part]
+        counts[phase] = f"{done}/{total}"
+        if self._progress is not None:
+            if self._phase == phase:
+                self._progress.update(self._task, phase=f"{phase} {counts[phase]}")
+        elif self._counts_left.line_is_due():
+            parts = ", ".join(f"{name} {counts[at]}" for name, at in _COUNTED_IN.items() if at in counts)
+            self._print(f"iteration {iteration + 1} of {self._iterations}: {parts}")
+
+    def _counts_of(self, iteration: int) -> dict[str, str]:
+        """Counted candidates of this iteration by phase; those of another are forgotten."""
+        if iteration != self._counted:
+            self._counts, self._counted, self._counts_left = {}, iteration, TimeLeft()
+        return self._counts
 
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""

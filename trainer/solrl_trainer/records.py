@@ -1,12 +1,16 @@
 """Records of a run's iterations, and their forms in metrics.jsonl and in reports to the service."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from solrl_proto.status import IterationReport, Samples, ScoringTime
+from solrl_proto.status import Estimate as EstimateMessage
+from solrl_proto.status import HeldOut, IterationReport, RunSettings, Samples, ScoringTime
 from solrl_proto.status import Spread as SpreadMessage
 
+from solrl_trainer.evaluation import Evaluation, compare
+from solrl_trainer.report.figures import TRAINED_SUM
 from solrl_trainer.update import UpdateFigures
 
 
@@ -32,6 +36,58 @@ class Spread:
 def share_without_spread(scores: torch.Tensor) -> float:
     """Share of the prompts whose samples all have the same score, and so no advantage; scores [groups, kept]."""
     return float((scores.amax(1) == scores.amin(1)).float().mean())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean of a held-out reward, and the means at both ends of the 95 % interval of its gain over the base."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class HeldOutRecord:
+    """A point of the held-out curve: the same prompts and seeds at every version.
+
+    Attributes:
+        version: of the averaged weights; 0 is the base.
+        images: number of images.
+        rewards: of the trained sum, if there are several trained rewards, and of each reward.
+    """
+
+    version: int
+    images: int
+    rewards: dict[str, Estimate]
+
+    @classmethod
+    def of(
+        cls, version: int, base: Evaluation, found: Evaluation, weights: Mapping[str, float], seeds: int
+    ) -> "HeldOutRecord":
+        """The record of an evaluation: trained rewards first, over the first `seeds` images of each prompt."""
+        rows = compare(base.first(seeds), found.first(seeds), weights)
+        first = [name for name in (TRAINED_SUM, *weights) if name in rows]
+        images = next(iter(found.first(seeds).scores.values())).numel()
+        rewards = {}
+        for name in dict.fromkeys((*first, *rows)):
+            row = rows[name]
+            rewards[name] = Estimate(row["after"], row["before"] + row["low"], row["before"] + row["high"])
+        return cls(version, images, rewards)
+
+    def line(self) -> dict[str, Any]:
+        """The evaluation's line of metrics.jsonl."""
+        means = {name: one.mean for name, one in self.rewards.items() if name != TRAINED_SUM}
+        line = {"version": self.version, "images": self.images, "rewards": means}
+        if not self.version:
+            return line
+        ends = {end: {name: getattr(one, end) for name, one in self.rewards.items()} for end in ("low", "high")}
+        return line | ends
+
+    def message(self) -> HeldOut:
+        """Wire message."""
+        rewards = {name: EstimateMessage(**vars(one)) for name, one in self.rewards.items()}
+        return HeldOut(version=self.version, images=self.images, rewards=rewards)
 
 
 @dataclass(frozen=True)
@@ -114,12 +170,20 @@ class IterationRecord:
             "scoring": [one.model_dump() for one in self.scoring],
         }
 
-    def report(self, planned: int, samples: Samples | None) -> IterationReport:
+    def report(
+        self,
+        planned: int,
+        samples: Samples | None,
+        held_out: Sequence[HeldOutRecord] = (),
+        settings: RunSettings | None = None,
+    ) -> IterationReport:
         """Report of the iteration for the service.
 
         Args:
             planned: number of iterations of the whole run.
             samples: images for the page.
+            held_out: evaluations since the report of the previous iteration.
+            settings: of the run.
         """
         return IterationReport(
             iteration=self.iteration,
@@ -133,5 +197,7 @@ class IterationRecord:
             seconds={name: round(seconds, 4) for name, seconds in self.seconds.items()},
             scoring=self.scoring,
             planned=planned,
+            held_out=tuple(one.message() for one in held_out),
+            settings=settings,
             samples=samples,
         )

@@ -10,7 +10,8 @@ from solrl_client.rollouts import RolloutClient
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.metrics import Metrics, own_time
-from solrl_trainer.records import IterationRecord
+from solrl_trainer.records import HeldOutRecord, IterationRecord
+from solrl_trainer.report.pairs import CandidatePairs
 from solrl_trainer.rollouts.brought_rewards import as_requested
 from solrl_trainer.rollouts.exploration import Exploration
 from solrl_trainer.rollouts.groups import CandidateGroup
@@ -29,6 +30,9 @@ class Reporter(Protocol):
 
     def progress(self, done: float, total: float) -> None:
         """So much of the phase is done, in any unit."""
+
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        """So many candidates of an iteration are `part`: explored, regenerated or trained."""
 
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""
@@ -100,10 +104,22 @@ class RunLog:
         """Seconds of a phase of this iteration so far."""
         return self._iteration.get(name, 0.0)
 
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        """So many candidates of an iteration are `part`: explored, regenerated or trained."""
+        if self._reporter is not None:
+            self._reporter.counted(iteration, part, done, total)
+        if self._status is not None:
+            self._status.counted(iteration, part, done, total)
+
     def samples_ready(self, iteration: int, samples: IterationSamples) -> None:
         """An iteration's samples are complete, and the service has nothing to do for this run."""
         if self._status is not None:
             self._status.show(iteration, samples)
+
+    def pairs_ready(self, iteration: int, samples: IterationSamples, pairs: CandidatePairs | None) -> None:
+        """Explored and regenerated images of the last iteration are there, if the service did not refuse them."""
+        if self._status is not None and pairs is not None:
+            self._status.show_pairs(iteration, samples, pairs)
 
     def iteration_trained(self, record: IterationRecord) -> None:
         """An iteration is trained; its checkpoint and push follow."""
@@ -132,14 +148,17 @@ class RunLog:
         if self._reporter is not None:
             self._reporter.progress(done, total)
 
-    def evaluated(self, version: int, found: Evaluation, prompts: Sequence[str]) -> None:
+    def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> None:
         """A version was evaluated on held-out prompts; a resumed run measures its first version again."""
-        means = {name: found.mean(name) for name in found.scores}
+        version = record.version
         if self._metrics is not None and all(line["version"] != version for line in self._metrics.lines("evaluation")):
-            self._log("evaluation", version=version, rewards=means)
+            self._log("evaluation", **record.line())
             if self._trackers is not None:
                 self._trackers.samples(version, prompts, found.images)
-        self.note(f"held out, version {version}: " + ", ".join(f"{k} {v:.4f}" for k, v in means.items()))
+        if self._status is not None:
+            self._status.evaluated(record)
+        means = ", ".join(f"{name} {found.mean(name):.4f}" for name in found.scores)
+        self.note(f"held out, version {version}: {means}")
 
     def fidelity(self, version: int, prompts: int, figures: Mapping[str, Any]) -> None:
         """Rank fidelity of exploration at a version."""
@@ -182,7 +201,7 @@ def open_run_log(
                 rewards = as_requested(config.trained, config, client.model(config.model_name))
                 return rollout_source(config, client, rewards=rewards)
 
-            reports = StatusReporter(client, config.run, source, config.iterations, reporter.note)
+            reports = StatusReporter(client, config, source, reporter.note)
             status = stack.enter_context(reports)
         yield RunLog(Metrics(config.output / "metrics.jsonl"), reporter, status, trackers)
 

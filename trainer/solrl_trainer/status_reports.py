@@ -2,6 +2,8 @@
 
 import base64
 import io
+import json
+import math
 import queue
 import threading
 import time
@@ -12,10 +14,11 @@ from typing import Self
 import torch
 from PIL import Image
 from solrl_client.rollouts import RolloutClient
-from solrl_proto.status import THUMBNAIL_SIDE, SamplePair, Samples
+from solrl_proto.status import THUMBNAIL_SIDE, Activity, RunSettings, SamplePair, Samples, Work
 from torch.nn.functional import interpolate
 
-from solrl_trainer.records import IterationRecord
+from solrl_trainer.config import OF_A_MACHINE, RunConfig
+from solrl_trainer.records import HeldOutRecord, IterationRecord
 from solrl_trainer.report.pairs import CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.source import RolloutSource
@@ -26,6 +29,9 @@ _PAUSE_AFTER_FAILURE = 60.0
 _SHARE = 0.01
 """Share of the service's time that images for the page may take."""
 _LONGEST_END = 15.0
+_COUNTS_EVERY = 3.0
+"""Least seconds between two messages about progress within an iteration."""
+_VALUE_LENGTH = 256
 _PROMPT_LENGTH = 1000
 
 
@@ -63,25 +69,30 @@ class StatusReporter:
     def __init__(
         self,
         client: RolloutClient,
-        run: str,
+        config: RunConfig,
         source: Callable[[], RolloutSource],
-        planned: int,
         note: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the thread.
 
         Args:
             client: a separate client that does not retry; closed at the end.
-            run: name of the run at the service.
+            config: settings of the run.
             source: returns a source of candidates that uses this client; called in the thread.
-            planned: iterations of the whole run.
             note: called once, when a report is lost.
+            clock: returns seconds.
         """
         self._client = client
-        self._run_name = run
+        self._config = config
         self._source = source
-        self._planned = planned
         self._note = note
+        self._clock = clock
+        self._settings: RunSettings | None = run_settings(config)
+        self._held_out: list[HeldOutRecord] = []
+        self._told: IterationRecord | None = None
+        self._counts: dict[str, Work] = {}
+        self._counted_at = (-1, -math.inf)
         self._budget = ImageBudget()
         self._failed = False
         self._samples: Samples | None = None
@@ -100,9 +111,37 @@ class StatusReporter:
             self._thread.join(_LONGEST_END)
 
     def show(self, iteration: int, samples: IterationSamples) -> None:
-        """Fetch images of some samples for the iteration's report, if new ones are due."""
-        if self._work.empty() and self._budget.take():
+        """Fetch images of some samples for the iteration's report, if new ones are due.
+
+        Those of the last iteration come to `show_pairs`.
+        """
+        if iteration + 1 < self._config.iterations and self._work.empty() and self._budget.take():
             self._work.put(lambda: self._fetch(iteration, samples))
+
+    def show_pairs(self, iteration: int, samples: IterationSamples, pairs: CandidatePairs) -> None:
+        """Show some of these images in the iteration's report."""
+        shown = pairs.outermost(_PROMPTS)
+        self._work.put(lambda: self._keep(iteration, samples, shown))
+
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        """So many candidates of an iteration are explored, regenerated or trained; told every few seconds."""
+        began, told = self._counted_at
+        if iteration != began:
+            self._counts = {}
+        self._counts[part] = Work(done=done, total=total)
+        if iteration != began or self._clock() - told >= _COUNTS_EVERY:
+            self._counted_at = iteration, self._clock()
+            prompts, keep = self._config.explore.prompts, self._config.explore.keep
+            regenerated = Work(done=0, total=prompts * keep) if self._config.two_stage else None
+            trained = Work(done=0, total=prompts * self._config.kept)
+            counts = {"regenerated": regenerated, "trained": trained} | self._counts
+            if "explored" in counts and self._work.empty():
+                activity = Activity(iteration=iteration, **counts)  # type: ignore[arg-type]
+                self._work.put(lambda: self._client.tell_activity(self._config.run, activity))
+
+    def evaluated(self, record: HeldOutRecord) -> None:
+        """Report a held-out evaluation: again with the iteration before it, or with the first iteration."""
+        self._work.put(lambda: self._tell_evaluated(record))
 
     def report(self, record: IterationRecord) -> None:
         """Report an iteration."""
@@ -117,13 +156,16 @@ class StatusReporter:
                     self._fail(error)
 
     def _fetch(self, iteration: int, samples: IterationSamples) -> None:
-        exploration = samples.exploration
         try:
             shown = candidate_pairs(samples, self._source(), prompts=_PROMPTS, each=1)
         except BaseException:
             self._budget.failed()
             raise
         self._budget.spent(shown.seconds)
+        self._keep(iteration, samples, shown)
+
+    def _keep(self, iteration: int, samples: IterationSamples, shown: CandidatePairs) -> None:
+        exploration = samples.exploration
         self._samples = Samples(
             iteration=iteration,
             version=exploration.version,
@@ -133,13 +175,41 @@ class StatusReporter:
         )
 
     def _tell(self, record: IterationRecord) -> None:
+        if self._told is not None:
+            self._held_out, self._settings = [], None
+        self._told = record
         samples, self._samples = self._samples, None
-        self._client.tell(self._run_name, record.report(self._planned, samples))
+        self._send(samples)
+
+    def _tell_evaluated(self, record: HeldOutRecord) -> None:
+        self._held_out.append(record)
+        if self._told is not None and self._told.version == record.version:
+            self._send(None)
+
+    def _send(self, samples: Samples | None) -> None:
+        """Report the newest iteration with the evaluations around it; the first one brings the settings."""
+        assert self._told is not None
+        report = self._told.report(self._config.iterations, samples, self._held_out, self._settings)
+        self._client.tell(self._config.run, report)
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
             self._note(f"the service's page does not show all of this run: {error}")
+
+
+def run_settings(config: RunConfig) -> RunSettings:
+    """Settings of a run for the page, without addresses and paths of a machine; dotted names."""
+    values: dict[str, str] = {}
+    for name, value in config.model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
+        inner = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        values |= {key: _setting(one) for key, one in ({name: value} if name == "rewards" else inner).items()}
+    return RunSettings(trained=config.weights, values=values)
+
+
+def _setting(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _VALUE_LENGTH else f"{text[: _VALUE_LENGTH - 1]}…"
 
 
 def _pairs(shown: CandidatePairs) -> tuple[SamplePair, ...]:

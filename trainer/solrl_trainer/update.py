@@ -17,6 +17,7 @@ from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
 from solrl_trainer.config import Optimizer
 from solrl_trainer.lane_gradients import LaneGradients
 from solrl_trainer.policy import Policy, require_finite
+from solrl_trainer.time_left import OnProgress, Work
 from solrl_trainer.world import SoloWorld, World, gather_values
 
 _DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -83,8 +84,15 @@ class Updater:
     def _data(self) -> TrainingData[Any]:
         return self.algorithm.trains_on
 
-    def update(self, samples: TrainingSamples, iteration: int) -> UpdateFigures:
+    def update(
+        self, samples: TrainingSamples, iteration: int, progress: OnProgress = lambda done, total: None
+    ) -> UpdateFigures:
         """Take the iteration's optimiser steps.
+
+        Args:
+            samples: of the iteration.
+            iteration: its number.
+            progress: called with the (sample, timestep) pairs that are done, and with all of them.
 
         Raises:
             FloatingPointError: a loss or gradient that is not finite; the weights remain those of the last valid step.
@@ -98,10 +106,12 @@ class Updater:
             raise ValueError(f"algorithm {name!r} returned units of shape {tuple(units.shape)}; expected [U, size]")
         sigmas = torch.tensor(self._data.sigmas(samples, self.sigmas), dtype=torch.float64)
         losses, norms, figures = [], [], []
+        pairs = trained_steps(len(sigmas) - 1, algorithm.settings.timestep_fraction) * len(units)
+        work = Work(pairs * self.settings.epochs, progress)
         for number, (chosen, at, share) in enumerate(self._parts(len(units), len(sigmas) - 1, generator)):
             where = f"iteration {iteration}, update {number}"
             self.optimizer.zero_grad(set_to_none=True)
-            loss, shares = self._accumulate(samples, units[chosen], at, sigmas, generator)
+            loss, shares = self._accumulate(samples, units[chosen], at, sigmas, generator, work)
             require_finite(loss, "the loss", where)
             norm = self.policy.gradient_norm(self.settings.max_grad_norm)
             require_finite(norm, "the gradient norm", where)
@@ -134,6 +144,7 @@ class Updater:
         steps: torch.Tensor,
         sigmas: torch.Tensor,
         generator: torch.Generator,
+        work: Work,
     ) -> tuple[float, list[dict[str, float]]]:
         """Set the parameters' gradient to that of these units.
 
@@ -151,11 +162,13 @@ class Updater:
             if number == 0:
                 first_noise = noise
             if not gradients.owns(number):
+                work.finish(len(units[part]))
                 continue
             with sdpa_kernel(_DIFFERENTIABLE):
                 add = partial(gradients.add, number)
                 parts = self._micro_batch(samples, units[part], steps[part], sigmas, noise, len(units), add)
             computed.append((number, parts))
+            work.finish(len(units[part]))
         for _ in range(gradients.most(len(starts)) - len(computed) if self.in_step else 0):
             with sdpa_kernel(_DIFFERENTIABLE):  # for the other ranks, which need this one's part of the base
                 part = slice(batch)

@@ -7,7 +7,9 @@ from importlib.metadata import version
 from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import (
+    Activity,
     Curve,
+    HeldOut,
     HostedStatus,
     QueueStatus,
     RunStatus,
@@ -25,7 +27,8 @@ async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
     """The tenant's view of the service, with curves only for runs that reported after revision `since`."""
     runs = (await service.store.runs(tenant)).runs
     progress = await service.store.progress(tenant, [run.run for run in runs])
-    statuses = [await _run(service, tenant, run, progress.get(run.run), since) for run in runs]
+    activities = await service.store.activities(tenant, [run.run for run in runs])
+    statuses = [await _run(service, tenant, run, progress.get(run.run), activities.get(run.run), since) for run in runs]
     waiting, busy = service.engine.waiting(tenant)
     return StatusAnswer(
         service=_service(service, tenant),
@@ -37,12 +40,18 @@ async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
 
 
 async def _run(
-    service: Service, tenant: str, adapters: AdapterList, progress: Progress | None, since: int
+    service: Service,
+    tenant: str,
+    adapters: AdapterList,
+    progress: Progress | None,
+    activity: Activity | None,
+    since: int,
 ) -> RunStatus:
     curve: Curve | None = None
+    held_out: tuple[HeldOut, ...] = ()
     if progress is not None and progress.revision > since:
         try:
-            curve = await service.curves.overview(tenant, adapters.run, progress.revision)
+            curve, held_out = await service.curves.overview(tenant, adapters.run, progress.revision)
         except ProblemError as error:
             # Deleted since, or damaged: omit only this run.
             if error.problem.kind not in (ProblemKind.RUN_NOT_FOUND, ProblemKind.ADAPTER_CORRUPT):
@@ -56,8 +65,10 @@ async def _run(
         size=sum(info.size for info in adapters.versions),
         revision=progress.revision if progress else None,
         age=None if progress is None else round(max(0.0, time.time() - progress.revision / 1e6), 1),
-        last=progress.last if progress else None,
+        last=progress.last.model_copy(update={"settings": None}) if progress else None,
         curve=curve,
+        activity=activity,
+        held_out=held_out,
     )
 
 

@@ -1,12 +1,12 @@
-"""Curves of a run's iterations, thinned for display. The store keeps every iteration."""
+"""Curves of a run's iterations and held-out evaluations, thinned for display. The store keeps every iteration."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-from solrl_proto.status import Curve, Point
+from solrl_proto.status import Curve, HeldOut, Point, RunSettings
 
 from solrl_rollout.store import RunStore
 
@@ -15,23 +15,27 @@ _CACHED_CURVES = 1024  # a few kilobytes each
 _DIGITS = 5
 _MOST_NAMES = 32  # rewards, and as many phases: each is a series over all points of the curve
 
+Overview = tuple[Curve, tuple[HeldOut, ...]]
+"""The score, and the first and the newest held-out evaluation."""
+
 
 class OverviewCurves:
     """The overview curves of runs, cached until a run reports again."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._cached: OrderedDict[tuple[str, str], tuple[int, Curve]] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, str], tuple[int, Overview]] = OrderedDict()
 
-    async def overview(self, tenant: str, run: str, revision: int) -> Curve:
-        """The run's score curve at `revision` or later.
+    async def overview(self, tenant: str, run: str, revision: int) -> Overview:
+        """The run's score curve and held-out figures at `revision` or later.
 
         Raises:
             ProblemError: 404 `run-not-found`.
         """
         cached = self._cached.get((tenant, run))
         if cached is None or cached[0] != revision:
-            cached = revision, overview(await self._store.iterations(tenant, run))
+            points = await self._store.iterations(tenant, run)
+            cached = revision, (overview(points), newest_evaluations(points))
             self._cached[tenant, run] = cached
         self._cached.move_to_end((tenant, run))
         while len(self._cached) > _CACHED_CURVES:
@@ -44,10 +48,35 @@ def overview(points: Sequence[Point]) -> Curve:
     return _curve(thinned(points), {})
 
 
+def evaluations(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[HeldOut, ...]:
+    """Held-out evaluations by version, at most `most`, among them the first and the last."""
+    found = {one.version: one for point in points for one in point.held_out}
+    versions = sorted(found)
+    if len(versions) > most:
+        versions = [versions[i] for i in np.linspace(0, len(versions) - 1, most).round().astype(int)]
+    return tuple(found[version] for version in versions)
+
+
+def newest_evaluations(points: Sequence[Point]) -> tuple[HeldOut, ...]:
+    """The first and the last held-out evaluation, of their first reward alone."""
+    found = evaluations(points)
+    ends = (found[0], found[-1]) if len(found) > 1 else found
+    return tuple(one.model_copy(update={"rewards": dict([next(iter(one.rewards.items()))])}) for one in ends)
+
+
+def settings(points: Sequence[Point]) -> RunSettings | None:
+    """The newest settings of the run."""
+    return next((point.settings for point in reversed(points) if point.settings is not None), None)
+
+
 def detail(points: Sequence[Point], most: int = MOST_POINTS) -> Curve:
-    """A curve of score, loss, rank fidelity, each reward, and seconds by phase; thinned to `most` points."""
+    """A curve of score, loss, rank fidelity, each reward, and seconds; thinned to `most` points."""
     shown = thinned(points, most)
-    series: dict[str, list[float | None]] = {"loss": [point.loss for point in shown]}
+    elapsed = dict(zip((point.iteration for point in points), accumulate(map(_own_seconds, points)), strict=True))
+    series: dict[str, list[float | None]] = {
+        "loss": [point.loss for point in shown],
+        "elapsed": [elapsed[point.iteration] for point in shown],
+    }
     if any(point.spearman is not None for point in points):
         newest = _newest_spearman(points)
         series["spearman"] = [newest[point.iteration] for point in shown]
@@ -95,6 +124,11 @@ def _curve(points: Sequence[Point], more: dict[str, list[float | None]]) -> Curv
         iterations=tuple(point.iteration for point in points),
         series={name: tuple(map(_rounded, values)) for name, values in (series | more).items()},
     )
+
+
+def _own_seconds(point: Point) -> float:
+    """Seconds of an iteration; exploration beside other phases counts only as the trainer's wait for it."""
+    return sum(seconds for phase, seconds in point.seconds.items() if phase != "explore" or "wait" not in point.seconds)
 
 
 def _rounded(value: float | None) -> float | None:

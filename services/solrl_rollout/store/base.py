@@ -13,15 +13,18 @@ from dataclasses import dataclass
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.status import IterationReport, Point, Samples
+from solrl_proto.status import Activity, IterationReport, Point, Samples
 
 DEFAULT_RETAIN = 8
 KEPT_POINTS = 10_000
 """Iterations kept per run; beyond that the oldest are deleted."""
 KEPT_POINT_BYTES = 8 * 2**20
 """Bytes of a run's iterations as JSON; beyond that the oldest are deleted."""
-MAX_POINT_BYTES = 8192
-"""Largest iteration, as JSON without samples. One with four rewards has 1.5 kB."""
+MAX_POINT_BYTES = 16384
+"""Largest iteration, as JSON without samples. One with four rewards has 1.5 kB, and a run's first, with its settings,
+6 kB."""
+KEPT_ACTIVITY_S = 60
+"""Seconds after which progress within an iteration is forgotten."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,14 @@ class RunStore(ABC):
         """Return the progress of the given runs, except those that have reported nothing, from one consistent view."""
 
     @abstractmethod
+    async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
+        """Store progress within an iteration, for `KEPT_ACTIVITY_S`. Raises 404 `run-not-found`."""
+
+    @abstractmethod
+    async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
+        """Return the progress within an iteration of the given runs, except those without."""
+
+    @abstractmethod
     async def ping(self) -> None:
         """Return if the store answers."""
 
@@ -169,11 +180,11 @@ def encode_point(report: IterationReport) -> str:
     if (size := len(text.encode())) > MAX_POINT_BYTES:
         raise ProblemError(
             ProblemKind.REPORT_TOO_LARGE,
-            f"iteration {report.iteration} has too many or too long names of rewards and phases",
+            f"iteration {report.iteration} has too many or too long names of rewards, phases and settings",
             where="body",
             got=f"{size} bytes as JSON, without samples",
             expected=f"at most {MAX_POINT_BYTES} bytes",
-            action="report fewer rewards and phases, or shorter names",
+            action="report fewer rewards, phases and settings, or shorter ones",
         )
     return text
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
-from solrl_proto.status import IterationReport, Point, Samples
+from solrl_proto.status import Activity, IterationReport, Point, Samples
 
 from solrl_rollout.store.base import (
     DEFAULT_RETAIN,
+    KEPT_ACTIVITY_S,
     KEPT_POINT_BYTES,
     KEPT_POINTS,
     Progress,
@@ -33,6 +34,8 @@ class _Run:
     points: list[tuple[Point, int]] = field(default_factory=list)
     """Iterations and their bytes as JSON."""
     samples: Samples | None = None
+    activity: tuple[float, Activity] | None = None
+    """When it ends to count, by the monotonic clock, and progress within an iteration."""
     revision: int = 0
 
     @property
@@ -136,6 +139,13 @@ class MemoryRunStore(RunStore):
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
         held = ((run, self._tenants[tenant].get(run)) for run in runs)
         return {run: Progress(one.revision, one.points[-1][0]) for run, one in held if one is not None and one.points}
+
+    async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
+        self._run(tenant, run).activity = time.monotonic() + KEPT_ACTIVITY_S, activity
+
+    async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
+        held = {run: self._tenants[tenant].get(run, _Run()).activity for run in runs}
+        return {run: one[1] for run, one in held.items() if one is not None and time.monotonic() < one[0]}
 
     async def ping(self) -> None:
         return

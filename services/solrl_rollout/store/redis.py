@@ -9,6 +9,7 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
     {prefix}:{tenant}:run:{run}:pins                     set of versions
     {prefix}:{tenant}:run:{run}:iterations               sorted set of JSON points, by iteration
     {prefix}:{tenant}:run:{run}:progress                 hash: `revision`, `last`, `samples`, `sampled`, bytes `held`
+    {prefix}:{tenant}:run:{run}:activity                 JSON of the progress within an iteration, which expires
     {prefix}:{tenant}:run:{run}:blob:{version}:{token}:{i}   chunk i of a version's bytes
 
 An upload writes its chunks under a fresh token, with an expiry. Then one script compares the head, makes the
@@ -30,10 +31,11 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.status import IterationReport, Point, Samples
+from solrl_proto.status import Activity, IterationReport, Point, Samples
 
 from solrl_rollout.store.base import (
     DEFAULT_RETAIN,
+    KEPT_ACTIVITY_S,
     KEPT_POINT_BYTES,
     KEPT_POINTS,
     Progress,
@@ -112,6 +114,11 @@ class Keys:
     def progress(self) -> str:
         """The run's revision, last point and newest samples."""
         return f"{self.prefix}:run:{self.run}:progress"
+
+    @property
+    def activity(self) -> str:
+        """The run's progress within an iteration."""
+        return f"{self.prefix}:run:{self.run}:activity"
 
     @property
     def blobs(self) -> str:
@@ -283,6 +290,7 @@ class RedisRunStore(RunStore):
                 keys=[keys.versions, keys.pins, keys.runs, keys.bytes, keys.iterations, keys.progress],
                 args=[run, keys.blobs],
             )
+            await self._redis.unlink(keys.activity)
         if not deleted:
             raise not_found(run, 0, None, ())
 
@@ -333,6 +341,18 @@ class RedisRunStore(RunStore):
             elif point is not None:
                 found[run] = Progress(revision, point)
         return found
+
+    async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
+        if await self.head(tenant, run) is None:
+            raise not_found(run, 0, None, ())
+        with self._reported(run):
+            await self._redis.set(self._keys(tenant, run).activity, activity.model_dump_json(), ex=KEPT_ACTIVITY_S)
+
+    async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
+        replies = await self._replies([("GET", self._keys(tenant, run).activity) for run in runs])
+        held = {run: text for run, text in zip(runs, replies, strict=True) if text not in (None, DAMAGED)}
+        found = {run: self._damage.message(f"the activity of run {run!r}", Activity, held[run]) for run in held}
+        return {run: one for run, one in found.items() if one is not None}
 
     async def ping(self) -> None:
         with self._reported():

@@ -37,7 +37,7 @@ def test_the_number_of_series_is_bounded_if_names_change_at_every_point() -> Non
     changing = [
         report(i, rewards={f"r{i}": {"mean": 0, "best": 0, "worst": 0}}, seconds={f"s{i}": 1}) for i in range(99)
     ]
-    assert len(detail(changing).series) == 5 + 32 + 32
+    assert len(detail(changing).series) == 6 + 32 + 32
 
 
 def test_a_detailed_curve_has_every_reward_and_phase() -> None:

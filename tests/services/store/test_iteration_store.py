@@ -95,7 +95,8 @@ async def test_kept_reports_are_bounded_in_bytes(store: RunStore, monkeypatch: p
 async def test_a_report_that_is_too_large_is_refused(store: RunStore) -> None:
     spread = {"mean": 0.1, "best": 0.2, "worst": 0.3}
     names = [f"{i:02}" + "é" * 126 for i in range(16)]
-    large = report(0, rewards=dict.fromkeys(names, spread), seconds=dict.fromkeys(names, 1.5))
+    settings = {"trained": {"clipscore": 1}, "values": {f"s{i}": "é" * 256 for i in range(16)}}
+    large = report(0, rewards=dict.fromkeys(names, spread), seconds=dict.fromkeys(names, 1.5), settings=settings)
     problem = await refusal(store.add_iteration(TENANT, "run-a", large))
     assert (problem.status, problem.kind) == (422, "report-too-large")
     assert await told(store) == []

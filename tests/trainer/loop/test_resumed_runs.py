@@ -145,6 +145,9 @@ def test_a_resumed_run_rewinds_versions_pushed_after_its_checkpoint(
 class Stopping(Watcher):
     """Stops the run after its first iteration."""
 
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        pass
+
     def finished(self, record: IterationRecord) -> None:
         raise KeyboardInterrupt
 

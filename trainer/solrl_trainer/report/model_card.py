@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from solrl_core.families.load import MODELS, pipeline_call
 
-from solrl_trainer.config import RunConfig
+from solrl_trainer.config import OF_A_MACHINE, RunConfig
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.report import figures, rendering
 from solrl_trainer.settings_yaml import settings_yaml
@@ -17,9 +17,6 @@ LORA = "lora.safetensors"
 CARD = "README.md"
 MARK = "<!-- Written by solrl-train export. -->"
 """Line of every card, by which an export knows that it may replace the file."""
-
-_OF_A_MACHINE = ("output", "rollout_url", "served_as", "device", "patience", "reward_options", "track")
-"""Settings that are left out of a card: addresses and paths, which may be private."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def model_card(config: RunConfig, version: int, measured: HeldOut | None, source
         rows=_rows(measured, config) if measured else [],
         few=figures.few_prompts_text(measured.prompts) if measured and measured.prompts else "",
         facts=_facts(config),
-        settings=settings_yaml(shown, omitted=("run", *_OF_A_MACHINE)).strip(),
+        settings=settings_yaml(shown, omitted=("run", *OF_A_MACHINE)).strip(),
     )
     return page
 

@@ -27,6 +27,17 @@ class CandidatePairs:
     regenerated: torch.Tensor
     seconds: float
 
+    def outermost(self, prompts: int) -> "CandidatePairs":
+        """The best and the worst pair of each of the first `prompts` prompts."""
+        starts = [i for i, pair in enumerate(self.pairs) if pair.place == "best" and self._begins(i)]
+        ends = [*(start - 1 for start in starts[1:]), len(self.pairs) - 1]
+        chosen = [i for bounds in list(zip(starts, ends, strict=True))[:prompts] for i in bounds]
+        return CandidatePairs([self.pairs[i] for i in chosen], self.explored[chosen], self.regenerated[chosen], 0.0)
+
+    def _begins(self, i: int) -> bool:
+        """Whether a prompt's pairs begin at `i`: the best come first, and the worst last."""
+        return i == 0 or self.pairs[i - 1].place == "worst"
+
 
 def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: int, each: int) -> CandidatePairs:
     """Pair the `each` best and worst samples of the first `prompts` groups with explored images from `source`.

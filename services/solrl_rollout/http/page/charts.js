@@ -49,16 +49,17 @@ function path(xs, values, placeX, placeY) {
 }
 
 /**
- * Draw into `box`: `lines` ({name, values, style}) over `xs`, and a band between `range` = [low, high] behind them.
- * With `axes` it has ticks, and shows the values under the pointer.
+ * Draw into `box`: `lines` ({name, values, style, xs}) over `xs` or their own, and a band between `range` = [low, high]
+ * behind them, whose ends are named by `ends`. With `axes` it has ticks, and shows the values under the pointer, where
+ * `at` says how a place is told, and `mark` how a tick is.
  */
-function draw(box, { label, xs, lines, range, axes, zero, fewest = 3 }) {
+function draw(box, { label, xs, lines, range, axes, zero, fewest = 3, ends = ["worst", "best"], at = (x) => `iteration ${x}`, mark = String }) {
   const values = [...lines.map((line) => line.values), ...(range || [])].flat().filter((value) => value !== null);
   if (!values.length) return box.replaceChildren();
   let low = Math.min(...values, ...(zero ? [0] : [])), high = Math.max(...values);
   const least = Math.max(Math.abs(high) * 1e-3, 1e-9);
   if (high - low < least) [low, high] = [low - (zero ? 0 : least), high + least];
-  const first = xs[0], last = xs[xs.length - 1];
+  const all = [...xs, ...lines.flatMap((line) => line.xs || [])], first = Math.min(...all), last = Math.max(...all);
   const placeX = (x) => (last > first ? ((x - first) / (last - first)) * WIDE : WIDE / 2);
   const placeY = (y) => HIGH - ((y - low) / (high - low)) * HIGH;
   const picture = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
@@ -72,9 +73,9 @@ function draw(box, { label, xs, lines, range, axes, zero, fewest = 3 }) {
       parts.push(text);
     }
     const marks = last > first ? ticks(first, last, 4)[0].filter(Number.isInteger) : [first];
-    for (const mark of marks) {
-      const text = el("span", { className: "x" }, String(mark));
-      text.style.left = `${(placeX(mark) / WIDE) * 100}%`;
+    for (const one of marks.length > 8 ? marks.filter((_, i) => i % 2 === 0) : marks) {
+      const text = el("span", { className: "x" }, mark(one));
+      text.style.left = `${(placeX(one) / WIDE) * 100}%`;
       parts.push(text);
     }
   }
@@ -84,16 +85,21 @@ function draw(box, { label, xs, lines, range, axes, zero, fewest = 3 }) {
     picture.append(shape("path", { class: "range", d: `${there}L${back.slice(1)}Z` }));
   }
   for (const line of lines) {
-    let d = path(xs, line.values, placeX, placeY);
-    if (xs.length === 1) d += "h0.01";
-    picture.append(shape("path", { class: `${line.style || ""}${xs.length === 1 ? " spot" : ""}`, d }));
+    const own = line.xs || xs;
+    let d = path(own, line.values, placeX, placeY);
+    if (own.length === 1) d += "h0.01";
+    picture.append(shape("path", { class: `${line.style || ""}${own.length === 1 ? " spot" : ""}`, d }));
   }
   box.replaceChildren(...parts);
-  if (axes) point(box, xs, [...lines, ...(range ? [{ name: "best", values: range[1] }, { name: "worst", values: range[0] }] : [])], placeX);
+  const edges = range ? [{ name: ends[1], values: range[1] }, { name: ends[0], values: range[0] }] : [];
+  if (axes) point(box, [...new Set(all)].sort((one, other) => one - other), [...lines, ...edges].map((line) => ({ ...line, xs: line.xs || xs })), placeX, at);
 }
 
-/** Show the values of the iteration under the pointer. */
-function point(box, xs, lines, placeX) {
+/** The newest value of a line at a place; undefined before its first. */
+const valueAt = (line, x) => line.values[line.xs.findLastIndex((one) => one <= x)];
+
+/** Show the values under the pointer. */
+function point(box, xs, lines, placeX, told) {
   const hair = el("div", { className: "hair", hidden: true }), says = el("div", { className: "says", hidden: true });
   box.append(hair, says);
   box.onpointerleave = () => { hair.hidden = says.hidden = true; };
@@ -104,7 +110,7 @@ function point(box, xs, lines, placeX) {
     const share = placeX(xs[near]) / WIDE;
     hair.hidden = says.hidden = false;
     hair.style.left = `${share * 100}%`;
-    says.textContent = [`iteration ${xs[near]}`, ...lines.map((line) => `${line.name} ${figure(line.values[near])}`)].join("\n");
+    says.textContent = [told(xs[near]), ...lines.map((line) => `${line.name} ${figure(valueAt(line, xs[near]))}`)].join("\n");
     says.style.left = share < 0.5 ? `calc(${share * 100}% + 10px)` : "auto";
     says.style.right = share < 0.5 ? "auto" : `calc(${(1 - share) * 100}% + 10px)`;
   };

@@ -3,7 +3,10 @@ const EVERY = 2000, AGAIN = 5000, KEY = "solrl-token";
 let known, timer, asking = 0;
 
 function forget() {
-  known = { since: null, runs: new Map(), curves: new Map(), cards: new Map(), chosen: null, detail: {}, shown: "" };
+  known = {
+    since: null, runs: new Map(), curves: new Map(), heldOut: new Map(), cards: new Map(), chosen: null, detail: {}, shown: "",
+    open: new Set(), details: new Map(), compared: "", axis: "iterations",
+  };
   $("cards").replaceChildren();
   $("run").hidden = true;
 }
@@ -24,6 +27,21 @@ async function ask(path) {
   throw new Refused(answer.status, problem.detail || `the service answered ${answer.status}`);
 }
 
+/** The view that the address names: experiments, compare or service. */
+function view() {
+  const asked = location.hash.slice(1).split("=")[0];
+  return asked === "compare" || asked === "service" ? asked : "experiments";
+}
+
+function showView() {
+  const shown = view(), any = known.runs.size > 0;
+  $("all").hidden = $("run").hidden = shown !== "experiments" || !any;
+  $("compare").hidden = shown !== "compare" || !any;
+  $("service").hidden = shown !== "service";
+  $("none").hidden = shown === "service" || any;
+  for (const link of $("views").children) link.setAttribute("aria-current", String((link.hash.slice(1) || "experiments") === shown));
+}
+
 function chosenRun() {
   const asked = new URLSearchParams(location.hash.slice(1)).get("run");
   if (asked && known.runs.has(asked)) return asked;
@@ -34,13 +52,16 @@ function chosenRun() {
 
 function take(answer) {
   known.runs = new Map(answer.runs.map((run) => [run.run, run]));
-  for (const run of answer.runs) if (run.curve) known.curves.set(run.run, run.curve);
-  showNow(answer);
+  for (const run of answer.runs) if (run.curve) {
+    known.curves.set(run.run, run.curve);
+    known.heldOut.set(run.run, run.held_out);
+  }
+  showService(answer);
   showFoot(answer.service);
   showCards();
   $("state").className = `state ${answer.service.draining ? "" : "live"}`;
   $("state").textContent = answer.service.draining ? "stopping" : "live";
-  $("main").hidden = false;
+  $("main").hidden = $("views").hidden = false;
   $("door").hidden = true;
   $("leave").hidden = !sessionStorage.getItem(KEY);
 }
@@ -52,21 +73,33 @@ function showCards() {
     known.cards.get(name).remove();
     known.cards.delete(name);
     known.curves.delete(name);
+    known.heldOut.delete(name);
   }
   order.forEach((run, i) => {
     if (!known.cards.has(run.run)) known.cards.set(run.run, makeCard(run.run));
     const card = known.cards.get(run.run), place = $("cards").children[i];
-    showCard(card, run, known.curves.get(run.run), run.run === known.chosen);
+    showCard(card, run, known.curves.get(run.run), known.heldOut.get(run.run) || [], run.run === known.chosen);
     if (place !== card) $("cards").insertBefore(card, place || null);
   });
-  $("count").textContent = order.length || "";
-  $("all").hidden = !order.length;
-  $("none").hidden = Boolean(order.length);
-  $("run").hidden = !order.length;
+  showView();
+}
+
+/** Request the compared runs that changed. */
+async function followCompared() {
+  const names = comparedRuns(), mine = known;
+  await Promise.all(names.map(async (name) => {
+    const { revision } = known.runs.get(name), held = known.details.get(name);
+    if (revision && (!held || held.revision !== revision)) mine.details.set(name, { revision, ...(await ask(`/v1/runs/${encodeURIComponent(name)}/iterations`)) });
+  }));
+  const shown = `${names.map((name) => `${name} ${known.runs.get(name)?.revision}`)} of ${[...known.runs.keys()]}`;
+  if (mine !== known || view() !== "compare" || shown === known.compared) return;
+  known.compared = shown;
+  showComparison(names.filter((name) => known.details.has(name)).map((name) => known.details.get(name)));
 }
 
 /** Request details of the selected run if any of them changed. */
 async function follow() {
+  if (view() === "compare") return followCompared();
   const run = known.runs.get(known.chosen), mine = known;
   if (!run) return;
   const told = `${run.run} ${run.revision}`, pushed = `${told} ${run.head} ${run.versions} ${run.pinned}`, detail = known.detail;
@@ -80,6 +113,7 @@ async function follow() {
   known.detail = { told, pushed, iterations: asked[0], adapters: asked[1] };
   const shown = `${standing(run)[0]} ${run.run}`;
   if (fresh || known.shown !== shown) showRun(run, ...asked);
+  else showActivity(run);
   known.shown = shown;
 }
 
@@ -111,7 +145,7 @@ function askToken(fault) {
   const tried = sessionStorage.getItem(KEY);
   sessionStorage.removeItem(KEY);
   forget();
-  $("main").hidden = $("leave").hidden = true;
+  $("main").hidden = $("leave").hidden = $("views").hidden = true;
   $("door").hidden = false;
   $("fault").textContent = tried ? `Access denied: ${fault}.` : "A token shows the runs of its tenant.";
   $("state").className = "state";
@@ -151,7 +185,6 @@ window.ononline = () => { if ($("door").hidden) refresh(); };
 window.onhashchange = () => {
   showCards();
   follow().catch(() => {});
-  if (location.hash) $("run").scrollIntoView({ behavior: "smooth", block: "start" });
 };
 $("command").textContent = `solrl-train run --preset model/recipe/reward --rollout-url ${location.origin}`;
 forget();

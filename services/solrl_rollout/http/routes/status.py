@@ -10,12 +10,12 @@ from solrl_http.access import access
 from solrl_http.compression import accepts_gzip
 from solrl_http.routes.common import PROBLEMS, CallerDep
 from solrl_proto.identifiers import Message, RunName
-from solrl_proto.status import IterationReport, RunDetail, StatusAnswer
+from solrl_proto.status import Activity, IterationReport, RunDetail, StatusAnswer
 
 from solrl_rollout.http.routes.common import ServiceDep
 from solrl_rollout.http.thumbnails import check_thumbnails
 from solrl_rollout.status import board
-from solrl_rollout.status.curves import detail
+from solrl_rollout.status.curves import detail, evaluations, settings
 from solrl_rollout.store.base import not_found
 
 router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
@@ -54,7 +54,8 @@ async def get_iterations(
     points = await service.store.iterations(caller.tenant, run, after, limit)
     samples = await service.store.samples(caller.tenant, run)
     curve = detail(points, limit) if limit else detail(points)
-    return compressed(request, RunDetail(run=run, curve=curve, samples=samples))
+    found = RunDetail(run=run, curve=curve, held_out=evaluations(points), settings=settings(points), samples=samples)
+    return compressed(request, found)
 
 
 @router.post("/runs/{run}/iterations", status_code=204, openapi_extra={"requestBody": _REPORT})
@@ -71,6 +72,13 @@ async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep
     if body.samples is not None:
         check_thumbnails(body.samples)
     await service.store.add_iteration(caller.tenant, run, body)
+
+
+@router.put("/runs/{run}/activity", status_code=204)
+@access("push")
+async def set_activity(service: ServiceDep, caller: CallerDep, run: RunName, body: Activity) -> None:
+    """Report progress within an iteration. It is shown for a minute."""
+    await service.store.set_activity(caller.tenant, run, body)
 
 
 def compressed(request: Request, answer: Message) -> Response:

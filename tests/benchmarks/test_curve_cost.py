@@ -1,0 +1,40 @@
+"""The held-out curve takes at most a twentieth of a run's time, counted in passes of the transformer."""
+
+import pytest
+from paper.compute import passes_of_iteration
+from solrl_trainer.presets import MODELS, RECIPES, resolve
+
+
+def share_of_curve(model: str, recipe: str) -> float:
+    """Passes of the evaluations along a run, over all passes on the trainer's device.
+
+    A service's passes are left out, as it may explore on another device. A pass of training counts as one without a
+    gradient, which takes less time. Both make the share larger than that of the time.
+    """
+    config = resolve(f"{model}/{recipe}/clipscore").config
+    judge, own = config.evaluate, passes_of_iteration(config)
+    if config.uses_service:
+        del own[f"generate {config.explore.precision}"]
+    evaluations = (config.iterations - 1) // judge.every
+    assert evaluations >= 3
+    images = evaluations * judge.prompts * config.curve_seeds
+    return images * judge.steps / (config.iterations * own.total())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_curve_of_each_preset_costs_at_most_a_twentieth(model: str, recipe: str) -> None:
+    assert 0 < share_of_curve(model, recipe) <= 0.05
+
+
+def test_the_shares_of_the_default_recipe_and_of_the_dearest() -> None:
+    """128 images of 10 steps thrice, over 40 iterations of 8,064 passes; 128 of 40 steps thrice, over 100 of 4,608."""
+    assert share_of_curve("mini-sana", "sol_rl") == pytest.approx(3 * 128 * 10 / (40 * 8064))
+    assert share_of_curve("sana", "dancegrpo") == pytest.approx(3 * 128 * 40 / (100 * 4608))
+    assert [round(100 * share_of_curve(model, "sol_rl"), 1) for model in MODELS] == [1.2, 1.2, 1.2, 1.4, 1.4, 1.3]
+    assert max(share_of_curve(model, recipe) for model in MODELS for recipe in RECIPES) < 0.034
+
+
+def test_a_run_without_evaluations_along_it_compares_all_seeds() -> None:
+    for overrides, seeds in ((["iterations=10"], 4), (["evaluate.every=0"], 4), ([], 1), (["evaluate.seeds=1"], 1)):
+        assert resolve("mini-sana/sol_rl/clipscore", overrides=overrides).config.curve_seeds == seeds
