@@ -108,7 +108,7 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
 
             print_presets()
         case Report():
-            _report(command.folder)
+            _report(command.folders, command.output)
         case Compare():
             from solrl_trainer.report.compare import write_comparison
 
@@ -232,7 +232,13 @@ def _export(command: Export) -> None:
         print(f"pushed: {push(files, repository, f'LoRA of {config.run}')}")
 
 
-def _report(folder: Path) -> None:
+def _report(folders: tuple[Path, ...], output: Path) -> None:
+    if len(folders) != 1:
+        from solrl_trainer.report.compare import write_comparison
+
+        print(write_comparison(folders, output))
+        return
+    (folder,) = folders
     from solrl_trainer.report.page import write_report
     from solrl_trainer.run import gallery_grid
 

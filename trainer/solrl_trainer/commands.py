@@ -13,6 +13,7 @@ _URL = "http://127.0.0.1:8100"
 
 Overrides = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE")]
 Files = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE")]
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 
 
@@ -150,17 +151,19 @@ class Presets:
 
 @dataclass
 class Report:
-    """Recreate report.html and grid.png from a run's folder."""
+    """Recreate report.html and grid.png from a run's folder. Of several runs, write a page that compares them."""
 
-    folder: Folder
-    """A run's folder."""
+    folders: Folders
+    """A run's folder, or those of two to eight runs to compare, finished or not."""
+    output: Path = Path("comparison.html")
+    """The page that compares several runs."""
 
 
 @dataclass
 class Compare:
     """Compare runs on one page: curves, held-out figures with intervals, and settings that differ."""
 
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    folders: Folders
     """Folders of two to eight runs, finished or not."""
     output: Path = Path("comparison.html")
     """The page, one self-contained HTML file."""

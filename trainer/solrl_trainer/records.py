@@ -154,6 +154,7 @@ class IterationRecord:
             "iteration": self.iteration,
             "version": self.version,
             "proxy_mean": self.proxy_mean,
+            "reward_mean": self.score.mean,
             "reward_best": self.score.best,
             "reward_worst": self.score.worst,
             "groups_without_spread": self.without_spread,

@@ -78,6 +78,7 @@ def line_chart(
     series: Sequence[Series],
     *,
     band: bool = False,
+    interval: tuple[Sequence[float], Sequence[float]] | None = None,
     smooth: bool = True,
 ) -> Chart:
     """Line chart over `xs`; long series are drawn as a running mean, with the raw values faintly behind.
@@ -87,9 +88,10 @@ def line_chart(
         xs: increasing whole numbers.
         series: at least one.
         band: fill the area between the first two lines.
+        interval: low and high values around the first line, whose area is filled instead.
         smooth: allow the running mean.
     """
-    values = [value for one in series for value in one.values]
+    values = [value for one in series for value in one.values] + [value for end in interval or () for value in end]
     ticks = nice_ticks(min(values), max(values))
     low, high = min(ticks[0], *values), max(ticks[-1], *values)
     place_x, place_y = scale(xs[0], xs[-1], WIDTH), scale(high, low, HEIGHT)
@@ -103,9 +105,12 @@ def line_chart(
         marks = tuple(zip(points, means[-1], strict=True)) if one.dots or len(xs) == 1 else ()
         lines.append(Line(one.name, one.style, path_data(points, means[-1]), raw, marks))
     filled = ""
-    if band and len(xs) > 1:
-        filled = path_data(points, means[0]) + path_data(points[::-1], means[1][::-1]).replace("M", "L", 1) + "Z"
+    edges = means[:2] if band else [[place_y(value) for value in end] for end in interval or ()]
+    if edges and len(xs) > 1:
+        filled = path_data(points, edges[0]) + path_data(points[::-1], edges[1][::-1]).replace("M", "L", 1) + "Z"
     texts = [f"{x}: " + ", ".join(f"{one.name} {one.values[i]:.4g}" for one in series) for i, x in enumerate(xs)]
+    if interval is not None:
+        texts = [f"{text} [{low:.4g}, {high:.4g}]" for text, low, high in zip(texts, *interval, strict=True)]
     return Chart(
         label=label,
         x_ticks=x_ticks(xs, place_x),

@@ -29,7 +29,9 @@ def sum_text(weights: Mapping[str, float]) -> str:
 
 def role_text(name: str, weights: Mapping[str, float]) -> str:
     """Whether a row's reward was trained on, and its weight if there are several."""
-    if name == TRAINED_SUM or list(weights) == [name]:
+    if name == TRAINED_SUM:
+        return f"trained: {sum_text(weights)}"
+    if list(weights) == [name]:
         return "trained"
     return f"trained, weight {weights[name]:g}".replace("-", "−") if name in weights else EVALUATION_ONLY
 

@@ -58,6 +58,15 @@ def held_out(folder: Path, version: int) -> HeldOut | None:
     return HeldOut({name: {"before": before[name], "after": after[name]} for name in after if name in before})
 
 
+def how_to_load(folder: Path) -> str | None:
+    """The lines that load a run's exported LoRA, from its card; None if the folder lacks one of them."""
+    card = folder / CARD
+    text = card.read_text(encoding="utf-8") if card.is_file() and (folder / LORA).is_file() else ""
+    if MARK not in text:
+        return None
+    return text.partition("```python\n")[2].partition("\n```")[0] or None
+
+
 def model_card(config: RunConfig, version: int, measured: HeldOut | None, source: str) -> str:
     """The card in Markdown, with the hub's front matter.
 

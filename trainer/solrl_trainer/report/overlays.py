@@ -70,7 +70,7 @@ def overlay(label: str, curves: Sequence[Curve], unit_of: Callable[[float], Unit
         x_ticks=[
             Tick(place_x(tick * unit.size) / WIDTH * 100, f"{tick:g} {unit.name}".strip())
             for tick in nice_ticks(start / unit.size, end / unit.size)
-            if start <= tick * unit.size <= end
+            if start <= tick * unit.size <= end and (unit != _COUNTS[0] or tick == round(tick))
         ],
         y_ticks=y_ticks(ticks, place_y),
         legend=[(curve.name, curve.style) for curve in curves],

@@ -17,6 +17,7 @@ from solrl_trainer.metrics import own_time
 from solrl_trainer.report import figures, rendering
 from solrl_trainer.report.fidelity import describe_fidelity
 from solrl_trainer.report.gallery import Gallery, load_gallery
+from solrl_trainer.report.model_card import how_to_load
 from solrl_trainer.report.run_charts import (
     PHASES,
     evaluation_charts,
@@ -95,6 +96,8 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "reward_chart": reward_chart(iterations),
         "scoring": _scoring(iterations),
         "evaluation_charts": evaluation_charts(evaluations, weights),
+        "evaluated_images": evaluations[-1].get("images") if evaluations else None,
+        "loading": how_to_load(run.folder),
         "latest": evaluations[-1] if evaluations else None,
         "totals": {phase: seconds for phase, seconds in totals.items() if seconds},
         "explored": sum(line["seconds"].get("explore", 0.0) for line in iterations) if totals["wait"] else None,

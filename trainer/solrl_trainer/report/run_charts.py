@@ -12,21 +12,22 @@ PHASES = ("explore", "wait", "regenerate", "train", "push")
 
 
 def reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
-    """Chart of mean rewards: selected best, selected worst, all candidates; None before the first iteration."""
+    """Chart of mean rewards: best, mean and worst of the selected, all candidates; None before the first iteration."""
     if not iterations:
         return None
     series = [
         Series("selected best", "best", [line["reward_best"] for line in iterations]),
         Series("selected worst", "worst", [line["reward_worst"] for line in iterations]),
+        Series("mean of the selected", "mean", [_mean(line) for line in iterations]),
         Series("all candidates", "proxy", [line["proxy_mean"] for line in iterations]),
     ]
     return line_chart("Mean reward per iteration", _numbers(iterations), series, band=True)
 
 
 def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[str, float]) -> list[Chart]:
-    """One chart per held-out reward, and a first one of their sum if several are trained.
+    """One chart per held-out reward with the interval of its gain, and a first one of their sum if several are trained.
 
-    None with fewer than two evaluations.
+    Lines of older runs have no intervals. None with fewer than two evaluations.
     """
     if len(evaluations) < 2:
         return []
@@ -41,8 +42,24 @@ def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[st
         if len(values) == len(versions):
             label, scale = figures.reward_axis(name)
             shown = [Series(label, "best", [value * scale for value in values], dots=True)]
-            charts.append(line_chart(label, versions, shown, smooth=False))
+            found = [_interval(line, name, value) for line, value in zip(evaluations, values, strict=True)]
+            ends = [[value * scale for value in end] for end in zip(*found, strict=True)] if None not in found else None
+            title = f"{label}: {figures.sum_text(weights)}" if name == TRAINED_SUM else label
+            interval = (ends[0], ends[1]) if ends else None
+            charts.append(line_chart(title, versions, shown, interval=interval, smooth=False))
     return charts
+
+
+def _interval(line: Mapping[str, Any], name: str, mean: float) -> tuple[float, float] | None:
+    """Ends of the interval of a held-out mean; that of the base has no width, since gains are over it."""
+    if not line["version"]:
+        return mean, mean
+    return (line["low"][name], line["high"][name]) if name in line.get("low", {}) else None
+
+
+def _mean(line: Mapping[str, Any]) -> float:
+    """Mean of the selected; lines of older runs have only those of its halves."""
+    return float(line.get("reward_mean", (line["reward_best"] + line["reward_worst"]) / 2))
 
 
 def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:

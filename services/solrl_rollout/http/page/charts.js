@@ -28,7 +28,7 @@ const figure = (value) =>
 /** Return at least `least` round numbers between two values, and their number of decimals. */
 function ticks(low, high, least) {
   const power = 10 ** Math.floor(Math.log10(high - low));
-  for (const step of [power, power / 2, power / 5, power / 10, power / 20]) {
+  for (const step of [power * 5, power * 2, power, power / 2, power / 5, power / 10, power / 20]) {
     const found = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
     if (found.length >= least) return [found, Math.max(0, Math.min(8, -Math.floor(Math.log10(step) + 1e-9)))];

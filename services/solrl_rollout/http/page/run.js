@@ -1,7 +1,7 @@
 // The view of one run: held-out rewards first, then training, settings and lineage.
 const MAIN_SETTINGS = [
-  "preset", "prompts", "seed", "explore.prompts", "explore.candidates", "explore.steps", "explore.precision", "explore.keep",
-  "regenerate.steps", "algorithm.name", "optimizer.learning_rate", "optimizer.updates", "lora.rank", "evaluate.prompts",
+  "preset", "rewards", "evaluate.rewards", "prompts", "seed", "explore.prompts", "explore.candidates", "explore.steps", "explore.precision", "explore.keep",
+  "regenerate.steps", "algorithm.name", "optimizer.learning_rate", "optimizer.updates", "lora.rank", "solver", "guidance",
 ];
 
 function runHead(run, settings, samples) {
@@ -54,7 +54,7 @@ function heldOutView(evaluations) {
   const main = el("div", { className: "lead" },
     el("div", {}, el("h3", {}, `Held out: ${labelOf(lead)}${factorOf(lead) === 100 ? ", %" : ""}`),
       el("div", { className: "value" }, valueOf(lead, newest.rewards[lead].mean)),
-      ...(gain ? [el("p", { className: "on" }, gain), el("p", { className: "dim small" }, "gain over version 0 and its 95 % interval")] : []),
+      ...(gain ? [el("p", { className: `gain ${verdict(evaluations, lead)}` }, gain), el("p", { className: "dim small" }, "gain over version 0 and its 95 % interval")] : []),
       el("p", { className: "dim small" }, `version ${newest.version}, averaged weights, ${plural(newest.images, "image")}; the same prompts and seeds at each version`)),
     heldOutChart(evaluations, lead, 3));
   const few = el("div", { className: "small-charts" }, ...others.map((reward) => el("div", {},
@@ -131,9 +131,9 @@ function folded(name, title, content) {
 
 const settingRows = (values, names) => el("dl", { className: "values" }, ...names.flatMap((name) => [el("dt", {}, name), el("dd", {}, values[name])]));
 
-function settingsView({ trained, values }) {
+function settingsView({ values }) {
   const main = MAIN_SETTINGS.filter((name) => name in values), all = Object.keys(values);
-  const parts = [el("h3", {}, `Rewards and settings`), el("p", { className: "dim small" }, `trained score: ${formula(trained)}`), settingRows(values, main)];
+  const parts = [el("h3", {}, "Settings"), settingRows(values, main)];
   if (all.length > main.length) parts.push(folded("settings", `all ${all.length} settings`, settingRows(values, all)));
   return el("div", { className: "settings" }, ...parts);
 }

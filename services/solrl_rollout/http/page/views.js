@@ -41,6 +41,12 @@ function gainText(evaluations, reward) {
   return `${gainOf(reward, mean - was)} [${gainOf(reward, low - was)}, ${gainOf(reward, high - was)}]`;
 }
 
+/** Class of a gain: whether its interval is above zero, below, or has it. */
+function verdict(evaluations, reward) {
+  const [base, newest] = ends(evaluations, reward), was = base.rewards[reward].mean;
+  return newest.rewards[reward].low > was ? "on" : newest.rewards[reward].high < was ? "bad" : "";
+}
+
 /** The trained score as a formula, such as "clipscore + 0.2 × hpsv2". */
 function formula(trained) {
   const terms = Object.entries(trained).map(([name, weight]) =>

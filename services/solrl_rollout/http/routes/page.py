@@ -30,7 +30,9 @@ def _page() -> tuple[bytes, dict[str, str]]:
     """The page in one file, and headers that allow a browser to run only its scripts."""
     folder = files("solrl_rollout.http") / "page"
     style = (folder / "page.css").read_text("utf-8")
-    script = "\n".join((folder / name).read_text("utf-8") for name in ("charts.js", "views.js", "run.js", "compare.js", "page.js"))
+    script = "\n".join(
+        (folder / name).read_text("utf-8") for name in ("charts.js", "views.js", "run.js", "compare.js", "page.js")
+    )
     html = (folder / "page.html").read_text("utf-8").replace("/*style*/", style).replace("/*script*/", script)
     policy = [
         "default-src 'none'",
