@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from iteration_helpers import report, samples
+from iteration_helpers import held_out, report, run_settings, samples
 from service_helpers import Layout, RunningService, adapter_file, running_service
 from solrl_http.tokens import create_token
 from support.browser import Browser, Page, running_browser
@@ -16,8 +16,10 @@ WAITING = "w" * 64
 HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>"'`${hacked}\u202e""" + "x" * 300
 TOLD = "!document.getElementById('main').hidden && document.querySelectorAll('#run tbody tr').length > 0"
 
+UNFOLD = "document.querySelectorAll('#run details').forEach((one) => { one.open = true; })"
+
 # Visible texts that do not fit into their box, or reach beyond the window.
-CUT = """[...document.querySelectorAll('header *, .card *, .tile, .tile *, #queue *, pre, .scroll, .times *')]
+CUT = """[...document.querySelectorAll('header *, .card *, .lead *, #activity *, .values *, .choice *, .tile, .tile *, #queue *, pre, .scroll, .times *')]
   .filter((one) => one.checkVisibility() && !one.closest('svg, .chart') && one.textContent.trim())
   .filter((one) => one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).display !== 'inline'
     || one.getBoundingClientRect().right > innerWidth)
@@ -63,6 +65,11 @@ def guarded(tokens: dict[str, Any], layout: Layout) -> Iterator[RunningService]:
                 place = {"reward": HOSTILE[:128], "server": "s" * 250, "seconds": 2e6}
                 more["scoring"] = [{"of": "candidates", "by": "service", **place}]
             for i in range(3):
+                shown = run_settings(**{"lora.rank": 8 if run == "shapes" else HOSTILE[:200]})
+                more["settings"] = shown if i == 0 and who == "ann" else None
+                more["held_out"] = [
+                    held_out(v, 0.4 + v / 10, HOSTILE[:90] if hostile else "clipscore") for v in ((0, 1), (), (3,))[i]
+                ]
                 more["spearman"] = 0.9 if i == 0 and run == "shapes" else None
                 told = report(i, 0.5 + i / 50, samples=samples(i, HOSTILE if hostile else "a red circle"), **more)
                 assert tell(running, run, told.model_dump(mode="json")) == 204
@@ -122,6 +129,7 @@ def test_a_stranger_is_asked_for_a_token(browser: Browser, guarded: RunningServi
 def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
     with browser.page() as page:
         enter(page, at="run=shapes")
+        page.see(UNFOLD)
         said = page.text()
         info = guarded.client.get("/v1/runs/shapes/adapters/1").json()
         for part in ("shapes", "iteration 3 of 10", "v1head", "v0pinned", info["digest"][7:19], "NVFP4 (emulated)"):
@@ -147,11 +155,13 @@ def test_the_page_follows_new_reports(browser: Browser, enter: Callable[..., Non
     with browser.page() as page:
         enter(page, at="run=shapes")
         page.see("window.same = true")
+        newer = report(3, 0.8765, samples=samples(3), held_out=[held_out(4, 0.7654)])
         before = page.see("document.querySelector('#run .chart path:last-of-type').getAttribute('d')")
-        assert tell(guarded, "shapes", report(3, 0.8765, samples=samples(3)).model_dump(mode="json")) == 204
+        assert tell(guarded, "shapes", newer.model_dump(mode="json")) == 204
         page.wait("document.body.innerText.includes('iteration 4 of 10')")
         page.wait("document.body.innerText.includes('Best and worst of iteration 4')")
-        assert "0.8765" in page.see("document.querySelector('.card[aria-current=true]').innerText")
+        assert "0.7654" in page.see("document.querySelector('.card[aria-current=true]').innerText")
+        assert "0.7654" in page.see("document.querySelector('#run .lead .value').innerText")
         assert page.see("document.querySelector('#run .chart path:last-of-type').getAttribute('d')") != before
         assert page.see("window.same")
         page.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
@@ -160,6 +170,95 @@ def test_the_page_follows_new_reports(browser: Browser, enter: Callable[..., Non
             "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
         )
         page.wait("document.getElementById('state').textContent === 'live'")
+
+
+def test_held_out_rewards_lead_and_are_named(browser: Browser, enter: Callable[..., None]) -> None:
+    with browser.page() as page:
+        enter(page, at="run=shapes")
+        lead = page.see("document.querySelector('#run .lead').innerText")
+        assert "Held out: clipscore" in lead
+        assert "128 images; the same prompts and seeds" in lead
+        assert (
+            page.see("document.querySelector('.held-out .small-charts h3').innerText")
+            == "strict accuracy (verifier): 50.0 %"
+        )
+        said = page.text()
+        order = (
+            "trains on clipscore + 0.5 × hpsv2",
+            "Held out: clipscore",
+            "Training: clipscore + 0.5 × hpsv2",
+            "Settings\n",
+        )
+        places = [said.index(part) for part in (*order, "Adapter lineage: 2 versions")]
+        assert places == sorted(places)
+        assert "Parent" not in said
+        assert page.see("document.getElementById('all').offsetTop < document.getElementById('run').offsetTop")
+        page.see(UNFOLD)
+        assert "Parent" in page.text()
+
+
+def test_the_gain_has_its_interval(browser: Browser, enter: Callable[..., None]) -> None:
+    with browser.page() as page:
+        enter(page, "bob")
+        lead = page.see("document.querySelector('#run .lead').innerText")
+        assert "0.7000\n+0.3000 [+0.2500, +0.3500]" in lead.replace("\n\n", "\n")
+        assert page.see("document.querySelector('.lead .gain').className") == "gain on"
+
+
+def test_progress_within_the_iteration_follows(
+    browser: Browser, enter: Callable[..., None], guarded: RunningService
+) -> None:
+    def work(done: int) -> dict[str, int]:
+        return {"done": done, "total": 1152}
+
+    def tell_activity(explored: int) -> int:
+        body = {"iteration": 4, "explored": work(explored), "regenerated": work(96), "trained": work(0)}
+        return guarded.client.put("/v1/runs/shapes/activity", json=body).status_code
+
+    with browser.page() as page:
+        enter(page, at="run=shapes")
+        assert page.see("document.getElementById('activity').hidden")
+        assert tell_activity(480) == 204
+        page.wait("document.getElementById('activity').innerText.includes('explored 480 of 1,152')")
+        assert "regenerated 96 of 1,152" in page.see("document.getElementById('activity').innerText")
+        assert tell_activity(960) == 204
+        page.wait("document.getElementById('activity').innerText.includes('explored 960 of 1,152')")
+        assert page.see(CUT) == []
+
+
+def test_figures_of_the_service_have_a_view_of_their_own(browser: Browser, enter: Callable[..., None]) -> None:
+    with browser.page() as page:
+        enter(page, at="run=shapes")
+        assert "adapters merged" not in page.text()
+        page.see("document.querySelector('#views a[href=\\'#service\\']').click()")
+        page.wait("document.body.innerText.includes('adapters merged in the last minute')")
+        assert "Held out" not in page.text()
+        page.see("history.back()")
+        page.wait("document.body.innerText.includes('Held out')")
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+def test_runs_are_compared(browser: Browser, enter: Callable[..., None], width: int) -> None:
+    with browser.page(width, 3000) as page:
+        enter(page, at="run=shapes")
+        page.see("location.hash = 'compare'")
+        page.wait("document.querySelectorAll('#compare .over svg').length >= 4")
+        first = "document.querySelector('#compare .over').innerText"
+        assert "strict accuracy (verifier), %" in page.see(first)
+        assert page.see("document.querySelectorAll('#compare .over > div:nth-child(2) path[class^=run]').length") == 2
+        differ = page.see("document.querySelector('#compare .differ').innerText")
+        assert "lora.rank" in differ
+        assert "explore.prompts" not in differ
+        page.see(
+            "[...document.querySelectorAll('#compare button')].find((one) => one.innerText === 'by candidates').click()"
+        )
+        page.wait("document.querySelector('#compare .over .x:last-of-type').innerText !== ''")
+        page.wait("[...document.querySelectorAll('#compare .over .x')].some((one) => one.innerText === '1000')")
+        assert page.see("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+        assert page.see(CUT) == []
+        page.see("[...document.querySelectorAll('.choice button')].find((one) => one.innerText === 'shapes').click()")
+        page.wait("document.querySelectorAll('#compare .over > div:nth-child(2) path[class^=run]').length === 1")
+        assert page.faults() == []
 
 
 def test_users_texts_are_shown_as_text(browser: Browser, enter: Callable[..., None]) -> None:

@@ -14,6 +14,7 @@ from run_folders import (
     write_metrics,
 )
 from solrl_trainer.report.fidelity import describe_fidelity
+from solrl_trainer.report.model_card import MARK
 from solrl_trainer.report.page import write_report
 
 
@@ -173,7 +174,10 @@ def test_the_page_says_whether_samples_were_regenerated(tmp_path, explore, regen
     folder = finished_run(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"explore": explore, "regenerate": regenerate}))
-    assert ("regenerated in BF16, and of all candidates as explored" in words(page_of(folder))) == regenerated
+    assert (
+        "regenerated in BF16, of their best and worst halves, and of all candidates as explored"
+        in words(page_of(folder))
+    ) == regenerated
 
 
 @pytest.mark.parametrize("prompts", [7, 8])
@@ -189,12 +193,55 @@ def test_a_sum_of_rewards_has_its_card_and_its_chart(tmp_path, prompts):
     text = words(page)
     formula = f"clipscore − 0.2 × {LONG_REWARD}"
     assert f"mini-sana, sol_rl, trained on {formula} · 30 of 30" in text
-    assert f"{formula} of the selected candidates" in text
-    assert "weighted sum trained 0.2412 → 0.2731" in text
+    assert f"{formula}: means of the selected candidates" in text
+    assert f"weighted sum trained: {formula} 0.2412 → 0.2731" in text
+    assert f"weighted sum: {formula}" in text
     assert f"{LONG_REWARD} trained, weight −0.2 0.2412" in text
     assert "<title>0: weighted sum 0.1412</title>" in page
     assert "<title>30: weighted sum 0.1731</title>" in page
     assert ("the intervals are over 7 prompts and may be too narrow" in text) == (prompts == 7)
+
+
+def test_the_held_out_curve_has_the_interval_of_its_gain(tmp_path):
+    finished_run(tmp_path)
+    assert 'class="fill"' not in page_of(tmp_path).partition("Held-out curve")[2].partition("</section>")[0]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "evaluation":
+            line["images"] = 128
+            if line["version"]:
+                line |= {
+                    "low": {"clipscore": 0.2693, "verifier": 0.627},
+                    "high": {"clipscore": 0.2769, "verifier": 0.7},
+                }
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = page_of(tmp_path)
+    curve = page.partition("Held-out curve")[2].partition("</section>")[0]
+    assert curve.count('class="fill"') == 2
+    assert "<title>30: clipscore 0.2731 [0.2693, 0.2769]</title>" in curve
+    assert "<title>0: clipscore 0.2412 [0.2412, 0.2412]</title>" in curve
+    assert "128 images of the 512 above" in words(curve)
+    assert page.index("Held-out curve") < page.index("Rewards during training")
+
+
+def test_means_of_the_selected_are_drawn_beside_best_and_worst(tmp_path):
+    finished_run(tmp_path)
+    assert "mean of the selected 0.232" in page_of(tmp_path)
+    older = (tmp_path / "metrics.jsonl").read_text().replace("reward_mean", "unknown")
+    (tmp_path / "metrics.jsonl").write_text(older)
+    assert "mean of the selected 0.2755" in page_of(tmp_path)
+
+
+def test_the_page_says_how_to_load_the_lora(tmp_path):
+    finished_run(tmp_path)
+    card = f"# made-up\n{MARK}\n```python\npipeline.load_lora_weights('<here>')\n```\n"
+    (tmp_path / "README.md").write_text(card)
+    assert "Use the LoRA" not in page_of(tmp_path)
+    (tmp_path / "lora.safetensors").write_bytes(b"")
+    page = page_of(tmp_path)
+    assert "<pre><code>pipeline.load_lora_weights(&#39;&lt;here&gt;&#39;)</code></pre>" in page
+    (tmp_path / "README.md").write_text(card.replace(MARK, ""))
+    assert "Use the LoRA" not in page_of(tmp_path)
 
 
 def test_results_of_older_runs_have_weights_and_prompts_from_their_settings(tmp_path):
