@@ -38,7 +38,8 @@ class Registry(Generic[T]):
         """Describe a registry.
 
         Args:
-            noun, group: see the class.
+            noun: see the class.
+            group: see the class.
             built_in: name → "package.module:attribute"; takes precedence over an entry point of the same name.
             wrong: describes the expected object if the given one is of the wrong kind; None if it is right.
             others: alternatives to registered names, for errors. Without "package.module:attribute", only registered

@@ -54,7 +54,9 @@ def evaluate_run(
         progress: called with the share that is done of both evaluations.
         rewards: names of rewards; by default those of the run.
         overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.
-        prompts, seeds, steps: override the run's settings; seeds is the number of images per prompt.
+        prompts: number of prompts, instead of the run's.
+        seeds: number of images per prompt, instead of the run's.
+        steps: sampling steps, instead of the run's.
         checkpoint: version of the checkpoint, by default the newest.
         processes: processes that share the prompts; all read the folder, and rank 0 writes.
 

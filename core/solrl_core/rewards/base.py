@@ -252,7 +252,9 @@ class RewardSet:
 
         Args:
             names: the rewards.
-            images, prompts, metadata: N of each, see `Reward`.
+            images: N of them, see `Reward`.
+            prompts: one for each image.
+            metadata: one for each image.
             on_scored: called after each reward.
 
         Raises:
