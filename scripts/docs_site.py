@@ -35,8 +35,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     path = page.file.src_uri
     source = next((file for file, on_site in BESIDE.items() if on_site == path), f"docs/{path}")
     if source.startswith("docs/reference/"):
-        markdown = ENTRY.sub(r"::: \1\n", markdown)
+        markdown = ENTRY.sub(_docstrings, markdown)
+    if path == "index.md":
+        page.meta["hide"] = ["navigation"]  # its section has no other page
     return with_links(_FENCE.sub(r'```\1 title="\2"', markdown), source, config.repo_url)
+
+
+def _docstrings(entry: re.Match[str]) -> str:
+    # A message's fields matter even if their names say all.
+    fields = str(entry[1].startswith("solrl_proto.")).lower()
+    return f"::: {entry[1]}\n    options: {{show_if_no_docstring: {fields}}}\n"
 
 
 def with_links(markdown: str, source: str, repository: str | None) -> str:

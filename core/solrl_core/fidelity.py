@@ -15,9 +15,12 @@ class Fidelity:
     """Rank fidelity, averaged over prompt groups. Ranks count from 1 (best); overlaps are shares of a set, 0 to 1.
 
     Attributes:
-        spearman, kendall: rank correlations within a group, over the candidates that were not pruned.
-        top_overlap, bottom_overlap: size → overlap of the proxy's and the true top (bottom) of that size.
-        top_rank, bottom_rank: mean true rank of the best and the worst half that the proxy selects.
+        spearman: rank correlation within a group, over the candidates that were not pruned.
+        kendall: the same by Kendall's τ.
+        top_overlap: size → overlap of the proxy's and the true top of that size.
+        bottom_overlap: the same of the bottom.
+        top_rank: mean true rank of the best half that the proxy selects.
+        bottom_rank: mean true rank of the worst half that the proxy selects.
     """
 
     spearman: float

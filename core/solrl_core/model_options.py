@@ -12,10 +12,13 @@ class ModelOptions:
     """Per-model settings from `solrl.json`, next to its model_index.json; None selects the family's default.
 
     Attributes:
-        height, width: image size in pixels.
+        height: of an image in pixels.
+        width: of an image in pixels.
         max_sequence_length: number of text tokens.
         complex_human_instruction: SANA's prompt prefix; an empty list turns it off.
-        quantize, keep, keep_max_dim: the layer policy.
+        quantize: see `LayerPolicy`.
+        keep: see `LayerPolicy`.
+        keep_max_dim: see `LayerPolicy`.
         rewards: reward name → options of its loader; relative paths start at the folder.
     """
 

@@ -31,7 +31,8 @@ class Backbone(ABC):
         transformer: the clean base. A `Generator` copies it and never modifies it.
         device: device of all parts.
         dtype: dtype in which the transformer computes.
-        height, width: default image size in pixels.
+        height: of an image in pixels, by default.
+        width: of an image in pixels, by default.
         lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
         text_layers: regular expression that matches the whole dotted name of each layer of the transformer that sees
             only the prompt; by default none.

@@ -29,7 +29,9 @@ class PipelineBackbone(Backbone):
     """A backbone with the parts of a diffusers pipeline.
 
     Attributes:
-        quantize, keep, keep_max_dim: the family's layer policy at nvfp4; the model's options override it.
+        quantize: of the family's `LayerPolicy` at nvfp4; the model's options override it.
+        keep: of the same policy.
+        keep_max_dim: of the same policy.
         max_sequence_length: the family's number of text tokens; the model's options override it.
     """
 

@@ -104,7 +104,8 @@ class TrajectoryBatch(MicroBatch):
 
     Attributes:
         x_next: recorded latents after the step, float32 [B, ...].
-        sigma, sigma_next: noise levels before and after the step, float64 [B].
+        sigma: noise level before the step, float64 [B].
+        sigma_next: noise level after the step, float64 [B].
         log_prob: log-probability of the step when it was recorded, under the behaviour policy [B].
         solver: solver that took the steps.
     """
