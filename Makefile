@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo unit test check release-check faults load install clean
+.PHONY: demo unit test check docs release-check faults load install clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/solrl-train demo
@@ -26,6 +26,10 @@ check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# The documentation site, into runs/site.
+docs: $(VENV)/.installed-docs
+	$(VENV)/bin/mkdocs build --strict
+
 # .ci/run and checks that take hours: full counts of the fault rows, the wheel in a clean environment, the images.
 release-check:
 	scripts/release-check
@@ -42,6 +46,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
 	# In a separate folder, because diffusers imports it if it is installed.
 	$(PIP) --no-deps --upgrade --target $(VENV)/cross-checks torchao
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 # Also `python benchmarks/faults.py --only ROW --trials N`; scripts/prove-checks tests the tests.

@@ -1,0 +1,44 @@
+"""scripts/release_notes.py: the section of a version, with links that work outside the repository."""
+
+import subprocess
+import sys
+
+import pytest
+from fences import ROOT
+from release_notes import release_notes
+
+REPOSITORY = "https://example.org/owner/name"
+CHANGELOG = """\
+# Changelog
+
+## Unreleased
+
+- Later.
+
+## 0.2.0 - 2026-12-01
+
+- New: [page](docs/api.md#errors), [paper](https://example.org/paper).
+
+## 0.1.0 - 2026-11-01
+
+- First.
+"""
+
+
+def test_the_notes_are_the_section_of_the_version() -> None:
+    notes = f"- New: [page]({REPOSITORY}/blob/v0.2.0/docs/api.md#errors), [paper](https://example.org/paper)."
+    assert release_notes("v0.2.0", REPOSITORY, CHANGELOG, "0.2.0") == notes
+    assert release_notes("v0.1.0", REPOSITORY, CHANGELOG, "0.1.0") == "- First."
+
+
+@pytest.mark.parametrize(("tag", "expected"), [("v0.2.0", "expected 'v0.3.0'"), ("v0.3.0", "expected '## 0.3.0'")])
+def test_a_version_without_notes_is_refused(tag: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        release_notes(tag, REPOSITORY, CHANGELOG, "0.3.0")
+
+
+def test_the_command_refuses_another_version_in_one_line() -> None:
+    command = [sys.executable, ROOT / "scripts/release_notes.py", "v9.9.9", "--repository", REPOSITORY]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "v9.9.9" in done.stderr
