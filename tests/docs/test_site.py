@@ -36,7 +36,9 @@ def listed(entries: list[Any]) -> Iterator[str]:
 
 
 def test_the_navigation_lists_every_page_once() -> None:
-    assert sorted(listed(CONFIG["nav"])) == sorted(str(site_path(page)) for page in PAGES)
+    shown, pages = sorted(listed(CONFIG["nav"])), sorted(str(site_path(page)) for page in PAGES)
+    assert set(pages) - set(shown) == set(), "add them to `nav` in mkdocs.yml"
+    assert shown == pages
 
 
 @pytest.mark.parametrize("page", PAGES)
