@@ -28,7 +28,7 @@ check: $(VENV)/.installed-dev
 
 # The documentation site, into runs/site.
 docs: $(VENV)/.installed-docs
-	$(VENV)/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 # .ci/run and checks that take hours: full counts of the fault rows, the wheel in a clean environment, the images.
 release-check:
