@@ -17,8 +17,8 @@ from rank_tables import Row, command, options, run
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_core.selection import best_worst
 from solrl_proto.noise import expand_seeds
+from solrl_proto.selection import best_worst
 from solrl_trainer.prompts import find_prompts, read_prompts
 
 NAME = "reward_dtype"
