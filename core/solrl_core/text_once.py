@@ -32,7 +32,7 @@ class TextOnce:
         self._calls = threading.local()
         for name, module in transformer.named_modules():
             if re.fullmatch(layers, name):
-                module.forward = partial(self._once, name, module.forward)  # type: ignore[method-assign, assignment]
+                module.forward = partial(self._once, name, module.forward)
 
     def forget(self) -> None:
         """Drop all results, because weights have changed."""

@@ -47,7 +47,7 @@ class ModelInfo(Message):
     """What changes the rounding of equal computations, by name: device, threads on a CPU, libraries. Digests leave it
     out."""
     pipeline_call: dict[str, Any] = Field(default_factory=dict)
-    """Arguments with which the model's diffusers pipeline encodes and sizes as the service does, by name."""
+    """Arguments with which the model's diffusers pipeline generates as the service does without guidance, by name."""
 
 
 class ModelList(Message):

@@ -83,9 +83,9 @@ class Backbone(ABC):
         sigma = torch.ones(1, device=self.device)
         return linear_flops(self.transformer, lambda: self.velocity(self.transformer, latents, sigma, conditioning))
 
-    @classmethod
-    def pipeline_call(cls, options: ModelOptions) -> dict[str, Any]:
-        """Arguments with which the diffusers pipeline encodes and sizes as this family does; {} without a pipeline."""
+    @property
+    def pipeline_arguments(self) -> dict[str, Any]:
+        """Arguments with which the diffusers pipeline generates as here without guidance; {} without a pipeline."""
         return {}
 
     @property

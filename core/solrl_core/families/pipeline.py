@@ -85,6 +85,11 @@ class PipelineBackbone(Backbone):
         length = options.max_sequence_length or cls.max_sequence_length
         return {"guidance_scale": guidance, **given, "max_sequence_length": length}
 
+    @property
+    def pipeline_arguments(self) -> dict[str, Any]:
+        """`pipeline_call` of this model without guidance."""
+        return self.pipeline_call(self.options, self._config, 1.0)
+
     @classmethod
     def own_size(cls, config: Mapping[str, Any]) -> int | None:
         """Default height and width in pixels for a transformer's configuration; None for what that says itself."""

@@ -41,7 +41,7 @@ class Identity:
         reward_options: reward → options for built-in rewards from the model's files.
         device: description of the hardware.
         arithmetic: what changes the rounding of equal computations, by name; None if the backend cannot say.
-        pipeline_call: arguments with which the model's diffusers pipeline encodes and sizes as this backend does.
+        pipeline_call: arguments with which the model's diffusers pipeline generates as this backend, without guidance.
     """
 
     family: str

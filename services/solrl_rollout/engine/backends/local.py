@@ -56,7 +56,7 @@ class LocalBackend:
             reward_options=backbone.options.rewards,
             device=str(backbone.device),
             arithmetic=arithmetic(backbone.device),
-            pipeline_call=backbone.pipeline_call(backbone.options),
+            pipeline_call=backbone.pipeline_arguments,
         )
         self.capabilities = Capabilities(
             precisions=tuple(

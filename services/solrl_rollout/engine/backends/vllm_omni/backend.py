@@ -74,7 +74,7 @@ class VllmOmniBackend:
             reward_options=backbone.options.rewards,
             device=str(self._device),
             arithmetic={**arithmetic(self._device), **VERSIONS},
-            pipeline_call=backbone.pipeline_call(backbone.options),
+            pipeline_call=backbone.pipeline_arguments,
         )
         with naming_missing_packages():
             # Imported here, where both packages are known to be installed.
