@@ -162,6 +162,19 @@ def test_models_that_are_not_in_the_paper_have_their_baselines_settings(preset: 
     assert {key: values[key] for key in PUBLISHED[preset]} == PUBLISHED[preset]
 
 
+@pytest.mark.parametrize(("stages", "candidates"), [("", 16), ("_two_stage", 64)])
+def test_z_image_has_the_settings_of_unirl(stages: str, candidates: int) -> None:
+    """Tencent-Hunyuan/UniRL, examples/diffusion/z_image/z_image_trainside.yaml."""
+    config = resolve(f"z-image/flowgrpo_fast{stages}/pickscore").config
+    assert (config.model, config.guidance, config.solver) == ("Tongyi-MAI/Z-Image", 1.0, "euler")
+    assert (config.lora.rank, config.lora.alpha, config.optimizer.batch) == (64, 128.0, 8)
+    assert (config.optimizer.learning_rate, config.optimizer.weight_decay, config.optimizer.updates) == (3e-4, 0.0, 2)
+    explore, settings = config.explore, config.algorithm.model_dump()
+    assert (explore.prompts, explore.keep, explore.candidates, explore.steps) == (64, 16, candidates, 12)
+    wanted = {"eta": 0.7, "clip_range": 1e-4, "window": 3, "window_within": 0.5, "kl_weight": 0.0}
+    assert {name: settings[name] for name in wanted} == wanted
+
+
 @pytest.mark.parametrize("recipe", TRAJECTORIES)
 def test_a_miniatures_clip_range_is_wider(recipe: str) -> None:
     small, large = (resolve(f"{model}/{recipe}/hpsv2").config.algorithm for model in ("mini-sd3", "sd3"))

@@ -1,15 +1,18 @@
 """The memory plan: activations are counted without values, and blocks chosen to fit."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
+from solrl_trainer import training_memory
 from solrl_trainer.config import Lora
 from solrl_trainer.lora import inject
 from solrl_trainer.training_memory import TrainingPlan, plan_training, wanted_blocks
+from tiny_pipelines import write_z_image
 from training_helpers import tiny_config
 
 MIB = 2**20
@@ -75,6 +78,16 @@ def test_activations_of_blocks_are_counted_without_values(name: str) -> None:
     # Bytes are proportional to the rows of the batch.
     half = plan_training(backbone, lora, 4, backbone.encode(["a"]))
     assert sum(plan.kept) == pytest.approx(2 * sum(half.kept), rel=0.01)
+
+
+def test_blocks_that_run_twice_with_guidance_keep_twice_as_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_memory, "_count", lambda *_: (7, 3))  # it compiles
+    backbone, lora = load_backbone(str(write_z_image(tmp_path / "z-image"))), Lora(rank=4, alpha=8)
+    once, twice = (plan_training(backbone, lora, 2, backbone.encode(["a"], scale), scale) for scale in (1.0, 3.0))
+    assert (once.kept, once.inputs) == ((7,) * 4, (3,) * 4)
+    assert (twice.kept, twice.inputs) == ((14,) * 4, (6,) * 4)
 
 
 def test_the_fewest_blocks_that_fit_recompute() -> None:

@@ -1,11 +1,15 @@
 """The client's noise and noise levels equal those of the core, which takes them from torch and diffusers."""
 
+from pathlib import Path
+
 import pytest
 from solrl_client.noise import initial_noise
 from solrl_client.noise_levels import sigmas
 from solrl_core.families import load_backbone
+from solrl_core.families.skeleton import load_skeleton
 from solrl_core.noise import initial_noise as noise_of_torch
 from solrl_proto.noise import PROBE_SEED
+from true_shapes import write_skeleton
 
 
 @pytest.mark.parametrize("shape", [(16,), (17,), (4, 5, 5), (8, 8, 8), (3, 33, 5)])
@@ -30,6 +34,11 @@ def test_noise_levels_are_those_of_the_family(model: str, steps: int) -> None:
     scheduler = backbone._pipeline.scheduler.config  # type: ignore[attr-defined]
     settings = {"shift": scheduler.shift, "low": scheduler.base_shift, "high": scheduler.max_shift, "tokens": 64}
     assert sigmas(backbone.family, steps, **settings) == pytest.approx(backbone.sigmas(steps), abs=1e-6)
+
+
+def test_noise_levels_are_z_images(tmp_path: Path) -> None:
+    model = load_skeleton(str(write_skeleton("z-image", None, tmp_path / "z-image")))
+    assert sigmas(model.family, 6, shift=6.0) == pytest.approx(model.sigmas(6), abs=1e-6)
 
 
 def test_an_unknown_family_is_refused() -> None:
