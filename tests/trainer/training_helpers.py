@@ -79,3 +79,8 @@ def velocity(backbone: Backbone, policy: Policy | None = None) -> torch.Tensor:
     transformer = backbone.transformer if policy is None else policy.transformer
     sigma = torch.tensor([0.8, 0.3], device=backbone.device)
     return backbone.velocity(transformer, x, sigma, backbone.encode(PROMPTS[:2]))
+
+
+def redness(images: torch.Tensor, prompts: list[str], metadata: list[dict[str, Any]]) -> torch.Tensor:
+    """A reward that needs no model: red minus the mean of green and blue."""
+    return images[:, 0].mean((1, 2)) - images[:, 1:].mean((1, 2, 3))
