@@ -4,18 +4,31 @@ from math import exp
 
 
 def sigmas(
-    family: str, steps: int, *, shift: float = 3.0, tokens: int = 1024, low: float = 0.5, high: float = 1.15
+    family: str,
+    steps: int,
+    *,
+    shift: float = 3.0,
+    tokens: int = 1024,
+    low: float = 0.5,
+    high: float = 1.15,
+    most: int = 4096,
 ) -> list[float]:
-    """`steps` + 1 levels. SD3 and Z-Image use `shift`; FLUX.1 uses `tokens` (1,024 at 512 px), `low` and `high`."""
+    """`steps` + 1 levels. SD3 and Z-Image use `shift`, the others `tokens` (1,024 at 512 px), `low`, `high` and `most`."""
     even = [1 - n / steps for n in range(steps)]
     if family == "sana":
         return [*even, 0.0]
-    if family == "sd3":
-        last = shift * 0.001 / (1 + (shift - 1) * 0.001)
-        even = [1 - (1 - last) * n / max(1, steps - 1) for n in range(steps)]
     if family in ("sd3", "z-image"):
+        if family == "sd3":
+            last = shift * 0.001 / (1 + (shift - 1) * 0.001)
+            even = [1 - (1 - last) * n / max(1, steps - 1) for n in range(steps)]
         return [*(shift * s / (1 + (shift - 1) * s) for s in even), 0.0]
-    if family == "flux":
-        mu = low + (high - low) * (tokens - 256) / (4096 - 256)
-        return [*(exp(mu) / (exp(mu) + 1 / s - 1) for s in even), 0.0]
-    raise ValueError(f"got family {family!r}; expected sana, sd3, z-image or flux")
+    if family not in ("flux", "qwen-image", "flux2-klein"):
+        raise ValueError(f"got family {family!r}; expected sana, sd3, flux, z-image, qwen-image or flux2-klein")
+    mu = low + (high - low) * (tokens - 256) / (most - 256)
+    if family == "flux2-klein":
+        few, many = 8.73809524e-05 * tokens + 1.89833333, 0.00016927 * tokens + 0.45666666
+        mu = many if tokens > 4300 else few + (many - few) * (steps - 10) / 190
+    levels = [exp(mu) / (exp(mu) + 1 / s - 1) for s in even]
+    if family == "qwen-image" and steps > 1:
+        levels = [1 - (1 - s) * (1 - 0.02) / (1 - levels[-1]) for s in levels]
+    return [*levels, 0.0]
