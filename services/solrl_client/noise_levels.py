@@ -13,7 +13,7 @@ def sigmas(
     high: float = 1.15,
     most: int = 4096,
 ) -> list[float]:
-    """`steps` + 1 levels. SD3 and Z-Image use `shift`, the others `tokens` (1,024 at 512 px), `low`, `high` and `most`."""
+    """`steps` + 1 levels. SD3 and Z-Image use `shift`, others `tokens` (1,024 at 512 px), `low`, `high` and `most`."""
     even = [1 - n / steps for n in range(steps)]
     if family == "sana":
         return [*even, 0.0]
