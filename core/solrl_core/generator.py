@@ -89,7 +89,8 @@ class Generator:
             backbone.compile(self.transformer)
         elif backbone.device.type == "cpu":
             pad_few_rows(self.transformer)
-            self._text = TextOnce(self.transformer, backbone.text_layers)
+            if backbone.text_layers is not None:
+                self._text = TextOnce(self.transformer, backbone.text_layers)
 
     def merge_through(
         self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]

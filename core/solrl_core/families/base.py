@@ -53,7 +53,7 @@ class Backbone(ABC):
     height: int
     width: int
     lora_targets: str
-    text_layers: str = ""
+    text_layers: str | None = None
     policy: LayerPolicy
     fp8_policy: LayerPolicy
     blocks: tuple[str, ...] = ("transformer_blocks",)
