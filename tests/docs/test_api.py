@@ -25,8 +25,6 @@ from solrl_core.rewards import RewardSet
 from solrl_minis import catalog
 from solrl_proto.noise import PROBE_LENGTH, PROBE_SEED, expand_seeds
 from solrl_proto.problems import ProblemKind
-from tiny_skeletons import write_tiny
-from true_shapes import write_skeleton
 
 PAGE = "docs/api.md"
 ELSEWHERE = "http://127.0.0.1:8100"
@@ -145,20 +143,6 @@ def test_the_code_of_noise_is_the_client_s(title: str, module: str) -> None:
     assert callable(code(title)[title.removesuffix(".py")])
     source = (ROOT / f"services/solrl_client/{module}.py").read_text()
     assert source.endswith(block.text[block.text.index("def ") :])
-
-
-@pytest.mark.parametrize("steps", [1, 4, 10])
-@pytest.mark.parametrize("model", ["qwen-image", "flux2-klein"])
-def test_shifted_noise_levels_of_other_families_are_as_the_page_says(model: str, steps: int, tmp_path: Path) -> None:
-    backbone = load_skeleton(str(write_tiny(model, tmp_path / model)))
-    settings = {"high": 0.9, "most": 8192} if model == "qwen-image" else {}
-    found = code("sigmas.py")["sigmas"](model, steps, **settings)
-    assert found == pytest.approx(backbone.sigmas(steps), abs=1e-6)
-
-
-def test_z_images_noise_levels_are_as_the_page_says(tmp_path: Path) -> None:
-    model = load_skeleton(str(write_skeleton("z-image", None, tmp_path / "z-image")))
-    assert code("sigmas.py")["sigmas"](model.family, 6, shift=6.0) == pytest.approx(model.sigmas(6), abs=1e-6)
 
 
 def test_the_probe_equals_the_page_s(service: httpx.Client) -> None:

@@ -9,6 +9,7 @@ from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.noise import initial_noise as noise_of_torch
 from solrl_proto.noise import PROBE_SEED
+from tiny_skeletons import write_tiny
 from true_shapes import write_skeleton
 
 
@@ -39,6 +40,14 @@ def test_noise_levels_are_those_of_the_family(model: str, steps: int) -> None:
 def test_noise_levels_are_z_images(tmp_path: Path) -> None:
     model = load_skeleton(str(write_skeleton("z-image", None, tmp_path / "z-image")))
     assert sigmas(model.family, 6, shift=6.0) == pytest.approx(model.sigmas(6), abs=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 10])
+@pytest.mark.parametrize("model", ["qwen-image", "flux2-klein"])
+def test_noise_levels_of_other_families_depend_on_the_tokens(model: str, steps: int, tmp_path: Path) -> None:
+    backbone = load_skeleton(str(write_tiny(model, tmp_path / model)))
+    settings = {"high": 0.9, "most": 8192} if model == "qwen-image" else {}
+    assert sigmas(backbone.family, steps, **settings) == pytest.approx(backbone.sigmas(steps), abs=1e-6)
 
 
 def test_an_unknown_family_is_refused() -> None:
