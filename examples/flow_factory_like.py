@@ -133,7 +133,6 @@ class Trainer:
             latents = self.pipeline(
                 [text] * len(seeds),
                 num_inference_steps=self.steps,
-                guidance_scale=1.0,
                 output_type="latent",
                 **self.call,
             ).images

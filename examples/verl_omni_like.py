@@ -90,7 +90,7 @@ class Trainer:
         self.actor.add_adapter(LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(hosted.lora_targets)))
         self.optimizer = torch.optim.AdamW([w for w in self.actor.parameters() if w.requires_grad], lr=1e-3)
         self.agent_loop = SeededAgentLoop(GenerationServer(self.pipeline), hosted.latent_shape)
-        self.sampling_params = {"num_inference_steps": steps, "guidance_scale": 1.0} | hosted.pipeline_call
+        self.sampling_params = {"num_inference_steps": steps} | hosted.pipeline_call
 
     def fit(self, batches: Iterable[Sequence[str]]) -> None:
         """Train on batches of prompts."""
