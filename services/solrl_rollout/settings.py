@@ -102,8 +102,8 @@ class Hosting(BaseSettings):
     For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
 
     reward_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the rewards' weights, unless a reward's options give one. auto is bfloat16 on a GPU, and on a
-    CPU each reward's own."""
+    """Number format of the weights of rewards whose options give none.
+    auto is bfloat16 on a GPU, and on a CPU each reward's own."""
 
     reward_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Addresses of reward servers that requests may name for rewards of their own, each http(s)://HOST:PORT.
