@@ -69,7 +69,7 @@ class HeldOut(Message):
 
 
 class RunSettings(Message):
-    """Training data and settings of a run."""
+    """Trained rewards and settings of a run."""
 
     trained: Annotated[dict[Label, Figure], Field(min_length=1, max_length=16), at_most(16)]
     """Trained reward → its weight in the score."""

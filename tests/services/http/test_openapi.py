@@ -22,6 +22,7 @@ def test_a_running_service_publishes_it(service: RunningService) -> None:
         "/v1/rollouts",
         "/v1/runs",
         "/v1/runs/{run}",
+        "/v1/runs/{run}/activity",
         "/v1/runs/{run}/adapters",
         "/v1/runs/{run}/adapters/{version}",
         "/v1/runs/{run}/adapters/{version}/pin",

@@ -19,8 +19,8 @@ TOLD = "!document.getElementById('main').hidden && document.querySelectorAll('#r
 UNFOLD = "document.querySelectorAll('#run details').forEach((one) => { one.open = true; })"
 
 # Visible texts that do not fit into their box, or reach beyond the window.
-CUT = """[...document.querySelectorAll('header *, .card *, .lead *, #activity *, .values *, .choice *, .tile, .tile *, '
-    + '#queue *, pre, .scroll, .times *')]
+CUT = """[...document.querySelectorAll('header *, .card *, .lead *, #activity *, .values *, .choice *, '
+  + '.tile, .tile *, #queue *, pre, .scroll, .times *')]
   .filter((one) => one.checkVisibility() && !one.closest('svg, .chart') && one.textContent.trim())
   .filter((one) => one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).display !== 'inline'
     || one.getBoundingClientRect().right > innerWidth)
