@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from solrl_client import rollouts
 from solrl_client.retries import Retries
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
-from solrl_trainer import client
 from solrl_trainer.rollouts.adapter_supply import AdapterSupply
 from solrl_trainer.rollouts.source import rollout_source
 from support.redis_server import running_redis
@@ -108,7 +108,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
     layout()  # fill the cache before threads start
     with ExitStack() as stack:
         # Keep the client's pauses short, which otherwise grow with every retry.
-        stack.enter_context(patch.object(client, "Retries", partial(Retries, longest=0.3)))
+        stack.enter_context(patch.object(rollouts, "Retries", partial(Retries, longest=0.3)))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="solrl-service-")))
         server = stack.enter_context(running_redis("everysec"))
         lanes = (("memory", (), trials // 2), ("Redis", ("--redis-url", server.url), trials - trials // 2))

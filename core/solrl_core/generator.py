@@ -32,6 +32,7 @@ CHUNK_SIZE = 24
 """Largest number of candidates in a batch, in service and trainer."""
 _DECODED_PIXELS = 4 * 1024 * 1024
 """Pixels decoded per batch: an autoencoder's activations are many times larger than its images."""
+_DECODED_ON_GPU = 12
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def map_in_batches(
         cut = batches(len(latents), min(batch_limit, most), latents.device)
         parts = map_in_lanes(decode, [latents[list(batch.rows)] for batch in cut], latents.device)
         return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
-    size = min(batch_limit, CHUNK_SIZE)
+    size = min(batch_limit, _DECODED_ON_GPU)
     while size > most:
         size //= 2  # divides a chunk, which then needs no padding
     # Padded, because the decoder is compiled for each shape.

@@ -9,9 +9,10 @@ def share_of_curve(model: str, recipe: str) -> float:
     """Passes of the evaluations along a run, over all passes on the trainer's device.
 
     A service's passes are left out, as it may explore on another device. A pass of training counts as one without a
-    gradient, which takes less time. Both make the share larger than that of the time.
+    gradient, which takes less time. Both make the share larger than that of the time. Guidance makes all passes alike
+    dearer, so it is left out.
     """
-    config = resolve(f"{model}/{recipe}/clipscore").config
+    config = resolve(f"{model}/{recipe}/clipscore", overrides=["guidance=1"]).config
     judge, own = config.evaluate, passes_of_iteration(config)
     if config.uses_service:
         del own[f"generate {config.explore.precision}"]

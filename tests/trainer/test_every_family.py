@@ -88,9 +88,9 @@ def finished(
     said = io.StringIO()
     update = Updater.update
 
-    def watched(self: Updater, training: TrainingSamples, iteration: int) -> UpdateFigures:
+    def watched(self: Updater, training: TrainingSamples, iteration: int, *more: Any) -> UpdateFigures:
         samples.append(training)
-        return update(self, training, iteration)
+        return update(self, training, iteration, *more)
 
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
         patch.setattr(run, "train", kept(run.train, results))

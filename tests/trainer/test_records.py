@@ -16,6 +16,7 @@ def test_the_line_of_an_iteration() -> None:
         "version": 5,
         "proxy_mean": pytest.approx(0.239),
         "reward_best": pytest.approx(0.276),
+        "reward_mean": pytest.approx(0.232),
         "reward_worst": pytest.approx(0.2),
         "groups_without_spread": 0.25,
         "rewards": {"clipscore": 0.232},

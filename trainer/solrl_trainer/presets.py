@@ -172,6 +172,7 @@ _QWEN_FAST = {
     "explore.prompts": 32,
     "explore.keep": 16,
     "evaluate.steps": 50,
+    "evaluate.every": 25,
 }
 # UniRL's DanceGRPO on Qwen-Image.
 _QWEN_DANCE = {"algorithm.eta": 0.7, "algorithm.global_std": True, "explore.keep": 16}

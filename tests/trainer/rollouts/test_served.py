@@ -13,6 +13,7 @@ import pytest
 import torch
 from real_runs import Watcher
 from service_helpers import RunningService, running_service
+from solrl_client import rollouts
 from solrl_client.rollouts import RolloutClient
 from solrl_client.transport import read_lines
 from solrl_minis import catalog
@@ -20,7 +21,7 @@ from solrl_proto.adapters import adapter_digest
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutAnswer
-from solrl_trainer import client, session
+from solrl_trainer import session
 from solrl_trainer.cli import main
 from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics
@@ -192,11 +193,11 @@ def test_another_arithmetic_may_round_differently(
     folder.mkdir()
     config = tiny_config(*SMALL, AT_SERVICE, output=folder, run="rounding", rollout_url=service.url)
     watcher = Watcher()
-    monkeypatch.setattr(client, "read_lines", telling(change_a_bit, service))
+    monkeypatch.setattr(rollouts, "read_lines", telling(change_a_bit, service))
     train(config, watcher)
     assert any("latents of the service differ by rounding" in note for note in watcher.notes)
     for lie in (put_a_tenth_off, rotate_values):
-        monkeypatch.setattr(client, "read_lines", telling(lie, service))
+        monkeypatch.setattr(rollouts, "read_lines", telling(lie, service))
         with pytest.raises(ProblemError, match=r"at most 0\.05"):
             go(tmp_path / lie.__name__, service.url, AT_SERVICE)
 
@@ -302,7 +303,7 @@ def test_a_lie_stops_the_run(
     name: str, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lie, words = LIES[name]
-    monkeypatch.setattr(client, "read_lines", telling(lie, service))
+    monkeypatch.setattr(rollouts, "read_lines", telling(lie, service))
     with pytest.raises(ProblemError) as raised:
         go(tmp_path, service.url, f"run=lie-{list(LIES).index(name)}", AT_SERVICE)
     message = str(raised.value)
