@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from solrl_http.app import make_app
 from solrl_proto.rollouts import StreamLine
-from solrl_proto.status import IterationReport
+from solrl_proto.status import Activity, IterationReport
 
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.backends.base import BackendLoader
@@ -42,5 +42,5 @@ def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend
         settings,
         service_metrics,
         lifespan,
-        documented={"StreamLine": StreamLine, "IterationReport": IterationReport},
+        documented={"StreamLine": StreamLine, "IterationReport": IterationReport, "Activity": Activity},
     )

@@ -287,10 +287,9 @@ class RedisRunStore(RunStore):
         keys = self._keys(tenant, run)
         with self._reported():
             deleted = await self._delete(
-                keys=[keys.versions, keys.pins, keys.runs, keys.bytes, keys.iterations, keys.progress],
+                keys=[keys.versions, keys.pins, keys.runs, keys.bytes, keys.iterations, keys.progress, keys.activity],
                 args=[run, keys.blobs],
             )
-            await self._redis.unlink(keys.activity)
         if not deleted:
             raise not_found(run, 0, None, ())
 

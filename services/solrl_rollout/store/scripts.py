@@ -128,7 +128,7 @@ return ARGV[1]
 DELETE = (
     _FORGET
     + """
--- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes, the run's iterations, its progress.
+-- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes, the run's iterations, progress, activity.
 -- ARGV: run, prefix of chunks. Answers whether there was the run.
 -- A damaged run can be deleted, too, regardless of its keys' contents.
 local deleted, size = redis.call('EXISTS', KEYS[1]), 0
@@ -138,7 +138,7 @@ for _, field in ipairs(redis.pcall('HKEYS', KEYS[1])) do
     size = size + forget(KEYS[1], KEYS[2], ARGV[2], field)
   end
 end
-redis.call('UNLINK', KEYS[1], KEYS[5], KEYS[6])
+redis.call('UNLINK', KEYS[1], KEYS[5], KEYS[6], KEYS[7])
 redis.pcall('SREM', KEYS[3], ARGV[1])
 count(KEYS[4], -size)
 return deleted

@@ -246,7 +246,10 @@ def test_runs_are_compared(browser: Browser, enter: Callable[..., None], width: 
         page.wait("document.querySelectorAll('#compare .over svg').length >= 4")
         first = "document.querySelector('#compare .over').innerText"
         assert "strict accuracy (verifier), %" in page.see(first)
-        assert page.see("document.querySelectorAll('#compare .over > div:nth-child(2) path[class^=run]').length") == 2
+        assert (
+            page.see("document.querySelector('#compare .over').children[1].querySelectorAll('path[class^=run]').length")
+            == 2
+        )
         differ = page.see("document.querySelector('#compare .differ').innerText")
         assert "lora.rank" in differ
         assert "explore.prompts" not in differ
@@ -258,7 +261,9 @@ def test_runs_are_compared(browser: Browser, enter: Callable[..., None], width: 
         assert page.see("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
         assert page.see(CUT) == []
         page.see("[...document.querySelectorAll('.choice button')].find((one) => one.innerText === 'shapes').click()")
-        page.wait("document.querySelectorAll('#compare .over > div:nth-child(2) path[class^=run]').length === 1")
+        page.wait(
+            "document.querySelector('#compare .over').children[1].querySelectorAll('path[class^=run]').length === 1"
+        )
         assert page.faults() == []
 
 

@@ -38,10 +38,10 @@ function overlay(title, lines, axis) {
   return el("div", {}, el("h3", {}, title), box);
 }
 
+const key = (index) => el("b", { className: `key run${index}` });
 const rewardsOf = (runs) => [...new Set(runs.flatMap((one) => one.held_out.flatMap((held) => Object.keys(held.rewards))))];
 
 function gainsTable(runs) {
-  const key = (index) => el("b", { className: `key run${index}` });
   const rows = rewardsOf(runs).flatMap((reward) => runs.map((one, index) => {
     const [base, newest] = ends(one.held_out, reward);
     if (!newest) return null;
@@ -59,8 +59,8 @@ function settingsTable(runs) {
   const names = [...new Set(having.flatMap((one) => Object.keys(one.settings.values)))].filter((name) => !OWN_SETTINGS.has(name));
   const different = names.filter((name) => new Set(having.map((one) => one.settings.values[name])).size > 1);
   if (!different.length) return [el("h3", {}, "Settings that differ"), el("p", { className: "dim small" }, "none")];
-  const head = el("tr", {}, el("th", {}, "Setting"), ...having.map((one) => el("th", {}, one.run)));
-  const body = different.map((name) => el("tr", {}, el("td", {}, name), ...having.map((one) => el("td", {}, one.settings.values[name] ?? "–"))));
+  const head = el("tr", {}, el("th", {}, "Setting"), ...having.map((one) => el("th", {}, key(runs.indexOf(one)), one.run)));
+  const body = different.map((name) => el("tr", {}, el("td", {}, name), ...having.map((one) => el("td", {}, key(runs.indexOf(one)), one.settings.values[name] ?? "–"))));
   return [el("h3", {}, "Settings that differ"), el("div", { className: "scroll" }, el("table", { className: "plain differ" }, el("thead", {}, head), el("tbody", {}, ...body)))];
 }
 
@@ -69,7 +69,7 @@ function runChoice(chosen) {
   const names = [...known.runs.values()].filter((run) => run.revision).map((run) => run.run);
   return el("div", { className: "choice" }, ...names.map((name) => {
     const index = chosen.indexOf(name), now = index < 0 ? [...chosen, name] : chosen.filter((one) => one !== name);
-    const button = el("button", { type: "button" }, index < 0 ? "" : el("b", { className: `key run${index}` }), name);
+    const button = el("button", { type: "button" }, index < 0 ? "" : key(index), name);
     button.setAttribute("aria-pressed", String(index >= 0));
     button.disabled = index < 0 && chosen.length >= MOST_COMPARED;
     button.onclick = () => { location.hash = `compare=${now.join(",")}`; };

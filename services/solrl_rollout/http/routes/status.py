@@ -1,7 +1,7 @@
 """Progress of runs: trainers report it, the status page shows it."""
 
 import gzip
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -20,12 +20,31 @@ from solrl_rollout.store.base import not_found
 
 router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
 
+Body = TypeVar("Body", bound=Message)
+
 _COMPRESS_FROM = 1024  # bytes
 _MOST_PER_PAGE = 1000
-_REPORT = {
-    "required": True,
-    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/IterationReport"}}},
-}
+
+
+def _body_of(model: type[Message]) -> dict[str, Any]:
+    """The documentation of a body that the route reads itself: FastAPI would read it before the check of the run."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def _read(request: Request, service: ServiceDep, caller: CallerDep, run: str, model: type[Body]) -> Body:
+    """The body of a report about one of the caller's runs.
+
+    Raises:
+        ProblemError: 404 `run-not-found`.
+        RequestValidationError: another body.
+    """
+    if await service.store.head(caller.tenant, run) is None:
+        raise not_found(run, 0, None, ())
+    try:
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise RequestValidationError([one | {"loc": ("body", *one["loc"])} for one in error.errors()]) from error
 
 
 @router.get("/status", response_model=StatusAnswer)
@@ -58,26 +77,21 @@ async def get_iterations(
     return compressed(request, found)
 
 
-@router.post("/runs/{run}/iterations", status_code=204, openapi_extra={"requestBody": _REPORT})
+@router.post("/runs/{run}/iterations", status_code=204, openapi_extra=_body_of(IterationReport))
 @access("push")
 async def add_iteration(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> None:
     """Report an iteration. A repeated report replaces it and all later ones."""
-    # The body is not a parameter, because FastAPI would read it before this check of the run.
-    if await service.store.head(caller.tenant, run) is None:
-        raise not_found(run, 0, None, ())
-    try:
-        body = IterationReport.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise RequestValidationError([one | {"loc": ("body", *one["loc"])} for one in error.errors()]) from error
+    body = await _read(request, service, caller, run, IterationReport)
     if body.samples is not None:
         check_thumbnails(body.samples)
     await service.store.add_iteration(caller.tenant, run, body)
 
 
-@router.put("/runs/{run}/activity", status_code=204)
+@router.put("/runs/{run}/activity", status_code=204, openapi_extra=_body_of(Activity))
 @access("push")
-async def set_activity(service: ServiceDep, caller: CallerDep, run: RunName, body: Activity) -> None:
+async def set_activity(request: Request, service: ServiceDep, caller: CallerDep, run: RunName) -> None:
     """Report progress within an iteration. It is shown for a minute."""
+    body = await _read(request, service, caller, run, Activity)
     await service.store.set_activity(caller.tenant, run, body)
 
 
