@@ -24,6 +24,12 @@ GUARDED = [operation for operation in OPERATIONS if operation not in OPEN]
 TOLD = {"iteration": 0, "version": 1, "explored_version": 0, "score": {"mean": 0, "best": 1, "worst": -1}}
 TOLD |= {"proxy_mean": 0, "loss": 0}
 """The report of an iteration, as a trainer sends it."""
+ACTIVITY = ("PUT", "/v1/runs/{run}/activity")
+BODIES = {
+    ("POST", "/v1/runs/{run}/iterations"): TOLD,
+    ACTIVITY: {"iteration": 1, "explored": {"done": 1, "total": 2}, "trained": {"done": 0, "total": 2}},
+}
+"""Bodies of operations on a run that need one as JSON."""
 OF_RUNS = [operation for operation in GUARDED if "{run}" in operation[1]]
 PUSH = ("PUT", "/v1/runs/{run}/adapters/{version}")
 NEEDED = {("DELETE", "/v1/runs/{run}/adapters"): "?after=0&head=0"}
@@ -48,7 +54,7 @@ def ask(
     guarded: Guarded, method: str, path: str, token: str | None, query: str = f"?model={MODEL}"
 ) -> tuple[int, dict[str, str], bytes]:
     """The answer to a head that announces a large body, none of which is sent."""
-    media_type = ADAPTER_MEDIA_TYPE if method == "PUT" else "application/json"
+    media_type = ADAPTER_MEDIA_TYPE if method == "PUT" and (method, path) != ACTIVITY else "application/json"
     head = f"{method} {filled(path)}{query} HTTP/1.1\nHost: localhost\nContent-Type: {media_type}"
     head += "\nContent-Length: 500000000"
     if token is not None:
@@ -128,7 +134,7 @@ def test_another_tenants_run_is_404(guarded: Guarded, layout: Layout, method: st
     push(guarded, "push", "private", adapter_file(layout, 1))
     query = NEEDED.get((method, path), "")
     name = filled(path, run="private") + query
-    body = TOLD if method == "POST" else None
+    body = BODIES.get((method, path))
     assert guarded.service.client.request(method, name, headers=guarded.headers("a"), json=body).is_success
     push(guarded, "push", "private", adapter_file(layout, 1))
     theirs_answer = guarded.service.client.request(method, name, headers=guarded.headers("b"), json=body)
