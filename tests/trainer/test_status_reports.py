@@ -137,3 +137,28 @@ def test_a_thumbnail_is_small_and_keeps_its_shape(height: int, width: int) -> No
     made = Image.open(io.BytesIO(base64.b64decode(thumbnail(torch.rand(3, height, width)))))
     scale = min(1.0, THUMBNAIL_SIDE / max(height, width))
     assert made.size == (max(1, round(width * scale)), max(1, round(height * scale)))
+
+
+def test_a_run_reports_its_held_out_curve_its_settings_and_its_last_samples(
+    service: RunningService, tmp_path: Path
+) -> None:
+    config, notes = go(service, tmp_path / "judged", "evaluate.every=1", "evaluate.seeds=2", "iterations=3")
+    assert notes == []
+    lines = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "evaluation"]
+    assert [(line["version"], line["images"]) for line in lines] == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    detail = detail_of(service, config)
+    assert [one.version for one in detail.held_out] == [0, 1, 2, 3]
+    for line, shown in zip(lines, detail.held_out, strict=True):
+        assert {name: one.mean for name, one in shown.rewards.items()} == pytest.approx(line["rewards"])
+        assert next(iter(shown.rewards)) == "clipscore"
+        if shown.version:
+            assert {name: one.low for name, one in shown.rewards.items()} == pytest.approx(line["low"])
+    assert detail.settings is not None
+    assert detail.settings.trained == config.weights
+    assert detail.settings.values["explore.candidates"] == "12"
+    assert not {"output", "rollout_url"} & detail.settings.values.keys()
+    assert detail.samples is not None
+    assert detail.samples.iteration == 2
+    (run,) = [one for one in service.client.get("/v1/status").json()["runs"] if one["run"] == config.run]
+    assert [list(one["rewards"]) for one in run["held_out"]] == [["clipscore"]] * 2
+    assert run["activity"]["iteration"] >= 0

@@ -100,3 +100,27 @@ def test_a_live_line_fits_80_columns_and_forgets_a_phase() -> None:
     text = seen(show)
     assert re.search(r"iteration 39 of 40 .* evaluating .* 25 %, ends at \d\d:\d\d:\d\d", text)
     assert re.search(r"iteration 40 of 40 .* regenerate .* estimating", text)
+
+
+def test_a_run_shows_its_progress_within_an_iteration(clock: list[float]) -> None:
+    out = io.StringIO()
+    with RichReporter(3, file=out) as reporter:
+        for done in (24, 48):
+            reporter.counted(0, "explored", done, 48)
+            clock[0] += 20
+            reporter.counted(0, "regenerated", done // 2, 24)
+        reporter.counted(1, "explored", 24, 48)
+    assert out.getvalue().splitlines() == ["iteration 1 of 3: explored 48/48, regenerated 24/24"]
+
+
+def test_a_live_line_has_the_candidates_of_its_phase_within_80_columns() -> None:
+    def show(terminal: TextIO) -> None:
+        with RichReporter(40, start=11, file=terminal) as reporter:
+            reporter.phase(11, "explore")
+            reporter.counted(11, "explored", 4608, 4608)
+            reporter.phase(11, "regenerate")
+            reporter.counted(11, "regenerated", 1128, 1152)
+            reporter.phase(11, "regenerate")
+
+    text = seen(show)
+    assert re.search(r"iteration 12 of 40 .* regenerate 1128/1152 .* estimating", text)
