@@ -32,8 +32,19 @@ def test_the_shares_of_the_default_recipe_and_of_the_dearest() -> None:
     """128 images of 10 steps thrice, over 40 iterations of 8,064 passes; 128 of 40 steps thrice, over 100 of 4,608."""
     assert share_of_curve("mini-sana", "sol_rl") == pytest.approx(3 * 128 * 10 / (40 * 8064))
     assert share_of_curve("sana", "dancegrpo") == pytest.approx(3 * 128 * 40 / (100 * 4608))
-    assert [round(100 * share_of_curve(model, "sol_rl"), 1) for model in MODELS] == [1.2, 1.2, 1.2, 1.4, 1.4, 1.3]
-    assert max(share_of_curve(model, recipe) for model in MODELS for recipe in RECIPES) < 0.034
+    assert [round(100 * share_of_curve(model, "sol_rl"), 1) for model in MODELS] == [
+        1.2,
+        1.2,
+        1.2,
+        1.4,
+        1.4,
+        1.1,
+        1.4,
+        1.1,
+        1.4,
+        1.3,
+    ]
+    assert max(share_of_curve(model, recipe) for model in MODELS for recipe in RECIPES) < 0.043
 
 
 def test_a_run_without_evaluations_along_it_compares_all_seeds() -> None:
