@@ -118,4 +118,5 @@ def test_only_rank_0_writes_reports_and_pushes(ranks: list[dict[str, Any]]) -> N
     assert set(changes(second)) == {"POST /v1/rollouts"}
     pushes = [f"PUT /v1/runs/together/adapters/{version}" for version in (0, 1, 2)]
     assert [one for one in changes(first) if one.startswith("PUT") and "/adapters/" in one] == pushes
-    assert changes(first).count("POST /v1/runs/together/iterations") == 2
+    # Two iterations, and the evaluation after them.
+    assert changes(first).count("POST /v1/runs/together/iterations") == 3
