@@ -44,7 +44,7 @@ _LABELS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how
 _LIVE_LABELS = {"evaluate": "evaluating", "fidelity": "ranking"}
 """Shorter, because the live line has no more room than the terminal."""
 _COUNTED_IN = {"explored": "explore", "regenerated": "regenerate", "trained": "train"}
-"""What is counted → the phase in which it grows."""
+"""Count → the phase in which it grows."""
 
 
 class _Remaining(ProgressColumn):

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -91,6 +92,7 @@ class StatusReporter:
         self._settings: RunSettings | None = run_settings(config)
         self._held_out: list[HeldOutRecord] = []
         self._told: IterationRecord | None = None
+        self._arrived = False
         self._counts: dict[str, Work] = {}
         self._counted_at = (-1, -math.inf)
         self._budget = ImageBudget()
@@ -175,7 +177,7 @@ class StatusReporter:
         )
 
     def _tell(self, record: IterationRecord) -> None:
-        if self._told is not None:
+        if self._arrived:
             self._held_out, self._settings = [], None
         self._told = record
         samples, self._samples = self._samples, None
@@ -189,8 +191,10 @@ class StatusReporter:
     def _send(self, samples: Samples | None) -> None:
         """Report the newest iteration with the evaluations around it; the first one brings the settings."""
         assert self._told is not None
-        report = self._told.report(self._config.iterations, samples, self._held_out, self._settings)
+        report = self._told.report(self._config.iterations, samples, self._held_out[-2:], self._settings)
+        self._arrived = False
         self._client.tell(self._config.run, report)
+        self._arrived = True
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:
@@ -200,8 +204,9 @@ class StatusReporter:
 
 def run_settings(config: RunConfig) -> RunSettings:
     """Settings of a run for the page, without addresses and paths of a machine; dotted names."""
+    folders = {name: Path(value).name for name in ("model", "prompts") if Path(value := getattr(config, name)).is_dir()}
     values: dict[str, str] = {}
-    for name, value in config.model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
+    for name, value in config.model_copy(update=folders).model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
         inner = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
         values |= {key: _setting(one) for key, one in ({name: value} if name == "rewards" else inner).items()}
     return RunSettings(trained=config.weights, values=values)
