@@ -1,7 +1,8 @@
 """Planned and measured memory at the real models' shapes: `python benchmarks/memory.py`, on a CUDA GPU.
 
 Plans each model from its configurations, then builds it on the GPU with random weights, serves one batch at each
-precision, and compares the peak of allocated memory. Writes docs/results/memory.{json,md}.
+precision, and compares the peak of allocated memory. Writes docs/results/memory.{json,md}, where rows of other models
+and precisions stay.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import gc
 import json
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,29 @@ MODELS = {
 def main() -> None:
     """Measure all models, print the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--tiers", nargs="+", help="precisions; by default all that the GPU supports")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("found no CUDA GPU; expected one: `solrl-rollout memory` plans without a GPU")
-    rows = [row for family in args.models for row in measure(family)]
     device = torch.cuda.get_device_name()
+    args.out.mkdir(parents=True, exist_ok=True)
+    stored = args.out / "memory.json"
+    found = json.loads(stored.read_text()) if stored.is_file() else {}
+    rows = found["rows"] if found.get("device") == device else []
+    for family in args.models:
+        for row in measure(family, args.tiers or supported_tiers(torch.device("cuda"))):
+            same = [old for old in rows if (old["model"], old["precision"]) == (family, row["precision"])]
+            rows = [old for old in rows if old not in same] + [row]
+            rows.sort(key=lambda one: list(MODELS).index(one["model"]))
+            stored.write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
+            (args.out / "memory.md").write_text("\n".join(page(device, rows)) + "\n")
+    print("\n".join(page(device, rows)))
+
+
+def page(device: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of the page."""
     lines = [
         "# Planned and measured memory",
         "",
@@ -52,23 +70,18 @@ def main() -> None:
         "| model | size | batch | precision | planned, GiB | measured, GiB | difference | reserved, GiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [
+    return lines + [
         f"| {r['model']} | {r['size']} px | {r['batch']} | {r['precision']} | {r['planned']:.2f} | {r['measured']:.2f} "
         f"| {r['planned'] / r['measured'] - 1:+.1%} | {r['reserved']:.2f} |"
         for r in rows
     ]
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "memory.json").write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
-    (args.out / "memory.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
 
 
-def measure(family: str) -> list[dict[str, Any]]:
-    """Measure one model; a row per precision that this GPU supports."""
-    batch, rows = MODELS[family], []
+def measure(family: str, tiers: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Measure one model; yields a row per precision."""
+    batch = MODELS[family]
     with tempfile.TemporaryDirectory() as folder:
         path = write_skeleton(family, stand_in(family, Path(folder)), Path(folder) / family)
-        tiers = supported_tiers(torch.device("cuda"))
         plans = {tier: plan_memory(load_skeleton(str(path)), [tier], batch) for tier in tiers}
         backbone = materialize(load_skeleton(str(path)), "cuda")
         for tier in tiers:
@@ -77,21 +90,19 @@ def measure(family: str) -> list[dict[str, Any]]:
             torch.cuda.reset_peak_memory_stats()
             generator = Generator(backbone, tier)
             generator.generate("a " * 600, range(batch), steps=2)  # as many tokens as the model reads
-            rows.append(
-                {
-                    "model": family,
-                    "size": backbone.width,
-                    "batch": batch,
-                    "precision": tier,
-                    # One prompt is encoded here; a full cache of them is planned.
-                    "planned": (plans[tier].total - plans[tier].prompts) / 2**30,
-                    "measured": torch.cuda.max_memory_allocated() / 2**30,
-                    "reserved": torch.cuda.max_memory_reserved() / 2**30,
-                }
-            )
-            print(rows[-1], file=sys.stderr, flush=True)
+            row = {
+                "model": family,
+                "size": backbone.width,
+                "batch": batch,
+                "precision": tier,
+                # One prompt is encoded here; a full cache of them is planned.
+                "planned": (plans[tier].total - plans[tier].prompts) / 2**30,
+                "measured": torch.cuda.max_memory_allocated() / 2**30,
+                "reserved": torch.cuda.max_memory_reserved() / 2**30,
+            }
+            print(row, file=sys.stderr, flush=True)
+            yield row
             del generator
-    return rows
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A real Redis and the event loop for tests of several folders; `--unit` leaves out tests that start programs."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Before Ray is imported, which reads it then.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
+# A shell that runs the tests in the background has them ignore Ctrl-C, and so the programs that they interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROGRAMS = {"redis-server", "chromium", "chromium-browser", "google-chrome", "solrl-rollout", "solrl-train", "serve"}
 """Names and commands of programs that `--unit` starts none of."""

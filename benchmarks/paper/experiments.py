@@ -15,8 +15,9 @@ REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 JUDGES = ("judge", "verifier", "verifier_graded")
 LOCAL_NVFP4: Mapping[str, Any] = {"explore.source": "local", "explore.precision": "nvfp4"}
 """Exploration in the trainer's process, without a service. Selects the same seeds as a service on an equal device."""
-LARGE_BATCHES: Mapping[str, Any] = {"batch": 96, "optimizer.batch": 432}
-"""A pass of a miniature takes a GPU as long with many images as with few."""
+LARGE_BATCHES: Mapping[str, Any] = {"batch": 1152, "optimizer.batch": 1728}
+"""All candidates of an iteration, and all its training pairs: a pass of a miniature takes a GPU as long with many
+images as with few."""
 OWN_SETTINGS = ("run", "output", "rollout_url", "device")
 """Settings that say where a run is, and not what it computes."""
 

@@ -7,7 +7,7 @@ one, 11 on another. Only the layers that see one row per candidate, such as the 
 from collections.abc import Callable
 from functools import partial
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.precision import QuantLinear
@@ -26,4 +26,4 @@ def _padded(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     count = len(x)
     if x.ndim != 2 or count >= FEWEST_ROWS:
         return forward(x)
-    return forward(torch.cat([x, x[-1:].expand(FEWEST_ROWS - count, -1)]))[:count]
+    return forward(F.pad(x, (0, 0, 0, FEWEST_ROWS - count)))[:count]

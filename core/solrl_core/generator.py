@@ -30,9 +30,8 @@ from solrl_core.text_once import TextOnce
 
 CHUNK_SIZE = 24
 """Largest number of candidates in a batch, in service and trainer."""
-_DECODED_PIXELS = 4 * 1024 * 1024
+_DECODED_PIXELS = 12 * 512 * 512
 """Pixels decoded per batch: an autoencoder's activations are many times larger than its images."""
-_DECODED_ON_GPU = 12
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,10 @@ class Generator:
         self.precision = precision
         self.numerics = numerics(precision, backbone.device)
         clean = target_modules(backbone.transformer, backbone.lora_targets)
-        self.transformer = _copy(backbone.transformer, {id(module.weight) for module in clean.values()})
+        # Quantised layers get new weights. Copying the old ones first would only raise the peak of memory.
+        quantised = set() if precision == "bf16" else set(backbone.policy_at(precision).select(backbone.transformer))
+        own = {id(module.weight) for name, module in clean.items() if name not in quantised}
+        self.transformer = _copy(backbone.transformer, own)
         if precision != "bf16":
             apply_policy(self.transformer, backbone.policy_at(precision), precision, backbone.device)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
@@ -214,17 +216,10 @@ def map_in_batches(
 ) -> torch.Tensor:
     """Apply a decoder of `backbone` to latents [N, ...]; for large images in batches smaller than `batch_limit`."""
     most = max(1, _DECODED_PIXELS // (backbone.height * backbone.width))
-    decode = torch.inference_mode()(decode)
-    if latents.device.type == "cpu":
-        cut = batches(len(latents), min(batch_limit, most), latents.device)
-        parts = map_in_lanes(decode, [latents[list(batch.rows)] for batch in cut], latents.device)
-        return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
-    size = min(batch_limit, _DECODED_ON_GPU)
-    while size > most:
-        size //= 2  # divides a chunk, which then needs no padding
-    # Padded, because the decoder is compiled for each shape.
-    padded = torch.cat([latents, *[latents[-1:]] * (-len(latents) % size)])
-    return torch.cat([decode(part) for part in torch.split(padded, size)])[: len(latents)]
+    cut = batches(len(latents), min(batch_limit, most), latents.device)
+    rows = [latents[list(batch.rows)] for batch in cut]
+    parts = map_in_lanes(torch.inference_mode()(decode), rows, latents.device)
+    return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
 
 
 def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:

@@ -37,7 +37,7 @@ Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 
 
 class Message(BaseModel):
-    """Base of all messages: immutable; unknown fields are errors.
+    """Base of all messages: immutable; unknown fields are errors, except where a client reads an answer.
 
     The number of errors is bounded, because each takes about a kilobyte: sequences that a client sends stop at their
     first wrong item (`fail_fast`), and objects are counted first.

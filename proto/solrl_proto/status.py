@@ -64,8 +64,8 @@ class HeldOut(Message):
 
     version: Version
     images: Annotated[int, Field(ge=1, le=10**9)]
-    rewards: Annotated[dict[Label, Estimate], Field(min_length=1, max_length=16), at_most(16)]
-    """The reward that is trained on comes first; with several, their sum."""
+    rewards: Annotated[dict[Label, Estimate], Field(min_length=1, max_length=17), at_most(17)]
+    """At most 16 rewards. The one that is trained on comes first; with several, their sum."""
 
 
 class RunSettings(Message):
@@ -159,7 +159,7 @@ class RunDetail(Message):
     seconds since the beginning without evaluations; and `spearman`, the newest at each iteration, if rank fidelity was
     measured."""
     held_out: tuple[HeldOut, ...] = ()
-    """Held-out evaluations by version, thinned like the curve."""
+    """All held-out evaluations of the run by version, thinned unless `limit` is given."""
     settings: RunSettings | None = None
     samples: Samples | None
 

@@ -21,7 +21,7 @@ from solrl_proto.adapters import (
     AdapterList,
     RunList,
 )
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Message, Tier
 from solrl_proto.models import ModelInfo, ModelList, Numerics
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
 from solrl_proto.rollouts import (
@@ -232,7 +232,7 @@ class RolloutClient:
 
     def tell(self, run: str, report: IterationReport) -> None:
         """Report an iteration."""
-        body = report.model_dump_json(exclude_none=True).encode()
+        body = _json(report)
         self._ask(
             "POST",
             f"/v1/runs/{run}/iterations",
@@ -243,7 +243,7 @@ class RolloutClient:
 
     def tell_activity(self, run: str, activity: Activity) -> None:
         """Report progress within an iteration."""
-        body = activity.model_dump_json(exclude_none=True).encode()
+        body = _json(activity)
         headers = {"Content-Type": "application/json"}
         self._ask("PUT", f"/v1/runs/{run}/activity", read_body, content=body, headers=headers)
 
@@ -270,13 +270,13 @@ class RolloutClient:
         on_group: Callable[[RolloutGroup], None],
     ) -> RolloutTimings:
         """Add the groups of one request to `received`."""
-        body = request.model_dump_json(exclude_none=True).encode()
+        body = _json(request)
         headers = {"Content-Type": "application/json", "Accept": STREAM_MEDIA_TYPE}
         asked = {prompt.id for prompt in request.prompts}
         with self._http.stream("POST", "/v1/rollouts", content=body, headers=headers) as answer:
             for text in read_lines(answer, longest_line(request)):
                 try:
-                    line = _LINE.validate_json(text)
+                    line = _LINE.validate_json(text, extra="ignore")
                 except ValidationError as error:
                     raise invalid_line(answer, error) from None
                 if isinstance(line, ErrorLine):
@@ -346,6 +346,11 @@ class RolloutClient:
             expected="the address of a running rollout service",
             action="start one with `solrl-rollout serve --model …`, or correct the address",
         )
+
+
+def _json(message: Message) -> bytes:
+    """The message without fields at their defaults: an older service refuses fields that it does not know."""
+    return message.model_dump_json(exclude_defaults=True).encode()
 
 
 def _with_token_advice(error: RefusedError) -> RefusedError:

@@ -32,14 +32,14 @@ class RefusedError(ProblemError):
 
 
 def read_document(answer: httpx.Response, model: type[Document], limit: int = MAX_DOCUMENT) -> Document:
-    """The JSON document of a streamed answer, of at most `limit` bytes.
+    """The JSON document of a streamed answer, of at most `limit` bytes, without the unknown fields of a newer service.
 
     Raises:
         RefusedError: the answer is a refusal, is too large, or is no such document.
     """
     body = read_body(answer, limit)
     try:
-        return model.model_validate_json(body)
+        return model.model_validate_json(body, extra="ignore")
     except ValidationError as error:
         raise unexpected(answer, first_fault(error)) from None
 
@@ -123,7 +123,7 @@ def _refusal(answer: httpx.Response) -> RefusedError:
     if body is None:
         return unexpected(answer, f"a refusal of more than {_MAX_PROBLEM} bytes")
     try:
-        problem = Problem.model_validate_json(body)
+        problem = Problem.model_validate_json(body, extra="ignore")
     except ValidationError:
         return unexpected(answer, body[:200].decode(errors="replace"))
     after = answer.headers.get("Retry-After", "")

@@ -1,23 +1,24 @@
-"""Rows of `make faults` at a small count, with real processes; test_ray_workers.py has that of Ray."""
+"""Rows of `make faults` at a small count, with real processes.
+
+Killed workers and ranks have tests of their own: test_worker_processes.py, test_ray_workers.py and test_shutdowns.py.
+"""
 
 import pytest
 from fault_trials import (
     abandoned,
     corrupted,
     races,
-    rank_killed,
     redis_killed,
     redis_restarted,
     service_killed,
     trainer_killed,
     two_fronts,
-    worker_killed,
 )
 from fault_trials.findings import Findings, Row
 
 MODULES = (
     *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
-    *(service_killed, worker_killed, trainer_killed, rank_killed),
+    *(service_killed, trainer_killed),
 )
 ROWS = [module.ROW for module in MODULES]
 

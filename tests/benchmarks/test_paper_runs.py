@@ -210,10 +210,14 @@ def test_runs_are_spread_evenly_over_the_gpus(tmp_path: Path, monkeypatch: pytes
 
 def test_a_run_begins_on_the_gpu_of_one_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, ended = Programme(seeds=(1, 2, 3, 4)).over_seeds("sol_rl"), threading.Semaphore(0)
+    long_begun = threading.Event()
 
     def hold(name: str) -> None:
-        for _ in range(3 if name == runs[0].name else 0):
-            assert ended.acquire(timeout=60)
+        if name == runs[0].name:
+            long_begun.set()
+            for _ in range(3):
+                assert ended.acquire(timeout=60)
+        assert long_begun.wait(60)
         ended.release()
 
     begun = on_gpus(monkeypatch, 2, hold)

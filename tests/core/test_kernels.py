@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from diffusers.models.attention import JointTransformerBlock
+from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 from lora_helpers import random_adapter
@@ -17,17 +18,25 @@ from solrl_core.generator import Generator
 from solrl_core.kernels import (
     E4M3_MAX,
     add_norm_modulate_quantize,
+    attend,
+    linear_attention,
     norm_modulate_quantize,
+    plain_linear_attention,
     quantize_rows,
     rms_norm_rope,
     silu_depthwise_glu,
 )
+from solrl_core.kernels.bounded_attention import bounded_attention, has_kernel, plain_bounded_attention
 from solrl_core.precision import LayerPolicy, apply_policy, fp8, fuse
 from torch import Tensor, nn
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 FP8 = pytest.mark.skipif(
     not torch.cuda.is_available() or fp8.fp8_scaling(torch.device("cuda")) is None, reason="needs a GPU with FP8 units"
+)
+
+HOPPER = pytest.mark.skipif(
+    not has_kernel(torch.device("cuda" if torch.cuda.is_available() else "cpu")), reason="needs a GPU from Hopper on"
 )
 
 
@@ -94,6 +103,14 @@ def test_norm_and_rotation_equal_diffusers() -> None:
     normed = F.rms_norm(x, (16,), weight, 1e-6)
     expected = apply_rotary_emb(normed, (cos[4:], sin[4:]), sequence_dim=1)
     assert torch.allclose(rms_norm_rope(x, weight, cos, sin, 4, 1e-6), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("attend_linearly", [linear_attention, plain_linear_attention])
+def test_linear_attention_equals_sanas(attend_linearly: Callable[..., Tensor]) -> None:
+    attn = Attention(48, heads=3, dim_head=16, processor=SanaLinearAttnProcessor2_0())
+    x = torch.randn(2, 25, 48)
+    attended = attend_linearly(attn.to_q(x), attn.to_k(x), attn.to_v(x), 3)
+    torch.testing.assert_close(attn.to_out[0](attended), attn(x))
 
 
 def half_a_block(dtype: torch.dtype, tokens: int, length: int, device: str = "cpu") -> tuple[Tensor, ...]:
@@ -359,3 +376,104 @@ def test_the_depthwise_kernel(shape: tuple[int, ...]) -> None:
     x, weight, bias = torch.randn(shape), torch.randn(shape[-1], 1, 3, 3), torch.randn(shape[-1])
     expected = silu_depthwise_glu(x, weight, bias)
     assert torch.allclose(silu_depthwise_glu(x.cuda(), weight.cuda(), bias.cuda()).cpu(), expected, atol=1e-4)
+
+
+@GPU
+@pytest.mark.parametrize("shape", [(2, 5, 7, 48), (3, 8, 8, 320), (1, 32, 32, 1120)])
+def test_the_depthwise_kernel_of_bf16_is_right_up_to_a_hardwares_tanh(shape: tuple[int, ...]) -> None:
+    x, weight, bias = (torch.randn(size).bfloat16() for size in (shape, (shape[-1], 1, 3, 3), shape[-1:]))
+    expected = silu_depthwise_glu(x.float(), weight.float(), bias.float())
+    assert relative(silu_depthwise_glu(x.cuda(), weight.cuda(), bias.cuda()), expected) < 0.0025
+
+
+def relative(got: Tensor, expected: Tensor) -> float:
+    return float(torch.linalg.norm(got.cpu().float() - expected) / torch.linalg.norm(expected))
+
+
+@GPU
+@pytest.mark.parametrize(
+    ("size", "heads", "tokens"), [(32, 3, 100), (32, 70, 1024), (16, 5, 37), (8, 6, 64), (32, 1, 1)]
+)
+def test_the_linear_attention_kernel(size: int, heads: int, tokens: int) -> None:
+    whole = torch.randn(2, tokens, 3 * size * heads).bfloat16()
+    expected = linear_attention(*whole.float().chunk(3, 2), heads)
+    views: list[Callable[[Tensor], Tensor]] = [lambda t: t, lambda t: t.contiguous(), lambda t: t.mT.contiguous().mT]
+    for view in views:
+        assert relative(linear_attention(*map(view, whole.cuda().chunk(3, 2)), heads), expected) < 0.0025
+
+
+@GPU
+@pytest.mark.parametrize(("size", "dtype"), [(48, torch.bfloat16), (32, torch.float32), (32, torch.float16)])
+def test_linear_attention_without_a_kernel_is_torchs(size: int, dtype: torch.dtype) -> None:
+    given = [x.to("cuda", dtype) for x in torch.randn(3, 2, 50, 3 * size)]
+    assert torch.equal(linear_attention(*given, 3), plain_linear_attention(*given, 3))
+
+
+@HOPPER
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "size"), [(130, 203, 3, 64), (64, 64, 4, 32), (1, 1, 1, 16), (1229, 1229, 24, 64)]
+)
+def test_the_attention_kernel_without_a_maximum(queries: int, keys: int, heads: int, size: int) -> None:
+    query = torch.randn(2, queries, heads, size).bfloat16()
+    both = torch.randn(2, keys, 2 * heads, size).bfloat16()
+    key, value = both.chunk(2, 2)
+    # One row of logits as large as they may be, one as small.
+    query[0, 0], key[0, 0] = 5, 69 / 5 / size**0.5
+    query[1, 0], key[1, 0] = 5, -69 / 5 / size**0.5
+    expected = plain_bounded_attention(query.float(), key.float(), value.float())
+    got = bounded_attention(query.cuda(), *both.cuda().chunk(2, 2))
+    assert relative(got, expected) < 0.004
+    assert relative(got[:, :1], expected[:, :1]) < 0.01
+
+
+@HOPPER
+def test_attention_of_bounded_logits_is_that_kernels() -> None:
+    heads = torch.randn(3, 2, 70, 3, 64, device="cuda").bfloat16()
+    assert torch.equal(attend(*heads, bounded=True), bounded_attention(*heads))
+    mask = torch.zeros(2, 1, 1, 70, device="cuda").bfloat16()
+    for unbounded in (attend(*heads), attend(*heads, mask, bounded=True)):
+        assert relative(unbounded, attend(*heads, bounded=True).cpu().float()) < 0.01
+        assert not torch.equal(unbounded, attend(*heads, bounded=True))
+
+
+def fused_operations() -> dict[str, tuple[Callable[..., object], list[Tensor]]]:
+    """Operations after one of torch, and their inputs on a GPU in BF16."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, device="cuda").bfloat16()
+
+    x, out, gate, scale, shift = half_a_block(torch.bfloat16, 37, 320, "cuda")
+    return {
+        "linear": (lambda q, k, v: linear_attention(-q, k.abs(), -v, 3), [random(2, 100, 96) for _ in range(3)]),
+        "linear of one tensor": (lambda x: linear_attention(*(-x).chunk(3, 2), 3), [random(2, 100, 288)]),
+        "depthwise": (
+            lambda x, weight, bias: silu_depthwise_glu(-x, weight, bias),
+            [random(2, 5, 7, 48), random(48, 1, 3, 3), random(48)],
+        ),
+        "norm": (lambda x, *rest: norm_modulate_quantize(-x, *rest, 1e-6), [x, scale, shift]),
+        "add and norm": (
+            lambda x, *rest: add_norm_modulate_quantize(-x, *rest, 1e-6),
+            [x, out, gate, scale, shift],
+        ),
+        "attention": (
+            lambda image, text: attend(*torch.cat([-image, -text], 2), bounded=True),
+            [random(3, 2, 70, 3, 64), random(3, 2, 7, 3, 64)],
+        ),
+    }
+
+
+@HOPPER
+@pytest.mark.parametrize("name", ["linear", "linear of one tensor", "depthwise", "norm", "add and norm", "attention"])
+def test_a_compiled_kernel_gives_the_same(name: str) -> None:
+    operation, given = fused_operations()[name]
+    expected = operation(*given)
+    got = torch.compile(operation, fullgraph=True, dynamic=False)(*given)
+    for mine, theirs in zip(*([x] if isinstance(x, Tensor) else x for x in (got, expected)), strict=True):
+        assert relative(mine, theirs.cpu().float()) < 1e-3
+
+
+@HOPPER
+def test_sd3s_blocks_on_a_gpu_attend_without_a_maximum() -> None:
+    backbone = load_backbone("mini-sd3", device="cuda")
+    blocks = Generator(backbone, "bf16").transformer.get_submodule("transformer_blocks")
+    assert all(block.bounded for block in blocks.children())

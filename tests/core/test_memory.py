@@ -9,7 +9,7 @@ from lora_helpers import random_adapter
 from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.generator import Generator
-from solrl_core.memory import PeakBytes, plan_memory
+from solrl_core.memory import PeakBytes, plan_memory, weight_bytes
 from solrl_minis import catalog
 
 MIB = 2**20
@@ -58,6 +58,15 @@ def test_weights_are_counted_once_and_need_no_file(bare: Path, precision: str) -
         assert 0 < plan.weights[f"served, {precision}"] < plan.weights["transformer"]
     else:
         assert plan.weights[f"served, {precision}"] > plan.weights["transformer"]
+
+
+def test_weights_are_quantised_without_a_copy_of_all(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = load_skeleton(str(bare))
+    monkeypatch.setattr(backbone, "lora_targets", r"transformer_blocks\..*")
+    with PeakBytes() as built:
+        generator = Generator(backbone, "fp8")
+    kept = weight_bytes({"base": backbone.transformer, "served": generator.transformer})["served"]
+    assert built.peak < 1.2 * kept
 
 
 def test_a_batch_within_the_limit_fits_and_one_more_does_not(bare: Path) -> None:

@@ -208,7 +208,10 @@ def test_the_smallest_magnitudes_stay_close_or_become_zero() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_equals_torch_bit_for_bit(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    made = [torch.randn(shape, generator=generator) for shape in [(3, 16, 192), (2, 5, 48), (3, 70, 192), (64,)]]
+    made = [
+        torch.randn(shape, generator=generator)
+        for shape in [(3, 16, 192), (2, 5, 48), (3, 70, 192), (64,), (65_536, 16)]
+    ]
     made += [torch.from_numpy(x) for x in CASES.values()]
     made += [made[0] * magnitude for magnitude in (1e-36, 1e-38, 1e-41)]
     for bad in (float("nan"), float("inf"), float("-inf")):

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from solrl_proto.noise import expand_seeds
 
 RECORDED = Path(__file__).parent / "recorded.json"
-ITERATIONS = 3
+ITERATIONS = 2
 CANDIDATES = 16
 SEED = 42
 SETTINGS = {

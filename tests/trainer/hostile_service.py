@@ -38,6 +38,7 @@ class HostileService:
         change_lines: changes all lines of a rollout answer.
         answers: whole answers for the next requests, before it answers by itself again.
         asked: bodies of the rollout requests.
+        bodies: of all requests.
         headers: of all requests.
     """
 
@@ -47,6 +48,7 @@ class HostileService:
     change_lines: Callable[[list[bytes]], list[bytes]] = lambda lines: lines
     answers: list[Answer] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,6 +58,7 @@ class HostileService:
             message = await receive()
             body, more = body + message.get("body", b""), message.get("more_body", False)
         self.headers.append({name.decode(): value.decode("latin-1") for name, value in scope["headers"]})
+        self.bodies.append(body)
         if scope["path"] == "/v1/rollouts":
             self.asked.append(json.loads(body))
         answer = self.answers.pop(0) if self.answers else self._answer(scope, body)

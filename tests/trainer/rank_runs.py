@@ -11,10 +11,12 @@ import torch
 from fault_trials.processes import RankPrograms
 from rank_programs import solrl_train
 from safetensors.torch import load_file
+from small_model import small_model
 from solrl_trainer.metrics import read_metrics
 from support.ports import free_port
 
 SETTINGS = (
+    f"model={small_model()}",
     *("lora.rank=2", "lora.alpha=4", "explore.prompts=4", "explore.candidates=6", "explore.keep=4", "explore.steps=2"),
     *("regenerate.steps=4", "optimizer.updates=2", "optimizer.batch=4", "evaluate.prompts=3", "evaluate.seeds=1"),
     *("evaluate.steps=1", "evaluate.rewards=[]", "patience=0", "keep_checkpoints=9"),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import solrl_trainer.cli
+from solrl_trainer.demo import demo_config
+from solrl_trainer.presets import ConfigError
 from typed import typed
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-train")
@@ -58,3 +60,18 @@ def test_an_invalid_setting_is_refused_before_anything_is_deleted_or_started(tmp
     assert done.returncode == 2
     assert setting.partition("=")[0] in done.stderr
     assert list(tmp_path.iterdir()) == [earlier]
+
+
+@pytest.mark.parametrize(
+    ("changed", "cures"),
+    [
+        ("explore.steps=6", ["explore.fitted=null"]),
+        ("guidance=2", ["explore.fitted=null", "explore.calibrated_for=null"]),
+    ],
+)
+def test_a_change_that_the_shipped_plan_excludes_names_its_cures(changed: str, cures: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        demo_config([changed])
+    assert all(cure in str(raised.value) for cure in cures)
+    assert len(str(raised.value)) < 300
+    demo_config([changed, *cures])

@@ -14,9 +14,10 @@ from solrl_core.sampler import solve
 from solrl_trainer import checkpoints, run
 from solrl_trainer.policy import CURRENT, Policy
 from solrl_trainer.presets import resolve
-from tiny_qwen import QWEN
+from tiny_qwen import write_flux2_klein, write_qwen_image
 from training_helpers import TINY
 
+QWEN = {"qwen-image": write_qwen_image, "flux2-klein": write_flux2_klein}
 SMALL = (
     *TINY,
     *("explore.source=local", "explore.prompts=1", "explore.candidates=4", "explore.keep=2", "explore.steps=2"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.families import Backbone, load_backbone
+from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.fingerprint import part_digests
@@ -20,9 +21,10 @@ from solrl_minis import catalog
 from solrl_proto.identifiers import Tier
 from solrl_trainer import run_memory
 from solrl_trainer.cli import main
+from solrl_trainer.config import Lora
 from solrl_trainer.presets import resolve
 from solrl_trainer.run_memory import Layout, RunMemory, Wanted, plan_run
-from solrl_trainer.training_memory import TrainingPlan, iteration_bytes
+from solrl_trainer.training_memory import TrainingPlan, iteration_bytes, plan_training
 from training_helpers import tiny_config
 from true_shapes import write_skeleton
 from typed import typed
@@ -30,6 +32,25 @@ from typed import typed
 MIB = 2**20
 STAYING = Layout(sharded=False, visiting=False, recomputed=0)
 LOCAL = ("explore.source=local", "optimizer.batch=12")
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of training compile, so equal ones are made once."""
+    monkeypatch.setattr(run_memory, "plan_training", _plan_training)
+
+
+def _plan_training(
+    backbone: PipelineBackbone, lora: Lora, batch: int, row: Conditioning, guidance: float
+) -> TrainingPlan:
+    shapes = [tuple(tensor.shape) for part in (row, backbone.transformer.state_dict()) for tensor in part.values()]
+    key = (str(shapes), lora.rank, batch, guidance)
+    if key not in _PLANS:
+        _PLANS[key] = plan_training(backbone, lora, batch, row, guidance)
+    return _PLANS[key]
+
+
+_PLANS: dict[tuple[Any, ...], TrainingPlan] = {}
 
 
 @pytest.fixture
@@ -47,7 +68,7 @@ def planned(backbone: PipelineBackbone, *settings: str, fastest: Tier = "fp8") -
 def test_weights_are_those_of_the_model_and_of_each_generator(
     bare: PipelineBackbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_memory, "plan_training", lambda *_: PLAN.training)  # it compiles
+    monkeypatch.setattr(run_memory, "generation_peaks", lambda *_: PLAN.generation)
     alone = planned(bare, "explore.precision=bf16")
     served = plan_memory(bare, ["bf16"], 4).weights
     assert alone.encoders == {"text_encoder": served.pop("text_encoder")}
@@ -68,10 +89,7 @@ def test_weights_are_those_of_the_model_and_of_each_generator(
     assert planned(bare, "explore.source=service", "optimizer.reference=fp8").weights["reference"] > 0
 
 
-def test_a_loaded_model_is_planned_like_its_configurations(
-    bare: PipelineBackbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_memory, "plan_training", lambda *_: PLAN.training)
+def test_a_loaded_model_is_planned_like_its_configurations(bare: PipelineBackbone) -> None:
     real = load_backbone("mini-sana", dtype=torch.bfloat16)
     before = part_digests(real.parts)
     found = planned(real.on_meta(), "explore.precision=fp8", "optimizer.shard_base=true")

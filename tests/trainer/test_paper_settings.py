@@ -141,15 +141,16 @@ def test_sd35_medium_has_the_guidance_and_prompts_of_its_baselines(stages: str) 
 
 
 # Tencent-Hunyuan/UniRL, yifan123/flow_grpo and X-GenGroup/Flow-Factory; the files are named in presets.py.
+HALF = {"window": 3, "window_within": 0.5, "timestep_fraction": 1.0}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen-image/sol_rl": {"guidance": 1.0, "lora": (64, 128.0), "timestep_fraction": 0.99, "learning_rate": 3e-4},
     "qwen-image/flowgrpo_fast": {"guidance": 4.0, "eta": 1.2, "clip_range": 1e-4, "window": 2, "kl_weight": 0.0},
     "qwen-image/flowgrpo_fast_two_stage": {"guidance": 4.0, "prompts": 32, "keep": 16, "candidates": 64},
-    "qwen-image/dancegrpo": {"guidance": 1.0, "eta": 0.7, "keep": 16, "lora": (64, 128.0), "global_std": True},
+    "qwen-image/dancegrpo": {"guidance": 1.0, "eta": 0.7, "keep": 16, "lora": (64, 128.0), "global_std": True, **HALF},
     "flux2-klein/sol_rl": {"guidance": 1.0, "beta": 0.1, "kl_weight": 0.0, "learning_rate": 1e-4, "global_std": False},
     "flux2-klein/awm": {"guidance": 4.0, "learning_rate": 3e-4, "lora": (64, 128.0), "global_std": False},
     "flux2-klein/flowgrpo_fast": {"guidance": 4.0, "eta": 0.7, "clip_range": 1e-4, "window": 1, "steps": 8},
-    "flux2-klein/dancegrpo": {"guidance": 1.0, "eta": 0.7, "clip_range": 5e-3, "lora": (16, 32.0), "prompts": 64},
+    "flux2-klein/dancegrpo": {"guidance": 1.0, "eta": 0.7, "clip_range": 5e-3, "lora": (16, 32.0), **HALF},
 }
 
 

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from real_runs import Watcher
 from run_folders import iteration_record
-from solrl_trainer.records import Spread, share_without_spread
+from solrl_trainer.evaluation import Evaluation
+from solrl_trainer.records import HeldOutRecord, Spread, share_without_spread
+from solrl_trainer.run_log import RunLog
 from solrl_trainer.update import UpdateFigures
 
 
@@ -68,3 +71,11 @@ def test_a_prompt_has_no_spread_only_if_all_its_scores_are_equal() -> None:
     scores = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.1, 0.2], [0.7, 0.7, 0.7], [0.3, 0.2, 0.1]])
     assert share_without_spread(scores) == 0.5
     assert share_without_spread(scores[1::2]) == 0.0
+
+
+def test_the_note_of_an_evaluation_is_of_the_images_of_the_curve() -> None:
+    found = Evaluation({"clipscore": torch.tensor([[0.2, 0.8], [0.4, 0.8]])}, torch.empty(2, 3, 8, 8))
+    watcher = Watcher()
+    record = HeldOutRecord.of(0, found, found, {"clipscore": 1.0}, seeds=1)
+    RunLog(reporter=watcher).evaluated(record, found, ["a", "b"])
+    assert watcher.notes == ["held out, version 0, images 2: clipscore 0.3000"]

@@ -75,9 +75,6 @@ def test_activations_of_blocks_are_counted_without_values(name: str) -> None:
     # A compiler recomputes cheap operations, so it keeps hardly more than eager mode, and at least half.
     eager = kept_by(backbone, lora, 8)
     assert 0.5 * eager < sum(plan.kept) < 1.1 * eager
-    # Bytes are proportional to the rows of the batch.
-    half = plan_training(backbone, lora, 4, backbone.encode(["a"]))
-    assert sum(plan.kept) == pytest.approx(2 * sum(half.kept), rel=0.01)
 
 
 def test_blocks_that_run_twice_with_guidance_keep_twice_as_much(
@@ -111,10 +108,11 @@ def test_a_plan_is_proportional_to_the_micro_batch() -> None:
     assert plan.scaled(0.5) == TrainingPlan(kept=(5 * MIB,) * 4, inputs=(MIB // 2,) * 4, state=5 * MIB)
 
 
-@pytest.mark.slow
+@torch._dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1)
 def test_one_process_may_plan_any_number_of_micro_batches() -> None:
+    """Bytes are proportional to the rows of the batch."""
     backbone, lora = low_precision("mini-sana"), Lora(rank=4, alpha=8)
     row = backbone.encode(["a"])
     whole = sum(plan_training(backbone, lora, 32, row).kept)
-    for batch in range(1, 10):
+    for batch in (1, 3):
         assert sum(plan_training(backbone, lora, batch, row).kept) == pytest.approx(whole * batch / 32, rel=0.05)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from solrl_core.adapter import lora_b_key
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.generator import Generator
 from solrl_trainer.algorithms.base import Loss, Velocities
@@ -47,6 +48,26 @@ def test_an_update_depends_only_on_seed_and_iteration(loaded: Backbone) -> None:
     assert logged == logged_again
     other, _ = trained(loaded, config, iteration=4)
     assert not equal(weights, other)
+
+
+def test_a_layer_without_a_gradient_is_refused_unless_its_family_names_it(
+    loaded: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, config = "transformer_blocks.0.attn1.to_q", tiny_config()
+    mine = copy.copy(loaded)
+    mine.transformer = copy.deepcopy(loaded.transformer)
+    policy, optimizer = make_policy(mine, config)
+    layer = policy.layers[name]
+    whole = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda x: whole(x).detach())
+    start = policy.tensors(CURRENT)
+    with pytest.raises(ValueError, match=rf"1 adapted layers.*{name}"):
+        train_on(make_samples(mine), policy, mine, optimizer, config, 0)
+    assert equal(start, policy.tensors(CURRENT))
+    monkeypatch.setattr(type(mine), "idle_layers", name)
+    train_on(make_samples(mine), policy, mine, optimizer, config, 0)
+    products = {key: value for key, value in policy.tensors(CURRENT).items() if "lora_B" in key}
+    assert {key for key, value in products.items() if not value.any()} == {lora_b_key(name)}
 
 
 def test_another_seed_draws_other_noise_and_times(loaded: Backbone, backbone: Backbone) -> None:

@@ -84,12 +84,16 @@ class Explore(Section):
         if self.lag and self.source != "service":
             raise ValueError("lag is for exploration at a service; candidates generated here are always current")
         if self.fitted is not None and self.sampler == "training":
-            raise ValueError("fitted steps follow the ODE; expected fitted=null with sampler=training, or sampler=ode")
+            raise ValueError(
+                "fitted steps follow the ODE; expected explore.fitted=null with explore.sampler=training, or "
+                "explore.sampler=ode"
+            )
         if self.adapter == "unmerged" and self.precision != "nvfp4":
             raise ValueError(f"adapter is unmerged at precision {self.precision}; expected precision=nvfp4, or merged")
         if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
             raise ValueError(
-                f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; use that number"
+                f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; expected "
+                f"explore.steps={len(self.fitted.sigmas)}, or explore.fitted=null for the run's solver"
             )
         if self.prune is not None:
             if self.selection != "best_worst":
@@ -408,7 +412,8 @@ class RunConfig(Section):
             if (bound.solver, bound.guidance) != (self.solver, self.guidance):
                 raise ValueError(
                     f"the exploration plan was calibrated for solver {bound.solver} at guidance {bound.guidance:g}; "
-                    f"got {self.solver} at guidance {self.guidance:g}; calibrate again, or use those"
+                    f"got {self.solver} at guidance {self.guidance:g}; use those, calibrate again, or set "
+                    "explore.fitted=null and explore.calibrated_for=null"
                 )
         return self
 

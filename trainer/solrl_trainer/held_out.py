@@ -10,6 +10,7 @@ from solrl_proto.rollouts import PromptItem
 from solrl_trainer.evaluation import Evaluation, Limits, evaluate_together
 from solrl_trainer.records import HeldOutRecord
 from solrl_trainer.rollouts.exploration import seed_root
+from solrl_trainer.rollouts.groups import CandidateGroup, flattened, parts_of
 from solrl_trainer.run_log import RunLog
 from solrl_trainer.saved_evaluation import load_evaluation, save_evaluation
 from solrl_trainer.session import Session
@@ -85,6 +86,15 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
     return known
 
 
+def evaluate_along(session: Session, log: RunLog, version: int, base: Evaluation) -> None:
+    """Evaluate a version for the held-out curve, if that is due and the log of a resumed run lacks it."""
+    config, every = session.config, session.config.evaluate.every
+    if not every or not version or version % every:
+        return
+    if not gather_values(log.is_evaluated(version), session.world)[0]:
+        evaluate_average(session, log, version, base, config.curve_seeds)
+
+
 def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     """Measure rank fidelity before iteration `version`, if that is due and the log of a resumed run lacks it."""
     config, every = session.config, session.config.evaluate.fidelity_every
@@ -134,6 +144,13 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
         explored = max(0, version - config.explore.lag)
         groups = session.explorer.whole_groups(own, explored, seed_root(config.seed, -1), version)
         proxy = torch.tensor([group.scores for group in groups])
-        made = [(group.prompt, session.sampler.sample(group.prompt.text, group.seeds)) for group in groups]
-        true = torch.stack([session.scorer.score(prompt, samples)().scores for prompt, samples in made])
+        together = session.sampler.limit.groups(config.explore.candidates, session.models.backbone.device)
+        true = torch.cat([_true_scores(session, part) for part in parts_of(groups, together)])
     return rank_fidelity(gather_rows(proxy, world), gather_rows(true, world), config.explore.keep)
+
+
+def _true_scores(session: Session, groups: Sequence[CandidateGroup]) -> torch.Tensor:
+    """Scores [groups, N] of the regenerated candidates of these groups, which are made together."""
+    prompts, seeds = flattened([group.prompt for group in groups], [group.seeds for group in groups])
+    samples = session.sampler.sample([prompt.text for prompt in prompts], seeds)
+    return session.scorer.score(prompts, samples)().scores.view(len(groups), -1)

@@ -12,11 +12,11 @@ from solrl_trainer import checkpoints
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
-from solrl_trainer.held_out import evaluate_average, evaluate_base, measure_fidelity
+from solrl_trainer.held_out import evaluate_along, evaluate_average, evaluate_base, measure_fidelity
 from solrl_trainer.records import IterationRecord, Spread, share_without_spread
 from solrl_trainer.report.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.exploration import seed_root
-from solrl_trainer.rollouts.groups import ScoredGroup
+from solrl_trainer.rollouts.groups import ScoredGroup, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.selection import reselect, select
@@ -98,6 +98,7 @@ def train(
         samples = pairs = None
         for iteration in range(version, config.iterations):
             samples = None  # frees the previous iteration's
+            evaluate_along(session, log, iteration, before)
             measure_fidelity(session, log, iteration)
             samples = roll_out(session, log, iteration)
             if iteration + 1 == config.iterations:
@@ -105,9 +106,6 @@ def train(
                 log.pairs_ready(iteration, samples, pairs)
                 wait_for_rank_zero(session.world)
             train_iteration(session, log, iteration, samples)
-            every = config.evaluate.every
-            if every and (iteration + 1) % every == 0 and iteration + 1 < config.iterations:
-                evaluate_average(session, log, iteration + 1, before, config.curve_seeds)
         after = evaluate_average(session, log, config.iterations, before)
         return Result(
             prompts=[prompt.text for prompt in session.test_prompts],
@@ -123,8 +121,9 @@ def train(
 def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     """Explore, select, regenerate and score an iteration's samples.
 
-    A group is selected and regenerated as soon as it arrives, while a service explores the others. On a GPU, it is
-    scored while the next one is generated. A service that regenerates explores later iterations only afterwards.
+    A group is selected and regenerated as soon as it arrives, while a service explores the others. A GPU regenerates
+    small groups together, and scores them while it generates the next. A service that regenerates explores later
+    iterations only afterwards.
     """
     config = session.config
     root = seed_root(config.seed, iteration)
@@ -133,19 +132,24 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     selected = []
     session.clock.restart()
     exploration = session.explorer.explore(iteration)
-    own, explore = len(share(prompts, session.world)), config.explore
-    for number, group in enumerate(log.candidates(iteration, exploration), 1):
-        groups_done = round(len(prompts) * number / own)  # the other ranks are taken to be as far
+    own, explore, arrived = len(share(prompts, session.world)), config.explore, 0
+    for part in parts_of(log.candidates(iteration, exploration), session.regenerator.together(explore.keep)):
+        arrived += len(part)
+        groups_done = round(len(prompts) * arrived / own)  # the other ranks are taken to be as far
         log.counted(iteration, "explored", groups_done * explore.candidates, len(prompts) * explore.candidates)
-        selection = select(group, config.explore, root)
+        selections = [select(group, config.explore, root) for group in part]
         with log.phase(iteration, "regenerate"):
-            regenerated = session.regenerator.regenerate(selection, iteration)
-            scored = session.scorer.score(group.prompt, regenerated)
+            regenerated = session.regenerator.regenerate(selections, iteration)
+            scored = session.scorer.score([one.prompt for one in selections for _ in one.seeds], regenerated)
         if config.two_stage:
             log.counted(iteration, "regenerated", groups_done * explore.keep, len(prompts) * explore.keep)
-        selected.append((selection, scored))
+        selected.append((selections, scored))
     with log.phase(iteration, "regenerate"):
-        scored_groups = [ScoredGroup(selection, scored()) for selection, scored in selected]
+        scored_groups = [
+            ScoredGroup(selection, samples)
+            for selections, scored in selected
+            for selection, samples in zip(selections, scored().split(len(selections)), strict=True)
+        ]
         groups = [reselect(group, config.regenerate, root) for group in scored_groups]
     session.clock.add("candidates", "service", exploration.summary.times)
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)

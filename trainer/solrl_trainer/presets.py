@@ -174,8 +174,16 @@ _QWEN_FAST = {
     "evaluate.steps": 50,
     "evaluate.every": 25,
 }
-# UniRL's DanceGRPO on Qwen-Image.
-_QWEN_DANCE = {"algorithm.eta": 0.7, "algorithm.global_std": True, "explore.keep": 16}
+# UniRL's DanceGRPO: three stochastic steps, all trained, within the first half; on Qwen-Image:
+_UNIRL_DANCE = {
+    "algorithm.eta": 0.7,
+    "algorithm.window": 3,
+    "algorithm.window_within": 0.5,
+    "algorithm.timestep_fraction": 1.0,
+    "explore.keep": 16,
+    "optimizer.weight_decay": 0.0,
+}
+_QWEN_DANCE = {**_UNIRL_DANCE, "algorithm.global_std": True}
 # Flow-Factory on FLUX.2 [klein]: examples/nft, examples/grpo and examples/awm.
 _KLEIN_NFT = {"optimizer.learning_rate": 1e-4, "algorithm.beta": 0.1, "algorithm.kl_weight": 0.0}
 _KLEIN_FAST = {
@@ -185,16 +193,14 @@ _KLEIN_FAST = {
     "algorithm.window": 1,
     "explore.keep": 16,
 }
-# UniRL's DanceGRPO on FLUX.2 [klein] (examples/diffusion/flux2_klein/flux2_klein_trainside.yaml).
+# UniRL's on FLUX.2 [klein] (examples/diffusion/flux2_klein/flux2_klein_trainside.yaml).
 _KLEIN_DANCE = {
+    **_UNIRL_DANCE,
     "algorithm.clip_range": 5e-3,
-    "algorithm.eta": 0.7,
     "explore.prompts": 64,
-    "explore.keep": 16,
     "lora.rank": 16,
     "lora.alpha": 32.0,
     "optimizer.learning_rate": 5e-5,
-    "optimizer.weight_decay": 0.0,
 }
 _GUIDED_FLOWGRPO = {"guidance": 4.0, "algorithm.kl_weight": 0.0}
 _FLUX_FLOWGRPO = {"algorithm.eta": 0.9, "algorithm.kl_weight": 0.0}
@@ -427,9 +433,11 @@ def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
     given = [source for name, source in sources.items() if f"{key}.".startswith(f"{name}.")]
     given = given or [source for name, source in sources.items() if name.startswith(f"{key}.")]
     source = ", ".join(dict.fromkeys(given)) or "defaults"
-    # A rollout URL may be refused for the password in it.
-    got = "" if key == "rollout_url" else f"got {first['input']!r}; "
-    return ConfigError(f"setting {key} (from {source}): {got}{first['msg'].removeprefix('Value error, ')}")
+    # A rollout URL may be refused for the password in it. A fault between the settings of a section names those.
+    between = first["type"] == "value_error" and isinstance(first["input"], Mapping)
+    got = "" if key == "rollout_url" or between else f"got {first['input']!r}; "
+    place = f"setting {key} (from {source})" if key else "settings"
+    return ConfigError(f"{place}: {got}{first['msg'].removeprefix('Value error, ')}")
 
 
 def parse_override(override: str) -> tuple[str, Any]:

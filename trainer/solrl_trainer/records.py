@@ -175,7 +175,7 @@ class IterationRecord:
         self,
         planned: int,
         samples: Samples | None,
-        held_out: Sequence[HeldOutRecord] = (),
+        held_out: Sequence[HeldOut] = (),
         settings: RunSettings | None = None,
     ) -> IterationReport:
         """Report of the iteration for the service.
@@ -198,7 +198,7 @@ class IterationRecord:
             seconds={name: round(seconds, 4) for name, seconds in self.seconds.items()},
             scoring=self.scoring,
             planned=planned,
-            held_out=tuple(one.message() for one in held_out),
+            held_out=tuple(held_out),
             settings=settings,
             samples=samples,
         )

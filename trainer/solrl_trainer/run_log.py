@@ -117,8 +117,8 @@ class RunLog:
             self._status.show(iteration, samples)
 
     def pairs_ready(self, iteration: int, samples: IterationSamples, pairs: CandidatePairs | None) -> None:
-        """Explored and regenerated images of the last iteration are there, if the service did not refuse them."""
-        if self._status is not None and pairs is not None:
+        """Explored and regenerated images of the last iteration are there; None if the service refused them."""
+        if self._status is not None:
             self._status.show_pairs(iteration, samples, pairs)
 
     def iteration_trained(self, record: IterationRecord) -> None:
@@ -148,17 +148,23 @@ class RunLog:
         if self._reporter is not None:
             self._reporter.progress(done, total)
 
+    def is_evaluated(self, version: int) -> bool:
+        """Whether metrics.jsonl has the evaluation of a version."""
+        return self._metrics is not None and any(
+            line["version"] == version for line in self._metrics.lines("evaluation")
+        )
+
     def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> None:
         """A version was evaluated on held-out prompts; a resumed run measures its first version again."""
         version = record.version
-        if self._metrics is not None and all(line["version"] != version for line in self._metrics.lines("evaluation")):
+        if self._metrics is not None and not self.is_evaluated(version):
             self._log("evaluation", **record.line())
             if self._trackers is not None:
                 self._trackers.samples(version, prompts, found.images)
         if self._status is not None:
             self._status.evaluated(record)
-        means = ", ".join(f"{name} {found.mean(name):.4f}" for name in found.scores)
-        self.note(f"held out, version {version}: {means}")
+        means = ", ".join(f"{name} {one.mean:.4f}" for name, one in record.rewards.items())
+        self.note(f"held out, version {version}, images {record.images}: {means}")
 
     def fidelity(self, version: int, prompts: int, figures: Mapping[str, Any]) -> None:
         """Rank fidelity of exploration at a version."""

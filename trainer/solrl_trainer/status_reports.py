@@ -15,7 +15,8 @@ from typing import Self
 import torch
 from PIL import Image
 from solrl_client.rollouts import RolloutClient
-from solrl_proto.status import THUMBNAIL_SIDE, Activity, RunSettings, SamplePair, Samples, Work
+from solrl_proto.problems import ProblemError
+from solrl_proto.status import THUMBNAIL_SIDE, Activity, HeldOut, RunSettings, SamplePair, Samples, Work
 from torch.nn.functional import interpolate
 
 from solrl_trainer.config import OF_A_MACHINE, RunConfig
@@ -32,6 +33,7 @@ _SHARE = 0.01
 _LONGEST_END = 15.0
 _COUNTS_EVERY = 3.0
 """Least seconds between two messages about progress within an iteration."""
+_NOT_VALID = 422
 _VALUE_LENGTH = 256
 _PROMPT_LENGTH = 1000
 
@@ -89,8 +91,8 @@ class StatusReporter:
         self._source = source
         self._note = note
         self._clock = clock
-        self._settings: RunSettings | None = run_settings(config)
-        self._held_out: list[HeldOutRecord] = []
+        self._settings: RunSettings | None = None
+        self._held_out: list[HeldOut] = []
         self._told: IterationRecord | None = None
         self._arrived = False
         self._counts: dict[str, Work] = {}
@@ -99,6 +101,7 @@ class StatusReporter:
         self._failed = False
         self._samples: Samples | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work.put(self._describe)
         self._thread = threading.Thread(target=self._run, name="solrl-status", daemon=True)
         self._thread.start()
 
@@ -120,10 +123,13 @@ class StatusReporter:
         if iteration + 1 < self._config.iterations and self._work.empty() and self._budget.take():
             self._work.put(lambda: self._fetch(iteration, samples))
 
-    def show_pairs(self, iteration: int, samples: IterationSamples, pairs: CandidatePairs) -> None:
-        """Show some of these images in the iteration's report."""
-        shown = pairs.outermost(_PROMPTS)
-        self._work.put(lambda: self._keep(iteration, samples, shown))
+    def show_pairs(self, iteration: int, samples: IterationSamples, pairs: CandidatePairs | None) -> None:
+        """Show some of these images in the iteration's report; without any, fetch the few that are shown."""
+        if pairs is None:
+            self._work.put(lambda: self._fetch(iteration, samples))
+        else:
+            shown = pairs.outermost(_PROMPTS)
+            self._work.put(lambda: self._keep(iteration, samples, shown))
 
     def counted(self, iteration: int, part: str, done: int, total: int) -> None:
         """So many candidates of an iteration are explored, regenerated or trained; told every few seconds."""
@@ -157,6 +163,9 @@ class StatusReporter:
                 except Exception as error:
                     self._fail(error)
 
+    def _describe(self) -> None:
+        self._settings = run_settings(self._config)
+
     def _fetch(self, iteration: int, samples: IterationSamples) -> None:
         try:
             shown = candidate_pairs(samples, self._source(), prompts=_PROMPTS, each=1)
@@ -184,16 +193,23 @@ class StatusReporter:
         self._send(samples)
 
     def _tell_evaluated(self, record: HeldOutRecord) -> None:
-        self._held_out.append(record)
+        self._held_out.append(record.message())
         if self._told is not None and self._told.version == record.version:
             self._send(None)
 
     def _send(self, samples: Samples | None) -> None:
         """Report the newest iteration with the evaluations around it; the first one brings the settings."""
         assert self._told is not None
-        report = self._told.report(self._config.iterations, samples, self._held_out[-2:], self._settings)
+        run, planned = self._config.run, self._config.iterations
         self._arrived = False
-        self._client.tell(self._config.run, report)
+        try:
+            self._client.tell(run, self._told.report(planned, samples, self._held_out[-2:], self._settings))
+        except ProblemError as error:
+            if error.problem.status != _NOT_VALID:
+                raise
+            # An older service does not know all of it, or it is too large: the iteration alone is not.
+            self._client.tell(run, self._told.report(planned, None))
+            self._fail(error)
         self._arrived = True
 
     def _fail(self, error: Exception) -> None:

@@ -1,5 +1,6 @@
 """One iteration's optimisation: training samples in, updated LoRA weights out."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -225,13 +226,33 @@ class Updater:
             share = (parts[i].stop - parts[i].start) / size / count
             value = loss.value * share
             figures = {name: figure * share for name, figure in loss.figures.items()}
-            # Zeros for layers whose output nothing uses, as those of Qwen-Image's text in its last block.
-            return value.detach(), figures, torch.autograd.grad(value, policy.parameters, materialize_grads=True)
+            return value.detach(), figures, self._gradient(value)
 
         done = map_in_lanes(gradients, range(len(parts)), device)
         for number, (_, _, gradient) in enumerate(done):
             add(number, gradient)
         return [(loss, figures) for loss, figures, _ in done]
+
+    def _gradient(self, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The gradient of each parameter; zeros in idle layers of the family.
+
+        Raises:
+            ValueError: another layer has no gradient.
+        """
+        parameters, idle = self.policy.parameters, self.backbone.idle_layers
+        found = torch.autograd.grad(value, parameters, allow_unused=True)
+        layers = [name for name in self.policy.layers for _ in ("a", "b")]
+        lost = {name for name, gradient in zip(layers, found, strict=True) if gradient is None}
+        if faults := sorted(name for name in lost if idle is None or not re.fullmatch(idle, name)):
+            raise ValueError(
+                f"the velocity does not depend on {len(faults)} adapted layers, so they would never be trained: "
+                f"{', '.join(faults[:4])}{', …' if faults[4:] else ''}; expected lora_targets of the family "
+                f"{self.backbone.family!r} without them, or idle_layers with them"
+            )
+        return tuple(
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(parameters, found, strict=True)
+        )
 
 
 def training_pairs(

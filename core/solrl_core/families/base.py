@@ -84,6 +84,14 @@ class Backbone(ABC):
         return linear_flops(self.transformer, lambda: self.velocity(self.transformer, latents, sigma, conditioning))
 
     @property
+    def idle_layers(self) -> str | None:
+        """Regular expression of the whole dotted names of adapted layers whose output nothing uses; by default none.
+
+        They get no gradient. Training refuses other layers without one.
+        """
+        return None
+
+    @property
     def pipeline_arguments(self) -> dict[str, Any]:
         """Arguments with which the diffusers pipeline generates as here without guidance; {} without a pipeline."""
         return {}

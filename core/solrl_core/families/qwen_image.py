@@ -57,6 +57,12 @@ class QwenImage(PipelineBackbone):
         return 512
 
     @property
+    def idle_layers(self) -> str:
+        """Text queries of the last block, and all layers after them: the block's text output is discarded."""
+        last = len(list(self.transformer.get_submodule("transformer_blocks").children())) - 1
+        return rf"transformer_blocks\.{last}\.(attn\.(add_q_proj|to_add_out)|txt_mlp\..*)"
+
+    @property
     def latent_shape(self) -> tuple[int, ...]:
         """(channels, height / 8, width / 8)."""
         return self._pipeline.vae.config.z_dim, self.height // self._scale, self.width // self._scale

@@ -6,32 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from solrl_core.kernels import attend, silu_depthwise_glu
+from solrl_core.kernels import attend, linear_attention, plain_linear_attention, silu_depthwise_glu
 from solrl_core.precision.fp8 import project
 
 
 class FusedLinearAttention:
-    """A diffusers attention processor, equivalent to `SanaLinearAttnProcessor2_0`.
-
-    Source: Katharopoulos et al., arXiv 2006.16236, with ReLU as feature map; a column of ones gives the normaliser.
-    """
+    """A diffusers attention processor, equivalent to `SanaLinearAttnProcessor2_0`."""
 
     def __call__(
         self, attn: Any, hidden_states: Tensor, encoder_hidden_states: None = None, attention_mask: None = None
     ) -> Tensor:
-        """Linear attention over image tokens [B, S, C], in float32."""
-        projected = project([attn.to_q, attn.to_k, attn.to_v], hidden_states)
-        query, key, value = projected
+        """Linear attention over image tokens [B, S, C]."""
+        query, key, value = project([attn.to_q, attn.to_k, attn.to_v], hidden_states)
         if attn.norm_q is not None:
             query = attn.norm_q(query)
         if attn.norm_k is not None:
             key = attn.norm_k(key)
-        batch, tokens, _ = query.shape
-        query, key, value = (x.mT.reshape(batch, attn.heads, -1, tokens) for x in (query, key, value))
-        ones = F.pad(value.float(), (0, 0, 0, 1), value=1.0)
-        sums = ones @ F.relu(key).float().mT @ F.relu(query).float()
-        attended = sums[:, :, :-1] / (sums[:, :, -1:] + 1e-15)
-        out: Tensor = attn.to_out[0](attended.flatten(1, 2).mT.to(hidden_states.dtype))
+        attend_linearly = plain_linear_attention if torch.is_grad_enabled() else linear_attention
+        out: Tensor = attn.to_out[0](attend_linearly(query, key, value, attn.heads))
         return out
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solrl_core.kernels import attend
+from solrl_core.kernels import are_bounded, attend
 from solrl_core.precision.fp8 import Quantized, project
 from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
@@ -28,6 +28,9 @@ class FusedBlock(nn.Module):
         self.ff = block.ff
         self.norm2_context = block.norm2_context
         self.ff_context = block.ff_context
+        own, second = self.attn, self.attn2
+        self.bounded = are_bounded([own.norm_q, own.norm_added_q], [own.norm_k, own.norm_added_k])
+        self.second_bounded = second is not None and are_bounded([second.norm_q], [second.norm_k])
 
     def forward(
         self,
@@ -45,33 +48,36 @@ class FusedBlock(nn.Module):
             text_shift, text_scale, text_gate, *text_rest = modulations(self.norm1_context, temb, 6)
         own = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn))
         other = modulate(text, self.norm1_context.norm, text_scale, text_shift, text_layers(self.attn))
-        out, text_out = _joint_attention(self.attn, own, other)
+        out, text_out = _joint_attention(self.attn, own, other, self.bounded)
         if self.attn2 is not None:
             shift, scale, second_gate = rest[3:]
             own = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn2))
-            x, out, gate = x + gate[:, None] * out, _attention(self.attn2, own), second_gate
+            x, out, gate = x + gate[:, None] * out, _attention(self.attn2, own, self.second_bounded), second_gate
         x = add_and_feed_forward(x, out, gate, self.norm2, rest[:3], self.ff)
         if self.context_pre_only:
             return None, x
         return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
 
-def _joint_attention(attn: Any, x: Tensor | Quantized, text: Tensor | Quantized) -> tuple[Tensor, Tensor]:
+def _joint_attention(
+    attn: Any, x: Tensor | Quantized, text: Tensor | Quantized, bounded: bool
+) -> tuple[Tensor, Tensor]:
     """Joint attention (diffusers' `Attention`) over image tokens [B, S, C] and text tokens [B, T, C].
 
     In the last block the text tokens skip the output projection, since nothing uses them.
     """
     own = _heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x)
     other = _heads(attn, text_layers(attn), (attn.norm_added_q, attn.norm_added_k), text)
-    out = attend(*(torch.cat(pair, 1) for pair in zip(own, other, strict=True))).flatten(2)
+    query, key, value = (torch.cat(pair, 1) for pair in zip(own, other, strict=True))
+    out = attend(query, key, value, bounded=bounded).flatten(2)
     image = own[0].shape[1]
     own_out, text_out = out[:, :image], out[:, image:]
     return attn.to_out[0](own_out), text_out if attn.context_pre_only else attn.to_add_out(text_out)
 
 
-def _attention(attn: Any, x: Tensor | Quantized) -> Tensor:
+def _attention(attn: Any, x: Tensor | Quantized, bounded: bool) -> Tensor:
     """Self-attention over image tokens [B, S, C]."""
-    attended = attend(*_heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x))
+    attended = attend(*_heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x), bounded=bounded)
     out: Tensor = attn.to_out[0](attended.flatten(2))
     return out
 

@@ -1,7 +1,9 @@
 """Fused operations: one Triton kernel each on a GPU, the same arithmetic in plain torch elsewhere."""
 
 from solrl_core.kernels.attention import attend
+from solrl_core.kernels.bounded_attention import are_bounded
 from solrl_core.kernels.depthwise import silu_depthwise_glu
+from solrl_core.kernels.linear_attention import linear_attention, plain_linear_attention
 from solrl_core.kernels.modulate import add_norm_modulate_quantize, norm_modulate_quantize
 from solrl_core.kernels.rope import rms_norm_rope
 from solrl_core.kernels.rows import ACTIVATIONS, E4M3_MAX, TINY, quantize_rows
@@ -11,8 +13,11 @@ __all__ = [
     "E4M3_MAX",
     "TINY",
     "add_norm_modulate_quantize",
+    "are_bounded",
     "attend",
+    "linear_attention",
     "norm_modulate_quantize",
+    "plain_linear_attention",
     "quantize_rows",
     "rms_norm_rope",
     "silu_depthwise_glu",

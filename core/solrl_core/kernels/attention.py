@@ -13,20 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solrl_core.kernels.bounded_attention import HEAD_SIZES, bounded_attention
+
 _TOLERANCE = 0.02
 """Largest accepted relative error against float32; BF16 kernels have 0.002 to 0.003."""
 _COMPARED_HEADS = 2
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, bounded: bool = False) -> Tensor:
     """softmax(query · keyᵀ / √D + mask) · value, for each head.
 
-    Without gradient mode, torch chooses the kernel.
+    Without gradient mode, torch chooses the kernel, unless the logits are bounded.
 
     Args:
         query: [B, S, H, D].
         key, value: [B, T, H, D].
         mask: [B, 1, 1, T], added to the logits; not differentiated.
+        bounded: whether queries and keys have norms that `are_bounded`.
 
     Returns:
         [B, S, H, D].
@@ -34,6 +37,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     if torch.is_grad_enabled():
         out: Tensor = _attention(query, key, value, mask)[0]
         return out
+    if bounded and mask is None and query.dtype == torch.bfloat16 and query.shape[-1] in HEAD_SIZES:
+        return bounded_attention(query, key, value)
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
 

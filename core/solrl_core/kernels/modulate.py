@@ -35,11 +35,11 @@ def norm_modulate_quantize(x: Tensor, scale: Tensor, shift: Tensor, eps: float) 
         codes [B, S, C] and scales [B, S, 1], whose product is the result.
     """
     if x.device.type != "cuda":
-        return _quantized(x, scale, shift, eps)
-    from solrl_core.kernels import gpu
+        return plain_norm_modulate_quantize(x, scale, shift, eps)
+    from solrl_core.kernels import modulate_gpu
 
     codes, scales = _codes(x)
-    gpu.norm_modulate_quantize(_dense(x), _dense(scale), _dense(shift), codes, scales, eps)
+    modulate_gpu.norm_modulate_quantize(_dense(x), _dense(scale), _dense(shift), codes, scales, eps)
     return codes, scales
 
 
@@ -60,20 +60,28 @@ def add_norm_modulate_quantize(
         the sum [B, S, C] in `x`'s dtype, codes [B, S, C] and scales [B, S, 1].
     """
     if x.device.type != "cuda":
-        total = (x.float() + gate.float()[:, None] * out.float()).to(x.dtype)
-        return total, *_quantized(total, scale, shift, eps)
-    from solrl_core.kernels import gpu
+        return plain_add_norm_modulate_quantize(x, out, gate, scale, shift, eps)
+    from solrl_core.kernels import modulate_gpu
 
     total, codes, scales = _sum_and_codes(x)
     gated = (_dense(out), _dense(gate), total)
-    gpu.norm_modulate_quantize(_dense(x), _dense(scale), _dense(shift), codes, scales, eps, gated)
+    modulate_gpu.norm_modulate_quantize(_dense(x), _dense(scale), _dense(shift), codes, scales, eps, gated)
     return total, codes, scales
 
 
-def _quantized(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def plain_norm_modulate_quantize(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`norm_modulate_quantize` in torch's operations."""
     normed = F.layer_norm(x.float(), x.shape[-1:], eps=eps)
     modulated = normed * (1 + scale.float()[:, None]) + shift.float()[:, None]
     return scaled_rows(modulated, modulated.abs().amax(-1, keepdim=True))
+
+
+def plain_add_norm_modulate_quantize(
+    x: Tensor, out: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`add_norm_modulate_quantize` in torch's operations."""
+    total = (x.float() + gate.float()[:, None] * out.float()).to(x.dtype)
+    return total, *plain_norm_modulate_quantize(total, scale, shift, eps)
 
 
 def _dense(x: Tensor) -> Tensor:

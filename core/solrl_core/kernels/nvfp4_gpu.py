@@ -1,7 +1,9 @@
-"""Triton kernel of NVFP4 rounding and its launcher. Imported only on a GPU, where torch ships with Triton.
+"""Triton kernels of NVFP4 rounding and their launcher. Imported only on a GPU, where torch ships with Triton.
+
+One kernel rounds. For longer rows another one first finds the largest magnitude of each.
 
 `solrl_core.precision.nvfp4` documents the operation and holds the reference implementation in torch, whose bits the
-kernel gives: the same float32 operations in the same order, each rounded on its own.
+kernels give: the same float32 operations in the same order, each rounded on its own.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -30,25 +32,26 @@ def round_rows(x: Tensor, out: Tensor) -> None:
     largest = torch.zeros(0 if whole else count, dtype=torch.int32, device=x.device)
     with torch.cuda.device_of(x):
         if not whole:
-            _largest[(pieces, count)](x, largest, length, PIECE=piece)
+            _largest[(count * pieces,)](x, largest, length, pieces, PIECE=piece)
         # A fused multiply-add would round the sum of `_nearest` once instead of twice.
-        _round[(pieces, count)](x, out, largest, length, PIECE=piece, WHOLE=whole, enable_fp_fusion=False)
+        _round[(count * pieces,)](x, out, largest, length, pieces, PIECE=piece, WHOLE=whole, enable_fp_fusion=False)
 
 
 @triton.jit
-def _largest(x, largest, length, PIECE: tl.constexpr):
+def _largest(x, largest, length, pieces, PIECE: tl.constexpr):
     """Largest magnitude of each row, as the bits of a float32: their order is that of the numbers, with NaN last."""
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
+    # One axis: the others of a grid have at most 65,535 programs.
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    at = tl.program_id(0) % pieces * PIECE + tl.arange(0, PIECE)
     v = tl.load(x + row * length + at, at < length, 0).to(tl.float32)
     tl.atomic_max(largest + row, tl.max(_magnitude_bits(v), 0))
 
 
 @triton.jit
-def _round(x, out, largest, length, PIECE: tl.constexpr, WHOLE: tl.constexpr):
+def _round(x, out, largest, length, pieces, PIECE: tl.constexpr, WHOLE: tl.constexpr):
     """Round one piece of a row; `largest` is unused if the piece is the WHOLE row. 448 is E4M3's largest number."""
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    at = tl.program_id(0) % pieces * PIECE + tl.arange(0, PIECE)
     v = tl.load(x + row * length + at, at < length, 0).to(tl.float32)
     blocks = tl.reshape(v, (PIECE // 16, 16))
     block_bits = tl.max(_magnitude_bits(blocks), 1, keep_dims=True)

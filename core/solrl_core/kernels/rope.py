@@ -26,17 +26,22 @@ def rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, first: in
     Source: Su et al., arXiv 2104.09864, with neighbouring components as pairs.
     """
     if x.device.type != "cuda":
-        normed = torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps)
-        even, odd = normed[..., ::2], normed[..., 1::2]
-        rows = slice(first, first + x.shape[1])
-        c, s = cos[rows, None, ::2], sin[rows, None, ::2]
-        return torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2).to(x.dtype)
-    from solrl_core.kernels import gpu
+        return plain_rms_norm_rope(x, weight, cos, sin, first, eps)
+    from solrl_core.kernels import rope_gpu
 
     x = x.contiguous()
     out = torch.empty_like(x)
-    gpu.rms_norm_rope(x, weight, cos.contiguous(), sin.contiguous(), out, first, eps)
+    rope_gpu.rms_norm_rope(x, weight, cos.contiguous(), sin.contiguous(), out, first, eps)
     return out
+
+
+def plain_rms_norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, first: int, eps: float) -> Tensor:
+    """`rms_norm_rope` in torch's operations."""
+    normed = torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps)
+    even, odd = normed[..., ::2], normed[..., 1::2]
+    rows = slice(first, first + x.shape[1])
+    c, s = cos[rows, None, ::2], sin[rows, None, ::2]
+    return torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2).to(x.dtype)
 
 
 @operation("rms_norm_rope_backward")
@@ -58,11 +63,13 @@ def rms_norm_rope_backward(
         inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
         along = (back * wide).mean(-1, keepdim=True) * inverse.square()
         return ((back - wide * along) * inverse).to(x.dtype)
-    from solrl_core.kernels import gpu
+    from solrl_core.kernels import rope_gpu
 
     x = x.contiguous()
     out = torch.empty_like(x)
-    gpu.rms_norm_rope_backward(gradient.contiguous(), x, weight, cos.contiguous(), sin.contiguous(), out, first, eps)
+    rope_gpu.rms_norm_rope_backward(
+        gradient.contiguous(), x, weight, cos.contiguous(), sin.contiguous(), out, first, eps
+    )
     return out
 
 

@@ -36,20 +36,23 @@ def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
         codes [M, K] and scales [M, 1], whose product is the result; M is the product of the leading axes.
     """
     if x.device.type != "cuda":
-        rows = ACTIVATIONS[activation](x.reshape(-1, x.shape[-1]).float())
-        largest = (
-            rows.amax(-1, keepdim=True).clamp(min=_GELU_LEAST) if activation else rows.abs().amax(-1, keepdim=True)
-        )
-        return scaled_rows(rows, largest)
-    from solrl_core.kernels import gpu
+        return plain_quantize_rows(x, activation)
+    from solrl_core.kernels import rows_gpu
 
     # The kernel takes the strides of [outer, inner, K], so a slice of a sequence needs no copy.
     x = x if x.ndim == 3 and x.stride(-1) == 1 else x.reshape(1, -1, x.shape[-1]).contiguous()
     count = x.shape[0] * x.shape[1]
     codes = torch.empty(count, x.shape[-1], dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(count, 1, dtype=torch.float32, device=x.device)
-    gpu.rows(x, codes, scales, gelu=activation == "gelu_tanh")
+    rows_gpu.rows(x, codes, scales, gelu=activation == "gelu_tanh")
     return codes, scales
+
+
+def plain_quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """`quantize_rows` in torch's operations."""
+    rows = ACTIVATIONS[activation](x.reshape(-1, x.shape[-1]).float())
+    largest = rows.amax(-1, keepdim=True).clamp(min=_GELU_LEAST) if activation else rows.abs().amax(-1, keepdim=True)
+    return scaled_rows(rows, largest)
 
 
 def scaled_rows(rows: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ def quantize_dequantize_per_candidate(x: Tensor) -> Tensor:
     """``quantize_dequantize`` with one float32 scale per index of axis 0 (``x`` [B, ..., length]).
 
     A candidate's values then do not depend on the rest of its batch. A 1-D ``x`` is one candidate.
-    On a GPU one kernel gives the same bits as the 30 operations here.
+    On a GPU, kernels give the same bits as the 30 operations here.
     """
     if x.is_cuda:
         return _by_kernel(x)

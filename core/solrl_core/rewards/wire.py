@@ -12,7 +12,9 @@ MAX_HEADER_BYTES = 16 * 2**20
 
 def encode_scoring(images: torch.Tensor, request: ScoreRequest) -> bytes:
     """Encode images, uint8 [N, 3, H, W], with the request for their scores."""
-    body: bytes = save({IMAGES_TENSOR: images.cpu().contiguous()}, metadata={REQUEST_FIELD: request.model_dump_json()})
+    # Without defaults, which an older server may not know.
+    text = request.model_dump_json(exclude_defaults=True)
+    body: bytes = save({IMAGES_TENSOR: images.cpu().contiguous()}, metadata={REQUEST_FIELD: text})
     return body
 
 

@@ -48,11 +48,11 @@ def overview(points: Sequence[Point]) -> Curve:
     return _curve(thinned(points), {})
 
 
-def evaluations(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[HeldOut, ...]:
-    """Held-out evaluations by version, at most `most`, among them the first and the last."""
+def evaluations(points: Sequence[Point], most: int | None = MOST_POINTS) -> tuple[HeldOut, ...]:
+    """Held-out evaluations by version, at most `most` (None: all), among them the first and the last."""
     found = {one.version: one for point in points for one in point.held_out}
     versions = sorted(found)
-    if len(versions) > most:
+    if most is not None and len(versions) > most:
         versions = [versions[i] for i in np.linspace(0, len(versions) - 1, most).round().astype(int)]
     return tuple(found[version] for version in versions)
 
@@ -69,9 +69,16 @@ def settings(points: Sequence[Point]) -> RunSettings | None:
     return next((point.settings for point in reversed(points) if point.settings is not None), None)
 
 
-def detail(points: Sequence[Point], most: int = MOST_POINTS) -> Curve:
-    """A curve of score, loss, rank fidelity, each reward, and seconds; thinned to `most` points."""
-    shown = thinned(points, most)
+def detail(points: Sequence[Point], after: int | None = None, limit: int | None = None) -> Curve:
+    """A curve of score, loss, rank fidelity, each reward, and seconds.
+
+    Args:
+        points: all of the run: `elapsed` and `spearman` also depend on those that are not shown.
+        after: show only iterations after this one.
+        limit: show the oldest of them, at most this many; None thins them to `MOST_POINTS`.
+    """
+    asked = [point for point in points if after is None or point.iteration > after]
+    shown = thinned(asked) if limit is None else asked[:limit]
     elapsed = dict(zip((point.iteration for point in points), accumulate(map(_own_seconds, points)), strict=True))
     series: dict[str, list[float | None]] = {
         "loss": [point.loss for point in shown],

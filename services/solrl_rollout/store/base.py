@@ -121,20 +121,8 @@ class RunStore(ABC):
         """
 
     @abstractmethod
-    async def iterations(
-        self, tenant: str, run: str, after: int | None = None, limit: int | None = None
-    ) -> tuple[Point, ...]:
-        """Return the stored iterations, oldest first.
-
-        Args:
-            tenant: the run's tenant.
-            run: the run's name.
-            after: return only iterations after this one.
-            limit: return at most this many.
-
-        Raises:
-            ProblemError: 404 `run-not-found`.
-        """
+    async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
+        """Return the stored iterations, oldest first. Raises 404 `run-not-found`."""
 
     @abstractmethod
     async def samples(self, tenant: str, run: str) -> Samples | None:

@@ -4,7 +4,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.status import Activity, IterationReport, Point, Samples
@@ -127,11 +126,8 @@ class MemoryRunStore(RunStore):
             held.samples = None
         return held.revision
 
-    async def iterations(
-        self, tenant: str, run: str, after: int | None = None, limit: int | None = None
-    ) -> tuple[Point, ...]:
-        points = (point for point, _ in self._run(tenant, run).points if after is None or point.iteration > after)
-        return tuple(islice(points, limit))
+    async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
+        return tuple(point for point, _ in self._run(tenant, run).points)
 
     async def samples(self, tenant: str, run: str) -> Samples | None:
         return self._tenants[tenant].get(run, _Run()).samples

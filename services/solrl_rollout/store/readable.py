@@ -1,4 +1,7 @@
-"""Reading of stored records: a damaged one is logged and omitted, so that it does not hide others."""
+"""Reading of stored records: a damaged one is logged and omitted, so that it does not hide others.
+
+Unknown fields are ignored: replicas that share a store may have different versions.
+"""
 
 import logging
 import re
@@ -56,7 +59,7 @@ class Damage:
     def message(self, place: str, model: type[Model], text: Any) -> Model | None:
         """The message of a JSON record; None if it is damaged."""
         try:
-            return model.model_validate_json(text)
+            return model.model_validate_json(text, extra="ignore")
         except ValidationError as error:
             self.name(place, error)
             return None
@@ -64,7 +67,7 @@ class Damage:
     def points(self, run: str, texts: Sequence[bytes]) -> tuple[Point, ...]:
         """A run's iterations without damaged ones."""
         try:
-            return _POINTS.validate_json(b"[" + b",".join(texts) + b"]")
+            return _POINTS.validate_json(b"[" + b",".join(texts) + b"]", extra="ignore")
         except ValidationError:
             found = (self.message(f"an iteration of run {run!r}", Point, text) for text in texts)
             return tuple(point for point in found if point is not None)
@@ -113,7 +116,7 @@ def version_record(run: str, version: int, text: bytes | str) -> Record:
         ProblemError: 500 `adapter-corrupt`: it cannot be read, or is another version's.
     """
     try:
-        record = Record.model_validate_json(text)
+        record = Record.model_validate_json(text, extra="ignore")
     except ValidationError as error:
         raise corrupt(run, version, got=str(error), expected="a version record") from error
     if (record.info.run, record.info.version) != (run, version):

@@ -306,13 +306,10 @@ class RedisRunStore(RunStore):
             raise not_found(run, 0, None, ())
         return int(revision)
 
-    async def iterations(
-        self, tenant: str, run: str, after: int | None = None, limit: int | None = None
-    ) -> tuple[Point, ...]:
+    async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
         keys = self._keys(tenant, run)
         with self._reported(run):
-            begin, most = "-inf" if after is None else f"({after}", KEPT_POINTS if limit is None else limit
-            texts: Any = await self._redis.zrangebyscore(keys.iterations, begin, "+inf", start=0, num=most)
+            texts: Any = await self._redis.zrange(keys.iterations, 0, -1)
             if not texts and not await self._redis.exists(keys.versions):
                 raise not_found(run, 0, None, ())
         points: list[Point] = []

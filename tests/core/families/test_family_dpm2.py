@@ -2,28 +2,25 @@
 
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 from lora_helpers import own_copy
-from solrl_core.families import Backbone, load_backbone
+from solrl_core.families import Backbone
 from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise
-from tiny_pipelines import PROMPTS, difference, write_flux, write_sd3
+from tiny_models import ONE_EACH, Tiny
+from tiny_pipelines import PROMPTS, difference
 
 SEEDS = [3, 14]
 
 
-@pytest.fixture(scope="module", params=["sana", "sd3", "flux"])
-def model(request: pytest.FixtureRequest, backbone: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+@pytest.fixture
+def model(tiny: Tiny) -> Backbone:
     """A small model of each family with random weights."""
-    folder: Path = tmp_path_factory.mktemp("dpm2") / request.param
-    if request.param == "sd3":
-        return load_backbone(str(write_sd3(folder, sd35=True)))
-    if request.param == "flux":
-        return load_backbone(str(write_flux(folder, dev=True)))
-    mine = own_copy(backbone)
+    if tiny.name != "sana/mini":
+        return tiny.backbone
+    mine = own_copy(tiny.backbone)
     generator = torch.Generator().manual_seed(0)
     for tensor in mine.transformer.parameters():
         tensor.data.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
@@ -52,6 +49,7 @@ def by_hand(model: Backbone, steps: int) -> torch.Tensor:
     raise AssertionError
 
 
+@pytest.mark.parametrize("tiny", ONE_EACH, indirect=True)
 def test_dpm2_equals_2m_on_the_familys_sigmas(model: Backbone) -> None:
     generator = Generator(model, "bf16")
     ours = generator.generate(PROMPTS, SEEDS, steps=6, solver="dpm2")

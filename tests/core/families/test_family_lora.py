@@ -1,6 +1,8 @@
 """LoRA on every family, compared with PEFT and with each family's diffusers pipeline."""
 
 import copy
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,34 +13,20 @@ from lora_helpers import random_adapter
 from peft import LoraConfig, PeftModel, get_peft_model
 from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, encode_for_diffusers
 from solrl_core.errors import AdapterError
-from solrl_core.families import Backbone, load_backbone
-from solrl_core.families.load import locate, pipeline_call
+from solrl_core.families import Backbone
 from solrl_core.generator import Generator
 from solrl_core.lora import adapter_layout
 from solrl_core.noise import initial_noise
-from solrl_core.sampler import unshifted_sigmas
-from tiny_pipelines import PROMPTS, difference, on_a_grid, write_flux, write_sd3, write_z_image
-from tiny_qwen import QWEN
+from tiny_models import ONE_EACH, Tiny, by_diffusers
+from tiny_pipelines import PROMPTS, difference, on_a_grid
 
-SANA_SIGMAS = unshifted_sigmas(3)[:-1]
+pytestmark = pytest.mark.parametrize("tiny", ONE_EACH, indirect=True)
 
 
-@pytest.fixture(scope="module", params=["sana", "sd3", "flux", "z-image", *QWEN])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def model(tiny: Tiny) -> Backbone:
     """A model of each family."""
-    if request.param == "sana":
-        return Path(locate("mini-sana"))
-    made = tmp_path_factory.mktemp("lora") / request.param
-    if request.param == "z-image":
-        return write_z_image(made)
-    if request.param in QWEN:
-        return QWEN[request.param](made)
-    return write_sd3(made, sd35=True) if request.param == "sd3" else write_flux(made, dev=True)
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Backbone:
-    return load_backbone(str(folder))
+    return tiny.backbone
 
 
 def with_peft(backbone: Backbone, adapter: Adapter) -> PeftModel:
@@ -80,6 +68,8 @@ def test_gradients_reach_every_factor(model: Backbone) -> None:
     for name, factor in factors.items():
         moved = factor.grad is not None and bool(factor.grad.any())
         assert moved != any(part in name for part in idle), name
+        layer = name.removeprefix("base_model.model.").partition(".lora_")[0]
+        assert factor.grad is not None or re.fullmatch(model.idle_layers or "", layer), name
 
 
 def test_the_adapter_file_holds_what_peft_saves_and_loads(model: Backbone, tmp_path: Path) -> None:
@@ -101,27 +91,19 @@ def test_the_adapter_file_holds_what_peft_saves_and_loads(model: Backbone, tmp_p
         assert torch.equal(loaded[f"{head}.default.{tail}"], tensor)
 
 
-def test_the_exported_file_gives_the_same_image_in_diffusers(model: Backbone, folder: Path, tmp_path: Path) -> None:
-    mine, adapter = on_a_grid(model)
+def test_the_exported_file_gives_the_same_image_in_diffusers(tiny: Tiny, tmp_path: Path) -> None:
+    mine, adapter = on_a_grid(tiny.backbone)
     generator = Generator(mine, "bf16")
     base = generator.generate(PROMPTS[0], [3], steps=3).images
     generator.set_adapter(adapter)
     ours = generator.generate(PROMPTS[0], [3], steps=3).images
 
-    pipeline = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
+    pipeline = DiffusionPipeline.from_pretrained(tiny.folder, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     pipeline.transformer.load_state_dict(mine.transformer.state_dict())
     (tmp_path / "lora.safetensors").write_bytes(encode_for_diffusers(adapter))
     pipeline.load_lora_weights(str(tmp_path), weight_name="lora.safetensors")
-    noise = initial_noise([3], mine.latent_shape)
-    call = {**(pipeline_call(str(folder), 1.0) or {}), **({"sigmas": SANA_SIGMAS} if mine.family == "sana" else {})}
-    theirs = pipeline(
-        prompt=PROMPTS[0],
-        num_inference_steps=3,
-        latents=pipeline._pack_latents(noise, *noise.shape) if mine.family in ("flux", "qwen-image") else noise,
-        output_type="pt",
-        **call,
-    ).images
+    theirs = by_diffusers(replace(tiny, pipeline=pipeline), PROMPTS[:1], [3], 3)
     assert difference(ours, theirs) <= 1e-5
     assert difference(ours, base) > 0.01
 

@@ -1,99 +1,27 @@
-"""Stable Diffusion 3: images compared with its diffusers pipeline, quantised layers with the paper's list."""
+"""Stable Diffusion 3: its parts, and quantised layers and LoRA targets compared with the paper's list."""
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
-from solrl_core.families.base import stack
 from solrl_core.families.load import locate, pipeline_call
 from solrl_core.families.sd3 import StableDiffusion3
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.lora import adapter_layout
-from solrl_core.noise import initial_noise
 from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
-from tiny_pipelines import HEIGHT, PROMPTS, T5_TOKENS, WIDTH, Tiny, difference, sized
+from tiny_models import Tiny, named_layers, variants
 from torch import nn
 from true_shapes import write_skeleton
 
-STEPS = 4
 POLICY = LayerPolicy(StableDiffusion3.quantize, StableDiffusion3.keep, StableDiffusion3.keep_max_dim)
 
 
-def by_diffusers(tiny: Tiny, prompts: list[str], seeds: list[int], guidance: float) -> torch.Tensor:
-    """Images by the pipeline's own loop and schedule."""
-    backbone = tiny.backbone
-    images: torch.Tensor = tiny.pipeline(
-        prompts,
-        height=backbone.height,
-        width=backbone.width,
-        num_inference_steps=STEPS,
-        guidance_scale=guidance,
-        latents=initial_noise(seeds, backbone.latent_shape),
-        max_sequence_length=T5_TOKENS,
-        output_type="pt",
-    ).images
-    return images
-
-
-@pytest.mark.parametrize("guidance", [1.0, 3.5])
-@pytest.mark.parametrize("size", [(HEIGHT, WIDTH), (96, 64), (64, 64)])
-def test_images_equal_the_pipelines(sd3: Tiny, size: tuple[int, int], guidance: float) -> None:
-    tiny = sized(sd3, *size)
-    ours = tiny.generator.generate(PROMPTS, [3, 14], steps=STEPS, guidance=guidance).images
-    theirs = by_diffusers(tiny, PROMPTS, [3, 14], guidance)
-    assert ours.shape == (2, 3, *size)
-    assert difference(ours, theirs) <= 1e-5
-    assert float(ours.std()) > 0.02
-
-
-def test_prompt_and_guidance_affect_the_latents(sd3: Tiny) -> None:
-    def latents(prompt: str, guidance: float) -> torch.Tensor:
-        return sd3.generator.generate(prompt, [3], steps=2, guidance=guidance).latents
-
-    plain = latents(PROMPTS[0], 1.0)
-    assert difference(plain, latents(PROMPTS[1], 1.0)) > 1e-3
-    assert difference(plain, latents(PROMPTS[0], 3.5)) > 1e-3
-
-
-@pytest.mark.parametrize("steps", [1, 6, 10])
-def test_sigmas_equal_the_pipelines(sd3: Tiny, steps: int) -> None:
-    latents = torch.zeros(1, *sd3.backbone.latent_shape)
-    sd3.pipeline(PROMPTS[0], num_inference_steps=steps, latents=latents, output_type="latent")
-    sigmas = sd3.backbone.sigmas(steps)
-    assert sigmas == sd3.pipeline.scheduler.sigmas.tolist()
-    assert (len(sigmas), sigmas[0], sigmas[-1]) == (steps + 1, 1.0, 0.0)
-
-
-def test_prompts_encode_the_same_alone_and_together(sd3: Tiny) -> None:
-    together = sd3.backbone.encode(PROMPTS, guidance=2.0)
-    assert {name: tuple(t.shape) for name, t in together.items()} == {
-        "states": (2, 77 + T5_TOKENS, 64),
-        "pooled": (2, 64),
-        "negative_states": (2, 77 + T5_TOKENS, 64),
-        "negative_pooled": (2, 64),
-    }
-    singly = stack([sd3.backbone.encode([prompt], guidance=2.0) for prompt in PROMPTS])
-    assert all(difference(singly[name], tensor) <= 1e-5 for name, tensor in together.items())
-    assert sd3.backbone.encode(PROMPTS).keys() == {"states", "pooled"}
-
-
-def test_digests_cover_all_parts_of_an_image(sd3: Tiny) -> None:
+@variants("sd3")
+def test_digests_cover_all_parts_of_an_image(tiny: Tiny) -> None:
     encoders = {f"{kind}{end}" for kind in ("text_encoder", "tokenizer") for end in ("", "_2", "_3")}
-    assert set(sd3.backbone.parts) == {"transformer", "vae", "scheduler"} | encoders
-
-
-def test_a_fused_transformer_equals_diffusers(sd3: Tiny) -> None:
-    backbone = sd3.backbone
-    fused = copy.deepcopy(backbone.transformer)
-    backbone.fuse(fused)
-    latents, sigma = initial_noise([3, 14], backbone.latent_shape), torch.tensor([0.9, 0.2])
-    rows = backbone.encode(PROMPTS, 3.5)
-    with torch.no_grad():
-        ours, theirs = (backbone.velocity(each, latents, sigma, rows, 3.5) for each in (fused, backbone.transformer))
-    assert difference(ours, theirs) <= 1e-4 * float(theirs.abs().max())
+    assert set(tiny.backbone.parts) == {"transformer", "vae", "scheduler"} | encoders
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +65,12 @@ def share_of(transformer: nn.Module, layers: Sequence[str], side: int) -> float:
     return share_of_flops(linear_flops(transformer, run), layers, StableDiffusion3.blocks)
 
 
-def test_lora_targets_of_sd35_large_are_the_papers(large: SD3Transformer2DModel, sd3: Tiny) -> None:
-    names = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", "to_k", "to_out.0", "to_q", "to_v"]
-    for model in (large, sd3.backbone.transformer):
-        # PEFT takes a list of names as ends of dotted names.
-        ends = tuple(f".attn.{name}" for name in names)
-        expected = {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name.endswith(ends)}
-        assert set(adapter_layout(model, StableDiffusion3.lora_targets)) == expected
+@variants("sd3")
+def test_lora_targets_of_sd35_large_are_the_papers(large: SD3Transformer2DModel, tiny: Tiny) -> None:
+    own = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", "to_k", "to_out.0", "to_q", "to_v"]
+    names = [f"attn.{name}" for name in own]
+    for model in (large, tiny.backbone.transformer):
+        assert set(adapter_layout(model, StableDiffusion3.lora_targets)) == named_layers(model, names)
     # The last block has no text output.
     assert len(adapter_layout(large, StableDiffusion3.lora_targets)) == 38 * 8 - 1
 

@@ -1,11 +1,8 @@
 """Folders of tiny pipelines with random weights, in the same classes as the released models."""
 
-import copy
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from diffusers import (
@@ -21,8 +18,7 @@ from diffusers import (
 )
 from lora_helpers import own_copy
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
-from solrl_core.families import Backbone, load_backbone
-from solrl_core.generator import Generator
+from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
 from solrl_minis.recipe.tokenizers import clip_tokenizer
 from transformers import (
@@ -97,7 +93,7 @@ def _vae() -> AutoencoderKL:
     )
 
 
-def _save(pipeline: DiffusionPipeline, folder: Path, tokens: int = T5_TOKENS) -> Path:
+def save(pipeline: DiffusionPipeline, folder: Path, tokens: int = T5_TOKENS) -> Path:
     """Write a pipeline with weights that BF16 holds exactly, so that every loader gets the same values."""
     for name, part in pipeline.components.items():
         if not isinstance(part, torch.nn.Module):
@@ -143,7 +139,7 @@ def write_sd3(folder: Path, *, sd35: bool, dynamic: bool = False) -> Path:
         text_encoder_3=_t5(),
         tokenizer_3=_t5_tokenizer(),
     )
-    return _save(pipeline, folder)
+    return save(pipeline, folder)
 
 
 def write_flux(folder: Path, *, dev: bool) -> Path:
@@ -169,7 +165,7 @@ def write_flux(folder: Path, *, dev: bool) -> Path:
         text_encoder_2=_t5(),
         tokenizer_2=_t5_tokenizer(),
     )
-    return _save(pipeline, folder)
+    return save(pipeline, folder)
 
 
 def write_z_image(folder: Path, *, dynamic: bool = False) -> Path:
@@ -206,41 +202,9 @@ def write_z_image(folder: Path, *, dynamic: bool = False) -> Path:
         tokenizer=tokenizer,
         transformer=transformer,
     )
-    _save(pipeline, folder, QWEN_TOKENS)
+    save(pipeline, folder, QWEN_TOKENS)
     language.save_pretrained(folder / "text_encoder")
     return folder
-
-
-@dataclass(frozen=True)
-class Tiny:
-    """One folder, loaded twice.
-
-    Attributes:
-        folder: where it is.
-        backbone: as this project loads it.
-        pipeline: as diffusers does, in float32.
-        generator: BF16, of the backbone.
-    """
-
-    folder: Path
-    backbone: Backbone
-    pipeline: Any
-    generator: Generator
-
-
-def load_both(folder: Path) -> Tiny:
-    """Load a folder as a backbone and as a diffusers pipeline."""
-    pipeline = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32)
-    pipeline.set_progress_bar_config(disable=True)
-    backbone = load_backbone(str(folder))
-    return Tiny(folder, backbone, pipeline, Generator(backbone, "bf16"))
-
-
-def sized(tiny: Tiny, height: int, width: int) -> Tiny:
-    """The same model at another default size."""
-    backbone = copy.copy(tiny.backbone)
-    backbone.height, backbone.width = height, width
-    return Tiny(tiny.folder, backbone, tiny.pipeline, Generator(backbone, "bf16"))
 
 
 def on_a_grid(backbone: Backbone) -> tuple[Backbone, Adapter]:

@@ -8,7 +8,7 @@ from typing import Any
 import diffusers
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from tiny_pipelines import PROMPTS, _save
+from tiny_pipelines import PROMPTS, save
 from tiny_skeletons import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
@@ -62,8 +62,4 @@ def _write(model: str, folder: Path, blocks: dict[str, int], **settings: Any) ->
         made["vae"].bn.running_mean.normal_()
         made["vae"].bn.running_var.uniform_(0.5, 2)
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **schedule)
-    return _save(getattr(diffusers, pipeline)(scheduler=scheduler, tokenizer=_tokenizer(), **made, **settings), folder)
-
-
-QWEN = {"qwen-image": write_qwen_image, "flux2-klein": write_flux2_klein}
-"""Family → writer of a tiny model of it."""
+    return save(getattr(diffusers, pipeline)(scheduler=scheduler, tokenizer=_tokenizer(), **made, **settings), folder)

@@ -42,9 +42,6 @@ def one() -> Iterator[RunningService]:
 def two() -> Iterator[RunningService]:
     with one_thread(), running_service("--workers", "2", "--rewards", "clipscore", LETHAL) as running:
         yield running
-        workers = children(running)
-        assert len(workers) == 2
-    assert_gone(workers)
 
 
 def children(service: RunningService) -> list[int]:
@@ -113,21 +110,6 @@ def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path:
         engine.close()
 
 
-def test_after_a_signal_both_workers_finish_accepted_work() -> None:
-    with one_thread(), running_service("--workers", "2") as service:
-        workers = children(service)
-        accepted = service.send(rollout_request(count=240, steps=2))
-        assert service.client.get("/health/live").status_code == 200  # by now, the request has been read
-        for process in (service.process.pid, *workers):  # as Ctrl-C reaches all of them
-            os.kill(process, signal.SIGTERM)
-        status, _, body = accepted.response()
-        assert status == 200
-        assert len(json.loads(body)["groups"][0]["scores"]) == 240
-        assert service.process.wait(600) == 0
-        assert_gone(workers)
-        assert " died" not in service.log.read_text()
-
-
 def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: RunningService, two: RunningService) -> None:
     asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 20}
     restarts = sum(counted(two, "solrl_worker_restarts_total").values())
@@ -156,6 +138,22 @@ def test_a_request_that_kills_two_workers_fails_alone(two: RunningService) -> No
         assert len(beside.result()[0]["scores"]) == 60
     wait_until_both_serve(two)
     assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 2
+    assert len(children(two)) == 2
+
+
+def test_after_a_signal_both_workers_finish_accepted_work(two: RunningService) -> None:
+    """The last test with this service."""
+    workers, said = children(two), two.log.read_text()
+    accepted = two.send(rollout_request(count=240, steps=2))
+    assert two.client.get("/health/live").status_code == 200  # by now, the request has been read
+    for process in (two.process.pid, *workers):  # as Ctrl-C reaches all of them
+        os.kill(process, signal.SIGTERM)
+    status, _, body = accepted.response()
+    assert status == 200
+    assert len(json.loads(body)["groups"][0]["scores"]) == 240
+    assert two.process.wait(600) == 0
+    assert_gone(workers)
+    assert " died" not in two.log.read_text().removeprefix(said)
 
 
 def test_workers_end_when_the_service_is_killed() -> None:

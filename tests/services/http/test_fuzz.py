@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "fuzz_api.py"
 CONTRACT = json.loads((ROOT / "proto" / "openapi.json").read_text())
-EXAMPLES = 3
+EXAMPLES = 2
 
 
 @pytest.mark.slow

@@ -267,6 +267,67 @@ def test_runs_are_compared(browser: Browser, enter: Callable[..., None], width: 
         assert page.faults() == []
 
 
+def test_all_runs_can_be_taken_out_of_the_comparison(browser: Browser, enter: Callable[..., None]) -> None:
+    with browser.page() as page:
+        enter(page)
+        page.see("location.hash = 'compare=shapes'")
+        page.wait("document.querySelectorAll('#compare .choice [aria-pressed=true]').length > 1")
+        page.see("document.querySelector('#compare .choice [aria-pressed=true]').click()")
+        page.wait("document.querySelector('#compare').innerText.includes('Choose runs')")
+        assert page.see("document.querySelectorAll('#compare .choice [aria-pressed=true]').length") == 0
+
+
+def test_a_late_answer_does_not_bring_back_runs_taken_out(browser: Browser, enter: Callable[..., None]) -> None:
+    with browser.page() as page:
+        enter(page)
+        page.see("""(() => {
+          const real = window.fetch, opened = new Promise((open) => { window.open_gate = open; });
+          window.fetch = async (path, how) => {
+            const answer = await real(path, how);
+            if (!path.endsWith('/iterations')) return answer;
+            const json = answer.json.bind(answer);
+            answer.json = async () => {
+              const told = await json();
+              window.asked = true;
+              await opened;
+              setTimeout(() => { window.answered = true; });
+              return told;
+            };
+            return answer;
+          };
+        })()""")
+        page.see("location.hash = 'compare=shapes'")
+        page.wait("window.asked === true")
+        page.see("location.hash = 'compare='")
+        page.wait("document.querySelector('#compare').innerText.includes('Choose runs')")
+        page.see("""new MutationObserver(() => {
+          window.back ||= document.querySelector('#compare .choice [aria-pressed=true]') !== null;
+        }).observe(document.querySelector('#compare'), { childList: true })""")
+        page.see("window.open_gate()")
+        page.wait("window.answered === true")
+        assert page.see("window.back ?? false") is False
+
+
+def test_a_run_that_is_deleted_and_pushed_again_has_no_curve(
+    browser: Browser, enter: Callable[..., None], guarded: RunningService, layout: Layout
+) -> None:
+    drawn = "document.querySelectorAll('.card[href$=again] path').length"
+    try:
+        guarded.push("again", 0, adapter_file(layout, 1))
+        for i in range(2):
+            tell(guarded, "again", report(i, held_out=[held_out(i + 1, 0.5)]).model_dump(mode="json"))
+        with browser.page() as page:
+            enter(page, at="run=shapes")
+            page.wait(f"{drawn} > 0")
+            guarded.client.delete("/v1/runs/again")
+            guarded.push("again", 0, adapter_file(layout, 2))
+            page.wait(f"document.querySelector('.card[href$=again]')?.innerText.includes('waiting') && {drawn} === 0")
+            assert page.see("document.querySelector('.card[href$=again] .value').textContent") == "–"
+            assert page.faults() == []
+    finally:
+        guarded.client.delete("/v1/runs/again")
+
+
 def test_users_texts_are_shown_as_text(browser: Browser, enter: Callable[..., None]) -> None:
     with browser.page() as page:
         enter(page, at=f"run={LONG}")

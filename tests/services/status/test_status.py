@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from iteration_helpers import huge_png, report, samples, thumbnail
+from iteration_helpers import held_out, huge_png, report, run_settings, samples, thumbnail
 from service_helpers import MODEL, Layout, RunningService, adapter_file, problem
 from solrl_proto.status import IterationReport, Point, RunDetail, StatusAnswer
 from solrl_rollout.status.curves import MOST_POINTS
@@ -69,7 +69,8 @@ def test_an_unknown_query_parameter_is_refused(service: RunningService, path: st
 
 def test_long_curves_are_thinned_and_compressed(service: RunningService, run: str) -> None:
     for i in range(MOST_POINTS + 30):
-        tell(service, run, report(i, i / 100))
+        more = {"held_out": [held_out(i + 1, 0.5)]} | ({} if i else {"settings": run_settings()})
+        tell(service, run, report(i, i / 100, **more))
     with service.client.stream("GET", "/v1/status", headers={"Accept-Encoding": "gzip"}) as answer:
         packed = b"".join(answer.iter_raw())
         assert (answer.headers["content-encoding"], answer.headers["cache-control"]) == ("gzip", "no-store")
@@ -79,9 +80,13 @@ def test_long_curves_are_thinned_and_compressed(service: RunningService, run: st
     (shown,) = [one for one in json.loads(gzip.decompress(packed))["runs"] if one["run"] == run]
     assert len(shown["curve"]["iterations"]) == MOST_POINTS
     path = f"/v1/runs/{run}/iterations"
-    assert len(service.client.get(path).json()["curve"]["iterations"]) == MOST_POINTS
-    page = service.client.get(path, params={"after": 3, "limit": MOST_POINTS + 10}).json()["curve"]
-    assert page["iterations"] == list(range(4, MOST_POINTS + 14))
+    thin = service.client.get(path).json()
+    assert len(thin["curve"]["iterations"]) == len(thin["held_out"]) == MOST_POINTS
+    page = service.client.get(path, params={"after": 3, "limit": MOST_POINTS + 10}).json()
+    assert page["curve"]["iterations"] == list(range(4, MOST_POINTS + 14))
+    assert page["curve"]["series"]["elapsed"][0] == pytest.approx(5 * 4.6)
+    assert [one["version"] for one in page["held_out"]] == list(range(1, MOST_POINTS + 31))
+    assert page["settings"] == thin["settings"] == run_settings()
 
 
 def test_candidates_are_counted(service: RunningService) -> None:

@@ -8,6 +8,7 @@ import pytest
 import redis
 from iteration_helpers import report, samples
 from solrl_proto.problems import ProblemError
+from solrl_rollout.store import readable
 from solrl_rollout.store.redis import RedisRunStore
 from store_helpers import TENANT, adapter, fill, refusal
 
@@ -149,3 +150,11 @@ async def test_a_head_that_is_no_number_is_named(store: RedisRunStore, client: r
         assert (problem.status, problem.kind) == (500, "adapter-corrupt")
         assert "'run-a'" in problem.detail
         assert "newest" in str(problem.got)
+
+
+def test_fields_of_a_newer_replica_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    told = report(0).model_dump(exclude={"samples"})
+    newer = json.dumps(told | {"score": told["score"] | {"median": 0.5}, "new": 1}).encode()
+    (point,) = readable.Damage().points("run-a", [newer])
+    assert point.score == report(0).score
+    assert not caplog.records

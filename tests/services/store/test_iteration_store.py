@@ -107,14 +107,6 @@ async def test_a_report_that_is_too_large_is_refused(store: RunStore) -> None:
     assert await told(store) == [0]
 
 
-async def test_iterations_are_read_in_pages(store: RunStore) -> None:
-    for i in (0, 1, 5, 6, 7):
-        await store.add_iteration(TENANT, "run-a", report(i))
-    pages = [(None, 2), (1, 2), (6, 2), (7, 2), (1, None)]
-    found = [[p.iteration for p in await store.iterations(TENANT, "run-a", *page)] for page in pages]
-    assert found == [[0, 1], [5, 6], [7], [], [5, 6, 7]]
-
-
 async def test_revisions_grow_even_if_redis_clock_steps_back(empty_redis_url: str) -> None:
     store = open_store(empty_redis_url)
     for run in ("run-a", "run-b"):

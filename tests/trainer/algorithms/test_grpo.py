@@ -35,7 +35,7 @@ def recorded(backbone: Backbone, config: RunConfig) -> TrainingSamples:
     data = ALGORITHMS.find(config.algorithm.name)(config.algorithm).trains_on
     generator = Generator(backbone, "bf16")
     sampler = Sampler(generator, STEPS, lambda: data.solver("euler", STEPS, 0, 42), 1.0, data.recorded)
-    found = LocalRegenerator(sampler).regenerate(GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4)), 0)
+    found = LocalRegenerator(sampler).regenerate([GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4))], 0)
     conditioning, prompts = backbone.conditioning(PROMPT.text), torch.zeros(4, dtype=torch.long)
     return TrainingSamples(found.latents, torch.tensor(ADVANTAGES), conditioning, prompts, found.recording)
 

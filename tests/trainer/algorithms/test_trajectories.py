@@ -71,7 +71,7 @@ def samples(loaded: Backbone) -> TrainingSamples:
     """Four seeds of one prompt, regenerated with recordings."""
     data = ClippedRatio(ClippedSettings()).trains_on
     sampler = Sampler(Generator(loaded, "bf16"), STEPS, lambda: data.solver("euler", STEPS, 0, 42), 1.0, data.recorded)
-    found = LocalRegenerator(sampler).regenerate(GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4)), 0)
+    found = LocalRegenerator(sampler).regenerate([GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4))], 0)
     assert found.recording is not None
     conditioning, prompts = loaded.conditioning(PROMPT.text), torch.zeros(4, dtype=torch.long)
     return TrainingSamples(found.latents, torch.tensor(ADVANTAGES), conditioning, prompts, found.recording)

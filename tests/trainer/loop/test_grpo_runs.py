@@ -1,13 +1,16 @@
 """Short runs of the recipes that train on recorded trajectories, resumed, and explored by a service."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from real_runs import Service, Watcher, same
+from real_runs import Watcher, same
 from safetensors.torch import load_file
+from service_helpers import RunningService, running_service
+from small_model import small_model
 from solrl_core.noise import initial_noise
 from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics
@@ -17,6 +20,7 @@ from training_helpers import TINY
 RECIPES = ["flowgrpo", "flowgrpo_fast", "dancegrpo"]
 SMALL = (
     *TINY,
+    f"model={small_model()}",
     *("explore.prompts=2", "explore.candidates=6", "explore.keep=4", "iterations=2", "explore.precision=bf16"),
     *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=1"),
 )
@@ -24,6 +28,12 @@ TRAJECTORY = 6
 """Solver steps of a trained trajectory."""
 TRAINED = {"flowgrpo": 5, "flowgrpo_fast": 2, "dancegrpo": 5}
 """Recipe → stochastic steps."""
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with running_service(model=small_model()) as running:
+        yield running
 
 
 def go(recipe: str, output: Path, *settings: str, resume: bool = False, url: str | None = None) -> Result:
@@ -96,7 +106,7 @@ def test_the_window_moves_between_iterations(tmp_path: Path) -> None:
     ],
 )
 def test_a_service_finds_the_seeds_of_recorded_trajectories(
-    recipe: str, settings: tuple[str, ...], service: Service, tmp_path: Path
+    recipe: str, settings: tuple[str, ...], service: RunningService, tmp_path: Path
 ) -> None:
     """Bit for bit as with local exploration; the regenerated trajectories begin at the explored candidates' noise."""
     local, served = tmp_path / "local", tmp_path / f"{recipe}-served"
@@ -126,7 +136,7 @@ def test_candidates_by_the_trained_steps_score_as_their_samples(tmp_path: Path) 
         assert (measured["spearman"] > 0.999) == (sampler == "training")
 
 
-def test_an_unmerged_adapter_takes_the_trained_steps(service: Service, tmp_path: Path) -> None:
+def test_an_unmerged_adapter_takes_the_trained_steps(service: RunningService, tmp_path: Path) -> None:
     """Also at a service, also pruned. The first adapter changes nothing, so only the second tells its use."""
     settings = ("explore.precision=nvfp4", "explore.prune={after: 4, keep: 5}")
     proxies = []

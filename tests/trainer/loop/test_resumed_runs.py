@@ -66,6 +66,29 @@ def test_a_resumed_run_evaluates_its_base_once(whole: Run, resumed: Run) -> None
         assert resumed.result.seconds[phase] == pytest.approx(sum(lines))
 
 
+class StoppedInEvaluation(Watcher):
+    """Stops the run while it evaluates version 1."""
+
+    def phase(self, iteration: int, name: str) -> None:
+        if (iteration, name) == (1, "evaluate"):
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_evaluation_is_made_up_for_once(half: Run, service: Service, folder: Path) -> None:
+    output, settings = folder / "unjudged", ("iterations=2", "evaluate.every=1")
+    with pytest.raises(KeyboardInterrupt):
+        go(service, output, *settings, watcher=StoppedInEvaluation())
+    resumed = go(service, output, *settings, resume=True)
+    (line,) = [m for m in resumed.metrics if m["event"] == "evaluation" and m["version"] == 1]
+    (whole,) = [m for m in half.metrics if m["event"] == "evaluation" and m["version"] == 1]
+    assert line["rewards"] == whole["rewards"]
+    assert line["time"] < next(m["time"] for m in resumed.metrics if m["event"] == "iteration" and m["version"] == 2)
+
+    again = Watcher()
+    train(resumed.config, again, resume=True, checkpoint=1)
+    assert (1, "evaluate") not in again.phases
+
+
 def test_a_failed_push_loses_no_line_and_is_repeated_by_the_resumed_run(service: Service, folder: Path) -> None:
     output, watcher = folder / "unpushed", Watcher()
 

@@ -7,6 +7,7 @@ from fault_trials.processes import RankPrograms
 from rank_programs import solrl_train, with_a_forgetful_service
 from rank_runs import SETTINGS, same_weights
 from service_helpers import running_service
+from small_model import small_model
 
 
 @pytest.mark.slow
@@ -15,7 +16,7 @@ def test_rank_0_pushes_lost_versions_again_while_another_rank_asks(tmp_path: Pat
     settings = (*SETTINGS, "explore.precision=nvfp4", "explore.prune=null", "patience=20")
     words += [word for setting in settings for word in ("--set", setting)]
     whole, bereft = tmp_path / "whole", tmp_path / "bereft"
-    with running_service() as service:
+    with running_service(model=small_model()) as service:
         words += ["--rollout-url", service.url]
         own = [*words, "--run", "whole", "--output", str(whole)]
         assert RankPrograms(1, solrl_train, (own,), tmp_path / "first").wait(600) == [0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fault_trials.processes import RankPrograms
 from rank_programs import held_bytes, with_a_slow_rank, with_few_fitted_prompts
-from rank_runs import LAST, arguments, iterations, run, state
+from rank_runs import LAST, arguments, iterations, run, same_weights, state
 
 pytestmark = pytest.mark.slow
 
@@ -49,12 +49,11 @@ def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
 
 def test_a_sharded_base_gives_the_same_weights(alone: Path, tmp_path: Path) -> None:
     """Three ranks have unequal numbers of prompts and micro-batches, so each waits in passes of the others."""
-    words = [*arguments(tmp_path), "--set", "optimizer.shard_base=true", "--set", "optimizer.checkpointing=1"]
+    words = [*arguments(tmp_path, 2), "--set", "optimizer.shard_base=true", "--set", "optimizer.checkpointing=1"]
     assert run(3, words, tmp_path / "log") == [0, 0, 0], (tmp_path / "log").read_text()
     assert "the base is sharded across 3 ranks" in (tmp_path / "log").read_text()
-    expected, found = state(alone), state(tmp_path)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert iterations(tmp_path) == iterations(alone)
+    assert same_weights(tmp_path, alone, 2)
+    assert iterations(tmp_path) == iterations(alone)[:2]
 
 
 def test_each_rank_holds_its_part_of_the_base(tmp_path: Path) -> None:
@@ -72,7 +71,7 @@ def test_each_rank_holds_its_part_of_the_base(tmp_path: Path) -> None:
 
 def test_only_rank_0_prints(together: Path) -> None:
     log = (together / "log").read_text()
-    for line in ("loading mini-sana", "continuing after 1 iterations", "writing the report"):
+    for line in ("loading /", "continuing after 1 iterations", "writing the report"):
         assert log.count(line) == (1 if line.startswith("continuing") else 2), log
 
 

@@ -8,6 +8,7 @@ from fault_trials.processes import RankPrograms
 from rank_programs import with_noted_samples
 from rank_runs import SETTINGS, iterations, same_weights
 from service_helpers import RunningService, running_service
+from small_model import small_model
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +18,7 @@ LAGGED = ("explore.precision=nvfp4", "explore.prune=null", "explore.lag=1", "eva
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
-    with running_service() as running:
+    with running_service(model=small_model()) as running:
         yield running
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,29 +50,12 @@ def test_ranks_on_different_kinds_of_device_are_refused(tmp_path: Path) -> None:
     assert "rank 1 computes on cuda, and rank 0 on cpu; expected the same" in (tmp_path / "log").read_text()
 
 
-def kill_after_the_first_checkpoint(started: subprocess.Popen[bytes], folder: Path) -> None:
-    """Kill rank 1 of a run under torchrun."""
-    while not (folder / "checkpoints" / "000001").exists():
-        assert started.poll() is None, (folder / "log").read_text()
-        time.sleep(0.02)
-    os.kill(process_of(1, started), signal.SIGKILL)
-
-
-def test_torchrun_ends_if_a_rank_is_killed_and_the_resumed_run_is_the_same(alone: Path, tmp_path: Path) -> None:
-    started = torchrun(arguments(tmp_path), tmp_path / "log")
-    kill_after_the_first_checkpoint(started, tmp_path)
-    assert started.wait(600) != 0
-    log = (tmp_path / "log").read_text()
-    assert log.count("solrl-train: rank 1 died") == 1, log
-    assert not (tmp_path / "result.json").exists()
-    assert run(2, arguments(tmp_path), tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
-    assert same_weights(tmp_path, alone)
-    assert iterations(tmp_path) == iterations(alone)
-
-
 def test_torchrun_restarts_all_ranks_after_a_death_and_the_run_is_the_same(alone: Path, tmp_path: Path) -> None:
     started = torchrun(arguments(tmp_path), tmp_path / "log", "--max-restarts", "1")
-    kill_after_the_first_checkpoint(started, tmp_path)
+    while not (tmp_path / "checkpoints" / "000001").exists():
+        assert started.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.02)
+    os.kill(process_of(1, started), signal.SIGKILL)
     assert started.wait(600) == 0, (tmp_path / "log").read_text()
     assert len(messages(tmp_path / "log")) == 1
     assert messages(tmp_path / "log")[0].startswith("solrl-train: rank 1 died")

@@ -66,6 +66,17 @@ def test_each_axis_has_a_runs_own_positions(runs: list[Path]) -> None:
     assert candidates(second)[10] == 10 * 12 * 48
 
 
+def test_the_images_of_the_curves_are_named_if_the_gains_have_more(runs: list[Path], tmp_path: Path) -> None:
+    assert "with the averaged weights." in words(write_comparison(runs, tmp_path / "page.html").read_text())
+    for run in runs:
+        path = run / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [line | ({"images": 128} if line["event"] == "evaluation" else {}) for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = words(write_comparison(runs, tmp_path / "page.html").read_text())
+    assert "with the averaged weights: 128 images of the 512 above." in text
+
+
 def test_a_curve_ends_where_its_run_does(runs: list[Path], tmp_path: Path) -> None:
     page = write_comparison(runs, tmp_path / "page.html").read_text()
     (clipscore,) = re.findall(r"<h3>clipscore</h3><div class=\"by-iterations\">(.*?)</svg>", page, re.S)

@@ -20,6 +20,7 @@ from solrl_trainer.rollouts.regenerate import Sampler
 from solrl_trainer.rollouts.scoring import Scorer
 
 PROMPT = PromptItem(id="p", text="a red circle")
+OTHER = PromptItem(id="q", text="two blue squares")
 SEEDS = range(CHUNK_SIZE + 6)
 PRUNED = Plan(steps=4, prune=Prune(after=2, keep=8))
 
@@ -46,9 +47,11 @@ def test_survivors_have_the_scores_of_the_whole_group(generator: Generator, scor
     assert int(made.sum()) == 8
     assert not whole.isnan().any()
     assert torch.allclose(pruned[made], whole[made], atol=1e-4)
-    group = maker.group(PROMPT, SEEDS)
+    group, other = maker.groups([PROMPT, OTHER], [SEEDS, SEEDS])
     assert [score is not None for score in group.scores] == made.tolist()
-    assert (list(group.seeds), group.samples) == (list(SEEDS), None)
+    assert (group.prompt, list(group.seeds), group.samples) == (PROMPT, list(SEEDS), None)
+    again = maker.scores(OTHER, SEEDS)
+    assert other.scores == [None if score.isnan() else float(score) for score in again]
 
 
 def test_images_are_those_that_were_scored(generator: Generator, scorer: Scorer) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.candidates import TrainedCandidates
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.local import LocalExplorer
@@ -35,10 +37,15 @@ def config_of(recipe: str, output: Path) -> RunConfig:
     return resolve(f"mini-sana/{recipe}/clipscore", overrides=SMALL, arguments=arguments).config
 
 
+def _iteration(folder: Path) -> dict[str, Any]:
+    """The line of the first iteration."""
+    return next(line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration")
+
+
 @pytest.mark.parametrize("recipe", ["diffusionnft", "naive_scaling", "naive_quant"])
 def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> None:
     summary = run(config_of(recipe, tmp_path))
-    line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
+    line = _iteration(tmp_path)
     assert line["precision"] == ("nvfp4" if recipe == "naive_quant" else "bf16")
     assert line["seconds"].keys() == {"explore", "train"}
     assert [(one["of"], one["by"]) for one in line["scoring"]] == [("samples", "trainer")]
@@ -46,6 +53,24 @@ def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> N
     assert summary["spearman"] is None
     assert json.loads((tmp_path / "result.json").read_text()) == summary
     assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("recipe", ["sol_rl", "flowgrpo"])
+def test_groups_made_together_are_those_made_alone(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"output": tmp_path, "explore.source": "local", "explore.prompts": 3, "evaluate.fidelity_prompts": 3}
+    config = resolve(f"mini-sana/{recipe}/clipscore", overrides=SMALL, arguments=changes).config
+    config = config.model_copy(update={"output": tmp_path / "alone"})
+    alone = run(config)
+    monkeypatch.setattr(BatchLimit, "groups", lambda *_: 2)
+    together = run(config.model_copy(update={"output": tmp_path / "together"}))
+    # Rewards round by the size of their batch.
+    assert together["rewards"]["clipscore"] == pytest.approx(alone["rewards"]["clipscore"], rel=1e-3, abs=1e-5)
+    assert together["spearman"] == pytest.approx(alone["spearman"])
+    names = ("proxy_mean", "reward_best", "reward_worst", "loss", "grad_norm")
+    found, expected = (_iteration(tmp_path / name) for name in ("together", "alone"))
+    assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=1e-4)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "nvfp4"])
@@ -63,7 +88,7 @@ def test_training_uses_the_selected_candidates_themselves(precision: str, tmp_pa
     (group,) = exploration
     root = seed_root(config.seed, 3)
     selection = select(group, config.explore, root)
-    kept = scorer.score(prompt, LocalRegenerator(sampler).regenerate(selection, 0))()
+    kept = scorer.score(prompt, LocalRegenerator(sampler).regenerate([selection], 0))()
     assert kept is selection.samples
     summary = exploration.summary
     assert (summary.version, summary.precision, summary.score_count) == (3, precision, 12)

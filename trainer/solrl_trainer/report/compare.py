@@ -87,6 +87,7 @@ def _content(runs: Sequence[RunFiles]) -> dict[str, Any]:
     return {
         "runs": [_described(run, name, index) for index, (run, name) in enumerate(zip(runs, names, strict=True))],
         "axes": AXES,
+        "curve_images": _curve_images(runs),
         "held_out": _charts(runs, names, "evaluation", _held_out_values(runs)),
         "training": _charts(runs, names, "iteration", _training_values()),
         "rewards": _rewards(runs, names),
@@ -191,6 +192,15 @@ def _evaluated(run: RunFiles) -> tuple[Any, ...]:
     config = run.config or {}
     evaluate = config.get("evaluate", {})
     return (config.get("prompts"), *(evaluate.get(key) for key in ("prompts", "seeds", "steps")))
+
+
+def _curve_images(runs: Sequence[RunFiles]) -> str:
+    """Numbers of images of the held-out curves, if the figures of results are over others."""
+    lines = [line for run in runs for line in run.latest("evaluation") if "images" in line]
+    curves, results = {line["images"] for line in lines}, {run.result["images"] for run in runs if run.result}
+    if not curves or not results - curves:
+        return ""
+    return f": {' or '.join(map(str, sorted(curves)))} images of the {' or '.join(map(str, sorted(results)))} above"
 
 
 def _different_settings(runs: Sequence[RunFiles]) -> Iterable[tuple[str, list[str]]]:

@@ -39,6 +39,10 @@ class BatchLimit:
         self._doing = doing
         self._retries = retries
 
+    def groups(self, candidates: int, device: torch.device) -> int:
+        """Groups of so many candidates that fill a batch. On a CPU, whose batches are small, a group at a time."""
+        return max(1, self.size // candidates) if device.type == "cuda" else 1
+
     def run(self, count: int, work: Callable[[int], Result]) -> Result:
         """Call `work` with the limit; on exhausted memory, halve its batch and call it again.
 

@@ -1,17 +1,40 @@
 """Groups: the candidates of a prompt, in the stages from exploration to training."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from itertools import islice
+from typing import Self, TypeVar
 
 import torch
 from solrl_core.sampler import Recording
 from solrl_proto.rollouts import PromptItem
 
+Item = TypeVar("Item")
+Prompts = PromptItem | Sequence[PromptItem]
+"""The prompt of all samples, or one for each."""
+
+
+def one_each(prompt: Prompts, count: int) -> Sequence[PromptItem]:
+    """One prompt for each of `count` samples."""
+    return [prompt] * count if isinstance(prompt, PromptItem) else prompt
+
+
+def flattened(prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]]) -> tuple[list[PromptItem], list[int]]:
+    """Prompt and seed of each candidate of groups with these."""
+    rows = [(prompt, seed) for prompt, own in zip(prompts, seeds, strict=True) for seed in own]
+    return [prompt for prompt, _ in rows], [seed for _, seed in rows]
+
+
+def parts_of(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """The items in lists of at most `size`, each as soon as it is complete."""
+    items = iter(items)
+    while part := list(islice(items, size)):
+        yield part
+
 
 @dataclass(frozen=True)
 class GroupSamples:
-    """Full-length samples of one prompt's seeds, in the order of the seeds.
+    """Full-length samples of seeds, in their order: of one group, or of several that are generated together.
 
     Attributes:
         latents: clean latents x0, float32 [n, ...].
@@ -50,9 +73,16 @@ class ScoredSamples(GroupSamples):
             {name: torch.cat([part.rewards[name] for part in parts]) for name in parts[0].rewards},
         )
 
+    def split(self, groups: int) -> list[Self]:
+        """The samples of each of `groups` groups of equal size."""
+        if groups == 1:
+            return [self]
+        size = len(self.scores) // groups
+        return [self.rows(range(start, start + size)) for start in range(0, len(self.scores), size)]
+
     def rows(self, index: Sequence[int]) -> Self:
         """The samples with these indices."""
-        recording = self.recording
+        recording, index = self.recording, list(index)
         return type(self)(
             self.latents[index],
             self.images[index] if len(self.images) else self.images,

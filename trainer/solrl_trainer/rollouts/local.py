@@ -10,7 +10,7 @@ from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.exploration import ExplorationSummary, ExploredImages, PromptsOf, seed_root
-from solrl_trainer.rollouts.groups import CandidateGroup
+from solrl_trainer.rollouts.groups import CandidateGroup, parts_of
 
 
 class LocalExplorer:
@@ -20,7 +20,7 @@ class LocalExplorer:
         """Set up an explorer.
 
         Args:
-            maker: generator and scorer of a prompt's candidates.
+            maker: generator and scorer of candidates.
             prompts_of: prompts of an iteration.
             candidates: number of candidates per prompt.
             seed: seed of the run.
@@ -53,8 +53,10 @@ class LocalExplorer:
         return ExploredImages(torch.cat(parts), time.perf_counter() - started)
 
     def _groups(self, prompts: Sequence[PromptItem], root: int, *, whole: bool = False) -> Iterator[CandidateGroup]:
-        for prompt in prompts:
-            yield self._maker.group(prompt, expand_seeds(root, prompt.id, self._candidates), whole=whole)
+        together = self._maker.limit.groups(self._candidates, self._maker.generator.backbone.device)
+        for part in parts_of(prompts, together):
+            seeds = [expand_seeds(root, prompt.id, self._candidates) for prompt in part]
+            yield from self._maker.groups(part, seeds, whole=whole)
 
 
 class LocalExploration:

@@ -9,7 +9,7 @@ from solrl_core.generator import Generator, GeneratorOutput
 from solrl_core.solver_specs import SolverSpec
 
 from solrl_trainer.rollouts.batch_limit import BatchLimit
-from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection, ScoredSamples
+from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection, ScoredSamples, flattened
 from solrl_trainer.rollouts.overlap import Pending
 
 
@@ -33,8 +33,8 @@ class Sampler:
     record: bool = False
     limit: BatchLimit = field(default_factory=BatchLimit)
 
-    def sample(self, text: str, seeds: Sequence[int]) -> GroupSamples:
-        """Generate samples of a prompt, one per seed."""
+    def sample(self, text: str | Sequence[str], seeds: Sequence[int]) -> GroupSamples:
+        """Generate samples of a prompt, or of one prompt for each seed."""
         generated = self._generate(text, seeds)
         return GroupSamples(generated.latents, generated.images, generated.recording)
 
@@ -42,7 +42,7 @@ class Sampler:
         """Clean latents [N, ...] of the samples alone."""
         return self._generate(text, seeds, decode=False).latents
 
-    def _generate(self, text: str, seeds: Sequence[int], *, decode: bool = True) -> GeneratorOutput:
+    def _generate(self, text: str | Sequence[str], seeds: Sequence[int], *, decode: bool = True) -> GeneratorOutput:
         return self.limit.run(
             len(seeds),
             lambda size: self.generator.generate(
@@ -59,10 +59,13 @@ class Sampler:
 
 
 class Regenerator(Protocol):
-    """Regenerates the candidates of a selection under the behaviour policy, in BF16 and with all steps."""
+    """Regenerates selected candidates under the behaviour policy, in BF16 and with all steps."""
 
-    def regenerate(self, selection: GroupSelection, iteration: int) -> GroupSamples | Pending[ScoredSamples]:
-        """Samples of an iteration's selected seeds, or those that a service is generating and scoring."""
+    def together(self, kept: int) -> int:
+        """Number of selections of `kept` seeds to regenerate together."""
+
+    def regenerate(self, selections: Sequence[GroupSelection], iteration: int) -> GroupSamples | Pending[ScoredSamples]:
+        """Samples of the seeds of an iteration's selections, or those that a service is generating and scoring."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,14 @@ class LocalRegenerator:
 
     sampler: Sampler
 
-    def regenerate(self, selection: GroupSelection, iteration: int) -> GroupSamples:
+    def together(self, kept: int) -> int:
+        """Number of selections that fill a batch."""
+        return self.sampler.limit.groups(kept, self.sampler.generator.backbone.device)
+
+    def regenerate(self, selections: Sequence[GroupSelection], iteration: int) -> GroupSamples:
         """Samples of the selected seeds; samples that were generated locally for training are returned unchanged."""
-        if selection.samples is not None:
-            return selection.samples
-        return self.sampler.sample(selection.prompt.text, selection.seeds)
+        made = [selection.samples for selection in selections if selection.samples is not None]
+        if made:
+            return ScoredSamples.join(made)
+        prompts, seeds = flattened([one.prompt for one in selections], [one.seeds for one in selections])
+        return self.sampler.sample([prompt.text for prompt in prompts], seeds)

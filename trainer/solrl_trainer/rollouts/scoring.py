@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import OnScored, weighted_sum
-from solrl_proto.rollouts import PromptItem, RewardSpec, RewardTime
+from solrl_proto.rollouts import RewardSpec, RewardTime
 
 from solrl_trainer.rollouts.batch_limit import BatchLimit
-from solrl_trainer.rollouts.groups import GroupSamples, ScoredSamples
+from solrl_trainer.rollouts.groups import GroupSamples, Prompts, ScoredSamples, one_each
 from solrl_trainer.rollouts.overlap import Pending, SideStream
 
 OnTimes = Callable[[Mapping[str, RewardTime]], None]
@@ -17,7 +17,7 @@ OnTimes = Callable[[Mapping[str, RewardTime]], None]
 
 
 class Scorer:
-    """Scores a prompt's samples, on a GPU while others are generated.
+    """Scores samples, on a GPU while others are generated.
 
     Attributes:
         limit: largest number of images that are scored at once.
@@ -54,8 +54,8 @@ class Scorer:
         """Whether samples are scored while others are generated."""
         return self._side.overlaps
 
-    def score(self, prompt: PromptItem, samples: GroupSamples | Pending[ScoredSamples]) -> Pending[ScoredSamples]:
-        """Begin to apply every reward to a prompt's samples. Samples with scores are returned unchanged."""
+    def score(self, prompt: Prompts, samples: GroupSamples | Pending[ScoredSamples]) -> Pending[ScoredSamples]:
+        """Begin to apply every reward to samples. Samples with scores are returned unchanged."""
         if not isinstance(samples, GroupSamples):
             return samples
         if isinstance(samples, ScoredSamples):
@@ -67,19 +67,19 @@ class Scorer:
 
         return self._side.start(scored)
 
-    def scores(self, prompt: PromptItem, images: torch.Tensor) -> Pending[torch.Tensor]:
-        """Begin to compute the scores [N] of images [N, 3, H, W] of a prompt."""
+    def scores(self, prompt: Prompts, images: torch.Tensor) -> Pending[torch.Tensor]:
+        """Begin to compute the scores [N] of images [N, 3, H, W]."""
         return self._side.start(lambda: self._rate(prompt, images)[0])
 
-    def _rate(self, prompt: PromptItem, images: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        count = len(images)
+    def _rate(self, prompt: Prompts, images: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        prompts = one_each(prompt, len(images))
         rewards = score_within(
             self.limit,
             self._rewards,
             self._names,
             images,
-            [prompt.text] * count,
-            [prompt.metadata] * count,
+            [one.text for one in prompts],
+            [one.metadata for one in prompts],
             self._scored,
         )
         return weighted_sum(rewards, self._weights), rewards

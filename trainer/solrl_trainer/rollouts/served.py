@@ -124,8 +124,13 @@ class ServiceRegenerator:
         self._largest = 0.0
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
-    def regenerate(self, selection: GroupSelection, iteration: int) -> GroupSamples | Pending[ScoredSamples]:
+    def together(self, kept: int) -> int:
+        """A selection at a time: each is this device's or the service's."""
+        return 1
+
+    def regenerate(self, selections: Sequence[GroupSelection], iteration: int) -> GroupSamples | Pending[ScoredSamples]:
         """Samples of the selected seeds under the behaviour policy; those of the service arrive later."""
+        (selection,) = selections
         prompts = [prompt.id for prompt in self._prompts_of(iteration)]
         served = spread(prompts, self._share)
         prompt, seeds = selection.prompt, selection.seeds

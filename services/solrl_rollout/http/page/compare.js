@@ -8,10 +8,10 @@ const AXES = {
 /** Settings that differ between any two runs, or matter to none of their figures. */
 const OWN_SETTINGS = new Set(["run"]);
 
-/** Names in the address, or the runs that reported last. */
+/** Names in the address, perhaps none; without `=`, the runs that reported last. */
 function comparedRuns() {
-  const asked = new URLSearchParams(location.hash.slice(1)).get("compare");
-  if (asked) return asked.split(",").filter((name) => known.runs.has(name)).slice(0, MOST_COMPARED);
+  const [, asked] = location.hash.split("=");
+  if (asked !== undefined) return asked.split(",").filter((name) => known.runs.has(name)).slice(0, MOST_COMPARED);
   const told = [...known.runs.values()].filter((run) => run.revision).sort((one, other) => other.revision - one.revision);
   return told.slice(0, 4).map((run) => run.run);
 }

@@ -50,11 +50,17 @@ function chosenRun() {
   return newest ? newest.run : null;
 }
 
+function forgetReports(name) {
+  for (const kept of [known.curves, known.heldOut, known.details]) kept.delete(name);
+}
+
 function take(answer) {
   known.runs = new Map(answer.runs.map((run) => [run.run, run]));
-  for (const run of answer.runs) if (run.curve) {
-    known.curves.set(run.run, run.curve);
-    known.heldOut.set(run.run, run.held_out);
+  for (const run of answer.runs) {
+    if (run.curve) {
+      known.curves.set(run.run, run.curve);
+      known.heldOut.set(run.run, run.held_out);
+    } else if (run.revision === null) forgetReports(run.run); // deleted, and pushed again
   }
   showService(answer);
   showFoot(answer.service);
@@ -72,8 +78,7 @@ function showCards() {
   for (const name of [...known.cards.keys()]) if (!known.runs.has(name)) {
     known.cards.get(name).remove();
     known.cards.delete(name);
-    known.curves.delete(name);
-    known.heldOut.delete(name);
+    forgetReports(name);
   }
   order.forEach((run, i) => {
     if (!known.cards.has(run.run)) known.cards.set(run.run, makeCard(run.run));
@@ -92,7 +97,8 @@ async function followCompared() {
     if (revision && (!held || held.revision !== revision)) mine.details.set(name, { revision, ...(await ask(`/v1/runs/${encodeURIComponent(name)}/iterations`)) });
   }));
   const shown = `${names.map((name) => `${name} ${known.runs.get(name)?.revision}`)} of ${[...known.runs.keys()]}`;
-  if (mine !== known || view() !== "compare" || shown === known.compared) return;
+  if (mine !== known || view() !== "compare" || `${comparedRuns()}` !== `${names}`) return; // another choice was made
+  if (shown === known.compared) return;
   known.compared = shown;
   showComparison(names.filter((name) => known.details.has(name)).map((name) => known.details.get(name)));
 }

@@ -66,14 +66,19 @@ async def get_iterations(
     after: Annotated[int | None, Query(ge=0, lt=2**53)] = None,
     limit: Annotated[int | None, Query(ge=1, le=_MOST_PER_PAGE)] = None,
 ) -> Response:
-    """Curves of a run's iterations, thinned for display, and its newest samples.
+    """Curves of a run's iterations and held-out evaluations, thinned for display, its settings and newest samples.
 
-    `after`: only iterations after this one; `limit`: the oldest of them, at most this many, and not thinned.
+    `after`: the curve has only iterations after this one. `limit`: it has the oldest of them, at most this many, and
+    nothing is thinned. All else describes the whole run.
     """
-    points = await service.store.iterations(caller.tenant, run, after, limit)
-    samples = await service.store.samples(caller.tenant, run)
-    curve = detail(points, limit) if limit else detail(points)
-    found = RunDetail(run=run, curve=curve, held_out=evaluations(points), settings=settings(points), samples=samples)
+    points = await service.store.iterations(caller.tenant, run)
+    found = RunDetail(
+        run=run,
+        curve=detail(points, after, limit),
+        held_out=evaluations(points) if limit is None else evaluations(points, None),
+        settings=settings(points),
+        samples=await service.store.samples(caller.tenant, run),
+    )
     return compressed(request, found)
 
 

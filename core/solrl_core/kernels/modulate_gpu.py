@@ -1,60 +1,55 @@
-"""Candidate for norm, modulation and FP8 rows: a row is held in pieces, not padded to a power of two."""
+"""Triton kernel of adaptive layer norms and its launcher. Imported only on a GPU.
 
+`solrl_core.kernels.modulate` documents the operations and holds the reference implementations in torch.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,assignment"
 # ruff: noqa: N803, RUF005
 
-from collections.abc import Mapping
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-SETTINGS = [
-    {"BLOCK": 512, "num_warps": 2},
-    {"BLOCK": 256, "num_warps": 1},
-    {"BLOCK": 256, "num_warps": 2},
-    {"BLOCK": 512, "num_warps": 4},
-    {"BLOCK": 1024, "num_warps": 4},
-]
+from solrl_core.kernels.rows_gpu import row_scale
+
+_BLOCK = 512
 
 
 def norm_modulate_quantize(
-    x: Tensor, scale: Tensor, shift: Tensor, eps: float, setting: Mapping[str, int]
-) -> tuple[Tensor, Tensor]:
-    """The operation of this name of `solrl_core.kernels.modulate`; all last axes are contiguous."""
-    codes, scales, _ = _launched(x, None, None, scale, shift, eps, setting)
-    return codes, scales
-
-
-def add_norm_modulate_quantize(
-    x: Tensor, out: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float, setting: Mapping[str, int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The operation of this name of `solrl_core.kernels.modulate`; all last axes are contiguous."""
-    codes, scales, total = _launched(x, out, gate, scale, shift, eps, setting)
-    return total, codes, scales
-
-
-def _launched(
     x: Tensor,
-    out: Tensor | None,
-    gate: Tensor | None,
     scale: Tensor,
     shift: Tensor,
+    codes: Tensor,
+    scales: Tensor,
     eps: float,
-    setting: Mapping[str, int],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales and, with `out` and `gate`, the sum x + gate · out."""
+    gated: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> None:
+    """Launch `norm_modulate_quantize`, writing to `codes` and `scales`; all last axes are contiguous.
+
+    Args:
+        gated: (out, gate, total) for `add_norm_modulate_quantize`: first writes x + gate · out to `total`, which
+            is contiguous, and then works on that sum.
+    """
     batch, tokens, length = x.shape
-    codes = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
-    scales = x.new_empty(batch, tokens, 1, dtype=torch.float32)
-    gated = out is not None
-    total = x.new_empty(x.shape) if gated else x
-    out, gate = (x, scale) if out is None or gate is None else (out, gate)
+    out, gate, total = gated or (x, scale, x)
     strides = [*x.stride()[:2], *out.stride()[:2], gate.stride(0), scale.stride(0), shift.stride(0)]
     _norm_modulate_quantize[(batch * tokens,)](
-        x, out, gate, scale, shift, total, codes, scales, tokens, eps, *strides, LENGTH=length, GATED=gated, **setting
+        x,
+        out,
+        gate,
+        scale,
+        shift,
+        total,
+        codes,
+        scales,
+        tokens,
+        eps,
+        *strides,
+        LENGTH=length,
+        BLOCK=_BLOCK,
+        GATED=gated is not None,
+        num_warps=4,
     )
-    return codes, scales, total
 
 
 @triton.jit
@@ -125,15 +120,9 @@ def _norm_modulate_quantize(
         v = tl.where(at < LENGTH, v, 0)
         modulated = modulated + (v,)
         partial = tl.maximum(partial, tl.abs(v))
-    step = _scale(tl.max(partial, 0))
+    step = row_scale(tl.max(partial, 0))
     tl.store(scales + row, step)
     inverse = tl.div_rn(1.0, step)
     for begin in tl.static_range(0, LENGTH, BLOCK):
         at = begin + lane
         tl.store(codes + to + at, (modulated[begin // BLOCK] * inverse).to(tl.float8e4nv), at < LENGTH)
-
-
-@triton.jit
-def _scale(amax):
-    """Scale of a row. The constants are E4M3_MAX and TINY of `solrl_core.kernels.rows`."""
-    return tl.maximum(amax * (1 / 448.0), 1.1754943508222875e-38)

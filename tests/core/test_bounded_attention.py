@@ -1,0 +1,152 @@
+"""Attention without a running maximum: its arithmetic against diffusers, the bound that allows it, and the choice."""
+
+import copy
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from diffusers.models.attention import JointTransformerBlock
+from diffusers.models.attention_processor import Attention
+from solrl_core.families.sd3_fused import FusedBlock
+from solrl_core.kernels import are_bounded, attend, attention, bounded_attention
+from solrl_core.kernels.bounded_attention import LARGEST_LOGIT, logit_bound, plain_bounded_attention
+from torch import Tensor, nn
+
+HEADS, SIZE = 3, 16
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+def sd3_block(largest: float = 2.0, dual: bool = False, qk_norm: str | None = "rms_norm") -> JointTransformerBlock:
+    """SD3's block whose norms have random weights of very different sizes, up to `largest`."""
+    block = JointTransformerBlock(HEADS * SIZE, HEADS, SIZE, False, qk_norm, dual)
+    for name, norm in block.named_modules():
+        if name.endswith(("norm_q", "norm_k", "norm_added_q", "norm_added_k")):
+            norm.weight.copy_(largest * torch.rand(()) * torch.rand(SIZE))
+    return block
+
+
+def normed(attn: Attention, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of image and text tokens, as SD3 has them."""
+
+    def both(own: nn.Module, added: nn.Module, *norms: nn.Module) -> Tensor:
+        parts = [own(image).unflatten(-1, (HEADS, SIZE)), added(text).unflatten(-1, (HEADS, SIZE))]
+        return torch.cat([norm(x) for norm, x in zip(norms, parts, strict=True)] if norms else parts, 1)
+
+    return (
+        both(attn.to_q, attn.add_q_proj, attn.norm_q, attn.norm_added_q),
+        both(attn.to_k, attn.add_k_proj, attn.norm_k, attn.norm_added_k),
+        both(attn.to_v, attn.add_v_proj),
+    )
+
+
+def bound(attn: Attention) -> float:
+    return logit_bound([attn.norm_q.weight, attn.norm_added_q.weight], [attn.norm_k.weight, attn.norm_added_k.weight])
+
+
+def test_attention_without_a_maximum_equals_sd3s() -> None:
+    attn, inputs = sd3_block().attn, (torch.randn(2, 25, 48), torch.randn(2, 7, 48))
+    attended = plain_bounded_attention(*normed(attn, *inputs)).flatten(2)
+    image, text = attn(*inputs)
+    torch.testing.assert_close(attn.to_out[0](attended[:, :25]), image)
+    torch.testing.assert_close(attn.to_add_out(attended[:, 25:]), text)
+
+
+def test_the_bound_is_the_largest_logit_of_image_and_text() -> None:
+    """A vector along one channel keeps its whole length there, which gives the largest logits."""
+    attn = sd3_block().attn
+    query, key, _ = normed(attn, torch.randn(2, 25, 48), torch.randn(2, 7, 48))
+    along = torch.eye(SIZE)
+    queries = torch.cat([attn.norm_q(along), attn.norm_added_q(along), query.flatten(0, 2)])
+    keys = torch.cat([attn.norm_k(along), attn.norm_added_k(along), key.flatten(0, 2)])
+    largest = float((queries @ keys.mT).abs().max()) / math.sqrt(SIZE)
+    assert largest <= bound(attn) <= 1.021 * largest
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_logits_neither_overflow_nor_underflow(sign: int) -> None:
+    query = torch.full((1, 1, 1, 64), math.sqrt(LARGEST_LOGIT / 8))
+    value = torch.randn(1, 4301, 1, 64) * 100
+    attended = plain_bounded_attention(query, sign * query.expand(1, 4301, 1, 64), value)
+    torch.testing.assert_close(attended[0, 0, 0], value.mean(1)[0, 0], atol=1e-3, rtol=1e-3)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """The shapes of the queries that attention without a maximum gets from now on, with a kernel for any device."""
+    shapes: list[torch.Size] = []
+
+    def count(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        shapes.append(query.shape)
+        return plain_bounded_attention(query, key, value)
+
+    monkeypatch.setattr(attention, "bounded_attention", count)
+    monkeypatch.setattr(bounded_attention, "has_kernel", lambda device: True)
+    return shapes
+
+
+@pytest.mark.parametrize("dual", [False, True])
+def test_a_block_of_small_norms_attends_without_a_maximum(dual: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = counted(monkeypatch)
+    block = sd3_block(dual=dual).bfloat16()
+    fused = FusedBlock(copy.deepcopy(block))
+    given = [torch.randn(2, *tokens, 48).bfloat16() for tokens in ((25,), (7,), ())]
+    got, expected = fused(*given), block(*given)
+    assert shapes == [(2, 32, HEADS, SIZE), *[(2, 25, HEADS, SIZE)] * dual]
+    for mine, theirs in zip(got, expected, strict=True):
+        assert torch.linalg.norm((mine - theirs).float()) < 0.02 * torch.linalg.norm(theirs.float())
+
+
+@pytest.mark.parametrize("norm", ["norm_q", "norm_added_q"])
+def test_one_large_norm_of_image_or_text_keeps_the_maximum(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = counted(monkeypatch)
+    block = sd3_block().bfloat16()
+    weight = block.attn.get_submodule(norm).weight
+    weight[3] = 1
+    for key in (block.attn.norm_k, block.attn.norm_added_k):
+        key.weight[3] = 1
+    given = [torch.randn(2, *tokens, 48).bfloat16() for tokens in ((25,), (7,), ())]
+    for largest, calls in ((LARGEST_LOGIT / 4.2, 1), (LARGEST_LOGIT / 4, 0), (torch.nan, 0)):
+        shapes.clear()
+        weight[3] = largest
+        FusedBlock(copy.deepcopy(block))(*given)
+        assert len(shapes) == calls, largest
+
+
+def test_heads_without_rms_norms_keep_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted(monkeypatch)
+    rms, layer = nn.RMSNorm(SIZE), nn.LayerNorm(SIZE)
+    assert are_bounded([rms], [rms])
+    for other in (None, layer, nn.RMSNorm(SIZE, elementwise_affine=False)):
+        assert not are_bounded([rms, other], [rms])
+        assert not are_bounded([rms], [rms, other])
+    assert not FusedBlock(sd3_block(qk_norm=None)).bounded
+
+
+def test_a_device_without_the_kernel_keeps_the_maximum() -> None:
+    block = FusedBlock(sd3_block(dual=True))
+    assert (block.bounded, block.second_bounded) == (False, False)
+    with torch.device("meta"):
+        assert not FusedBlock(JointTransformerBlock(HEADS * SIZE, HEADS, SIZE, False, "rms_norm")).bounded
+
+
+def test_a_mask_gradients_and_other_numbers_keep_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = counted(monkeypatch)
+    heads = torch.randn(3, 2, 5, HEADS, SIZE)
+    attend(*heads.bfloat16(), bounded=True)
+    assert len(shapes) == 1
+    attend(*heads.bfloat16())
+    attend(*heads.bfloat16(), torch.zeros(2, 1, 1, 5).bfloat16(), bounded=True)
+    attend(*heads, bounded=True)
+    attend(*heads.half(), bounded=True)
+    attend(*torch.randn(3, 2, 5, HEADS, 24).bfloat16(), bounded=True)
+    with torch.inference_mode(False), torch.enable_grad():
+        query = torch.randn(2, 5, HEADS, SIZE, dtype=torch.bfloat16, requires_grad=True)
+        attend(query, query, query, bounded=True).sum().backward()
+        assert query.grad is not None
+    assert len(shapes) == 1

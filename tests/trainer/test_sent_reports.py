@@ -1,0 +1,112 @@
+"""What a run tells its service for the page, and again if it does not arrive."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_service import Answer, HostileService, hostile_service
+from run_folders import iteration_record
+from solrl_client.rollouts import RolloutClient
+from solrl_proto.status import HeldOut, RunSettings
+from solrl_trainer.config import RunConfig
+from solrl_trainer.records import Estimate, HeldOutRecord
+from solrl_trainer.rollouts.source import RolloutSource
+from solrl_trainer.status_reports import StatusReporter, run_settings
+from training_helpers import tiny_config
+
+LOST, ARRIVED = Answer(503), Answer()
+REFUSAL = {"type": "urn:solrl:problem:invalid-request", "title": "Request is not valid", "status": 422}
+REFUSED = Answer(422, parts=(json.dumps(REFUSAL | {"detail": "Extra inputs are not permitted"}).encode(),))
+
+
+def no_images() -> RolloutSource:
+    raise AssertionError("no images are due")
+
+
+@pytest.fixture
+def service() -> Iterator[HostileService]:
+    with hostile_service() as running:
+        yield running
+
+
+@contextmanager
+def reporting(
+    service: HostileService, answers: Sequence[Answer], notes: list[str], config: RunConfig | None = None
+) -> Iterator[StatusReporter]:
+    """A reporter whose reports get these answers; at the end, all are sent."""
+    service.answers = list(answers)
+    client = RolloutClient(service.url, patience=0)
+    with StatusReporter(client, config or tiny_config(), no_images, notes.append) as reporter:
+        yield reporter
+    assert service.answers == []
+
+
+def evaluation(version: int) -> HeldOutRecord:
+    return HeldOutRecord(version, 8, {"clipscore": Estimate(0.5, 0.4, 0.6)})
+
+
+def brought(service: HostileService) -> list[tuple[int, bool, list[int]]]:
+    """Iteration of each report, whether it has settings, and the versions of its evaluations."""
+    bodies: list[dict[str, Any]] = [json.loads(body) for body in service.bodies]
+    return [
+        (body["iteration"], "settings" in body, [one["version"] for one in body.get("held_out", ())]) for body in bodies
+    ]
+
+
+def test_settings_and_evaluations_are_sent_again_until_they_arrive(service: HostileService) -> None:
+    notes: list[str] = []
+    with reporting(service, [LOST, LOST, ARRIVED, ARRIVED, LOST, ARRIVED], notes) as reporter:
+        reporter.evaluated(evaluation(0))
+        for iteration in range(3):
+            reporter.report(iteration_record(iteration))
+        reporter.report(iteration_record(3))
+        reporter.evaluated(evaluation(4))
+        reporter.report(iteration_record(4))
+    assert brought(service) == [
+        *((iteration, True, [0]) for iteration in range(3)),
+        (3, False, []),
+        (3, False, [4]),
+        (4, False, [4]),
+    ]
+    assert len(notes) == 1
+
+
+def test_a_service_that_refuses_more_gets_the_iterations(service: HostileService) -> None:
+    notes: list[str] = []
+    with reporting(service, [REFUSED, ARRIVED, ARRIVED], notes) as reporter:
+        reporter.evaluated(evaluation(0))
+        reporter.report(iteration_record(0))
+        reporter.report(iteration_record(1))
+    assert brought(service) == [(0, True, [0]), (0, False, []), (1, False, [])]
+    assert len(notes) == 1
+
+
+def test_settings_and_evaluations_that_cannot_be_told_end_neither_run_nor_reports(service: HostileService) -> None:
+    notes: list[str] = []
+    many = tiny_config(f"rewards=[{', '.join(f'reward{i}' for i in range(17))}]")
+    with reporting(service, [ARRIVED, ARRIVED], notes, many) as reporter:
+        reporter.evaluated(HeldOutRecord(0, 8, {"long" * 40: Estimate(0.5, 0.4, 0.6)}))
+        reporter.report(iteration_record(0))
+        reporter.report(iteration_record(1))
+    assert brought(service) == [(0, False, []), (1, False, [])]
+    assert len(notes) == 1
+
+
+def test_sixteen_rewards_and_their_sum_can_be_told() -> None:
+    names = [f"reward{i}" for i in range(16)]
+    rewards = dict.fromkeys(["weighted sum", *names], Estimate(0.5, 0.4, 0.6))
+    assert isinstance(HeldOutRecord(1, 8, rewards).message(), HeldOut)
+    assert len(run_settings(tiny_config(f"rewards=[{', '.join(names)}]")).trained) == 16
+
+
+def test_local_folders_are_told_by_their_names_alone(tmp_path: Path) -> None:
+    for name in ("my-model", "my-prompts"):
+        (tmp_path / name).mkdir()
+    own = {"model": str(tmp_path / "my-model"), "prompts": str(tmp_path / "my-prompts"), "output": tmp_path / "runs"}
+    told = run_settings(tiny_config(**own))
+    assert isinstance(told, RunSettings)
+    assert (told.values["model"], told.values["prompts"]) == ("my-model", "my-prompts")
+    assert str(tmp_path) not in told.model_dump_json()
