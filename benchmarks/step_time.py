@@ -99,6 +99,7 @@ def measure(model: str, tiers: list[str], device: str) -> None:
     """Print the row of each precision as JSON, once after compiling and again after measuring."""
     import torch
     from solrl_core.batches import gpu_batch_sizes
+    from solrl_core.families.base import Backbone
     from solrl_core.families.skeleton import Meta
     from true_size import skeleton
 
@@ -114,10 +115,11 @@ def measure(model: str, tiers: list[str], device: str) -> None:
             row: Row = {"model": model, "tier": tier, "device": name, "size": backbone.width, "batch": whole}
             try:
                 transformer = build(backbone, tier, device)
-                run = step(backbone, transformer, text, whole, model)
+                stack = partial(Backbone.stack, backbone) if tier == BASELINE else backbone.stack
+                run = step(backbone, transformer, text, whole, model, stack)
                 row["compile_s"], out = timed(run, device)
                 row["finite"] = bool(out.isfinite().all())
-                smaller = step(backbone, transformer, text, quarter, model) if tier in SERVED else None
+                smaller = step(backbone, transformer, text, quarter, model, stack) if tier in SERVED else None
                 if smaller is not None:
                     row["compile_quarter_s"], _ = timed(smaller, device)
                 ready.append((row, run, smaller))
@@ -150,13 +152,15 @@ def build(backbone: Any, tier: str, device: str) -> Any:
     return transformer
 
 
-def step(backbone: Any, transformer: Any, text: dict[str, Any], batch: int, model: str) -> Run:
-    """One forward pass over `batch` candidates with random latents and text."""
+def step(
+    backbone: Any, transformer: Any, text: dict[str, Any], batch: int, model: str, stack: Callable[..., dict[str, Any]]
+) -> Run:
+    """One forward pass over `batch` candidates of one prompt, with random latents and text, joined by `stack`."""
     import torch
 
     def like(row: Any) -> Any:
         tokens = [TOKENS[model]] if name_has_tokens(row) and backbone.device.type != "cpu" else row.shape[1:2]
-        shape = (batch, *tokens, *row.shape[2:])
+        shape = (1, *tokens, *row.shape[2:])
         if not row.is_floating_point():
             return torch.ones(shape, dtype=row.dtype, device=backbone.device)
         return torch.randn(shape, dtype=row.dtype, device=backbone.device)
@@ -164,7 +168,8 @@ def step(backbone: Any, transformer: Any, text: dict[str, Any], batch: int, mode
     def name_has_tokens(row: Any) -> bool:
         return row.ndim == 3 or not row.is_floating_point()  # states and mask, but not pooled embeddings
 
-    conditioning = {name: like(row) for name, row in text.items()}
+    one_prompt = {name: like(row) for name, row in text.items()}
+    conditioning = stack([one_prompt] * batch)
     latents = torch.randn(batch, *backbone.latent_shape, device=backbone.device)
     sigma = torch.full((batch,), 0.7, device=backbone.device)
     run = partial(backbone.velocity, transformer, latents, sigma, conditioning)

@@ -17,7 +17,7 @@ from torch import nn
 from solrl_core.adapter import Adapter
 from solrl_core.batches import PaddedBatch, batches
 from solrl_core.device_events import upload
-from solrl_core.families.base import Backbone, stack
+from solrl_core.families.base import Backbone
 from solrl_core.few_rows import pad_few_rows
 from solrl_core.lanes import map_in_lanes
 from solrl_core.lora import Merger, target_modules
@@ -165,7 +165,7 @@ class Generator:
         @torch.inference_mode()
         def run(batch: PaddedBatch) -> tuple[Trajectory, Recording | None]:
             own_seeds = [seeds[row] for row in batch.rows]
-            conditioning = stack([prompts[row] for row in batch.rows])
+            conditioning = self.backbone.stack([prompts[row] for row in batch.rows])
 
             def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
                 at = torch.full((len(x),), sigma, device=device)

@@ -117,6 +117,10 @@ class Backbone(ABC):
         key = (prompt, max(guidance, 1.0))
         return self._prompts.get(key, lambda: self.encode([prompt], guidance))
 
+    def stack(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        """Conditioning of a batch, a row for each; equal rows may be views of one."""
+        return stack(conditionings)
+
     def cache_at_least(self, prompts: int) -> None:
         """Keep the conditioning of so many prompts, the newest, even if the cache grows beyond its usual size."""
         self._prompts.least = prompts

@@ -15,7 +15,12 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free, token_counts
-from solrl_core.families.sana_fused import FusedCrossAttention, FusedFeedForward, FusedLinearAttention
+from solrl_core.families.sana_fused import (
+    FusedCrossAttention,
+    FusedFeedForward,
+    FusedLinearAttention,
+    compute_equal_rows_once,
+)
 from solrl_core.families.sana_native import from_native, is_native
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
@@ -51,7 +56,9 @@ class Sana(PipelineBackbone):
         return {"transformer": _transformer(folder / "transformer", files, dtype)}
 
     def fuse(self, transformer: nn.Module) -> None:
-        """Swap in the fused feed-forward, and a self-attention that quantises its input once."""
+        """Swap in fused feed-forwards and attentions. Text layers compute equal rows once."""
+        for name in ("caption_projection", "caption_norm"):
+            compute_equal_rows_once(transformer.get_submodule(name))
         for block in transformer.get_submodule("transformer_blocks").children():
             block.ff = FusedFeedForward(block.get_submodule("ff"))
             block.attn1.set_processor(FusedLinearAttention())  # type: ignore[union-attr,operator]
@@ -86,6 +93,13 @@ class Sana(PipelineBackbone):
         if guidance > 1:
             conditioning |= {"negative_states": negative_states, "negative_mask": negative_mask}
         return conditioning
+
+    def stack(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        """Conditioning of a batch. On a GPU, candidates of one prompt share a row, which fused layers compute once."""
+        first, *others = conditionings
+        if self.device.type != "cuda" or any(one is not first for one in others):
+            return super().stack(conditionings)
+        return {name: row.expand(len(conditionings), *row.shape[1:]) for name, row in first.items()}
 
     def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Tokens beyond the limit, which does not count those of the instruction before the prompt."""

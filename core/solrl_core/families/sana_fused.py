@@ -27,14 +27,36 @@ class FusedLinearAttention:
         return out
 
 
+def compute_equal_rows_once(layer: nn.Module) -> None:
+    """Make a layer over [B, ...] compute a single row if its input is one row expanded to a batch; changed in place."""
+    forward = layer.forward
+
+    def once(x: Tensor) -> Tensor:
+        out: Tensor = forward(x[:1]).expand(len(x), *x.shape[1:-1], -1) if rows_are_equal(x) else forward(x)
+        return out
+
+    layer.forward = once
+
+
+def rows_are_equal(x: Tensor) -> bool:
+    """Whether all rows of `x` [B, ...] are views of one."""
+    return x.stride(0) == 0
+
+
 class FusedCrossAttention:
-    """A diffusers attention processor, equivalent to `SanaAttnProcessor2_0`."""
+    """A diffusers attention processor, equivalent to `SanaAttnProcessor2_0`.
+
+    Keys and values of a batch of one prompt are computed once; all its image tokens then query them as one sequence.
+    """
 
     def __call__(
         self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor:
         """Attention of image tokens [B, S, C] over text tokens [B, T, C]; the mask [B, 1, T] is added to the logits."""
         query = attn.to_q(hidden_states)
+        if rows_are_equal(encoder_hidden_states):
+            query, encoder_hidden_states = query.flatten(0, 1)[None], encoder_hidden_states[:1]
+            attention_mask = None if attention_mask is None else attention_mask[:1]
         key, value = project([attn.to_k, attn.to_v], encoder_hidden_states)
         if attn.norm_q is not None:
             query = attn.norm_q(query)
@@ -42,7 +64,8 @@ class FusedCrossAttention:
             key = attn.norm_k(key)
         mask = None if attention_mask is None else attention_mask[:, None]
         query, key, value = (x.unflatten(-1, (attn.heads, -1)) for x in (query, key, value))
-        out: Tensor = attn.to_out[0](attend(query, key, value, mask).flatten(2)) / attn.rescale_output_factor
+        attended = attend(query, key, value, mask).flatten(2).view(*hidden_states.shape[:2], -1)
+        out: Tensor = attn.to_out[0](attended) / attn.rescale_output_factor
         return out
 
 

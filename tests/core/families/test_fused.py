@@ -1,6 +1,7 @@
 """Fused blocks compared with diffusers' blocks on whole transformers, plain, compiled and of FP8 layers."""
 
 import copy
+import re
 from collections.abc import Callable
 
 import pytest
@@ -43,6 +44,34 @@ def test_a_fused_transformer_equals_diffusers_compiled_or_not(tiny: Tiny, prompt
         assert difference(got.detach(), expected.detach()) <= 1e-4 * float(expected.detach().abs().max())
         (found,) = torch.autograd.grad(got.square().sum(), x)
         assert difference(found, gradient) <= 1e-4 * float(gradient.abs().max())
+
+
+@pytest.mark.parametrize("tiny", ["sana/mini"], indirect=True)
+def test_fused_sana_computes_a_prompt_s_text_once_for_all_its_candidates(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = copy.copy(tiny.backbone)
+    latents, at = initial_noise(range(3), backbone.latent_shape), torch.tensor([0.9, 0.5, 0.2])
+    prompt, other = (backbone.encode([text]) for text in PROMPTS)
+    monkeypatch.setattr(backbone, "device", torch.device("cuda"))  # stacks alone, here
+    one, several = backbone.stack([prompt] * 3), backbone.stack([prompt, other, prompt])
+    monkeypatch.setattr(backbone, "device", torch.device("cpu"))
+    assert torch.equal(one["states"], torch.cat([prompt["states"]] * 3))
+    assert torch.equal(several["states"][1], other["states"][0])
+    fused = copy.deepcopy(backbone.transformer)
+    backbone.fuse(fused)
+    rows: dict[str, int] = {}
+    for name, layer in fused.named_modules():
+        if re.fullmatch(r"caption_projection\.linear_1|transformer_blocks\.0\.attn2\.to_[kvq]", name):
+            layer.register_forward_pre_hook(
+                lambda _, given, name=name: rows.update({name.rpartition(".")[2]: len(given[0])})
+            )
+    with torch.inference_mode():
+        for conditioning, texts in ((one, 1), (several, 3)):
+            got = backbone.velocity(fused, latents, at, conditioning)
+            expected = backbone.velocity(backbone.transformer, latents, at, conditioning)
+            assert difference(got, expected) <= 1e-4 * float(expected.abs().max())
+            assert rows == {"linear_1": texts, "to_k": texts, "to_v": texts, "to_q": 3}
 
 
 @pytest.mark.usefixtures("fp8_in_float32")
