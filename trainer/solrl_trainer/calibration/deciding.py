@@ -1,7 +1,8 @@
 """The decision of a calibration: the cheapest plan that surely selects well enough, and how sure that is.
 
 Every figure is a mean or median over prompts with a 95 % bootstrap interval. Plans are compared prompt by prompt, so
-that what prompts have in common, and a drift of the machine, cancels.
+that what prompts have in common, and a drift of the machine, cancels. The intervals of separation and loss hold for all
+plans at once: with one for each plan alone, the cheapest of many would often be one that passes by chance.
 """
 
 import math
@@ -17,7 +18,7 @@ from solrl_proto.rollouts import Plan
 
 from solrl_trainer.calibration.measuring import Observed
 from solrl_trainer.calibration.plans import name
-from solrl_trainer.evaluation import mean_interval, median_interval
+from solrl_trainer.evaluation import mean_intervals_together, median_interval
 from solrl_trainer.report.figures import few_prompts_text
 
 _MANY_PROMPTS = 1000
@@ -76,21 +77,21 @@ def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, referenc
         reference: plan to compare with.
     """
     base = next(one for one in observed if one.plan == reference)
-    best = separations(base.scores, true, keep)
-    found = []
-    for one in observed:
-        own = separations(one.scores, true, keep)
-        found.append(
-            Measured(
-                one.plan,
-                one.seconds,
-                cost=times_as_long(one.seconds, base.seconds),
-                fidelity=rank_fidelity(one.scores, true, keep),
-                separation=Estimate(*mean_interval(own)),
-                loss=Estimate(*mean_interval(best - own)),
-            )
+    apart = np.stack([separations(one.scores, true, keep) for one in observed])
+    lost = separations(base.scores, true, keep) - apart
+    estimates = [Estimate(*one) for one in mean_intervals_together(np.concatenate([apart, lost]))]
+    of_plans = zip(observed, estimates[: len(observed)], estimates[len(observed) :], strict=True)
+    return [
+        Measured(
+            one.plan,
+            one.seconds,
+            cost=times_as_long(one.seconds, base.seconds),
+            fidelity=rank_fidelity(one.scores, true, keep),
+            separation=separation,
+            loss=loss,
         )
-    return found
+        for one, separation, loss in of_plans
+    ]
 
 
 def times_as_long(times: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> Estimate:
@@ -205,7 +206,7 @@ def _undecided(plans: Sequence[Measured], requirement: Requirement, what: str) -
     """Plans between met and missed, and the prompts that would decide about the one decided first."""
     first = min(plans, key=requirement.prompts_to_decide)
     needed = requirement.prompts_to_decide(first)
-    count = f"about {math.ceil(needed)}" if needed <= _MANY_PROMPTS else f"more than {_MANY_PROMPTS:,}"
+    count = f"about {round(needed)}" if needed <= _MANY_PROMPTS else f"more than {_MANY_PROMPTS:,}"
     others = f", and {len(plans) - 1} others" if len(plans) > 1 else ""
     return (
         f"{what}: {name(first.plan)} with a separation of {first.separation.text('.3f')}{others}; "
