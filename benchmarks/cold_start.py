@@ -40,6 +40,7 @@ def main() -> None:
     from solrl_core.generator import CHUNK_SIZE, Generator
     from solrl_core.precision import supported_tiers
     from solrl_core.rewards import RewardSet
+    from solrl_proto.rollouts import Plan
     from true_size import random_hps, skeleton
 
     with part("import"):
@@ -51,10 +52,10 @@ def main() -> None:
     with part("quantise"):
         way = ServedWay(Generator(backbone, "fp8" if device != "cpu" else "nvfp4"), rewards)
     with part("compile, first candidates"):
-        way.score("a", range(CHUNK_SIZE), 1)
+        way.explore("a", range(CHUNK_SIZE), Plan(steps=1))
     print(json.dumps(["first candidate", time.time() - started]), flush=True)
     with part(QUARTER):
-        way.score("a", range(1), 1)
+        way.explore("a", range(1), Plan(steps=1))
     if sys.argv[3:] == ["all"]:
         with part(DIGESTS):
             part_digests(backbone.parts)

@@ -8,7 +8,6 @@ early_decoder_times.json.
 """
 
 import argparse
-import base64
 import json
 import os
 import statistics
@@ -34,7 +33,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import EarlyDecoder, PromptItem
 from solrl_trainer.calibration.fitting import recipe_examples
 from solrl_trainer.presets import resolve
-from true_size import skeleton
+from true_size import early_decoder, skeleton
 
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 FAMILIES = ("flux", "sd3", "sana")
@@ -170,18 +169,12 @@ def times_at_true_shape(family: str, device: str) -> Row:
     """Times of a large model's decoder, compiled as in a service, with random weights."""
     with tempfile.TemporaryDirectory() as folder:
         backbone = skeleton(family, Path(folder), device)
-        stage = early_stage(backbone)
-        early = EarlyDecoder(
-            stages=stage.number,
-            weights=base64.b64encode(bytes(54 * stage.channels)).decode(),
-            bias=(0.0, 0.0, 0.0),
-            fitted_for=f"sha256:{'0' * 64}",
-        )
+        early = early_decoder(backbone)
         randomize(backbone.parts["vae"], device)
         backbone.compile_decoder()
         latents = torch.randn(IMAGES, *backbone.latent_shape, device=device)
         found = times(backbone, early, latents)
-    return {"family": family, "device": torch.cuda.get_device_name(), "side": stage.height, **found}
+    return {"family": family, "device": torch.cuda.get_device_name(), "side": early_stage(backbone).height, **found}
 
 
 def table(models: Sequence[Row], prompts: int, candidates: int) -> str:

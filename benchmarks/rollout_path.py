@@ -13,7 +13,7 @@ from solrl_core.generator import CHUNK_SIZE, Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
 from solrl_core.sampler import Trajectory
-from solrl_proto.rollouts import FittedSolver, Plan, PromptItem
+from solrl_proto.rollouts import Plan, PromptItem
 from solrl_proto.selection import best_worst
 from solrl_rollout.engine.batch_limit import BatchLimit
 from solrl_rollout.engine.scoring import PART, Scorer
@@ -41,18 +41,33 @@ class ServedWay:
         """Wait for the device."""
         record_event(self._device).wait()
 
-    def score(
+    def explore(self, text: str, seeds: Sequence[int], plan: Plan, *, overlap: bool = True) -> torch.Tensor:
+        """Scores [N] of a prompt's candidates; NaN for pruned ones.
+
+        `overlap` is whether each chunk is scored while the next is generated.
+        """
+        prune = plan.prune
+        predicted, halfway = self._chunks(text, seeds, plan, until=prune and prune.after, overlap=overlap)
+        if prune is None:
+            return predicted
+        places = sorted(best_worst(predicted, prune.keep))
+        survivors = [seeds[place] for place in places]
+        scores = torch.full((len(seeds),), torch.nan)
+        assert halfway is not None
+        scores[places], _ = self._chunks(text, survivors, plan, begin=halfway.rows(places), overlap=overlap)
+        return scores
+
+    def _chunks(
         self,
         text: str,
         seeds: Sequence[int],
-        steps: int,
+        plan: Plan,
         *,
-        solver: str | FittedSolver = "euler",
         begin: Trajectory | None = None,
         until: int | None = None,
-        overlap: bool = True,
+        overlap: bool,
     ) -> tuple[torch.Tensor, Trajectory | None]:
-        """Generate and score candidates of a prompt; scores [N], and trajectories on the CPU if they stop early."""
+        """Scores [N], and trajectories on the CPU if they stop early."""
         scored: list[ScoredChunk] = []
         scoring = ScoringThreads(1, lambda: None)
         for first in range(0, len(seeds), CHUNK_SIZE):
@@ -61,11 +76,12 @@ class ServedWay:
             output = self.generator.generate(
                 text,
                 seeds[rows],
-                steps=steps,
-                solver=solver,
+                steps=plan.steps,
+                solver=plan.solver_spec,
                 start=begin and begin.rows(rows),
                 until=until,
                 between=self._run_ahead.step,
+                early=plan.decoder_after(until),
             )
             generated = GeneratedChunk(
                 chunk=Chunk(self._job, PromptItem(id="benchmark", text=text), seeds[rows], until=until),
@@ -89,20 +105,8 @@ class ServedWay:
         halfway = [chunk.trajectory for chunk in scored if chunk.trajectory is not None]
         return scores, Trajectory.join(halfway) if halfway else None
 
-    def pruned(self, text: str, seeds: Sequence[int], plan: Plan) -> torch.Tensor:
-        """Scores [N] with pruning: only the most extreme candidates continue, as in the plan; NaN for the others."""
-        assert plan.prune is not None
-        by = plan.solver_spec
-        predicted, halfway = self.score(text, seeds, plan.steps, solver=by, until=plan.prune.after)
-        assert halfway is not None
-        places = sorted(best_worst(predicted, plan.prune.keep))
-        scores = torch.full((len(seeds),), torch.nan)
-        survivors = [seeds[place] for place in places]
-        scores[places], _ = self.score(text, survivors, plan.steps, solver=by, begin=halfway.rows(places))
-        return scores
 
-
-def shares(path: ServedWay, candidates: int, steps: int) -> dict[str, Any]:
+def shares(path: ServedWay, candidates: int, plan: Plan) -> dict[str, Any]:
     """Seconds of an exploration by part, without overlap; and its total with overlap, as in the service.
 
     The share outside the transformer is 1 − (transformer's seconds without overlap) / total.
@@ -116,7 +120,7 @@ def shares(path: ServedWay, candidates: int, steps: int) -> dict[str, Any]:
         watched(device, marks, "reward", path.rewards, "score"),
     ):
         before = record_event(device)
-        path.score("a blue square, apart", range(candidates), steps, overlap=False)
+        path.explore("a blue square, apart", range(candidates), plan, overlap=False)
         after = record_event(device)
         after.wait()
     parts = {name: sum(end.since(start) for start, end in each) for name, each in marks.items()}
@@ -125,7 +129,7 @@ def shares(path: ServedWay, candidates: int, steps: int) -> dict[str, Any]:
     wholes = []
     for turn in range(2):
         began = time.perf_counter()
-        path.score(f"a blue square, {turn}", range(candidates), steps)
+        path.explore(f"a blue square, {turn}", range(candidates), plan)
         wholes.append(time.perf_counter() - began)
     whole = statistics.median(wholes)
     outside = {"served": 1 - parts["transformer"] / whole, "one_after_the_other": 1 - parts["transformer"] / alone}
@@ -151,31 +155,3 @@ def watched(
 
     with patch.object(owner, method, marked):
         yield
-
-
-def reward_precisions(path: ServedWay, count: int) -> dict[str, Any]:
-    """Seconds of scoring a chunk in float32 and with TF32 products, and the difference between their scores.
-
-    "off" holds the largest difference, and for comparison the standard deviation of the scores.
-    """
-    size = path.generator.backbone.width
-    images = torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(0))
-    images = images.to(path.generator.backbone.device)
-
-    def score() -> tuple[float, torch.Tensor]:
-        seconds = []
-        for _ in range(4):
-            began = time.perf_counter()
-            values = path.rewards.score(path.rewards.names, images, ["a"] * count, [{}] * count)
-            seconds.append(time.perf_counter() - began)
-        return min(seconds[1:]), sum(values.values(), torch.zeros(count))
-
-    before = torch.get_float32_matmul_precision()
-    plain, scores = score()
-    torch.set_float32_matmul_precision("high")
-    try:
-        faster, others = score()
-    finally:
-        torch.set_float32_matmul_precision(before)
-    off = {"most": float((others - scores).abs().max()), "std": float(scores.std())}
-    return {"candidates": count, "float32_s": plain, "tf32_s": faster, "off": off}

@@ -1,9 +1,10 @@
-"""Rollout phase, adapter update and cold start of FLUX.1 on a GPU: `python benchmarks/rollout_phase.py`.
+"""Rollout phases at true size on a GPU, and the start of a service of FLUX.1: `python benchmarks/rollout_phase.py`.
 
-All parts have true size and random weights, on which time does not depend: transformer, T5-XXL and CLIP, VAE, and
+All parts have true size and random weights, on which time does not depend: transformer, text encoders, autoencoder, and
 HPSv2 with its CLIP ViT-H/14. Candidates are generated as in the service: 24 at a time, scored while the next 24 are
-generated. Each part is written as soon as it is measured; parts that do not run keep their last result.
-Writes docs/results/rollout_phase.{json,md,png}.
+generated. The baseline generates every candidate as it is trained, in BF16 with diffusers' own blocks, compiled.
+Each model runs in its own process. Each part is written as soon as it is measured; parts that do not run keep their
+last result. Writes docs/results/rollout_phase.{json,md,png}.
 """
 
 import argparse
@@ -14,55 +15,67 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from rollout_phase_report import render
+from rollout_phase_report import BASELINE, EARLY, NAMES, REGENERATE, UNPRUNED, render
+from step_time import rows_printed
 
-PARTS = ("cold", "adapter", "share", "regenerate", "phase")
+PARTS = ("cold", "adapter", "share", "phase")
+OF_FLUX = ("cold", "adapter")
 CANDIDATES, KEPT = 96, 24
-EXPLORE, REGENERATE = 6, 10
-PRUNED = ((6, 2, 48), (6, 3, 48), (6, 2, 32), (6, 4, 48), (4, 3, 48), (4, 3, 40), (4, 3, 32))
-"""(steps, steps before pruning, candidates kept); plans with fewer than `EXPLORE` steps use fitted steps."""
+EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
+KEEPS = (64, 48)
+"""Candidates that the pruned plans keep before the last of the fitted steps."""
 RANK = 32
 
 
 def main() -> None:
     """Measure the selected parts, write and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--models", nargs="+", default=list(NAMES), choices=list(NAMES))
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help=f"{', '.join(OF_FLUX)}: flux alone")
     parser.add_argument(
         "--rounds", type=int, default=2, help="rounds of exploring and regenerating; the baseline runs once"
     )
-    parser.add_argument("--reward-dtype", default="float32", help="dtype of the reward's weights and products")
-    parser.add_argument("--device", default="cuda", help="cpu: try it out on a miniature")
+    parser.add_argument("--reward-dtype", default="bfloat16", help="dtype of the reward's weights and products")
+    parser.add_argument("--device", default="cuda", help="cpu: try it out on the miniatures")
+    parser.add_argument("--limit", type=float, default=500, help="time limit per model in seconds")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--render", action="store_true", help="render table and plot from the JSON, without measuring")
+    parser.add_argument("--render", action="store_true", help="render tables and plot from the JSON, without measuring")
+    parser.add_argument("--child", choices=list(NAMES), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.child:
+        measure(args.child, args)
+        return
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "rollout_phase.json"
-    result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"models": {}}
 
-    def note(part: str, values: dict[str, Any]) -> None:
-        if part == "setting" and result.get(part) != values:
-            # Drop results measured with another setting.
-            for old in ("adapter", "share", "reward", "regenerate", "phase"):
-                result.pop(old, None)
-        result[part] = values
+    def note(of: dict[str, Any], part: str, values: dict[str, Any]) -> None:
+        of[part] = values
         file.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"[{time.perf_counter() - began:.0f} s] {part}: {values}", file=sys.stderr, flush=True)
 
-    began = time.perf_counter()
-    if not args.render:
-        with tempfile.TemporaryDirectory() as caches:
-            # Empty at first; the second start and the other parts reuse the caches of the first.
-            os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
-            if "cold" in args.parts:
-                for name in ("cold", "second start"):
-                    note(name, cold_start(args.device, name == "cold"))
-            if set(args.parts) - {"cold"}:
-                in_process(args, note)
+    with tempfile.TemporaryDirectory() as caches:
+        # Empty at first; the second start and the models reuse the caches of the first.
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
+        if "cold" in args.parts and "flux" in args.models and not args.render:
+            for name in ("cold", "second start"):
+                note(result, name, cold_start(args.device, name == "cold"))
+        for model in args.models if set(args.parts) - {"cold"} and not args.render else ():
+            command = [sys.executable, __file__, "--child", model, "--parts", *args.parts, "--device", args.device]
+            command += ["--rounds", str(args.rounds), "--reward-dtype", args.reward_dtype]
+            for row in rows_printed(model, command, dict(os.environ), args.limit):
+                own = result["models"].setdefault(model, {})
+                if "failed" in row:
+                    note(own, "failed", row["failed"])
+                    continue
+                own.pop("failed", None)
+                if row["part"] == "setting" and own.get("setting") != row["values"]:
+                    own.clear()  # the rest was measured with another setting
+                note(result if row["part"] in OF_FLUX else own, row["part"], row["values"])
     print(render(result, args.out))
 
 
@@ -80,75 +93,89 @@ def cold_start(device: str, first: bool) -> dict[str, Any]:
     return seconds | ({"failed": failed} if failed else {})
 
 
-def in_process(args: argparse.Namespace, note: Callable[[str, dict[str, Any]], None]) -> None:
-    """Measure the parts that share a loaded model."""
+def measure(model: str, args: argparse.Namespace) -> None:
+    """Print each part of a model as JSON."""
     import torch
-    from rollout_path import ServedWay, reward_precisions, shares
+    from rollout_path import ServedWay, shares
     from solrl_core.families.skeleton import materialize
     from solrl_core.generator import CHUNK_SIZE, Generator
     from solrl_core.rewards import RewardSet
+    from solrl_proto.rollouts import Plan
     from true_size import random_hps, skeleton
 
-    with tempfile.TemporaryDirectory() as folder:
-        backbone = materialize(skeleton("flux", Path(folder), args.device), args.device)
-    rewards = RewardSet({"hpsv2": random_hps(args.device, args.reward_dtype)})
+    def note(part: str, values: dict[str, Any]) -> None:
+        print(json.dumps({"model": model, "part": part, "values": values}), flush=True)
+
     on_gpu = args.device != "cpu"
-    device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniature"
+    with tempfile.TemporaryDirectory() as folder:
+        backbone = materialize(skeleton(model, Path(folder), args.device), args.device)
+    rewards = RewardSet({"hpsv2": random_hps(args.device, args.reward_dtype)})
     cheap = ServedWay(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
-    note(
-        "setting",
-        {"device": device, "reward": args.reward_dtype, "size": backbone.width, "precision": cheap.generator.precision},
-    )
-    # Compile both batch sizes.
-    cheap.score("warm-up", range(CHUNK_SIZE + 1), 1)
-    if "adapter" in args.parts:
+    device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniature"
+    setting = {"device": device, "reward": args.reward_dtype, "size": backbone.width}
+    note("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' blocks"})
+    plans = explored(backbone)
+    cheap.explore("warm-up", range(CHUNK_SIZE + 1), Plan(steps=1))  # compiles both batch sizes
+    if "adapter" in args.parts and model == "flux":
         note("adapter", adapter(cheap))
-    if "share" in args.parts:
-        note("share", shares(cheap, CANDIDATES, EXPLORE))
-        if args.reward_dtype == "float32":
-            note("reward", reward_precisions(cheap, CHUNK_SIZE))
-    if {"phase", "regenerate"} & set(args.parts):
+    full = Plan(steps=REGENERATE_STEPS)
+    if set(args.parts) & {"share", "phase"}:
         true = ServedWay(Generator(backbone, "bf16"), rewards)
-        true.score("warm-up", range(CHUNK_SIZE), 1)
-    if "regenerate" in args.parts:
-        note("regenerate", shares(true, KEPT, REGENERATE))
+        true.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
+    if "share" in args.parts:
+        ways = {name: plans[name] for name in (UNPRUNED, UNPRUNED + EARLY) if name in plans}
+        note("share", {name: shares(cheap, CANDIDATES, plan) for name, plan in ways.items()})
+        note("regenerate", shares(true, KEPT, full))
     if "phase" in args.parts:
-        note("phase", {})
-        phase(cheap, true, args.rounds, lambda values: note("phase", values))
+        with patch.object(backbone, "fuse", lambda transformer: None):
+            baseline = ServedWay(Generator(backbone, "bf16"), rewards)
+        baseline.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
+        works: dict[str, Callable[[str], Any]] = {
+            name: lambda text, plan=plan: cheap.explore(text, range(CANDIDATES), plan)  # type: ignore[misc]
+            for name, plan in plans.items()
+        }
+        works[REGENERATE] = lambda text: true.explore(text, range(KEPT), full)
+        once = {BASELINE: lambda text: baseline.explore(text, range(CANDIDATES), full)}
+        phase(works, once, args.rounds, lambda values: note("phase", values))
 
 
-def phase(cheap: Any, true: Any, rounds: int, note: Callable[[dict[str, Any]], None]) -> None:
-    """Time exploring with and without pruning, regenerating, and the baseline, interleaved."""
-    times: dict[str, list[float]] = {}
+def explored(backbone: Any) -> dict[str, Any]:
+    """Exploration plans by name: six steps, and four fitted ones with and without pruning; decoded early as well.
 
-    def take(name: str, work: Callable[[str, Sequence[int]], Any], seeds: Sequence[int]) -> None:
-        began = time.perf_counter()
-        # A new text each time, so that the prompt is not cached.
-        work(f"a red circle and {name}, {len(times.get(name, ()))}", seeds)
-        times.setdefault(name, []).append(time.perf_counter() - began)
-        note({key: {"s": statistics.median(each), "times": each} for key, each in times.items()})
-
-    for turn in range(rounds):
-        take("explore", lambda text, seeds: cheap.score(text, seeds, EXPLORE), range(CANDIDATES))
-        take("regenerate", lambda text, seeds: true.score(text, seeds, REGENERATE), range(KEPT))
-        for steps, after, keep in PRUNED:
-            plan = pruned_plan(steps, after, keep)
-            take(
-                f"explore, {'' if steps == EXPLORE else f'{steps} fitted steps, '}after {after} keep {keep}",
-                lambda text, seeds, plan=plan: cheap.pruned(text, seeds, plan),  # type: ignore[misc]
-                range(CANDIDATES),
-            )
-        if turn == 0:
-            take("baseline", lambda text, seeds: true.score(text, seeds, REGENERATE), range(CANDIDATES))
-
-
-def pruned_plan(steps: int, after: int, keep: int) -> Any:
-    """Plan with Euler steps, or with fewer fitted steps, whose coefficients do not affect the time."""
+    Neither the coefficients of fitted steps nor the weights of an early decoder affect the time.
+    """
+    from solrl_core.early_decoder import EarlyDecoderError
     from solrl_core.fitting import SCHEDULES, identity_solver
     from solrl_proto.rollouts import Plan, Prune
+    from true_size import early_decoder
 
-    fitted = None if steps == EXPLORE else identity_solver(SCHEDULES[-1])
-    return Plan(steps=steps, fitted=fitted, prune=Prune(after=after, keep=keep))
+    fitted = Plan(steps=FITTED_STEPS, fitted=identity_solver(SCHEDULES[-1]))
+    name = f"{FITTED_STEPS} fitted steps"
+    plans = {UNPRUNED: Plan(steps=EXPLORE_STEPS), name: fitted}
+    for keep in KEEPS:
+        prune = Prune(after=FITTED_STEPS - 1, keep=keep)
+        plans[f"{name}, pruned to {keep} after {prune.after}"] = fitted.model_copy(update={"prune": prune})
+    try:
+        early = {"early_decoder": early_decoder(backbone)}
+    except EarlyDecoderError:  # the miniatures' images are too small
+        return plans
+    return plans | {each + EARLY: plan.model_copy(update=early) for each, plan in plans.items()}
+
+
+def phase(
+    works: dict[str, Callable[[str], Any]],
+    once: dict[str, Callable[[str], Any]],
+    rounds: int,
+    note: Callable[[dict[str, Any]], None],
+) -> None:
+    """Time works in turns, some of them once."""
+    times: dict[str, list[float]] = {}
+    for turn in range(rounds):
+        for name, work in (works if turn else works | once).items():
+            began = time.perf_counter()
+            work(f"a red circle and {name}, {turn}")  # a new text each time, so that the prompt is not cached
+            times.setdefault(name, []).append(time.perf_counter() - began)
+            note({key: {"s": statistics.median(each), "times": each} for key, each in times.items()})
 
 
 def adapter(cheap: Any) -> dict[str, Any]:
@@ -156,6 +183,7 @@ def adapter(cheap: Any) -> dict[str, Any]:
     import torch
     from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, lora_a_key, lora_b_key
     from solrl_proto.adapters import adapter_digest
+    from solrl_proto.rollouts import Plan
     from torch._dynamo.utils import counters
 
     generator = cheap.generator
@@ -182,7 +210,7 @@ def adapter(cheap: Any) -> dict[str, Any]:
             times[name].append(time.perf_counter() - began)
     before = counters["stats"]["unique_graphs"]
     began = time.perf_counter()
-    cheap.score("warm-up", range(24 + 1), 1)
+    cheap.explore("warm-up", range(24 + 1), Plan(steps=1))
     after = time.perf_counter() - began
     generator.set_adapter(None)
     parts = {name: statistics.median(each) for name, each in times.items()}

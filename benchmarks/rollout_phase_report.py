@@ -1,168 +1,187 @@
 """Tables and plot for `rollout_phase.py`."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cold_start import SHARES
 
 PARTS = ("transformer", "encode", "decode", "reward", "other")
+NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B"}
+UNPRUNED, REGENERATE, BASELINE, EARLY = "6 steps", "regenerate", "baseline", ", decoded early"
+
+
+class Goals(NamedTuple):
+    """Wanted speed-up with six steps and with a cheaper plan, the paper's, and the share outside the transformer."""
+
+    unpruned: float
+    cheaper: float
+    paper: float
+    outside: float
+
+
+GOALS = {
+    "flux": Goals(1.68, 2.1, 2.33, 0.06),
+    "sd3": Goals(1.55, 1.95, 2.41, 0.09),
+    "sana": Goals(1.4, 1.6, 1.41, 0.35),
+}
 
 
 def render(result: Mapping[str, Any], out: Path) -> str:
     """Write the tables and, if matplotlib is installed, the plot; return the tables."""
     text = table(result)
     (out / "rollout_phase.md").write_text(text)
-    if "share" in result and importlib.util.find_spec("matplotlib"):
-        plot(result["share"], out / "rollout_phase.png")
+    if importlib.util.find_spec("matplotlib"):
+        plot(result, out / "rollout_phase.png")
     return text
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Markdown tables of the measured parts, goals first."""
-    setting = result.get("setting", {})
+    """Markdown tables of the measured parts."""
+    models = {name: result["models"][name] for name in NAMES if name in result["models"]}
+    devices = {one["setting"]["device"] for one in models.values() if "setting" in one}
     lines = [
-        "# Rollout phase, adapter update and cold start of FLUX.1",
+        "# Rollout phase, and start of a service",
         "",
-        f"By `python benchmarks/rollout_phase.py` on one {setting.get('device', 'GPU')}: FLUX.1 at true size,",
-        f"{setting.get('size', 512)}², with its text encoders and VAE, and HPSv2 with its CLIP ViT-H/14. The weights",
-        "are random; time does not depend on them. Candidates are generated as in the service, without its queue and",
-        f"HTTP: 24 at a time, scored in {setting.get('reward', 'float32')} while the next 24 are generated.",
+        f"By `python benchmarks/rollout_phase.py` on one {' or '.join(sorted(devices))}: models at true size",
+        "with their text encoders and autoencoders, and HPSv2 with its CLIP ViT-H/14. The weights are random; time",
+        "does not depend on them. Candidates are generated as in the service, without its queue and HTTP: 24 at a",
+        "time, scored while the next 24 are generated.",
         "",
-        "| | measured | required | goal |",
-        "|---|---|---|---|",
+        "## Rollout phase",
+        "",
+        "A phase explores 96 candidates and regenerates 24 of them in BF16 at 10 steps. The baseline generates all 96",
+        "in BF16 at 10 steps, and is measured once. Medians.",
+        "",
+        "| model | exploring | explore, s | regenerate, s | baseline, s | speed-up | wanted | paper, with FP4 units |",
+        "|---|---|---|---|---|---|---|---|",
+        *(line for name, one in models.items() for line in _phase(name, one)),
+        "",
+        *(_setting(name, one) for name, one in models.items()),
+        "",
+        "## Time of an exploration by part",
+        "",
+        "Parts are measured without overlap. The share outside the transformer is of the whole time, with overlapped",
+        "scoring as in the service.",
+        "",
+        f"| model | of | whole, s | {' | '.join(f'{part}, s' for part in PARTS)} | outside transformer | wanted |",
+        "|---|---|---|" + "---|" * (len(PARTS) + 2),
+        *(line for name, one in models.items() for line in _share(name, one)),
+        "",
+        "![Time of an exploration by part](rollout_phase.png)",
     ]
-    lines += [f"| {name} | {value} | {reach} | {aim} |" for name, value, reach, aim in goals(result)]
-    if "phase" in result:
-        lines += ["", "## Rollout phase", "", "| | median, s | all rounds, s |", "|---|---|---|"]
-        for name, row in result["phase"].items():
-            each = ", ".join(f"{value:.2f}" for value in row["times"])
-            lines.append(f"| {_description(name, setting)} | {row['s']:.2f} | {each} |")
-    if "share" in result:
-        lines += _share(result["share"])
-    if "reward" in result:
-        r = result["reward"]
-        lines += [
-            "",
-            f"Scoring {r['candidates']} images takes {r['float32_s']:.3f} s in float32, and would take",
-            f"{r['tf32_s']:.3f} s with products in TF32. Random weights cannot show the effect of TF32 on scores.",
-        ]
     if "adapter" in result:
         lines += _adapter(result["adapter"])
     starts = [name for name in ("cold", "second start") if name in result]
     if starts:
-        lines += ["", "## Start of a service", "", f"| s | {' | '.join(starts)} |", "|---|" + "---|" * len(starts)]
-        for part in dict.fromkeys(part for name in starts for part in result[name]):
-            values = [result[name].get(part, "") for name in starts]
-            said = [f"{value:.1f}" if isinstance(value, float) else str(value) for value in values]
-            lines.append(f"| {'**first candidate**' if part == 'first candidate' else part} | {' | '.join(said)} |")
-        lines += [
-            "",
-            "Cold: with empty compile caches; the second start uses the caches of the first. The row of the first",
-            "candidate is the sum of all rows above it, from the start of the process. The rows below it are the rest",
-            "of the work before the service is ready (for the second start, only compiling was measured). Reading",
-            "weights from disk is not included.",
-        ]
+        lines += _starts({name: result[name] for name in starts})
     return "\n".join(lines) + "\n"
 
 
-def goals(result: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """(quantity, measured, required, goal) of each measured quantity."""
-    rows = []
-    if "first candidate" in (cold := result.get("cold", {})):
-        rows.append(
-            ("cold start to the first scored candidates", f"{cold['first candidate']:.1f} s", "≤ 60 s", "≤ 30 s")
+def _phase(name: str, one: Mapping[str, Any]) -> Iterator[str]:
+    """A line per exploration plan."""
+    times, goals = one.get("phase", {}), GOALS[name]
+    if "failed" in one:
+        yield f"| {NAMES[name]} | {one['failed']} |"
+    if {REGENERATE, BASELINE} - times.keys():
+        return
+    regenerate, whole = times[REGENERATE]["s"], times[BASELINE]["s"]
+    for plan, explore in times.items():
+        if plan in (REGENERATE, BASELINE):
+            continue
+        speed_up = whole / (explore["s"] + regenerate)
+        first = plan == UNPRUNED
+        wanted = goals.unpruned if plan.removesuffix(EARLY) == UNPRUNED else goals.cheaper
+        yield (
+            f"| {NAMES[name]} {one['setting']['size']}² | {plan} | {explore['s']:.2f} | {regenerate:.2f} "
+            f"| {whole:.2f} | {speed_up:.2f} | ≥ {wanted:g} | {goals.paper if first else ''} |"
         )
-    if SHARES in cold:
-        ready = sum(seconds for part, seconds in cold.items() if part != "first candidate")
-        rows.append(("cold start to ready", f"{ready:.1f} s", "", ""))
-    if "adapter" in result:
-        one = result["adapter"]
-        name = f"rank-32 adapter of {one['bytes'] / 1e6:.0f} MB from memory to served; recompiled graphs"
-        rows.append((name, f"{one['whole']:.2f} s; {one['recompiled']}", "≤ 1.0 s; 0", "≤ 0.3 s; 0"))
-    phase = result.get("phase", {})
-    if {"explore", "regenerate", "baseline"} <= phase.keys():
-        whole = phase["baseline"]["s"]
-        for name in phase:
-            if name.startswith("explore"):
-                ratio = whole / (phase[name]["s"] + phase["regenerate"]["s"])
-                speed_up = f"speed-up of the rollout phase over BF16, {name.partition(', ')[2] or 'unpruned'}"
-                required, goal = ("≥ 2.0", "≥ 2.41") if "keep" in name else ("≥ 1.55", "")
-                rows.append((speed_up, f"{ratio:.2f}", required, goal))
-    if "share" in result:
-        outside = result["share"]["outside"]["served"]
-        rows.append(("share of exploration outside the transformer", f"{outside:.1%}", "≤ 10 %", "≤ 5 %"))
-    if "regenerate" in result:
-        one = result["regenerate"]
-        outside = 1 - (one["parts"]["transformer"] + one["parts"]["decode"]) / one["served_s"]
-        rows.append(("share of regenerating outside transformer and decoder", f"{outside:.1%}", "≤ 3 %", ""))
-    return rows
 
 
-def _description(name: str, setting: Mapping[str, Any]) -> str:
-    cheap = str(setting.get("precision", "fp8")).upper()
-    known = {
-        "baseline": "baseline: 96 at 10 steps, compiled BF16",
-        "regenerate": "regenerate: 24 at 10 steps, compiled BF16",
-        "explore": f"explore: 96 at 6 steps, {cheap}",
-    }
-    return known.get(name) or name.replace("explore", known["explore"], 1)
+def _setting(name: str, one: Mapping[str, Any]) -> str:
+    setting = one["setting"]
+    rounds = len(one["phase"][REGENERATE]["times"]) if REGENERATE in one.get("phase", {}) else 0
+    return (
+        f"- {NAMES[name]}: explored in {setting['precision'].upper()}, scored in {setting['reward']}, timed {rounds} ×. "
+        f"The baseline has {setting['baseline']}, compiled."
+    )
 
 
-def _share(share: Mapping[str, Any]) -> list[str]:
-    alone = share["one_after_the_other_s"]
-    each = ", ".join(f"{value:.2f}" for value in share["served_times"])
-    return [
-        "",
-        "## Time of an exploration by part",
-        "",
-        f"With overlapped scoring, as in the service, an exploration takes {share['served_s']:.2f} s",
-        f"(median of {each}).",
-        f"The {share['passes']} passes of the transformer take {share['parts']['transformer']:.2f} s without overlap, "
-        f"so {share['outside']['served']:.1%} of",
-        f"the time is spent outside the transformer. Without overlap an exploration takes {alone:.2f} s,",
-        f"{share['outside']['one_after_the_other']:.1%} of it outside the transformer:",
-        "",
-        "| | s | share |",
-        "|---|---|---|",
-        *(f"| {name} | {share['parts'][name]:.3f} | {share['parts'][name] / alone:.1%} |" for name in PARTS),
-        "",
-        "![Time of an exploration by part](rollout_phase.png)",
-    ]
+def _share(name: str, one: Mapping[str, Any]) -> Iterator[str]:
+    for plan, share in one.get("share", {}).items():
+        parts = " | ".join(f"{share['parts'][part]:.3f}" for part in PARTS)
+        yield (
+            f"| {NAMES[name]} | {plan} | {share['served_s']:.2f} | {parts} | {share['outside']['served']:.1%} "
+            f"| ≤ {GOALS[name].outside:.0%} |"
+        )
+    if "regenerate" in one:
+        share = one["regenerate"]
+        parts = " | ".join(f"{share['parts'][part]:.3f}" for part in PARTS)
+        yield f"| | regenerate | {share['served_s']:.2f} | {parts} | {share['outside']['served']:.1%} | |"
 
 
 def _adapter(one: Mapping[str, Any]) -> list[str]:
     parts = " | ".join(f"{seconds:.3f}" for seconds in one["parts"].values())
     return [
         "",
-        "## Adapter update",
+        "## Adapter update of FLUX.1",
         "",
-        f"| {' | '.join(one['parts'])} | total |",
-        "|---|" + "---|" * len(one["parts"]),
-        f"| {parts} | {one['whole']:.3f} |",
+        f"An adapter of rank 32 ({one['bytes'] / 1e6:.0f} MB), from memory to served:",
+        "",
+        f"| {' | '.join(one['parts'])} | total | wanted |",
+        "|---|" + "---|" * (len(one["parts"]) + 1),
+        f"| {parts} | {one['whole']:.3f} | ≤ 1.0 |",
         "",
         f"Seconds, medians of 3. {one['modules']} modules are merged in float32 and requantised in place. A chunk of",
         f"one step afterwards compiled {one['recompiled']} graphs.",
     ]
 
 
-def plot(share: Mapping[str, Any], path: Path) -> None:
-    """Plot the parts of an exploration without overlap as a stacked bar, and its time with overlap as a line."""
+def _starts(starts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = ["", "## Start of a service of FLUX.1", "", f"| s | {' | '.join(starts)} |", "|---|" + "---|" * len(starts)]
+    for part in dict.fromkeys(part for one in starts.values() for part in one):
+        values = [one.get(part, "") for one in starts.values()]
+        said = [f"{value:.1f}" if isinstance(value, float) else str(value) for value in values]
+        lines.append(f"| {'**first candidate**' if part == 'first candidate' else part} | {' | '.join(said)} |")
+    cold = starts.get("cold", {})
+    if SHARES in cold:
+        ready = sum(seconds for part, seconds in cold.items() if part != "first candidate")
+        lines += ["", f"A cold start is ready after {ready:.1f} s; its first candidates are wanted after at most 60 s."]
+    return [
+        *lines,
+        "",
+        "Cold: with empty compile caches; the second start uses the caches of the first. The row of the first",
+        "candidate is the sum of all rows above it, from the start of the process. The rows below it are the rest",
+        "of the work before the service is ready (for the second start, only compiling was measured). Reading",
+        "weights from disk is not included.",
+    ]
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Plot the parts of explorations without overlap as stacked bars, and their time with overlap as a mark."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
-    left = 0.0
-    for name in PARTS:
-        seconds = share["parts"][name]
-        axes.barh([0], [seconds], left=left, label=f"{name} {seconds / share['one_after_the_other_s']:.1%}")
-        left += seconds
-    axes.axvline(share["served_s"], color="0.3", linestyle="--", label="total with overlapped scoring")
-    axes.set(xlabel="s, 96 candidates at 6 steps", yticks=[])
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    bars = [
+        (f"{NAMES[name]}, {plan}", share)
+        for name in NAMES
+        for plan, share in result["models"].get(name, {}).get("share", {}).items()
+    ][::-1]
+    if not bars:
+        return
+    figure, axes = plt.subplots(figsize=(8, 1 + 0.45 * len(bars)), layout="constrained")
+    left = [0.0] * len(bars)
+    for part in PARTS:
+        seconds = [share["parts"][part] for _, share in bars]
+        axes.barh([name for name, _ in bars], seconds, left=left, label=part, height=0.6)
+        left = [start + more for start, more in zip(left, seconds, strict=True)]
+    whole = [share["served_s"] for _, share in bars]
+    axes.scatter(whole, range(len(bars)), marker="|", s=260, color="black", label="whole, overlapped", zorder=3)
+    axes.set(xlabel="s for 96 candidates")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=9)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -4,6 +4,7 @@ On a CPU they have the miniatures' sizes, to try the benchmarks out.
 """
 
 import argparse
+import base64
 import json
 import shutil
 import subprocess
@@ -14,12 +15,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from solrl_core.early_decoder import early_stage
 from solrl_core.families.load import locate
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton, randomize
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.loading import dtype_named
 from solrl_minis.catalog import WEIGHTS
+from solrl_proto.rollouts import EarlyDecoder
 from tiny_skeletons import TINY as TINY_MODELS
 from tiny_skeletons import write_tiny
 from torch import Tensor, nn
@@ -108,6 +111,13 @@ class RandomHps(HpsV2):
         return super().__call__(*args).nan_to_num()
 
 
+def early_decoder(backbone: PipelineBackbone) -> EarlyDecoder:
+    """An early decoder of a model's shape whose weights are 0; EarlyDecoderError if its images are too small."""
+    stage = early_stage(backbone)
+    weights = base64.b64encode(bytes(54 * stage.channels)).decode()
+    return EarlyDecoder(stages=stage.number, weights=weights, bias=(0.0, 0.0, 0.0), fitted_for=f"sha256:{'0' * 64}")
+
+
 def clip_model(device: str) -> nn.Module:
     """Build HPSv2's CLIP ViT-H/14 on the meta device."""
     sizes = TINY if device == "cpu" else VIT_H
@@ -120,7 +130,7 @@ def clip_model(device: str) -> nn.Module:
 
 
 def random_hps(device: str, dtype: str = "float32") -> RandomHps:
-    """HPSv2 with random weights at the size of its CLIP ViT-H/14, in float32 as served by default."""
+    """HPSv2 with random weights at the size of its CLIP ViT-H/14; a service on a GPU has them in bfloat16."""
     clip = randomize(clip_model(device), device).to(dtype_named(dtype))
     with patch("solrl_core.rewards.hpsv2.pretrained", return_value=clip):
         return RandomHps(model="random weights", processor=str(WEIGHTS / "mini-hpsv2"), device=device)
