@@ -102,8 +102,9 @@ def _phase(name: str, one: Mapping[str, Any]) -> Iterator[str]:
 def _setting(name: str, one: Mapping[str, Any]) -> str:
     setting = one["setting"]
     rounds = len(one["phase"][REGENERATE]["times"]) if REGENERATE in one.get("phase", {}) else 0
+    precision, reward = setting["precision"].upper(), setting["reward"]
     return (
-        f"- {NAMES[name]}: explored in {setting['precision'].upper()}, scored in {setting['reward']}, timed {rounds} ×. "
+        f"- {NAMES[name]}: explored in {precision}, scored in {reward}, timed {rounds} ×. "
         f"The baseline has {setting['baseline']}, compiled."
     )
 

@@ -176,7 +176,7 @@ def block_cases() -> dict[str, Case]:
     }
     cases: dict[str, Case] = {
         "flux": (flux[0], flux_fused.FusedBlock(copy.deepcopy(flux[0])), turned),
-        "flux single": (flux[1], flux_fused.FusedSingleBlock(copy.deepcopy(flux[1])), turned),
+        "flux single": (flux[1], flux_fused.FusedSingleBlock(copy.deepcopy(flux[1]), last=True), turned),
     }
     return cases | {name: (block, sd3_fused.FusedBlock(copy.deepcopy(block)), given) for name, block in sd3.items()}
 

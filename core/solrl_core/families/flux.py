@@ -57,10 +57,13 @@ class Flux(PipelineBackbone):
         head: int = self._config.attention_head_dim
         if head & (head - 1):
             return  # the rotary kernel needs a head size that is a power of two
-        for blocks, fused in (("transformer_blocks", FusedBlock), ("single_transformer_blocks", FusedSingleBlock)):
-            parent = transformer.get_submodule(blocks)
-            for name, block in list(parent.named_children()):
-                setattr(parent, name, fused(block))
+        double, single = (transformer.get_submodule(name) for name in self.blocks)
+        for name, block in list(double.named_children()):
+            setattr(double, name, FusedBlock(block))
+        *before, (last, block) = single.named_children()
+        for name, each in before:
+            setattr(single, name, FusedSingleBlock(each, last=False))
+        setattr(single, last, FusedSingleBlock(block, last=True))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:

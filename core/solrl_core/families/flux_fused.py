@@ -2,7 +2,7 @@
 
 One kernel applies the norm and the position embedding of queries and keys. Layers that share an input share its
 quantisation, which is fused with the norm and modulation before them. A single-stream block does not concatenate the
-inputs of its last layer.
+inputs of its last layer. From the first of these blocks to the last, text and image tokens stay one sequence.
 """
 
 from typing import Any
@@ -52,10 +52,14 @@ class FusedBlock(nn.Module):
 
 
 class FusedSingleBlock(nn.Module):
-    """Fused `FluxSingleTransformerBlock` of diffusers, built from that block's submodules."""
+    """Fused `FluxSingleTransformerBlock` of diffusers, built from that block's submodules.
 
-    def __init__(self, block: Any) -> None:
+    Until the `last` block, image tokens [B, T + S, C] follow those of the text, of which [B, T, 0] is left.
+    """
+
+    def __init__(self, block: Any, last: bool) -> None:
         super().__init__()
+        self.last = last
         self.norm = block.norm
         self.attn = block.attn
         self.proj_mlp = block.proj_mlp
@@ -69,9 +73,9 @@ class FusedSingleBlock(nn.Module):
         image_rotary_emb: Angles,
         joint_attention_kwargs: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return text tokens [B, T, C] and image tokens [B, S, C]."""
-        text = encoder_hidden_states.shape[1]
-        x = torch.cat([encoder_hidden_states, hidden_states], 1)
+        """Return text tokens [B, T, C] and image tokens [B, S, C], or both as one sequence."""
+        _, text, width = encoder_hidden_states.shape
+        x = torch.cat([encoder_hidden_states, hidden_states], 1) if width else hidden_states
         shift, scale, gate = modulations(self.norm, temb, 3)
         layers = [*image_layers(self.attn), self.proj_mlp]
         q, k, v, wide = project(layers, modulate(x, self.norm.norm, scale, shift, layers))
@@ -82,6 +86,8 @@ class FusedSingleBlock(nn.Module):
         else:
             out = self.proj_out(torch.cat([attended, F.gelu(wide, approximate="tanh")], 2))
         x = x + gate[:, None] * out
+        if not self.last:
+            return x.new_empty(len(x), text, 0), x
         # Copies, which cost nothing compiled: a view's gradient would be padded outside of the compiled graph.
         return x[:, :text].clone(), x[:, text:].clone()
 

@@ -148,7 +148,7 @@ def write_flux(folder: Path, *, dev: bool) -> Path:
     transformer = FluxTransformer2DModel(
         in_channels=16,
         num_layers=2,
-        num_single_layers=2,
+        num_single_layers=3,
         attention_head_dim=16,
         num_attention_heads=2,
         joint_attention_dim=64,
