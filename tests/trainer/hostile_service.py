@@ -122,6 +122,7 @@ def hostile_service() -> Iterator[HostileService]:
     config = uvicorn.Config(service, host="127.0.0.1", port=0, log_config=None, lifespan="off", access_log=False)
     server = uvicorn.Server(config)
     listener = config.bind_socket()
+    listener.listen()  # the server itself listens only later: until then, clients would be refused
     service.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     thread.start()
