@@ -1,7 +1,6 @@
 """A chunk is scored while the next one is generated, as on a GPU; here it is forced on a CPU."""
 
 from collections.abc import Iterator
-from concurrent.futures import wait
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def test_only_one_chunk_is_generated_while_the_previous_one_is_scored(engine: En
     engine.ping().result(600)  # the engine is idle: it waits until the first chunk is scored
     assert events.seen == ["+a", "*a", "+b", "*b"]
     gate.set()
-    wait([one.result for one in chunks], 60)
+    events.wait_for("-c")
     assert [event for event in events.seen if event.startswith("-")] == ["-a", "-b", "-c"]
     assert events.seen.index("+c") > events.seen.index("-a")
 
@@ -138,6 +137,7 @@ def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_ove
     assert events.seen == ["+a", "*a", "+b", "out of memory"]
     gate.set()
     assert len(second.result.result(600).rewards[GATED]) == 4
+    events.wait_for("-b")
     assert events.seen == ["+a", "*a", "+b", "out of memory", "-a", "+b", "*b", "-b"]
     assert backend.batches == [4, 4]
     gate.clear()
@@ -146,7 +146,7 @@ def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_ove
     engine.ping().result(600)
     assert events.seen[-1] == "*c"  # the fourth chunk has to wait
     gate.set()
-    fourth.result.result(600)
+    events.wait_for("-d")
     assert events.seen[-4:] == ["-c", "+d", "*d", "-d"]
 
 
