@@ -141,7 +141,7 @@ def test_a_template_and_a_label_fit_a_model_that_explains(server: tuple[FakeJudg
 @pytest.mark.parametrize("mode", UNAVAILABLE)
 def test_a_fault_of_the_endpoint_is_told_and_spoils_nothing(server: tuple[FakeJudge, str], mode: str) -> None:
     fake, address = server
-    judge = VlmJudge(address, MODEL, timeout=0.5 if mode == "slow" else 60, patience=0)
+    judge = VlmJudge(address, MODEL, timeout=2.0 if mode == "slow" else 60, patience=0)
     fake.mode = mode
     with pytest.raises(RewardUnavailableError) as caught:
         RewardSet({JUDGE: judge}).score([JUDGE], as_floats(shades(2)), ["a", "b"], [{}] * 2)
@@ -188,7 +188,7 @@ def test_temporary_faults_are_repeated_with_growing_pauses(
     assert judge.costs == {"requests": 4, "prompt_tokens": 100, "completion_tokens": 2}
 
 
-def test_patience_ends(server: tuple[FakeJudge, str]) -> None:
+def test_patience_ends(server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch) -> None:
     fake, address = server
     fake.mode = "limited"
     with pytest.raises(RewardUnavailableError, match="answered 429") as caught:
@@ -196,8 +196,11 @@ def test_patience_ends(server: tuple[FakeJudge, str]) -> None:
     assert len(fake.asked) == 1, "it would have to wait for longer"
     assert "times" not in str(caught.value)
     fake.mode = "broken"
+    waits, judge = Waits(), VlmJudge(address, MODEL, patience=0.9)
+    for module in ("solrl_remote.chat", "solrl_client.retries"):
+        monkeypatch.setattr(f"{module}.time", waits)
     with pytest.raises(RewardUnavailableError, match="CUDA error, 2 times in"):
-        judged(VlmJudge(address, MODEL, patience=0.9), shades(1))
+        judge._judge(0, grey(), "a", waits)
 
 
 def test_requests_in_flight_are_limited(server: tuple[FakeJudge, str]) -> None:
