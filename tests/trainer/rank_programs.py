@@ -31,16 +31,16 @@ def with_weights_apart(argv: Sequence[str]) -> None:
 
 
 def with_a_slow_rank(argv: Sequence[str]) -> None:
-    """`solrl-train` with a limit of one second for collectives; rank 1 is three seconds late in each iteration."""
+    """`solrl-train` with a limit of five seconds for collectives; rank 1 is seven seconds late in each iteration."""
     from solrl_trainer.ranks import collectives
     from solrl_trainer.rollouts.iteration import IterationSamples
 
-    collectives._TRANSFER_TIMEOUT = 1.0
+    collectives._TRANSFER_TIMEOUT = 5.0
     gather = IterationSamples.gather.__func__  # type: ignore[attr-defined]
 
     def slow(cls: type[IterationSamples], *arguments: Any) -> IterationSamples:
         if os.environ["RANK"] == "1":
-            time.sleep(3)
+            time.sleep(7)
         found: IterationSamples = gather(cls, *arguments)
         return found
 
