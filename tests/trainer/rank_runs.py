@@ -22,6 +22,8 @@ SETTINGS = (
     *("evaluate.steps=1", "evaluate.rewards=[]", "patience=0", "keep_checkpoints=9"),
 )
 LAST = 3
+LONGER = 9
+"""Iterations of a run that is killed after its first; as many checkpoints are kept."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 CLOCKED = ("time", "seconds", "scoring")
 

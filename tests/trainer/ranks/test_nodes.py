@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from rank_runs import ONE_THREAD, arguments, iterations, messages, process_of, same_weights
+from rank_runs import LAST, LONGER, ONE_THREAD, arguments, iterations, messages, process_of, same_weights
 from support.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ class Network:
             node.folder.mkdir(exist_ok=True)
             command = [*node.prefix, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
             command += ["--node-rank", str(node.rank), "--master-addr", self.address, "--master-port", port]
-            command += ["--nproc-per-node", "1", "-m", "solrl_trainer", *arguments(RUN)]
+            command += ["--nproc-per-node", "1", "-m", "solrl_trainer", *arguments(RUN, LONGER)]
             with node.log.open("wb") as log:
                 environment = os.environ | ONE_THREAD
                 programs.append(
@@ -121,7 +121,7 @@ def test_a_node_that_dies_is_named_and_both_nodes_resume_the_run(network: Networ
 
     assert [program.wait(600) for program in network.start()] == [0, 0], first.log.read_text()
     assert same_weights(first.folder / RUN, alone)
-    assert iterations(first.folder / RUN) == iterations(alone)
+    assert iterations(first.folder / RUN)[:LAST] == iterations(alone)
     # Rank 0 alone writes and prints, so no storage needs to be shared.
     assert list(second.folder.iterdir()) == []
     assert "continuing after" in first.log.read_text()
