@@ -10,8 +10,8 @@ const OWN_SETTINGS = new Set(["run"]);
 
 /** Names in the address, perhaps none; without `=`, the runs that reported last. */
 function comparedRuns() {
-  const [, asked] = location.hash.split("=");
-  if (asked !== undefined) return asked.split(",").filter((name) => known.runs.has(name)).slice(0, MOST_COMPARED);
+  const asked = location.hash.includes("=") ? new URLSearchParams(location.hash.slice(1)).get("compare") : null;
+  if (asked !== null) return asked.split(",").filter((name) => known.runs.has(name)).slice(0, MOST_COMPARED);
   const told = [...known.runs.values()].filter((run) => run.revision).sort((one, other) => other.revision - one.revision);
   return told.slice(0, 4).map((run) => run.run);
 }
