@@ -29,7 +29,7 @@ from solrl_core.solver_specs import SolverSpec, make_solver
 from solrl_core.text_once import TextOnce
 
 CHUNK_SIZE = 24
-"""Largest number of candidates in a batch, in service and trainer."""
+"""Largest number of candidates in a batch of a service, and by default of a trainer."""
 _DECODED_PIXELS = 12 * 512 * 512
 """Pixels decoded per batch: an autoencoder's activations are many times larger than its images."""
 
