@@ -79,8 +79,9 @@ class Models:
     rewards: RewardSet
 
 
-def _options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(description: str | None) -> argparse.ArgumentParser:
+    """The options of a benchmark that measures these scores."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--candidates", type=int, default=96)
@@ -95,7 +96,7 @@ def _options() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure the missing scores, print the table and write it."""
-    args = _options().parse_args()
+    args = options(__doc__).parse_args()
     prompts = held_out(args.prompts)
     rows, off, solvers, used, numerics = [], {}, {}, {}, {}
     for model in args.models:
@@ -105,7 +106,7 @@ def main() -> None:
     names = ("models", "prompts", "candidates", "precisions", "chosen_on", "device")
     settings = {name: getattr(args, name) for name in names}
     result = {
-        "command": command(NAME, _options(), settings | {"solver": args.solver}),
+        "command": command(NAME, options(__doc__), settings | {"solver": args.solver}),
         **settings,
         "solver": used,
         "numerics": numerics,
