@@ -109,9 +109,10 @@ def _sure_verdict(rows: Sequence[Row]) -> Iterator[str]:
     enough = [row for row in rows if row["saved"] >= SAVED]
     least = min(enough, key=lambda row: row["change"]["both"][0])
     yield (
-        f"{sum(row['proposed'] for row in enough)} of the {len(enough)} plans that save at least {SAVED:.0%} of the "
-        f"reference's steps are not worse than it with the whole interval. The least increase is {_said(least['change']['both'])}, of "
-        f"{_plan(least)}: {least['saved']:.1%} fewer steps, {1 - least['images']:.0%} fewer images."
+        f"{len(enough)} plans save at least {SAVED:.0%} of the reference's steps. "
+        f"{sum(row['proposed'] for row in enough)} of them are not worse than it with the whole interval. "
+        f"The least increase is {_said(least['change']['both'])}, of {_plan(least)}: {least['saved']:.1%} fewer steps, "
+        f"{1 - least['images']:.0%} fewer images."
     )
     alike = [row for row in rows if row["sure"] and row["selected"] and row["than_pruning"]]
     better = [row for row in alike if row["than_pruning"]["both"][2] < 0]
@@ -156,15 +157,20 @@ def _adaptive(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         cells = [f"{_said(row[unit], 3)} | {' / '.join(map(str, row[f'{unit}_pairs']))}" for unit in ("base", "group")]
         yield f"| {row['first']} | {row['rule']} | {row['mean']:.1f} | {' | '.join(cells)} |"
-    usable = [row for row in rows if not row["rule"].startswith((ALIKE, KNOWN))]
     yield ""
-    for unit, name in (("base", "the base's"), ("group", "the group's own")):
-        best = max(usable, key=lambda row: row[unit][0])
-        pays = best[unit][1] > 0
-        yield from wrap(
-            f"In {name} deviations, the best rule is “{best['rule']}” after {best['first']} candidates: "
-            f"{_said(best[unit], 3)}. It {'pays' if pays else 'does not pay'}.",
-            118,
+    yield from wrap(" ".join(_adaptive_verdict(rows)), 118)
+
+
+def _adaptive_verdict(rows: Sequence[Row]) -> Iterator[str]:
+    known = [row for row in rows if row["rule"].startswith(KNOWN)]
+    usable = [row for row in rows if row["rule"] != ALIKE and row not in known]
+    for unit, name in (("base", "the base's deviations"), ("group", "the group's own")):
+        best, bound = (max(some, key=lambda row: row[unit][0]) for some in (usable, known))
+        pays = any(row[unit][1] > 0 for row in usable)
+        yield (
+            f"In {name}, {'some rule pays' if pays else 'no rule pays'} with the whole interval; the best, “{best['rule']}” "
+            f"after {best['first']}, gains {_said(best[unit], 3)}. With known true scores, up to "
+            f"{_said(bound[unit], 3)} would be gained."
         )
 
 
