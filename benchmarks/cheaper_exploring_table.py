@@ -166,11 +166,10 @@ def _adaptive_verdict(rows: Sequence[Row]) -> Iterator[str]:
     usable = [row for row in rows if row["rule"] != ALIKE and row not in known]
     for unit, name in (("base", "the base's deviations"), ("group", "the group's own")):
         best, bound = (max(some, key=lambda row: row[unit][0]) for some in (usable, known))
-        pays = any(row[unit][1] > 0 for row in usable)
+        pay = sum(row[unit][1] > 0 for row in usable)
         yield (
-            f"In {name}, {'some rule pays' if pays else 'no rule pays'} with the whole interval; the best, “{best['rule']}” "
-            f"after {best['first']}, gains {_said(best[unit], 3)}. With known true scores, up to "
-            f"{_said(bound[unit], 3)} would be gained."
+            f"In {name}, {pay} of {len(usable)} rules pay with the whole interval. The best, “{best['rule']}” after "
+            f"{best['first']}, gains {_said(best[unit], 3)}; known true scores would allow {_said(bound[unit], 3)}."
         )
 
 
