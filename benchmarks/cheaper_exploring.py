@@ -160,8 +160,12 @@ def uneven_halves(explored: Explored) -> list[dict[str, Any]]:
         found = {n: explored.ranks(explored.proxies(partial(split, best=n, worst=keep - n))) for n in numbers}
         even = increases(exact, found[keep // 2])
         for best, each in found.items():
-            change = larger_change(even, increases(exact, each))
-            rows.append({"keep": keep, "best": best, **worse(exact, each), "larger_change": change})
+            own = increases(exact, each)
+            changes = {
+                "larger_change": larger_change(even, own),
+                "overall_change": larger_change(even.mean(1, keepdim=True), own.mean(1, keepdim=True)),
+            }
+            rows.append({"keep": keep, "best": best, **worse(exact, each), **changes})
     return rows
 
 

@@ -22,6 +22,8 @@ ALIKE = "all alike"
 """Instead of a rule: every prompt gets the same number of candidates."""
 KNOWN = "known: "
 """Prefix of rules that no plan can follow, because they use true scores."""
+CHANGES = ("larger_change", "overall_change")
+"""Fields of a row of uneven halves."""
 
 Row = Mapping[str, Any]
 
@@ -44,7 +46,7 @@ SURE = (
 )
 UNEVEN = (
     "Of the candidates kept halfway, not half are the best ones. *Larger*: change of the larger of the two increases "
-    "against even halves, found for each model and reward."
+    "against even halves, found for each model and reward, or *overall*, from the means over all of them."
 )
 ADAPTIVE = (
     "Every prompt gets a first batch. Then, within each model and reward, a rule picks the prompts that get all "
@@ -132,23 +134,30 @@ def _plan(row: Row) -> str:
 
 
 def _uneven(rows: Sequence[Row]) -> Iterator[str]:
-    yield f"| kept | best + worst | best worse | worst worse | maximum | at most {ALLOWED:g} worse | larger |"
-    yield "|---|---|---|---|---|---|---|"
+    yield (
+        f"| kept | best + worst | best worse | worst worse | both | maximum | at most {ALLOWED:g} worse "
+        f"| larger | larger, overall |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
-        even = row["best"] * 2 == row["keep"]
+        changes = [_said(row[name]) if row["best"] * 2 != row["keep"] else "" for name in CHANGES]
         yield (
-            f"| {row['keep']} | {row['best']} + {row['keep'] - row['best']} | {_said(row['worse']['top'])} "
-            f"| {_said(row['worse']['bottom'])} | {row['most_worse']:+.2f} | {row['within']} of {row['settings']} "
-            f"| {'' if even else _said(row['larger_change'])} |"
+            f"| {row['keep']} | {_halves(row)} | {_said(row['worse']['top'])} | {_said(row['worse']['bottom'])} "
+            f"| {_said(row['worse']['both'])} | {row['most_worse']:+.2f} | {row['within']} of {row['settings']} "
+            f"| {' | '.join(changes)} |"
         )
-    lower = [f"{row['best']} + {row['keep'] - row['best']}" for row in rows if row["larger_change"][2] < 0]
     yield ""
+    lower = {name: [_halves(row) for row in rows if row[name][2] < 0] for name in CHANGES}
+    each, overall = (" and ".join(found) or "no split" for found in lower.values())
     yield from wrap(
-        f"The larger increase falls, with the whole interval, for {', '.join(lower)}."
-        if lower
-        else "No split lowers the larger increase with its whole interval. So the idea was rejected.",
+        f"With the whole interval, {each} lowers the larger increase of a model and reward; {overall} lowers the larger "
+        f"one overall.",
         118,
     )
+
+
+def _halves(row: Row) -> str:
+    return f"{row['best']} + {row['keep'] - row['best']}"
 
 
 def _adaptive(rows: Sequence[Row]) -> Iterator[str]:

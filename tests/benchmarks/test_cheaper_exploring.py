@@ -67,6 +67,7 @@ def test_uneven_halves_help_where_the_best_are_found_late() -> None:
     assert rows[48, 32]["worse"]["both"] == (0, 0, 0)
     assert rows[48, 24]["worse"]["top"][0] > 5
     assert rows[48, 32]["larger_change"] == pytest.approx([-rows[48, 24]["most_worse"]] * 3)
+    assert rows[48, 32]["overall_change"] == rows[48, 32]["larger_change"]
     assert rows[48, 16]["larger_change"][1] > 0
     assert rows[48, 16]["within"] == 0
     assert split(SCORES, SCORES, best=2, worst=1).isfinite().nonzero().flatten().tolist() == [0, 1, 95]
