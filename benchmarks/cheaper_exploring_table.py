@@ -98,7 +98,7 @@ def _sure(rows: Sequence[Row]) -> Iterator[str]:
                 if (r["keep"], r["sure"], r["selected"]) == (row["keep"], row["sure"], False)
             ]
             yield (
-                f"| {row['keep']} | {row['sure']} | {row['cost']:.1%} ({-row['saved']:+.1%}) | {row['images']:.0%} "
+                f"| {row['keep']} | {row['sure']} | {row['cost']:.1%} ({0 - row['saved']:+.1%}) | {row['images']:.0%} "
                 f"| {_said(row['worse']['both'])} | {row['most_worse']:+.2f} | {_said(row['change']['both'])} "
                 f"| {_said(row['than_pruning']['both']) if row['sure'] and row['than_pruning'] else ''} "
                 f"| {''.join(by_halfway)} |"
@@ -112,7 +112,7 @@ def _sure_verdict(rows: Sequence[Row]) -> Iterator[str]:
     least = min(enough, key=lambda row: row["change"]["both"][0])
     yield (
         f"{len(enough)} plans save at least {SAVED:.0%} of the reference's steps. "
-        f"{sum(row['proposed'] for row in enough)} of them are not worse than it with the whole interval. "
+        f"{sum(not row['proposed'] for row in enough)} of them are worse than it with the whole interval. "
         f"The least increase is {_said(least['change']['both'])}, of {_plan(least)}: {least['saved']:.1%} fewer steps, "
         f"{1 - least['images']:.0%} fewer images."
     )
@@ -148,10 +148,10 @@ def _uneven(rows: Sequence[Row]) -> Iterator[str]:
         )
     yield ""
     lower = {name: [_halves(row) for row in rows if row[name][2] < 0] for name in CHANGES}
-    each, overall = (" and ".join(found) or "no split" for found in lower.values())
+    each, overall = (", ".join(found) or "none" for found in lower.values())
     yield from wrap(
-        f"With the whole interval, {each} lowers the larger increase of a model and reward; {overall} lowers the larger "
-        f"one overall.",
+        f"Splits that lower the larger increase with the whole interval, for each model and reward: {each}; overall: "
+        f"{overall}.",
         118,
     )
 
