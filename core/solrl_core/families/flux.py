@@ -60,10 +60,9 @@ class Flux(PipelineBackbone):
         double, single = (transformer.get_submodule(name) for name in self.blocks)
         for name, block in list(double.named_children()):
             setattr(double, name, FusedBlock(block))
-        *before, (last, block) = single.named_children()
-        for name, each in before:
-            setattr(single, name, FusedSingleBlock(each, last=False))
-        setattr(single, last, FusedSingleBlock(block, last=True))
+        blocks = list(single.named_children())
+        for name, block in blocks:
+            setattr(single, name, FusedSingleBlock(block, last=block is blocks[-1][1]))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
