@@ -2,13 +2,14 @@
 
 Times are those measured on an H200 at true shapes with random weights: generation from docs/results/step_time.json,
 training from docs/results/training_phase.json. No H200 multiplies in NVFP4, so a pass in NVFP4 costs as one in FP8.
-Decoding, rewards and evaluations are not counted.
+Decoding, rewards and evaluations are not counted. The costs are stored beside the finished runs, because they decide
+how many iterations each run gets: later measurements do not change them.
 """
 
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -24,6 +25,8 @@ from solrl_trainer.update import trained_steps
 
 SHAPES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
 SOURCES = ("step_time.json", "training_phase.json")
+STORED = Path("paper/costs.json")
+"""Costs of the stored runs, in the folder of the results. Delete it and the runs to begin with new measurements."""
 MEASURED_AS = {"nvfp4": "fp8"}
 """Precision of a run → the precision whose time is used."""
 
@@ -87,17 +90,33 @@ class Costs:
 
 
 @cache
-def measured_costs(shape: str, results: Path) -> Costs:
-    """Costs at the shape of a large model, from the stored results of the benchmarks.
+def costs_of(shape: str, results: Path) -> Costs:
+    """Costs at the shape of a large model: those of the stored runs, or else from the benchmarks' stored results.
 
     Raises:
         KeyError, FileNotFoundError: the results lack a measurement.
     """
+    if shape not in SHAPES:
+        raise KeyError(f"got shape {shape!r}; expected one of {sorted(SHAPES)}")
+    stored = results / STORED
+    return Costs(shape, **json.loads(stored.read_text())[shape]) if stored.is_file() else _measured(shape, results)
+
+
+def store_costs(results: Path, out: Path) -> None:
+    """Write the costs of all shapes to the archive's folder in `out`."""
+    costs = {shape: asdict(costs_of(shape, results)) for shape in SHAPES}
+    for one in costs.values():
+        del one["shape"]
+    (out / STORED).parent.mkdir(parents=True, exist_ok=True)
+    (out / STORED).write_text(json.dumps(costs, indent=1) + "\n")
+
+
+def _measured(shape: str, results: Path) -> Costs:
     steps, training = (json.loads((results / name).read_text())["rows"] for name in SOURCES)
     tiers = {row["tier"]: row for row in steps if row["model"] == shape and "ms" in row}
     rows = [row for row in training if row["model"] == shape and row["kind"] == "way" and row["way"] == "solrl"]
     if not rows:
-        raise KeyError(f"{SOURCES[1]} has no row of solrl for {shape!r}; expected one of {sorted(SHAPES)}")
+        raise KeyError(f"{SOURCES[1]} has no row of solrl for {shape!r}: measure it by training_phase.py")
     train = rows[0]
     ms = {f"generate {tier}": tiers[tier]["ms"] / tiers[tier]["batch"] for tier in ("bf16", "fp8")}
     ms |= {f"generate {tier}": ms[f"generate {used}"] for tier, used in MEASURED_AS.items()}

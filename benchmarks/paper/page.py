@@ -9,7 +9,7 @@ from pathlib import Path
 from caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 
 from paper import plots
-from paper.compute import MEASURED_AS, SOURCES, measured_costs
+from paper.compute import MEASURED_AS, SOURCES, STORED, costs_of, store_costs
 from paper.finished import FINISHED
 from paper.stored import ARCHIVE, store
 from paper.tables import TABLES, algorithms, hacking
@@ -34,6 +34,8 @@ def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
             drawn[name] = f"![{TABLES[name].TITLE}](paper/{file})"
     copy_grids(context, folder, out)
     store(context.runs, folder, out)
+    if context.runs:
+        store_costs(context.results, out)
     sections = {name: module.section(context) for name, module in TABLES.items()}
     text = page(context, sections, drawn, command)
     out.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,7 @@ def page(context: Context, sections: Mapping[str, Section], drawn: Mapping[str, 
         command: command line that gives these settings.
     """
     programme = context.programme
-    costs = measured_costs(programme.shape, context.results)
+    costs = costs_of(programme.shape, context.results)
     machines = "; ".join(sorted({run.machine for run in context.runs.values()})) or "no machine yet"
     shared = max((run.jobs for run in context.runs.values()), default=1)
     used = ", ".join(f"{run_in.upper()} counts as {measured.upper()}" for run_in, measured in MEASURED_AS.items())
@@ -77,6 +79,7 @@ def page(context: Context, sections: Mapping[str, Section], drawn: Mapping[str, 
         "",
         "Compute is counted in passes of the transformer, weighted by their times at true shapes on one",
         f"{costs.device} ({' and '.join(f'[{name}]({name})' for name in SOURCES)}; {used}).",
+        *([f"They are those from before the first of these runs ([costs]({STORED}))."] if context.runs else []),
         "Decoding, rewards and evaluations are not counted. Two-stage runs explore in the trainer's process, which",
         "selects the same seeds as a service; with a lag, at a service.",
         "",

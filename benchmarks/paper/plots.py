@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from paper.compute import SHAPES, measured_costs, passes_of_iteration
+from paper.compute import SHAPES, costs_of, passes_of_iteration
 from paper.tables import families, sweeps
 from paper.tables.common import Context, gain
 
@@ -33,7 +33,7 @@ def learning_curves(context: Context, path: Path) -> bool:
 
 def _family_curves(context: Context, axes: Any, reward: str) -> None:
     programme = context.tuned
-    costs = measured_costs(programme.shape, context.results)
+    costs = costs_of(programme.shape, context.results)
     for number, (name, recipe) in enumerate(families.FAMILIES.items()):
         runs = context.finished(programme.over_seeds(recipe, reward=reward))
         for run in runs:

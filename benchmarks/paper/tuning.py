@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paper.compute import iterations_within, measured_costs, passes_of_iteration
+from paper.compute import costs_of, iterations_within, passes_of_iteration
 from paper.experiments import Experiment, Programme
 from paper.finished import Finished, Runs
 
@@ -39,13 +39,13 @@ class Choice:
 def budget(programme: Programme, results: Path) -> float:
     """Compute of a run, in seconds at the programme's shape: that of Sol-RL at its number of iterations."""
     config = programme.experiment("sol_rl", programme.seeds[0]).config
-    return config.iterations * measured_costs(programme.shape, results).seconds(passes_of_iteration(config))
+    return config.iterations * costs_of(programme.shape, results).seconds(passes_of_iteration(config))
 
 
 def affordable(programme: Programme, recipe: str, results: Path, share: float = 1.0) -> int:
     """Iterations of a recipe within `share` of the budget."""
     config = programme.experiment(recipe, programme.seeds[0]).config
-    return iterations_within(config, share * budget(programme, results), measured_costs(programme.shape, results))
+    return iterations_within(config, share * budget(programme, results), costs_of(programme.shape, results))
 
 
 def trials(programme: Programme, recipe: str, results: Path) -> dict[float, Experiment]:

@@ -1,12 +1,14 @@
 """Accounting of compute: passes as they are really made, and their times at true shapes."""
 
+import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from paper.compute import iterations_within, measured_costs, passes_of_iteration
+from paper.compute import SOURCES, STORED, costs_of, iterations_within, passes_of_iteration, store_costs
 from paper.experiments import Programme
 from paper_runs import RESULTS
 from solrl_core.families.sana import Sana
@@ -79,18 +81,35 @@ def test_passes_are_those_that_a_run_makes(recipe: str, tmp_path: Path, monkeypa
 
 
 def test_costs_are_those_of_the_stored_results() -> None:
-    flux = measured_costs("flux", RESULTS)
-    assert flux.ms["generate bf16"] == pytest.approx(671.6 / 24, abs=0.01)
-    assert flux.ms["generate nvfp4"] == flux.ms["generate fp8"] == pytest.approx(391.6 / 24, abs=0.01)
+    flux = costs_of("flux", RESULTS)
+    assert flux.ms["generate bf16"] == pytest.approx(661.9 / 24, abs=0.01)
+    assert flux.ms["generate nvfp4"] == flux.ms["generate fp8"] == pytest.approx(382.6 / 24, abs=0.01)
     assert flux.ms["train current"] == pytest.approx(762.7 / 12, abs=0.01)
     assert flux.ms["train old"] == pytest.approx(350.4 / 12, abs=0.01)
     assert "H200" in flux.device
     with pytest.raises(KeyError, match="expected one of"):
-        measured_costs("another", RESULTS)
+        costs_of("another", RESULTS)
+
+
+def test_later_measurements_do_not_change_the_stored_costs(tmp_path: Path) -> None:
+    measured, runs = tmp_path / "measured", tmp_path / "runs"
+    measured.mkdir()
+    for name in SOURCES:
+        shutil.copy(RESULTS / name, measured)
+    store_costs(measured, runs)
+    steps = json.loads((RESULTS / SOURCES[0]).read_text())
+    for row in steps["rows"]:
+        row |= {"ms": 2 * row["ms"]} if "ms" in row else {}
+    (runs / SOURCES[0]).write_text(json.dumps(steps))
+    shutil.copy(RESULTS / SOURCES[1], runs)
+    assert costs_of("sana", runs) == costs_of("sana", measured)
+    (runs / STORED).unlink()
+    costs_of.cache_clear()
+    assert costs_of("sana", runs).ms["generate fp8"] == 2 * costs_of("sana", measured).ms["generate fp8"]
 
 
 def test_equal_compute_gives_cheap_algorithms_more_iterations() -> None:
-    programme, costs = Programme(), measured_costs("flux", RESULTS)
+    programme, costs = Programme(), costs_of("flux", RESULTS)
     ours = programme.experiment("sol_rl", 1).config
     budget = 40 * costs.seconds(passes_of_iteration(ours))
     assert iterations_within(ours, budget, costs) == 40

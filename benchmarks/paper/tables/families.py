@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from paper.compute import SHAPES, Passes, measured_costs, passes_of_iteration
+from paper.compute import SHAPES, Passes, costs_of, passes_of_iteration
 from paper.experiments import Experiment
 from paper.finished import Finished
 from paper.intervals import Estimate, over_seeds
@@ -91,7 +91,7 @@ def clocks_of(context: Context) -> dict[str, Clock]:
     """Measures of compute by name."""
     clocks: dict[str, Clock] = {}
     for shape, name in SHAPES.items():
-        costs = measured_costs(shape, context.results)
+        costs = costs_of(shape, context.results)
         short = name.partition(" ")[0]
         clocks[f"denoising, {short}"] = _weighted(costs.generating)
         clocks[f"with training, {short}"] = _weighted(costs.seconds)
