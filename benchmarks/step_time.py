@@ -8,6 +8,7 @@ they are measured. Writes docs/results/step_time.{json,md,png} and step_time_whe
 import argparse
 import copy
 import gc
+import importlib.util
 import json
 import os
 import statistics
@@ -54,6 +55,9 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="render table and plots from the JSON, without measuring")
     parser.add_argument("--child", choices=list(BATCH), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if ENGINE in args.tiers and importlib.util.find_spec("transformer_engine") is None:
+        args.tiers = [tier for tier in args.tiers if tier != ENGINE]
+        print(f"without {ENGINE}: it is not installed", file=sys.stderr)
     if args.child:
         measure(args.child, args.tiers, args.device)
         return
