@@ -27,8 +27,8 @@ PARTS = ("cold", "adapter", "share", "phase")
 OF_FLUX = ("cold", "adapter")
 CANDIDATES, KEPT = 96, 24
 EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
-KEEPS = (64, 48)
-"""Candidates that the pruned plans keep before the last of the fitted steps."""
+KEEP = 64
+"""Candidates that the pruned plans keep: after four of the six steps, or before the last of the fitted ones."""
 RANK = 32
 
 
@@ -140,7 +140,7 @@ def measure(model: str, args: argparse.Namespace) -> None:
 
 
 def explored(backbone: Any) -> dict[str, Any]:
-    """Exploration plans by name: six steps, and four fitted ones with and without pruning; decoded early as well.
+    """Exploration plans by name: six steps and four fitted ones, with and without pruning; decoded early as well.
 
     Neither the coefficients of fitted steps nor the weights of an early decoder affect the time.
     """
@@ -149,12 +149,14 @@ def explored(backbone: Any) -> dict[str, Any]:
     from solrl_proto.rollouts import Plan, Prune
     from true_size import early_decoder
 
+    plans = {}
     fitted = Plan(steps=FITTED_STEPS, fitted=identity_solver(SCHEDULES[-1]))
-    name = f"{FITTED_STEPS} fitted steps"
-    plans = {UNPRUNED: Plan(steps=EXPLORE_STEPS), name: fitted}
-    for keep in KEEPS:
-        prune = Prune(after=FITTED_STEPS - 1, keep=keep)
-        plans[f"{name}, pruned to {keep} after {prune.after}"] = fitted.model_copy(update={"prune": prune})
+    for name, plan, after in (
+        (UNPRUNED, Plan(steps=EXPLORE_STEPS), EXPLORE_STEPS - 2),
+        (f"{FITTED_STEPS} fitted steps", fitted, FITTED_STEPS - 1),
+    ):
+        pruned = {"prune": Prune(after=after, keep=KEEP)}
+        plans |= {name: plan, f"{name}, pruned to {KEEP} after {after}": plan.model_copy(update=pruned)}
     try:
         early = {"early_decoder": early_decoder(backbone)}
     except EarlyDecoderError:  # the miniatures' images are too small
