@@ -2,11 +2,12 @@
 
 Compares NVFP4 and FP8 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same
 images. The plans use six steps of the solver that the preset of the model's family uses, or four steps fitted to the
-model, with and without pruning. The schedule of the fitted steps is chosen on training prompts. One pass over all
-candidates, also scored after some of its steps, evaluates every plan. On a GPU this is an approximation, because a
-value near a rounding boundary may round differently in a batch of another size. A few groups are therefore really
-pruned, and the largest difference is printed. Without FP8 units, FP8 is emulated. Scores are kept in
-runs/plan_fidelity, from which the command resumes. Writes docs/results/plan_fidelity.{json,md,png}.
+model, with and without pruning, decoded whole and early. The schedule of the fitted steps is chosen, and the early
+decoder fitted, on training prompts. One pass over all candidates, also scored after some of its steps, evaluates every
+plan. On a GPU this is an approximation, because a value near a rounding boundary may round differently in a batch of
+another size. A few groups are therefore really pruned, and the largest difference is printed. Without FP8 units, FP8 is
+emulated. Scores are kept in runs/plan_fidelity, from which the command resumes. Writes
+docs/results/plan_fidelity.{json,md,png}.
 """
 
 import argparse
@@ -23,12 +24,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from plan_fidelity_plot import write_plot
-from plan_fidelity_table import ALLOWED, CHECKED, FITTED, STEPS, TRUE_STEPS, table
+from plan_fidelity_table import ALLOWED, CHECKED, EARLY, FITTED, SMALLER, STEPS, TRUE_STEPS, WHOLE, table
 from rank_tables import MODELS, REWARDS, command
 from rich.console import Console
 from rich.progress import track
 from safetensors.torch import load_file, save_file
+from solrl_core.early_decoder import fit_early_decoder, scaled_by_area
 from solrl_core.families import load_backbone
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fidelity import rank_fidelity
 from solrl_core.fitting import SCHEDULES
 from solrl_core.generator import Generator
@@ -36,7 +39,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.solver_specs import SOLVERS
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
+from solrl_proto.rollouts import EarlyDecoder, FittedSolver, Plan, PromptItem, Prune
 from solrl_proto.selection import best_worst
 from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
 from solrl_trainer.config import RunConfig
@@ -54,13 +57,14 @@ KEEP = {STEPS: (24, 32, 48, 64, 80), FITTED: (24, 32, 40, 48, 64)}
 """By number of steps: the steps after which candidates are pruned, and the numbers of candidates kept."""
 CHOSEN_FOR = 48
 """Candidates kept before the last step where the schedule of the fitted steps is chosen."""
+DECODERS = (WHOLE, EARLY)
 SAVED_EVERY = 16
 
 Scores = dict[str, torch.Tensor]
 """float32 [prompts, rewards, candidates]: "true"; "fp8/6/2" for scores of the images predicted after 2 of 6 steps at
-FP8, "fp8/6/6" at the end. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
-Way = tuple[int, int, int]
-"""A plan: (steps, steps before pruning, candidates kept). Pruning after all steps means no pruning."""
+FP8, "fp8/6/6" at the end; "fp8/6/2/early" if decoded early. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
+Way = tuple[int, int, int, str]
+"""A plan: (steps, steps before pruning, candidates kept, decoder). Pruning after all steps means no pruning."""
 
 
 @dataclass(frozen=True)
@@ -146,19 +150,25 @@ def measure(
     numerics: dict[str, str] = {precision: generator.numerics for precision, generator in proxies.items()}
     args.scores.mkdir(parents=True, exist_ok=True)
     stem = "-".join((model, solver, *args.precisions))
-    solver_file, file = args.scores / f"{stem}.solver.json", args.scores / f"{stem}.safetensors"
+    # Scores of older versions, without early decoding, are in STEM.safetensors.
+    solver_file, early_file, file = (
+        args.scores / f"{stem}.{part}" for part in ("solver.json", "early.json", "whole-early.safetensors")
+    )
     if not solver_file.is_file():
         solver_file.write_text(choose_solver(models, args.candidates, args.chosen_on).model_dump_json(indent=1) + "\n")
     fitted = FittedSolver.model_validate_json(solver_file.read_text())
+    if not early_file.is_file():
+        early_file.write_text(fit_early(backbone, models.true, config).model_dump_json(indent=1) + "\n")
+    early = EarlyDecoder.model_validate_json(early_file.read_text())
     scores: Scores = load_file(file) if file.is_file() else {}
     begun = len(scores["true"]) if scores else 0
     for index, prompt in enumerate(track(prompts[begun:], f"{model}, groups", console=Console(stderr=True)), begun + 1):
         seeds = expand_seeds(0, prompt.id, args.candidates)
         new = {"true": true_scores(prompt, seeds, models)}
-        new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted})
+        new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted}, early)
         if index <= CHECKED:
             for precision in proxies:
-                off = really_pruned(precision, prompt, seeds, new, models, fitted)
+                off = really_pruned(precision, prompt, seeds, new, models, fitted, early)
                 new[f"{precision}/off"] = torch.tensor(off)
         scores |= {key: torch.cat([*([scores[key]] if key in scores else []), part[None]]) for key, part in new.items()}
         if index % SAVED_EVERY == 0 or index == len(prompts):
@@ -190,6 +200,12 @@ def choose_solver(models: Models, candidates: int, prompts: int) -> FittedSolver
     return solvers[int(parted.flatten(1).min(1).values.argmax())]
 
 
+def fit_early(backbone: PipelineBackbone, generator: Generator, config: RunConfig) -> EarlyDecoder:
+    """Fit an early decoder of images of half the size to training prompts; `generator` must be BF16."""
+    latents = recipe_examples(config, generator).latents[-1].to(backbone.device)
+    return fit_early_decoder(backbone, latents, least=backbone.height // 2)
+
+
 def true_scores(prompt: PromptItem, seeds: Sequence[int], models: Models) -> torch.Tensor:
     """True scores of one group [rewards, candidates]."""
     made = models.true.generate(prompt.text, seeds, steps=TRUE_STEPS, solver=models.config.solver)
@@ -197,17 +213,35 @@ def true_scores(prompt: PromptItem, seeds: Sequence[int], models: Models) -> tor
 
 
 def proxy_scores(
-    prompt: PromptItem, seeds: Sequence[int], models: Models, solvers: Mapping[int, str | FittedSolver]
+    prompt: PromptItem,
+    seeds: Sequence[int],
+    models: Models,
+    solvers: Mapping[int, str | FittedSolver],
+    early: EarlyDecoder | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Scores of one group [rewards, candidates] for each number of steps and its solver, by the keys of `Scores`."""
+    """Scores of one group [rewards, candidates] for each number of steps and its solver, by the keys of `Scores`.
+
+    With an early decoder, images are also decoded early, and those after `STEPS` steps also scaled down to that size.
+    """
     found = {}
     for (precision, proxy), (steps, solver) in itertools.product(models.proxies.items(), solvers.items()):
         trajectory = None
         for until in (*AFTER[steps], steps):
             made = proxy.generate(prompt.text, seeds, steps=steps, solver=solver, start=trajectory, until=until)
             trajectory = made.trajectory
-            found[f"{precision}/{steps}/{until}"] = scored(prompt, made.images, models)
+            found[state(precision, steps, until)] = scored(prompt, made.images, models)
+            if early is not None:
+                images = proxy.decode(made.latents, early=early)
+                found[state(precision, steps, until, EARLY)] = scored(prompt, images, models)
+                if until == STEPS:
+                    smaller = scaled_by_area(made.images, *images.shape[-2:])
+                    found[state(precision, steps, until, SMALLER)] = scored(prompt, smaller, models)
     return found
+
+
+def state(precision: str, steps: int, until: int, decoded: str = WHOLE) -> str:
+    """Key of `Scores` for images predicted after `until` of `steps` steps."""
+    return f"{precision}/{steps}/{until}" + ("" if decoded == WHOLE else f"/{decoded}")
 
 
 def scored(prompt: PromptItem, images: torch.Tensor, models: Models) -> torch.Tensor:
@@ -226,7 +260,13 @@ def pruned(halfway: torch.Tensor, final: torch.Tensor, keep: int) -> torch.Tenso
 
 
 def really_pruned(
-    precision: str, prompt: PromptItem, seeds: Sequence[int], scores: Scores, models: Models, solver: FittedSolver
+    precision: str,
+    prompt: PromptItem,
+    seeds: Sequence[int],
+    scores: Scores,
+    models: Models,
+    solver: FittedSolver,
+    early: EarlyDecoder,
 ) -> list[float]:
     """Prune as the service does; largest difference of a score per plan, in standard deviations of the group.
 
@@ -235,12 +275,17 @@ def really_pruned(
     found, config, proxy = [], models.config, models.proxies[precision]
     side = SideStream(proxy.backbone.device)
     scorer = Scorer(models.rewards, [spec.name for spec in config.trained], config.trained, side)
-    for steps, after, keep in grid(len(seeds)):
-        by = None if steps == STEPS else solver
-        plan = Plan(steps=steps, solver=config.solver, fitted=by, prune=Prune(after=after, keep=keep))
+    for steps, after, keep, decoded in grid(len(seeds)):
+        plan = Plan(
+            steps=steps,
+            solver=config.solver,
+            fitted=None if steps == STEPS else solver,
+            prune=Prune(after=after, keep=keep),
+            early_decoder=early if decoded == EARLY else None,
+        )
         product = PlannedCandidates(proxy, lambda plan=plan: plan, scorer).scores(prompt, seeds)
-        final = scores[f"{precision}/{steps}/{steps}"][0]
-        ours = pruned(scores[f"{precision}/{steps}/{after}"][0], final, keep)
+        halfway, final = (scores[state(precision, steps, until, decoded)][0] for until in (after, steps))
+        ours = pruned(halfway, final, keep)
         same = bool((product.isnan() == ours.isnan()).all())
         found.append(float((product - ours).nan_to_num().abs().max() / final.std()) if same else torch.inf)
     return found
@@ -249,25 +294,32 @@ def really_pruned(
 def grid(candidates: int) -> list[Way]:
     """All plans with pruning."""
     return [
-        (steps, after, keep)
+        (steps, after, keep, decoded)
         for steps in (STEPS, FITTED)
-        for after, keep in itertools.product(AFTER[steps], KEEP[steps])
+        for after, keep, decoded in itertools.product(AFTER[steps], KEEP[steps], DECODERS)
         if keep < candidates
     ]
 
 
 def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
-    """A row per reward and plan: six steps without pruning first, then the fitted steps without pruning."""
+    """A row per reward and plan: six steps without pruning first, then the fitted steps without pruning.
+
+    All are compared with six steps without pruning, decoded whole.
+    """
     candidates = scores["true"].shape[2]
+    unpruned = [*itertools.product((STEPS, FITTED), DECODERS), (STEPS, SMALLER)]
     rows = []
     for at, reward in enumerate(REWARDS):
         true = scores["true"][:, at]
-        wholes = {steps: ranks(scores[f"{precision}/{steps}/{steps}"][:, at], true) for steps in (STEPS, FITTED)}
-        for steps, after, keep in [(STEPS, STEPS, candidates), (FITTED, FITTED, candidates), *grid(candidates)]:
-            early, final = (scores[f"{precision}/{steps}/{until}"][:, at] for until in (after, steps))
-            pairs = zip(early, final, strict=True)
+        every = {
+            (steps, decoded): ranks(scores[state(precision, steps, steps, decoded)][:, at], true)
+            for steps, decoded in unpruned
+        }
+        for steps, after, keep, decoded in [*((n, n, candidates, way) for n, way in unpruned), *grid(candidates)]:
+            halfway, final = (scores[state(precision, steps, until, decoded)][:, at] for until in (after, steps))
+            pairs = zip(halfway, final, strict=True)
             found = ranks(torch.stack([pruned(half, end, keep) for half, end in pairs]), true)
-            worse = worse_than(wholes[STEPS], found)
+            worse = worse_than(every[STEPS, WHOLE], found)
             rows.append(
                 {
                     "model": model,
@@ -276,11 +328,12 @@ def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
                     "steps": steps,
                     "after": after,
                     "keep": keep,
+                    "decoded": decoded,
                     "cost": (after * candidates + (steps - after) * keep) / (STEPS * candidates),
                     "top_rank": float(found["top"].mean()),
                     "bottom_rank": float(found["bottom"].mean()),
                     "worse": worse,
-                    "worse_than_unpruned": worse_than(wholes[steps], found),
+                    "worse_than_unpruned": worse_than(every[steps, decoded], found),
                     "spearman": float(found["spearman"].nanmean()),
                     "within": all(mean <= ALLOWED for mean, _, _ in worse.values()),
                     "surely_within": all(high <= ALLOWED for _, _, high in worse.values()),

@@ -1,6 +1,7 @@
 """Results page of `plan_fidelity.py`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from caveats import PREPARED_FOR_NVFP4
@@ -12,11 +13,32 @@ CHECKED = 2
 ALLOWED = 1.0
 """Largest allowed increase of the mean true rank of the best and of the worst 12 over six steps without pruning."""
 
+WHOLE, EARLY, SMALLER = "whole", "early", "smaller"
+"""How the images that are scored are decoded; smaller: whole, then scaled down to the size of the early ones."""
+NEXT = 2
+"""Cheaper plans named beside the cheapest that is allowed."""
+
 Row = dict[str, Any]
+Plan = tuple[float, int, int, int]
+"""(share of the steps spent, steps, steps before pruning, candidates kept)."""
+
+DECODED_EARLY = (
+    "*Decoded early*: images are scored, halfway and at the end, as an early decoder makes them, at half the size. "
+    "It was fitted to each model on training prompts. True ranks are of images decoded whole. Unlike rewards of large "
+    "images, the miniatures' rewards look at all pixels, so the size alone can change ranks. *Scaled down* shows that: "
+    "decoded whole, then scaled down to that size."
+)
+CHEAPEST = (
+    f"Of each model, precision and decoder, the plan of the fewest steps by which, for every reward, the best and the "
+    f"worst are at most {ALLOWED:g} worse with the whole interval. Early decoding costs less than whole, but steps do "
+    f"not show by how much. *Next cheaper*: by how much, and for how many rewards, the upper end of the interval "
+    f"exceeds {ALLOWED:g}; plans that a cheaper one exceeds by less are left out. Many plans are compared, and their "
+    f"intervals are not widened for that."
+)
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Markdown tables of the content of plan_fidelity.json: a row per plan and precision, then all rows."""
+    """Markdown page of the content of plan_fidelity.json: the cheapest plans, all plans, then all rows."""
     rows = result["rows"]
     along = {
         model: ", ".join(f"{sigma:g}" for sigma in solver["sigmas"]) for model, solver in result["solvers"].items()
@@ -37,8 +59,17 @@ def table(result: Mapping[str, Any]) -> str:
         f"{STEPS} unpruned steps at the same precision, paired over prompts, with its 95 % interval. Steps:",
         f"candidate steps spent, relative to {STEPS} unpruned ones; decoding and scoring halfway, once per candidate,",
         "is not included.",
+        *(["", *wrap(DECODED_EARLY, 118)] if any(decoded(row) == EARLY for row in rows) else []),
         "",
         *PREPARED_FOR_NVFP4,
+        "",
+        "## Cheapest plan",
+        "",
+        *wrap(CHEAPEST, 118),
+        "",
+        *_cheapest(rows),
+        "",
+        "## All plans",
         "",
         *_plans(rows),
         "",
@@ -57,6 +88,37 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _cheapest(rows: Sequence[Row]) -> Iterator[str]:
+    """A row per model, precision and decoder."""
+    yield "| model | precision | decoded | cheapest plan | steps | largest increase | next cheaper |"
+    yield "|---|---|---|---|---|---|---|"
+    groups: dict[tuple[str, str, str], dict[Plan, list[Row]]] = {}
+    for row in rows:
+        if decoded(row) != SMALLER:
+            groups.setdefault((row["model"], row["precision"], decoded(row)), {}).setdefault(_plan(row), []).append(row)
+    for (model, precision, how), plans in groups.items():
+        largest = {
+            plan: max((i for row in own for i in row["worse"].values()), key=_upper) for plan, own in plans.items()
+        }
+        ordered = sorted(plans, key=lambda plan: (plan[0], _upper(largest[plan])))
+        chosen = next((plan for plan in ordered if all(row["surely_within"] for row in plans[plan])), None)
+        said = (
+            "none |  | " if chosen is None else f"{_name(*chosen[1:])} | {chosen[0]:.0%} | {_interval(largest[chosen])}"
+        )
+        missed: list[Plan] = []
+        for plan in ordered:
+            if chosen is not None and plan[0] >= chosen[0]:
+                break
+            if not missed or _upper(largest[plan]) < _upper(largest[missed[-1]]):
+                missed.append(plan)
+        others = [
+            f"{_name(*plan[1:])} ({plan[0]:.0%}): by {_upper(largest[plan]) - ALLOWED:.2f}, "
+            f"{sum(not row['surely_within'] for row in plans[plan])} of {len(plans[plan])}"
+            for plan in missed[: -NEXT - 1 : -1]
+        ]
+        yield f"| {model} | {precision.upper()} | {how} | {said} | {'; '.join(others)} |"
+
+
 def _plans(rows: Sequence[Row]) -> list[str]:
     """A row per plan and precision, over all models and rewards, the cheapest first."""
     count = len({(row["model"], row["reward"]) for row in rows})
@@ -65,17 +127,16 @@ def _plans(rows: Sequence[Row]) -> list[str]:
         f"| at most {ALLOWED:g} worse | with whole interval | worse than unpruned, maximum |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    groups: dict[tuple[float, int, int, int], dict[str, list[Row]]] = {}
+    groups: dict[tuple[Plan, str], dict[str, list[Row]]] = {}
     for row in rows:
-        if row["cost"] < 1:
-            plan = (row["cost"], row["steps"], row["after"], row["keep"])
-            groups.setdefault(plan, {}).setdefault(row["precision"], []).append(row)
-    for plan, by_precision in sorted(groups.items()):
+        if not is_reference(row):
+            groups.setdefault((_plan(row), decoded(row)), {}).setdefault(row["precision"], []).append(row)
+    for (plan, how), by_precision in sorted(groups.items()):
         for precision, group in by_precision.items():
             worse = [_largest(row, "worse") for row in group]
             own = f"{max(_largest(row, 'worse_than_unpruned') for row in group):+.2f}" if plan[2] < plan[1] else ""
             lines.append(
-                f"| {_name(*plan[1:])} | {precision.upper()} | {plan[0]:.0%} | {sum(worse) / len(worse):+.2f} "
+                f"| {_name(*plan[1:], how)} | {precision.upper()} | {plan[0]:.0%} | {sum(worse) / len(worse):+.2f} "
                 f"| {max(worse):+.2f} | {sum(row['within'] for row in group)} of {len(group)} "
                 f"| {sum(row['surely_within'] for row in group)} | {own} |"
             )
@@ -90,20 +151,44 @@ def _every(rows: Sequence[Row]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
-        whole = r["after"] == STEPS
-        said = ["" if whole else f"{m:+.2f} [{a:+.2f}, {b:+.2f}]" for m, a, b in r["worse"].values()]
+        reference = is_reference(r)
+        said = ["" if reference else _interval(each) for each in r["worse"].values()]
         lines.append(
-            f"| {r['model']} | {r['precision'].upper()} | {r['reward']} | {_name(r['steps'], r['after'], r['keep'])} "
+            f"| {r['model']} | {r['precision'].upper()} | {r['reward']} | {_name(*_plan(r)[1:], decoded(r))} "
             f"| {r['cost']:.0%} | {r['top_rank']:.1f} / {r['bottom_rank']:.1f} "
-            f"| {said[0]} | {said[1]} | {r['spearman']:.3f} | {'' if whole else 'yes' if r['within'] else 'no'} |"
+            f"| {said[0]} | {said[1]} | {r['spearman']:.3f} | {'' if reference else 'yes' if r['within'] else 'no'} |"
         )
     return lines
 
 
-def _name(steps: int, after: int, keep: int) -> str:
+def is_reference(row: Row) -> bool:
+    """Whether a row is of the plan that all are compared with."""
+    return row["after"] == STEPS and decoded(row) == WHOLE
+
+
+def decoded(row: Row) -> str:
+    """How the images of a row are decoded; rows of older versions do not say."""
+    return str(row.get("decoded", WHOLE))
+
+
+def _plan(row: Row) -> Plan:
+    return row["cost"], row["steps"], row["after"], row["keep"]
+
+
+def _name(steps: int, after: int, keep: int, how: str = WHOLE) -> str:
     """Short name of a plan."""
     long = "" if steps == STEPS else f"{steps} fitted steps"
-    return ", ".join(filter(None, [long, f"after {after} keep {keep}" if after < steps else ""])) or "unpruned"
+    name = ", ".join(filter(None, [long, f"after {after} keep {keep}" if after < steps else ""])) or "unpruned"
+    return name + {WHOLE: "", EARLY: ", decoded early", SMALLER: ", scaled down"}[how]
+
+
+def _interval(values: Sequence[float]) -> str:
+    mean, low, high = values
+    return f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def _upper(interval: Sequence[float]) -> float:
+    return interval[2]
 
 
 def _largest(row: Row, which: str) -> float:
