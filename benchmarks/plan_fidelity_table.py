@@ -32,8 +32,8 @@ CHEAPEST = (
     f"Of each model, precision and decoder, the plan of the fewest steps by which, for every reward, the best and the "
     f"worst are at most {ALLOWED:g} worse with the whole interval. Early decoding costs less than whole, but steps do "
     f"not show by how much. *Next cheaper*: by how much, and for how many rewards, the upper end of the interval "
-    f"exceeds {ALLOWED:g}; plans that a cheaper one exceeds by less are left out. Many plans are compared, and their "
-    f"intervals are not widened for that."
+    f"exceeds {ALLOWED:g}; at most {NEXT} plans, and none that exceeds it by as much as a cheaper one. Many plans are "
+    f"compared, and their intervals are not widened for that."
 )
 
 
