@@ -2,11 +2,11 @@
 
 Compares NVFP4 and FP8 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same
 images. The plans use six steps of the solver that the preset of the model's family uses, or four steps fitted to the
-model, with and without pruning, decoded whole and early. The schedule of the fitted steps is chosen, and the early
-decoder fitted, on training prompts. One pass over all candidates, also scored after some of its steps, evaluates every
-plan. On a GPU this is an approximation, because a value near a rounding boundary may round differently in a batch of
-another size. A few groups are therefore really pruned, and the largest difference is printed. Without FP8 units, FP8 is
-emulated. Scores are kept in runs/plan_fidelity, from which the command resumes. Writes
+model, with and without pruning; those without pruning are also decoded early. The schedule of the fitted steps is
+chosen, and the early decoder fitted, on training prompts. One pass over all candidates, also scored after some of its
+steps, evaluates every plan. On a GPU this is an approximation, because a value near a rounding boundary may round
+differently in a batch of another size. A few groups are therefore really pruned, and the largest difference is printed.
+Without FP8 units, FP8 is emulated. Scores are kept in runs/plan_fidelity, from which the command resumes. Writes
 docs/results/plan_fidelity.{json,md,png}.
 """
 
@@ -57,14 +57,13 @@ KEEP = {STEPS: (24, 32, 48, 64, 80), FITTED: (24, 32, 40, 48, 64)}
 """By number of steps: the steps after which candidates are pruned, and the numbers of candidates kept."""
 CHOSEN_FOR = 48
 """Candidates kept before the last step where the schedule of the fitted steps is chosen."""
-DECODERS = (WHOLE, EARLY)
 SAVED_EVERY = 16
 
 Scores = dict[str, torch.Tensor]
 """float32 [prompts, rewards, candidates]: "true"; "fp8/6/2" for scores of the images predicted after 2 of 6 steps at
-FP8, "fp8/6/6" at the end; "fp8/6/2/early" if decoded early. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
-Way = tuple[int, int, int, str]
-"""A plan: (steps, steps before pruning, candidates kept, decoder). Pruning after all steps means no pruning."""
+FP8, "fp8/6/6" at the end; "fp8/6/6/early" if decoded early. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
+Way = tuple[int, int, int]
+"""A plan: (steps, steps before pruning, candidates kept). Pruning after all steps means no pruning."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def main() -> None:
     (args.out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
     text = table(result)
     (args.out / f"{NAME}.md").write_text(text)
-    write_plot(rows, args.out / f"{NAME}.png")
+    write_plot([row for row in rows if row["decoded"] == WHOLE], args.out / f"{NAME}.png")
     print(text)
 
 
@@ -168,7 +167,7 @@ def measure(
         new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted}, early)
         if index <= CHECKED:
             for precision in proxies:
-                off = really_pruned(precision, prompt, seeds, new, models, fitted, early)
+                off = really_pruned(precision, prompt, seeds, new, models, fitted)
                 new[f"{precision}/off"] = torch.tensor(off)
         scores |= {key: torch.cat([*([scores[key]] if key in scores else []), part[None]]) for key, part in new.items()}
         if index % SAVED_EVERY == 0 or index == len(prompts):
@@ -221,7 +220,8 @@ def proxy_scores(
 ) -> dict[str, torch.Tensor]:
     """Scores of one group [rewards, candidates] for each number of steps and its solver, by the keys of `Scores`.
 
-    With an early decoder, images are also decoded early, and those after `STEPS` steps also scaled down to that size.
+    With an early decoder, the images after the last step are also decoded early, and those after `STEPS` steps also
+    scaled down to that size.
     """
     found = {}
     for (precision, proxy), (steps, solver) in itertools.product(models.proxies.items(), solvers.items()):
@@ -230,12 +230,12 @@ def proxy_scores(
             made = proxy.generate(prompt.text, seeds, steps=steps, solver=solver, start=trajectory, until=until)
             trajectory = made.trajectory
             found[state(precision, steps, until)] = scored(prompt, made.images, models)
-            if early is not None:
-                images = proxy.decode(made.latents, early=early)
-                found[state(precision, steps, until, EARLY)] = scored(prompt, images, models)
-                if until == STEPS:
-                    smaller = scaled_by_area(made.images, *images.shape[-2:])
-                    found[state(precision, steps, until, SMALLER)] = scored(prompt, smaller, models)
+        if early is not None:
+            images = proxy.decode(made.latents, early=early)
+            found[state(precision, steps, steps, EARLY)] = scored(prompt, images, models)
+            if steps == STEPS:
+                smaller = scaled_by_area(made.images, *images.shape[-2:])
+                found[state(precision, steps, steps, SMALLER)] = scored(prompt, smaller, models)
     return found
 
 
@@ -260,13 +260,7 @@ def pruned(halfway: torch.Tensor, final: torch.Tensor, keep: int) -> torch.Tenso
 
 
 def really_pruned(
-    precision: str,
-    prompt: PromptItem,
-    seeds: Sequence[int],
-    scores: Scores,
-    models: Models,
-    solver: FittedSolver,
-    early: EarlyDecoder,
+    precision: str, prompt: PromptItem, seeds: Sequence[int], scores: Scores, models: Models, solver: FittedSolver
 ) -> list[float]:
     """Prune as the service does; largest difference of a score per plan, in standard deviations of the group.
 
@@ -275,16 +269,11 @@ def really_pruned(
     found, config, proxy = [], models.config, models.proxies[precision]
     side = SideStream(proxy.backbone.device)
     scorer = Scorer(models.rewards, [spec.name for spec in config.trained], config.trained, side)
-    for steps, after, keep, decoded in grid(len(seeds)):
-        plan = Plan(
-            steps=steps,
-            solver=config.solver,
-            fitted=None if steps == STEPS else solver,
-            prune=Prune(after=after, keep=keep),
-            early_decoder=early if decoded == EARLY else None,
-        )
+    for steps, after, keep in grid(len(seeds)):
+        by = None if steps == STEPS else solver
+        plan = Plan(steps=steps, solver=config.solver, fitted=by, prune=Prune(after=after, keep=keep))
         product = PlannedCandidates(proxy, lambda plan=plan: plan, scorer).scores(prompt, seeds)
-        halfway, final = (scores[state(precision, steps, until, decoded)][0] for until in (after, steps))
+        halfway, final = (scores[state(precision, steps, until)][0] for until in (after, steps))
         ours = pruned(halfway, final, keep)
         same = bool((product.isnan() == ours.isnan()).all())
         found.append(float((product - ours).nan_to_num().abs().max() / final.std()) if same else torch.inf)
@@ -294,9 +283,9 @@ def really_pruned(
 def grid(candidates: int) -> list[Way]:
     """All plans with pruning."""
     return [
-        (steps, after, keep, decoded)
+        (steps, after, keep)
         for steps in (STEPS, FITTED)
-        for after, keep, decoded in itertools.product(AFTER[steps], KEEP[steps], DECODERS)
+        for after, keep in itertools.product(AFTER[steps], KEEP[steps])
         if keep < candidates
     ]
 
@@ -307,7 +296,7 @@ def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
     All are compared with six steps without pruning, decoded whole.
     """
     candidates = scores["true"].shape[2]
-    unpruned = [*itertools.product((STEPS, FITTED), DECODERS), (STEPS, SMALLER)]
+    unpruned = [(STEPS, WHOLE), (FITTED, WHOLE), (STEPS, EARLY), (FITTED, EARLY), (STEPS, SMALLER)]
     rows = []
     for at, reward in enumerate(REWARDS):
         true = scores["true"][:, at]
@@ -315,7 +304,8 @@ def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
             (steps, decoded): ranks(scores[state(precision, steps, steps, decoded)][:, at], true)
             for steps, decoded in unpruned
         }
-        for steps, after, keep, decoded in [*((n, n, candidates, way) for n, way in unpruned), *grid(candidates)]:
+        ways = [*((n, n, candidates, way) for n, way in unpruned), *((*plan, WHOLE) for plan in grid(candidates))]
+        for steps, after, keep, decoded in ways:
             halfway, final = (scores[state(precision, steps, until, decoded)][:, at] for until in (after, steps))
             pairs = zip(halfway, final, strict=True)
             found = ranks(torch.stack([pruned(half, end, keep) for half, end in pairs]), true)

@@ -23,7 +23,7 @@ Plan = tuple[float, int, int, int]
 """(share of the steps spent, steps, steps before pruning, candidates kept)."""
 
 DECODED_EARLY = (
-    "*Decoded early*: images are scored, halfway and at the end, as an early decoder makes them, at half the size. "
+    "*Decoded early*: images are scored as an early decoder makes them, at half the size; only without pruning. "
     "It was fitted to each model on training prompts. True ranks are of images decoded whole. Unlike rewards of large "
     "images, the miniatures' rewards look at all pixels, so the size alone can change ranks. *Scaled down* shows that: "
     "decoded whole, then scaled down to that size."
