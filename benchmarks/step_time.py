@@ -58,6 +58,8 @@ def main() -> None:
     if ENGINE in args.tiers and importlib.util.find_spec("transformer_engine") is None:
         args.tiers = [tier for tier in args.tiers if tier != ENGINE]
         print(f"without {ENGINE}: it is not installed", file=sys.stderr)
+    if not args.tiers:
+        parser.error(f"got --tiers {ENGINE!r}, which is not installed; expected any of {', '.join(ALL_TIERS)}")
     if args.child:
         measure(args.child, args.tiers, args.device)
         return

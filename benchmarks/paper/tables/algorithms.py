@@ -8,7 +8,7 @@ from paper.compute import SHAPES, costs_of, passes_of_iteration
 from paper.experiments import Experiment
 from paper.intervals import Estimate
 from paper.published import FINAL
-from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, final, gain, signed, table
+from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, final, gain, table
 from paper.tuning import GRID, SHARE, affordable, choose, trials
 
 TITLE = "1. Algorithms at equal compute"
@@ -116,7 +116,7 @@ def _cell(context: Context, name: str, reward: str) -> str:
 
 def _ahead_of(context: Context, name: str, reward: str) -> str:
     ours, theirs = (runs_of(context, algorithm, reward) for algorithm in (OURS, name))
-    return signed(difference(context, ours, theirs, reward)) if ours and theirs else NOT_RUN
+    return cell(context, theirs, difference(context, ours, theirs, reward)) if ours and theirs else NOT_RUN
 
 
 def _tuned(context: Context, name: str) -> list[str]:
