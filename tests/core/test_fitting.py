@@ -1,11 +1,12 @@
 """Fitted solvers, compared with known solvers and with many Euler steps of the model."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from solrl_core.families import Backbone
-from solrl_core.fitting import SCHEDULES, Examples, fit, identity_solver, make_examples
+from solrl_core.fitting import SCHEDULES, Examples, fit, identity_solver, make_examples, passes
 from solrl_core.generator import Generator
 from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
 from solrl_core.solver_specs import SOLVERS, make_solver
@@ -84,7 +85,7 @@ def test_examples_are_the_generators_own_trajectories(generator: Generator, exam
 
 
 def test_fitting_at_eulers_levels_reproduces_eulers_result(generator: Generator, examples: Examples) -> None:
-    solver = fit(generator, examples, examples.sigmas[:-1])
+    solver = fit(generator, examples, examples.sigmas[:-1], rounds=0)
     made = generator.generate(examples.texts, examples.seeds, steps=10, solver=solver, decode=False)
     error = (made.latents - examples.latents[-1]).square().mean() / examples.latents[-1].square().mean()
     assert float(error) < 1e-4
@@ -105,6 +106,32 @@ def test_four_fitted_steps_are_closer_to_ten_euler_steps_than_six_euler_steps(
     fitted = error(FEW, solver)
     assert fitted < error(6, "euler")
     assert all(fitted < 0.5 * error(FEW, by) for by in SOLVERS)
+
+
+def test_refining_ends_nearer_to_the_examples(generator: Generator, examples: Examples) -> None:
+    def error(rounds: int) -> float:
+        solver = fit(generator, examples, SCHEDULES[1], rounds)
+        made = generator.generate(examples.texts, examples.seeds, steps=FEW, solver=solver, decode=False)
+        return float((made.latents - examples.latents[-1]).square().mean())
+
+    assert error(1) < 0.9 * error(0)
+
+
+def test_a_fit_takes_the_passes_that_a_calibration_expects(generator: Generator, examples: Examples) -> None:
+    few = replace(
+        examples, texts=examples.texts[:8], seeds=examples.seeds[:8], latents=[x[:8] for x in examples.latents]
+    )
+    rows = []
+    velocity = generator.backbone.velocity
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generator.backbone, "velocity", lambda *args: rows.append(len(args[1])) or velocity(*args))
+        refined = fit(generator, few, SCHEDULES[1])
+        first = sum(rows)
+        rows.clear()
+        greedy = fit(generator, few, SCHEDULES[1], rounds=0)
+    assert first == passes(FEW) * 8
+    assert sum(rows) == FEW * 8
+    assert greedy.sigmas == SCHEDULES[1] != refined.sigmas
 
 
 def test_the_identity_solver_only_evaluates_the_model() -> None:

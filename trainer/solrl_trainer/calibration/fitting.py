@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from solrl_core.early_decoder import REWARD_PIXELS, early_stage, fit_early_decoder
 from solrl_core.families.early_exit import EarlyDecoderError
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.fitting import Examples, fit, identity_solver, make_examples
+from solrl_core.fitting import Examples, fit, identity_solver, make_examples, passes
 from solrl_core.generator import Generator
 from solrl_proto.identifiers import Message
 from solrl_proto.noise import expand_seeds
@@ -82,10 +82,10 @@ def fit_on_rank_zero(
 
 
 def fitting_steps(config: RunConfig, known: Fits) -> int:
-    """Solver steps of the examples, and of the solvers that are fitted to them."""
+    """Solver steps of the examples, and of fitting solvers to them."""
     if not (known.solvers or known.early_decoder):
         return 0
-    fitted = sum(len(solver.sigmas) for solver in known.solvers)
+    fitted = sum(passes(len(solver.sigmas)) for solver in known.solvers)
     return FITTED_PROMPTS * FITTED_SEEDS * (config.regenerate.steps + fitted)
 
 
