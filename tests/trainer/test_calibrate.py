@@ -42,7 +42,8 @@ def one_fitted_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "FITTED_PROMPTS", 1)
 
 
-def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts() -> None:
+def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 6)
     generator = Generator(load_backbone("mini-sana"), "bf16")
     (solver,) = fit_solvers(generator, recipe_examples(small(), generator), [(1.0, 0.75, 0.5, 0.25)])
     # With the recipe's own four levels there is nothing to gain: the fitted steps end in the same place.
