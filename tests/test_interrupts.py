@@ -74,3 +74,42 @@ def test_a_trainer(tmp_path: Path, moment: Moment) -> None:
     assert said[0].startswith("solrl-train: stopped")
     if moment is evaluating:
         assert said == [f"solrl-train: stopped; continue with: solrl-train run --resume {tmp_path / 'run'}"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+)
+def test_a_signal_within_an_import_unwinds_after_it(tmp_path: Path, number: int, code: int) -> None:
+    (tmp_path / "swallows.py").write_text(
+        "import sys, time\n"
+        "print('importing', flush=True)\n"
+        "try:\n    sys.stdin.read()\n    time.sleep(0.2)\nexcept BaseException:\n    print('swallowed', flush=True)\n"
+        "print('imported', flush=True)\n"
+    )
+    program = (
+        "import signal, threading\n"
+        "from solrl_core.interrupts import unwinding\n"
+        "with unwinding(signal.SIGINT, signal.SIGTERM):\n"
+        "    try:\n        import swallows\n        threading.Event().wait(30)\n"
+        "    finally:\n        print('cleaned up', flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        process.stdin.close()
+        assert process.stdout.read().splitlines() == ["imported", "cleaned up"]
+        assert process.wait(600) == code
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -1,20 +1,26 @@
 """Ctrl-C handling: at any moment, one line on stderr and exit status 130.
 
 `KeyboardInterrupt` is not enough: a module that is being imported may swallow it, and it waits for threads that load
-a model. Every file that these programs write survives a kill, so the process can exit without clean-up.
+a model. Every file that these programs write survives a kill, so the process can exit without clean-up. Where clean-up
+is needed, `unwinding` raises an exception, but never within an import.
 """
 
+import _thread
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
 """Exit status after Ctrl-C."""
 _CLEAN_LINE = b"\r\x1b[K\x1b[?25h"
 """Removes a progress line from a terminal, and shows the cursor again."""
+_LATER = 0.05
+"""Seconds after which a signal within an import is sent again."""
 
 _messages: list[str] = []
 
@@ -37,15 +43,46 @@ def interrupt_message(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def keyboard_interrupts() -> Iterator[None]:
-    """Within the block, SIGINT raises KeyboardInterrupt, for work that needs clean-up, such as a child process."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is _exit:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def unwinding(*numbers: signal.Signals) -> Iterator[None]:
+    """Within the block, these signals raise an exception, for work that needs clean-up, such as a child process.
+
+    SIGINT raises KeyboardInterrupt, another signal SystemExit; an ignored one stays ignored. A signal that arrives
+    within an import is handled after it: an exception there may be swallowed, or leave the lock of all imports held, so
+    that every later import waits forever.
+    """
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _raise_after_imports)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise_after_imports(number: int, frame: FrameType | None) -> None:
+    if _imports(frame):
+        _thread.start_new_thread(_send_later, (number,))
+    else:
+        _raise(number)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _send_later(number: int) -> None:
+    time.sleep(_LATER)
+    os.kill(os.getpid(), number)
+
+
+def _raise(number: int) -> NoReturn:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
@@ -9,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from solrl_core.interrupts import INTERRUPTED, interrupt_message, keyboard_interrupts
+from solrl_core.interrupts import INTERRUPTED, interrupt_message, unwinding
 
 from solrl_trainer.commands import (
     Calibrate,
@@ -50,7 +51,7 @@ def main() -> None:
     try:
         rank_info = read_rank_info()
         # Ranks end together, which an interrupt handled elsewhere would prevent.
-        with keyboard_interrupts() if rank_info.size > 1 else nullcontext():
+        with unwinding(signal.SIGINT) if rank_info.size > 1 else nullcontext():
             sys.exit(_dispatch(_parse(words, rank_info), rank_info))
     except KeyboardInterrupt:
         print("solrl-train: stopped", file=sys.stderr)
@@ -90,7 +91,7 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
         case Demo():
             from solrl_trainer.demo import demo
 
-            with keyboard_interrupts():
+            with unwinding(signal.SIGINT, signal.SIGTERM):
                 demo(command.output, seed=command.seed, overrides=command.set)
         case Evaluate():
             _evaluate(command, rank_info)

@@ -98,8 +98,6 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
     # Before anything is deleted or started.
     config = demo_config(overrides, {"output": output, "run": "demo", "seed": seed})
     console = Console(stderr=True)
-    # Unwind the stack, as Ctrl+C does, so that the service is stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with locked(output):
         _clear(output)
         console.print("starting the rollout service (mini-sana, NVFP4 emulated on this CPU)")
