@@ -121,7 +121,7 @@ def main() -> None:
     (args.out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
     text = table(result)
     (args.out / f"{NAME}.md").write_text(text)
-    write_plot([row for row in rows if row["decoded"] == WHOLE], args.out / f"{NAME}.png")
+    write_plot(rows, args.out / f"{NAME}.png")
     print(text)
 
 

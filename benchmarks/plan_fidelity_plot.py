@@ -10,7 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from plan_fidelity_table import ALLOWED
+from plan_fidelity_table import ALLOWED, WHOLE, decoded
 from solrl_trainer.report.labels import Label, place_labels
 
 RESULTS = Path("docs/results")
@@ -23,8 +23,9 @@ Plan = tuple[float, int]
 def write_plot(rows: Sequence[Row], path: Path) -> None:
     """Plot the loss of selection quality over the steps spent, one panel per precision and model.
 
-    Pale dots are single rewards; lines are their means, labelled with the candidates kept.
+    Pale dots are single rewards; lines are their means, labelled with the candidates kept. Only plans decoded whole.
     """
+    rows = [row for row in rows if decoded(row) == WHOLE]
     most = max(row["steps"] for row in rows)
     precisions = list(dict.fromkeys(row["precision"] for row in rows))
     models = list(dict.fromkeys(row["model"] for row in rows))
