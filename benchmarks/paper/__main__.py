@@ -91,7 +91,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--long", type=int, default=usual.long, help="iterations of the long runs")
     parser.add_argument("--every", type=int, default=usual.every, help="iterations between evaluations")
     parser.add_argument("--shape", choices=list(SHAPES), default=usual.shape, help="model whose times weigh passes")
-    parser.add_argument("--unprepared", help="model whose weights were not prepared for NVFP4, for table 3")
+    parser.add_argument("--unprepared", help="model whose weights were not prepared for NVFP4, for tables 2 and 3")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of all runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/paper"))
     parser.add_argument("--stored", action="store_true", help="begin with the finished runs that are stored in --out")

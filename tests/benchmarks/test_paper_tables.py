@@ -128,8 +128,10 @@ def test_other_weights_have_rows_of_their_own(tmp_path: Path) -> None:
     programme = Programme(unprepared="a/folder")
     context = context_of(programme, tmp_path)
     assert [line for line in quantised.section(context).lines if line.startswith("| a/folder, 40 iterations |")]
-    models = {one.config.model for one in quantised.experiments(context, whole=True)}
-    assert models == {"mini-sana", "a/folder"}
+    assert [line for line in families.section(context).lines if line.startswith("| clipscore, a/folder | Sol-RL |")]
+    for one in (families, quantised):
+        models = {experiment.config.model for experiment in one.experiments(context, whole=True)}
+        assert models == {"mini-sana", "a/folder"}
 
 
 def test_sweeps_show_measured_and_predicted_matches(tmp_path: Path) -> None:

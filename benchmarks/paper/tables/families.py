@@ -1,7 +1,8 @@
 """Table 2: the four rollout families, their learning curves, and the compute at which each reaches 24-in-24."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -37,14 +38,23 @@ Clock = Callable[[Finished], float]
 
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
-    """Every family with every reward at the same learning rate, and the trials that choose it."""
+    """Every family in every part at the same learning rate, and the trials that choose it."""
     runs = [
         one
-        for reward in rewards(context)
+        for reward, changes in parts(context).values()
         for recipe in FAMILIES.values()
-        for one in context.tuned.over_seeds(recipe, reward=reward)
+        for one in context.tuned.over_seeds(recipe, changes, reward=reward)
     ]
     return context.after_trials(runs, whole=whole)
+
+
+def parts(context: Context) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Parts of the table: trained reward and changes by name. Weights that were not prepared have one reward."""
+    found: dict[str, tuple[str, Mapping[str, Any]]] = {reward: (reward, {}) for reward in rewards(context)}
+    programme = context.programme
+    if programme.unprepared is not None:
+        found[f"{programme.reward}, {programme.unprepared}"] = (programme.reward, {"model": programme.unprepared})
+    return found
 
 
 def rewards(context: Context) -> tuple[str, ...]:
@@ -57,17 +67,17 @@ def section(context: Context) -> Section:
     programme = context.tuned
     clocks = clocks_of(context)
     rows, data = [], {}
-    for reward in rewards(context):
-        baseline = programme.over_seeds(FAMILIES[BASELINE], reward=reward)
+    for part, (reward, changes) in parts(context).items():
+        baseline = programme.over_seeds(FAMILIES[BASELINE], changes, reward=reward)
         for name, recipe in FAMILIES.items():
-            runs = programme.over_seeds(recipe, reward=reward)
+            runs = programme.over_seeds(recipe, changes, reward=reward)
             own = gain(context, runs, reward)
             against = difference(context, runs, baseline, reward)
             speed = {clock: speed_up(context, runs, baseline, of, reward) for clock, of in clocks.items()}
             said = "" if name == BASELINE else signed(against)
             found = [final(context, runs, reward), cell(context, runs, own), said, *map(times, speed.values())]
-            rows.append([reward, name, *found])
-            data[f"{reward}, {name}"] = {
+            rows.append([part, name, *found])
+            data[f"{part}, {name}"] = {
                 "gain": as_json(own),
                 "speed_up": {clock: as_json(one) for clock, (one, _) in speed.items()},
             }
