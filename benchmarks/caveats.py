@@ -2,8 +2,8 @@
 
 PREPARED_FOR_NVFP4 = (
     "The miniatures were prepared for NVFP4: the quantised weights of mini-sd3 and mini-flux lie on its grid, so that",
-    "BF16 and NVFP4 differ in activations alone, and mini-sana was trained through the rounding. How models that were",
-    "not prepared rank, small or large, was not measured.",
+    "BF16 and NVFP4 differ in activations alone, and mini-sana was trained through the rounding. Without preparation",
+    "a miniature ranks worse in NVFP4 (docs/results/unprepared). Large models were not measured.",
 )
 STRICT_ACCURACY = (
     "Strict accuracy is the share of images that show exactly what their prompt says. Unless a judge is named, it is",

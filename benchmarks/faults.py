@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from fault_trials.findings import Findings, Row
 from rich.console import Console
 from rich.table import Table
+from solrl_core.interrupts import unwinding
 
 _NOTES = """
 
@@ -61,7 +62,6 @@ def rows() -> dict[str, Row]:
 
 def main() -> int:
     """Run the rows, print and write the table; returns 1 if a guarantee was violated."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that all servers are stopped
     known = rows()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=known, metavar="ROW", help=", ".join(known))
@@ -181,4 +181,5 @@ def _verdict(one: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with unwinding(signal.SIGTERM):  # so that all servers are stopped
+        sys.exit(main())

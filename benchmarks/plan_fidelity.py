@@ -87,7 +87,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--prompts", type=int, default=256)
-    parser.add_argument("--candidates", type=int, default=96)
+    parser.add_argument("--candidates", type=_candidates, default=96)
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
     parser.add_argument("--chosen-on", type=int, default=16, help="training prompts for choosing the fitted steps")
@@ -95,6 +95,13 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--scores", type=Path, default=Path("runs/plan_fidelity"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     return parser
+
+
+def _candidates(text: str) -> int:
+    least = min(map(min, KEEP.values()))
+    if int(text) <= least:
+        raise argparse.ArgumentTypeError(f"got {text}; expected more than {least}, which the cheapest plans keep")
+    return int(text)
 
 
 def main() -> None:

@@ -130,11 +130,11 @@ def measure(model: str, args: argparse.Namespace) -> None:
         with patch.object(backbone, "fuse", lambda transformer: None):
             baseline = ServedWay(Generator(backbone, "bf16"), rewards)
         baseline.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
-        works: dict[str, Callable[[str], Any]] = {
+        works: dict[str, Callable[[str], Any]] = {REGENERATE: lambda text: true.explore(text, range(KEPT), full)}
+        works |= {
             name: lambda text, plan=plan: cheap.explore(text, range(CANDIDATES), plan)  # type: ignore[misc]
             for name, plan in plans.items()
         }
-        works[REGENERATE] = lambda text: true.explore(text, range(KEPT), full)
         once = {BASELINE: lambda text: baseline.explore(text, range(CANDIDATES), full)}
         phase(works, once, args.rounds, lambda values: note("phase", values))
 
@@ -173,7 +173,8 @@ def phase(
     """Time works in turns, some of them once."""
     times: dict[str, list[float]] = {}
     for turn in range(rounds):
-        for name, work in (works if turn else works | once).items():
+        # Those of one round first: without the baseline, a phase that was cut off says nothing.
+        for name, work in (works if turn else once | works).items():
             began = time.perf_counter()
             work(f"a red circle and {name}, {turn}")  # a new text each time, so that the prompt is not cached
             times.setdefault(name, []).append(time.perf_counter() - began)
