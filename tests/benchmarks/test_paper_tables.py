@@ -144,7 +144,9 @@ def test_sweeps_show_measured_and_predicted_matches(tmp_path: Path) -> None:
     predicted = [float(cell.split(", ")[1].rstrip("%")) for cell in matches[1:]]
     assert predicted == sorted(predicted)
     assert row(lines, "4 fitted steps, after 3 keep 48")[1].startswith("+0.")
-    assert row(lines, "8")[2] == "0.3659"
+    assert row(lines, "8")[3] == "0.3659"
+    assert [row(lines, setting)[2] for setting in ("6", "6 steps", "0")] == [""] * 3
+    assert all(re.match(r"[+-]0\.[01]\d+ \[", row(lines, setting)[2]) for setting in ("8", "4 fitted steps", "1"))
 
 
 def test_a_model_without_fitted_steps_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,18 @@ import numpy as np
 from paper.experiments import Experiment, fitted_plan
 from paper.finished import Finished
 from paper.published import HPSV2_BY_CANDIDATES, HPSV2_BY_STEPS
-from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, gain, rate_text, table
+from paper.tables.common import (
+    NOT_RUN,
+    Context,
+    Section,
+    as_json,
+    cell,
+    difference,
+    gain,
+    rate_text,
+    signed,
+    table,
+)
 from paper.theory import match_rate
 
 TITLE = "4. What exploration needs"
@@ -70,17 +81,22 @@ def section(context: Context) -> Section:
         "",
         *_matches(context),
         "",
+        "Differences are to the usual setting, 6 Euler steps without pruning or lag, paired by seed and prompt.",
+        "",
         *table(
-            ["Euler steps", "gain, sd", "paper (HPSv2)"],
+            ["Euler steps", "gain, sd", "difference", "paper (HPSv2)"],
             [
-                [str(steps), _gain(context, {"explore.steps": steps}), _one(HPSV2_BY_STEPS.get(steps))]
+                [str(steps), *_against_usual(context, {"explore.steps": steps}), _one(HPSV2_BY_STEPS.get(steps))]
                 for steps in STEPS
             ],
         ),
         "",
-        *table(["plan", "gain, sd"], [[name, _gain(context, changes)] for name, changes in plans(context).items()]),
+        *table(
+            ["plan", "gain, sd", "difference"],
+            [[name, *_against_usual(context, changes)] for name, changes in plans(context).items()],
+        ),
         "",
-        *table(["lag", "gain, sd"], [[str(lag), _gain(context, lagging(lag))] for lag in LAGS]),
+        *table(["lag", "gain, sd", "difference"], [[str(lag), *_against_usual(context, lagging(lag))] for lag in LAGS]),
     ]
     if len(plans(context)) < 3:
         lines += ["", f"Fitted steps: {NOT_RUN}; plan_fidelity.json has none for {context.programme.model}."]
@@ -96,6 +112,13 @@ def section(context: Context) -> Section:
 def _gain(context: Context, changes: Changes) -> str:
     runs = sol_rl(context, changes)
     return cell(context, runs, gain(context, runs, context.programme.reward))
+
+
+def _against_usual(context: Context, changes: Changes) -> tuple[str, str]:
+    """The gain, and its difference to the usual setting's; no difference for the usual setting itself."""
+    runs, usual = sol_rl(context, changes), sol_rl(context, {})
+    against = "" if runs == usual else signed(difference(context, runs, usual, context.programme.reward))
+    return _gain(context, changes), against
 
 
 def _json(context: Context, changes: Changes) -> Any:
