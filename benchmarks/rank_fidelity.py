@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from caveats import PREPARED_FOR_NVFP4
-from rank_tables import HEADER, Row, cells, command, options, run
+from rank_tables import HEADER, MODELS, Row, cells, command, options, run
 from rich.console import Console
 from rich.progress import track
 from solrl_core.families import load_backbone
@@ -92,8 +92,7 @@ def table(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
         "True ranks are means over the 12 candidates ranked best (worst) by the proxy: perfect 6.5 / 90.5, chance",
         "48.5. The last column gives Kendall and Spearman of the paper, on its large models.",
         "",
-        *PREPARED_FOR_NVFP4,
-        "",
+        *([*PREPARED_FOR_NVFP4, ""] if set(settings["models"]) & set(MODELS) else []),
         f"| model | solver | reward | proxy | {HEADER} | paper |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
