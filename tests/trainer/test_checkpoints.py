@@ -53,6 +53,21 @@ def test_versions_needed_at_the_lag_are_kept(trained: Trained, config: RunConfig
     assert (found.version, found.adapters) == (7, adapters)
 
 
+def test_the_best_evaluated_checkpoint_is_kept(trained: Trained, config: RunConfig) -> None:
+    def kept(version: int, held_out: dict[int, float]) -> list[int]:
+        checkpoints.save(config.output, version, {version: b""}, *trained, config, held_out)
+        return sorted(int(path.name) for path in config.output.iterdir())
+
+    for version in (1, 2, 3):
+        kept(version, {})
+    scores = {0: 9.0, 1: 0.1, 2: 0.9, 3: 0.5}
+    assert kept(4, scores) == [2, 3, 4]
+    assert kept(5, scores) == [2, 3, 4, 5]
+    assert kept(6, scores) == [2, 4, 5, 6]
+    assert kept(7, scores | {5: 1.0}) == [5, 6, 7]
+    assert checkpoints.best_kept(config.output, scores) is None
+
+
 def everything(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     tensors = {f"{name} {key}": value for name in (CURRENT, OLD) for key, value in policy.tensors(name).items()}
     tensors |= {f"averaged {key}": value.clone() for key, value in policy.averaged.items()}

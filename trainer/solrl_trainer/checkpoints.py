@@ -64,8 +64,18 @@ def save(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
     config: RunConfig,
+    held_out: Mapping[int, float] | None = None,
 ) -> Path:
-    """Write the checkpoint of `version` and delete all but the newest `keep_checkpoints`."""
+    """Write the checkpoint of `version`; keep the newest `keep_checkpoints`, and the best by held-out reward.
+
+    Args:
+        folder: of all checkpoints.
+        version: of the adapter that the next iteration explores and trains with.
+        adapters: adapter files by version: this version's, and older ones that exploration still needs.
+        policy, optimizer: state of the training.
+        config: the run's settings.
+        held_out: reward by version, as far as evaluated.
+    """
     tensors = {f"{name}/{key}": value for name in (CURRENT, OLD) for key, value in policy.tensors(name).items()}
     tensors |= {f"averaged/{key}": value.clone() for key, value in policy.averaged.items()}
     for index, state in optimizer.state_dict()["state"].items():
@@ -81,9 +91,17 @@ def save(
     (partial / CHECKSUMS).write_text(json.dumps(checksums, indent=1) + "\n")
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
+    best = best_kept(folder, held_out or {})
     for old in _complete(folder)[: -config.keep_checkpoints]:
-        shutil.rmtree(old)
+        if int(old.name) != best:
+            shutil.rmtree(old)
     return final
+
+
+def best_kept(folder: Path, held_out: Mapping[int, float]) -> int | None:
+    """Version of the kept checkpoint with the highest held-out reward; None if none was evaluated."""
+    evaluated = [int(path.name) for path in _complete(folder) if int(path.name) in held_out]
+    return max(evaluated, key=lambda version: held_out[version], default=None)
 
 
 def broadcast(found: Checkpoint | None, world: World) -> Checkpoint | None:

@@ -276,7 +276,7 @@ class RunConfig(Section):
     checkpoint_every: Positive = 1
     """Iterations between checkpoints; the last iteration always has one."""
     keep_checkpoints: Positive = 2
-    """Number of newest checkpoints to keep."""
+    """Number of newest checkpoints to keep. The one with the best held-out reward is kept as well (evaluate.every)."""
     track: tuple[str, ...] = ()
     """Trackers that get a copy of the log: tensorboard, wandb, trackio, swanlab, or package.module:attribute. Each of
     these needs the extra of its name. Sample images come with each held-out evaluation; see evaluate.every."""

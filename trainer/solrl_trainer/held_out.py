@@ -7,6 +7,8 @@ import torch
 from solrl_core.fidelity import Fidelity, rank_fidelity
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.checkpoints import best_kept
+from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation, Limits, evaluate_together
 from solrl_trainer.records import HeldOutRecord
 from solrl_trainer.rollouts.exploration import seed_root
@@ -93,6 +95,19 @@ def evaluate_along(session: Session, log: RunLog, version: int, base: Evaluation
         return
     if not gather_values(log.is_evaluated(version), session.world)[0]:
         evaluate_average(session, log, version, base, config.curve_seeds)
+
+
+def note_better_checkpoint(config: RunConfig, log: RunLog) -> None:
+    """Say at the end of a run which kept checkpoint has a higher held-out reward than the last one."""
+    scores = log.held_out(config.weights)
+    last = scores.get(config.iterations)
+    best = best_kept(config.output / "checkpoints", scores)
+    if last is None or best is None or scores[best] <= last:
+        return
+    log.note(
+        f"the held-out reward was higher at version {best}, {scores[best]:.4f} instead of {last:.4f}; its weights: "
+        f"`solrl-train export {config.output} --checkpoint {best}`"
+    )
 
 
 def measure_fidelity(session: Session, log: RunLog, version: int) -> None:

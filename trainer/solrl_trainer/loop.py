@@ -12,7 +12,13 @@ from solrl_trainer import checkpoints
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
-from solrl_trainer.held_out import evaluate_along, evaluate_average, evaluate_base, measure_fidelity
+from solrl_trainer.held_out import (
+    evaluate_along,
+    evaluate_average,
+    evaluate_base,
+    measure_fidelity,
+    note_better_checkpoint,
+)
 from solrl_trainer.records import IterationRecord, Spread, share_without_spread
 from solrl_trainer.report.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.exploration import seed_root
@@ -107,6 +113,7 @@ def train(
                 wait_for_rank_zero(session.world)
             train_iteration(session, log, iteration, samples)
         after = evaluate_average(session, log, config.iterations, before)
+        note_better_checkpoint(config, log)
         return Result(
             prompts=[prompt.text for prompt in session.test_prompts],
             before=before,
@@ -179,7 +186,7 @@ def train_iteration(session: Session, log: RunLog, iteration: int, samples: Iter
     # line nor pushes different bytes under the same version.
     record = _record(session, log, iteration, samples, update, digest)
     log.iteration_trained(record)
-    session.checkpoint(iteration + 1, adapter)
+    session.checkpoint(iteration + 1, adapter, log.held_out(config.weights))
     with log.phase(iteration, "push"):
         session.push(iteration + 1, adapter)
     log.iteration_finished(replace(record, pushed_seconds=log.elapsed("push")))

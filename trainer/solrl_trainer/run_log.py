@@ -154,6 +154,15 @@ class RunLog:
             line["version"] == version for line in self._metrics.lines("evaluation")
         )
 
+    def held_out(self, weights: Mapping[str, float]) -> dict[int, float]:
+        """Weighted sum of the trained rewards on held-out prompts by version, as far as evaluated; only on rank 0."""
+        lines = self._metrics.lines("evaluation") if self._metrics is not None else []
+        return {
+            line["version"]: sum(weight * line["rewards"][name] for name, weight in weights.items())
+            for line in lines
+            if weights.keys() <= line["rewards"].keys()
+        }
+
     def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> None:
         """A version was evaluated on held-out prompts; a resumed run measures its first version again."""
         version = record.version

@@ -113,8 +113,8 @@ class Session:
         newest = max(adapters)
         self._serve(newest, adapters[newest])
 
-    def checkpoint(self, version: int, adapter: bytes) -> None:
-        """Record `adapter` as the newest version, and write a checkpoint if one is due."""
+    def checkpoint(self, version: int, adapter: bytes, held_out: Mapping[int, float]) -> None:
+        """Record `adapter` as the newest version, and write a checkpoint if one is due; see `checkpoints.save`."""
         config = self.config
         self.adapters[version] = adapter
         for older in sorted(self.adapters)[: -(config.explore.lag + 1)]:
@@ -122,7 +122,7 @@ class Session:
         due = version % config.checkpoint_every == 0 or version == config.iterations
         if due and self.world.rank == 0:
             folder = config.output / "checkpoints"
-            checkpoints.save(folder, version, self.adapters, self.models.policy, self.optimizer, config)
+            checkpoints.save(folder, version, self.adapters, self.models.policy, self.optimizer, config, held_out)
 
     def push(self, version: int, adapter: bytes) -> None:
         """Push the newest version to the service if there is one, and begin to explore under it."""
