@@ -11,11 +11,17 @@ ARCHIVE = Path("paper/finished.tar.gz")
 
 
 def store(names: Iterable[str], folder: Path, out: Path) -> None:
-    """Write the files of these runs to the archive in `out`; equal runs give an equal archive."""
-    paths = [folder / FINISHED / f"{name}.json" for name in sorted(names)]
+    """Write the files of these runs to the archive in `out`, beside those that it has and `folder` still has.
+
+    Runs that the tables of one command leave out, such as those of another model, so stay in it. Equal runs give an
+    equal archive.
+    """
+    target = out / ARCHIVE
+    own = {folder / FINISHED / f"{name}.json" for name in names}
+    earlier = {folder / name for name in _names(target)} if target.is_file() else set()
+    paths = sorted(own | {path for path in earlier if path.is_file()})
     if not paths:
         return
-    target = out / ARCHIVE
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")
     with (
@@ -29,6 +35,11 @@ def store(names: Iterable[str], folder: Path, out: Path) -> None:
             with path.open("rb") as content:
                 archive.addfile(about, content)
     partial.replace(target)
+
+
+def _names(archive: Path) -> list[str]:
+    with tarfile.open(archive) as opened:
+        return opened.getnames()
 
 
 def take_stored(out: Path, folder: Path) -> None:

@@ -203,6 +203,11 @@ def test_tables_are_written_again_from_the_stored_runs(tmp_path: Path, monkeypat
     first = show(str(tmp_path / "runs"))
     assert "5 finished runs" in first[0]
     assert show(str(tmp_path / "others"), "--stored") == first
+    finish(tuned.experiment("sol_rl", 1, {"model": "a/folder"}), tmp_path / "runs", 0.5)
+    more = show(str(tmp_path / "runs"), "--unprepared", "a/folder")
+    assert "6 finished runs" in more[0]
+    # Tables without that model leave its run in the archive.
+    assert show(str(tmp_path / "third"), "--stored") == (first[0], more[1])
     (tmp_path / ARCHIVE).unlink()
     with pytest.raises(SystemExit, match=r"--stored: got no .*finished.tar.gz"):
         show(str(tmp_path / "others"), "--stored")
