@@ -3,7 +3,7 @@
 PREPARED_FOR_NVFP4 = (
     "The miniatures were prepared for NVFP4: the quantised weights of mini-sd3 and mini-flux lie on its grid, so that",
     "BF16 and NVFP4 differ in activations alone, and mini-sana was trained through the rounding. Without preparation",
-    "a miniature ranks worse in NVFP4, and no worse in FP8. Large models were not measured.",
+    "a miniature ranks worse in NVFP4, and about the same in FP8. Large models were not measured.",
 )
 STRICT_ACCURACY = (
     "Strict accuracy is the share of images that show exactly what their prompt says. Unless a judge is named, it is",

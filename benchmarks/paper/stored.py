@@ -11,10 +11,10 @@ ARCHIVE = Path("paper/finished.tar.gz")
 
 
 def store(names: Iterable[str], folder: Path, out: Path) -> None:
-    """Write the files of these runs to the archive in `out`, beside those that it has and `folder` still has.
+    """Write the files of these runs to the archive in `out`; equal runs give an equal archive.
 
-    Runs that the tables of one command leave out, such as those of another model, so stay in it. Equal runs give an
-    equal archive.
+    The archive keeps its other runs, such as those of a model that this command's tables leave out, if `folder` has
+    their files.
     """
     target = out / ARCHIVE
     own = {folder / FINISHED / f"{name}.json" for name in names}

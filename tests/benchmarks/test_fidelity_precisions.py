@@ -62,9 +62,21 @@ def test_steps_fitted_to_another_solver_are_not_the_runs() -> None:
     assert fitted_plan("mini-sd3", RESULTS) is None
 
 
-def test_the_stored_ranks_are_those_of_the_page() -> None:
+@pytest.mark.parametrize(("folder", "prepared"), [(".", True), ("unprepared", False)])
+def test_the_stored_ranks_are_those_of_the_page(folder: str, prepared: bool) -> None:
     from rank_fidelity import table
 
-    stored: dict[str, Any] = json.loads((RESULTS / "rank_fidelity.json").read_text())
+    stored: dict[str, Any] = json.loads((RESULTS / folder / "rank_fidelity.json").read_text())
     rows = stored.pop("rows")
-    assert (RESULTS / "rank_fidelity.md").read_text() == table(rows, stored)
+    page = (RESULTS / folder / "rank_fidelity.md").read_text()
+    assert page == table(rows, stored)
+    assert ("The miniatures were prepared for NVFP4" in page) == prepared
+
+
+def test_fewer_candidates_than_any_plan_keeps_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    from plan_fidelity import options
+
+    assert options(None).parse_args(["--candidates", "25"]).candidates == 25
+    with pytest.raises(SystemExit):
+        options(None).parse_args(["--candidates", "24"])
+    assert "got 24; expected more than 24" in capsys.readouterr().err
