@@ -111,9 +111,14 @@ def cases() -> Iterator[Case]:
         given = (random(24, 1024, length), activation)
         yield Case(f"{name}, FLUX.1, 24", kernels.quantize_rows, twin, given, twin)
     twin = rope.plain_rms_norm_rope
-    angles = torch.rand(1152, 64, device="cuda").repeat_interleave(2, 1)
-    given = (random(24, 1024, 24, 128), random(128), angles.cos(), angles.sin(), 128, EPS)
-    yield Case("norm and positions, FLUX.1, 24", kernels.rms_norm_rope, twin, given, in_float32(twin))
+    angles = torch.rand(1152, 64, device="cuda")
+    whole, text, *weights = random(24, 1152, 24, 128), random(24, 128, 24, 128), random(128), random(128)
+    rest = (weights[0], angles.cos(), angles.sin(), EPS)
+    for name, given in (
+        ("norm and positions", (whole, *rest)),
+        ("norm and positions, with text", (random(24, 1024, 24, 128), *rest, text, weights[1])),
+    ):
+        yield Case(f"{name}, FLUX.1, 24", kernels.rms_norm_rope, twin, given, in_float32(twin))
 
 
 def random(*shape: int) -> Tensor:

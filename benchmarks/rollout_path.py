@@ -106,10 +106,11 @@ class ServedWay:
         return scores, Trajectory.join(halfway) if halfway else None
 
 
-def shares(path: ServedWay, candidates: int, plan: Plan) -> dict[str, Any]:
+def shares(path: ServedWay, candidates: int, plan: Plan, rounds: int = 2) -> dict[str, Any]:
     """Seconds of an exploration by part, without overlap; and its total with overlap, as in the service.
 
-    The share outside the transformer is 1 − (transformer's seconds without overlap) / total.
+    The total is the median of `rounds`. The share outside the transformer is 1 − (transformer's seconds without
+    overlap) / total.
     """
     device = path.generator.backbone.device
     marks: dict[str, list[tuple[DeviceEvent, DeviceEvent]]] = {}
@@ -127,7 +128,7 @@ def shares(path: ServedWay, candidates: int, plan: Plan) -> dict[str, Any]:
     alone = after.since(before)
     parts["other"] = alone - sum(parts.values())
     wholes = []
-    for turn in range(2):
+    for turn in range(rounds):
         began = time.perf_counter()
         path.explore(f"a blue square, {turn}", range(candidates), plan)
         wholes.append(time.perf_counter() - began)

@@ -2,7 +2,7 @@
 
 All parts have true size and random weights, on which time does not depend: transformer, text encoders, autoencoder, and
 HPSv2 with its CLIP ViT-H/14. Candidates are generated as in the service: 24 at a time, scored while the next 24 are
-generated. The baseline generates every candidate as it is trained, in BF16 with diffusers' own blocks, compiled.
+generated. The baseline generates every candidate as it is trained, in BF16 with diffusers' own modules, compiled.
 Each model runs in its own process. Each part is written as soon as it is measured; parts that do not run keep their
 last result. Writes docs/results/rollout_phase.{json,md,png}.
 """
@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +29,7 @@ OF_FLUX = ("cold", "adapter")
 CANDIDATES, KEPT = 96, 24
 EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
 KEEP = 64
-"""Candidates that the pruned plans keep: after four of the six steps, or before the last of the fitted ones."""
+"""Candidates that the pruned plan keeps after four of the six steps."""
 RANK = 32
 
 
@@ -113,7 +114,7 @@ def measure(model: str, args: argparse.Namespace) -> None:
     cheap = ServedWay(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
     device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniature"
     setting = {"device": device, "reward": args.reward_dtype, "size": backbone.width}
-    note("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' blocks"})
+    note("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' modules"})
     plans = explored(backbone)
     cheap.explore("warm-up", range(CHUNK_SIZE + 1), Plan(steps=1))  # compiles both batch sizes
     if "adapter" in args.parts and model == "flux":
@@ -122,25 +123,42 @@ def measure(model: str, args: argparse.Namespace) -> None:
     if set(args.parts) & {"share", "phase"}:
         true = ServedWay(Generator(backbone, "bf16"), rewards)
         true.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
-    if "share" in args.parts:
-        ways = {name: plans[name] for name in (UNPRUNED, UNPRUNED + EARLY) if name in plans}
-        note("share", {name: shares(cheap, CANDIDATES, plan) for name, plan in ways.items()})
-        note("regenerate", shares(true, KEPT, full))
     if "phase" in args.parts:
-        with patch.object(backbone, "fuse", lambda transformer: None):
+        with diffusers_modules(backbone):
             baseline = ServedWay(Generator(backbone, "bf16"), rewards)
-        baseline.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
+            baseline.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
+
+        def generate_all(text: str) -> None:
+            with diffusers_modules(backbone):
+                baseline.explore(text, range(CANDIDATES), full)
+
         works: dict[str, Callable[[str], Any]] = {REGENERATE: lambda text: true.explore(text, range(KEPT), full)}
         works |= {
             name: lambda text, plan=plan: cheap.explore(text, range(CANDIDATES), plan)  # type: ignore[misc]
             for name, plan in plans.items()
         }
-        once = {BASELINE: lambda text: baseline.explore(text, range(CANDIDATES), full)}
-        phase(works, once, args.rounds, lambda values: note("phase", values))
+        phase(works, {BASELINE: generate_all}, args.rounds, lambda values: note("phase", values))
+    if "share" in args.parts:
+        found: dict[str, Any] = {}
+        for name in (UNPRUNED, UNPRUNED + EARLY):
+            if name in plans:
+                note("share", found := found | {name: shares(cheap, CANDIDATES, plans[name], args.rounds)})
+        note("regenerate", shares(true, KEPT, full, args.rounds))
+
+
+@contextmanager
+def diffusers_modules(backbone: Any) -> Iterator[None]:
+    """Within it, generators are made of diffusers' own modules, compiled, and the decoder has its own, too."""
+    with (
+        patch.object(backbone, "fuse", lambda transformer: None),
+        patch.object(backbone, "_vae", backbone.parts["vae"]),
+        patch("solrl_core.families.pipeline.fused_decoder", lambda vae: vae),
+    ):
+        yield
 
 
 def explored(backbone: Any) -> dict[str, Any]:
-    """Exploration plans by name: six steps and four fitted ones, with and without pruning; decoded early as well.
+    """Exploration plans by name: six steps and four fitted ones, also decoded early; and six pruned steps.
 
     Neither the coefficients of fitted steps nor the weights of an early decoder affect the time.
     """
@@ -149,19 +167,16 @@ def explored(backbone: Any) -> dict[str, Any]:
     from solrl_proto.rollouts import Plan, Prune
     from true_size import early_decoder
 
-    plans = {}
     fitted = Plan(steps=FITTED_STEPS, fitted=identity_solver(SCHEDULES[-1]))
-    for name, plan, after in (
-        (UNPRUNED, Plan(steps=EXPLORE_STEPS), EXPLORE_STEPS - 2),
-        (f"{FITTED_STEPS} fitted steps", fitted, FITTED_STEPS - 1),
-    ):
-        pruned = {"prune": Prune(after=after, keep=KEEP)}
-        plans |= {name: plan, f"{name}, pruned to {KEEP} after {after}": plan.model_copy(update=pruned)}
+    plans = {UNPRUNED: Plan(steps=EXPLORE_STEPS), f"{FITTED_STEPS} fitted steps": fitted}
     try:
         early = {"early_decoder": early_decoder(backbone)}
     except EarlyDecoderError:  # the miniatures' images are too small
-        return plans
-    return plans | {each + EARLY: plan.model_copy(update=early) for each, plan in plans.items()}
+        early = {}
+    if early:
+        plans |= {name + EARLY: plan.model_copy(update=early) for name, plan in plans.items()}
+    prune = Prune(after=EXPLORE_STEPS - 2, keep=KEEP)
+    return plans | {f"{UNPRUNED}, pruned to {KEEP} after {prune.after}": Plan(steps=EXPLORE_STEPS, prune=prune)}
 
 
 def phase(

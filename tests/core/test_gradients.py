@@ -95,24 +95,31 @@ def test_a_hopper_gpu_attends_by_cudnn() -> None:
     assert kernel_name(torch.device("cuda", 0), torch.bfloat16, shape, 1152, False) == "cudnn"
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
-def test_the_gradient_of_norm_and_positions(device: str) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(2, 5, 3, 16, device=device, requires_grad=True)
-    weight = torch.rand(16, device=device) + 0.5
-    angles = torch.randn(9, 8, device=device).repeat_interleave(2, 1)
-    cos, sin = angles.cos(), angles.sin()
-    out = rms_norm_rope(x, weight, cos, sin, 2, 1e-6)
-    upstream = torch.randn_like(out)
-    (found,) = torch.autograd.grad(out, x, upstream)
-    wide = x.detach().double().requires_grad_()
-    normed = F.rms_norm(wide, (16,), weight.double(), 1e-6)
+def turned(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    normed = F.rms_norm(x, x.shape[-1:], weight.double(), 1e-6)
     even, odd = normed[..., ::2], normed[..., 1::2]
-    c, s = (y[2:7, None, ::2].double() for y in (cos, sin))
-    true = torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2)
-    (wanted,) = torch.autograd.grad(true, wide, upstream.double())
-    assert distance(out, true) < 1e-6
-    assert distance(found, wanted) < 1e-6
+    c, s = (y[: x.shape[1], None].double() for y in (cos, sin))
+    return torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("text", [0, 1, 4])
+def test_the_gradient_of_norm_and_positions(text: int, device: str) -> None:
+    torch.manual_seed(0)
+    parts = [heads(tokens, device=device) for tokens in (5, text) if tokens]
+    weights = [torch.rand(16, device=device) + 0.5 for _ in parts]
+    angles = torch.randn(9, 8, device=device)
+    cos, sin = angles.cos(), angles.sin()
+    out = rms_norm_rope(parts[0], weights[0], cos, sin, 1e-6, *parts[1:], *weights[1:])
+    upstream = torch.randn_like(out)
+    found = torch.autograd.grad(out, parts, upstream)
+    wide = [part.detach().double().requires_grad_() for part in parts]
+    true = [turned(wide[0], weights[0], cos[text:], sin[text:])]
+    if text:
+        true.insert(0, turned(wide[1], weights[1], cos, sin))
+    wanted = torch.autograd.grad(torch.cat(true, 1), wide, upstream.double())
+    assert distance(out, torch.cat(true, 1)) < 1e-6
+    assert all(distance(x, y) < 1e-6 for x, y in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])

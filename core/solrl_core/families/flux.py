@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from solrl_core.families.base import Conditioning
-from solrl_core.families.flux_fused import FusedBlock, FusedSingleBlock
+from solrl_core.families.flux_fused import FusedBlock, FusedSingleBlock, PairAngles
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.precision import LayerPolicy
 
@@ -57,6 +57,7 @@ class Flux(PipelineBackbone):
         head: int = self._config.attention_head_dim
         if head & (head - 1):
             return  # the rotary kernel needs a head size that is a power of two
+        transformer.pos_embed = PairAngles(transformer.get_submodule("pos_embed"))
         double, single = (transformer.get_submodule(name) for name in self.blocks)
         for name, block in list(double.named_children()):
             setattr(double, name, FusedBlock(block))

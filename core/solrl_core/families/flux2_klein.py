@@ -13,6 +13,7 @@ from torch import nn
 from solrl_core.families.base import Conditioning
 from solrl_core.families.flux import PATCH
 from solrl_core.families.flux2_klein_fused import FusedBlock, FusedSingleBlock
+from solrl_core.families.flux_fused import PairAngles
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free, token_counts
 from solrl_core.precision import LayerPolicy
 
@@ -125,6 +126,7 @@ class Flux2Klein(PipelineBackbone):
         head: int = self._config.attention_head_dim
         if head & (head - 1):
             return  # the rotary kernel needs a head size that is a power of two
+        transformer.pos_embed = PairAngles(transformer.get_submodule("pos_embed"))
         for blocks, fused in (("transformer_blocks", FusedBlock), ("single_transformer_blocks", FusedSingleBlock)):
             parent = transformer.get_submodule(blocks)
             for name, block in list(parent.named_children()):

@@ -69,7 +69,7 @@ class FusedSingleBlock(nn.Module):
         first: nn.Module = attn.to_qkv_mlp_proj
         wide = first(modulate(x, self.norm, scale, shift, [first]))
         q, k, v, mlp = wide.split([attn.inner_dim] * 3 + [wide.shape[-1] - 3 * attn.inner_dim], -1)
-        query, key = rotated(attn, "norm_q", q, image_rotary_emb, 0), rotated(attn, "norm_k", k, image_rotary_emb, 0)
+        query, key = rotated(attn, "q", image_rotary_emb, q), rotated(attn, "k", image_rotary_emb, k)
         attended = attend(query, key, v.unflatten(-1, query.shape[2:])).flatten(2)
         parts = [attended, attn.mlp_act_fn(mlp)]
         if isinstance(attn.to_out, Fp8Linear):

@@ -16,7 +16,20 @@ from solrl_core.precision.fp8 import Fp8Linear, Quantized, project
 from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
 Angles = tuple[Tensor, Tensor]
-"""Cosine and sine at all positions, each float32 [T + S, D]: T text tokens, then S image tokens."""
+"""Cosine and sine of each pair's angle, each float32 [T + S, D/2]: T text tokens, then S image tokens."""
+
+
+class PairAngles(nn.Module):
+    """Position embedding with each angle once; that of diffusers has it for both components of a pair."""
+
+    def __init__(self, positions: nn.Module) -> None:
+        super().__init__()
+        self.positions = positions
+
+    def forward(self, ids: Tensor) -> Angles:
+        """Cosine and sine, each float32 [N, D/2], at the positions `ids`."""
+        cos, sin = self.positions(ids)
+        return cos[:, ::2].contiguous(), sin[:, ::2].contiguous()
 
 
 class FusedBlock(nn.Module):
@@ -79,8 +92,8 @@ class FusedSingleBlock(nn.Module):
         shift, scale, gate = modulations(self.norm, temb, 3)
         layers = [*image_layers(self.attn), self.proj_mlp]
         q, k, v, wide = project(layers, modulate(x, self.norm.norm, scale, shift, layers))
-        query = rotated(self.attn, "norm_q", q, image_rotary_emb, 0)
-        attended = _attend(query, rotated(self.attn, "norm_k", k, image_rotary_emb, 0), v)
+        query = rotated(self.attn, "q", image_rotary_emb, q)
+        attended = _attend(query, rotated(self.attn, "k", image_rotary_emb, k), v)
         if isinstance(self.proj_out, Fp8Linear):
             out = self.proj_out.of_parts([(attended, ""), (wide, "gelu_tanh")])
         else:
@@ -110,25 +123,31 @@ def joint_attention(
     q, k, v = project(image_layers(attn), x)
     text_q, text_k, text_v = project(text_layers(attn), text)
     first = text_q.shape[1]
-    query = [
-        rotated(attn, "norm_added_q", text_q, angles, 0),
-        rotated(attn, "norm_q", q, angles, first),
-    ]
-    key = [
-        rotated(attn, "norm_added_k", text_k, angles, 0),
-        rotated(attn, "norm_k", k, angles, first),
-    ]
-    out = _attend(torch.cat(query, 1), torch.cat(key, 1), torch.cat([text_v, v], 1), mask)
+    query, key = rotated(attn, "q", angles, q, text_q), rotated(attn, "k", angles, k, text_k)
+    out = _attend(query, key, torch.cat([text_v, v], 1), mask)
     return attn.to_out[0](out[:, first:]), attn.to_add_out(out[:, :first])
 
 
-def rotated(attn: nn.Module, norm: str, x: Tensor, angles: Angles, first: int) -> Tensor:
-    """Normalise and rotate queries or keys [B, S, H·D] that start at position `first`; returns [B, S, H, D]."""
+def rotated(attn: Any, name: str, angles: Angles, x: Tensor, text: Tensor | None = None) -> Tensor:
+    """Normalise and rotate queries ("q") or keys ("k").
+
+    Args:
+        attn: diffusers' module.
+        name: which of its norms.
+        angles: of the text tokens, then of the others.
+        x: [B, S, H·D].
+        text: [B, T, H·D], which the norm for text normalises.
+
+    Returns:
+        [B, T + S, H, D].
+    """
     cos, sin = angles
-    rms = attn.get_submodule(norm)
-    heads = x.view(*x.shape[:-1], -1, cos.shape[-1])
-    out: Tensor = rms_norm_rope(heads, rms.get_parameter("weight"), cos, sin, first, rms.eps)  # type: ignore[arg-type]
-    return out
+    size = 2 * cos.shape[-1]
+    norm = getattr(attn, f"norm_{name}")
+    given = (x.view(*x.shape[:-1], -1, size), norm.weight, cos, sin, norm.eps)
+    if text is None:
+        return rms_norm_rope(*given)
+    return rms_norm_rope(*given, text.view(*text.shape[:-1], -1, size), getattr(attn, f"norm_added_{name}").weight)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -11,7 +11,9 @@ from solrl_proto.rollouts import EarlyDecoder
 from torch import nn
 
 from solrl_core.families.base import Backbone, Conditioning
+from solrl_core.families.decoder_fused import fused_decoder
 from solrl_core.families.early_exit import RgbHead, truncated
+from solrl_core.kernels.bounded_attention import has_kernel
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
@@ -45,6 +47,7 @@ class PipelineBackbone(Backbone):
         self.options = options
         self._pipeline = pipeline
         self.transformer: nn.Module = pipeline.transformer
+        self._vae: Any = pipeline.vae
         self._config = pipeline.transformer.config
         weight = next(self.transformer.parameters())
         self.device, self.dtype = weight.device, weight.dtype
@@ -147,16 +150,16 @@ class PipelineBackbone(Backbone):
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Decode latents with the autoencoder."""
-        return _as_images(self._decoded(self._pipeline.vae, latents))
+        return _as_images(self._decoded(self._vae, latents))
 
     def decode_early(self, latents: torch.Tensor, early: EarlyDecoder) -> torch.Tensor:
         """Decode latents with the autoencoder up to an inner stage."""
-        vae = truncated(self._pipeline.vae, early.stages, RgbHead(early, latents.device))
+        vae = truncated(self._vae, early.stages, RgbHead(early, latents.device))
         return _as_images(self._decoded(vae, latents))
 
     def features(self, latents: torch.Tensor, stages: int) -> torch.Tensor:
         """Features [B, C, h, w] of latents after the first stages of the autoencoder's decoder."""
-        return self._decoded(truncated(self._pipeline.vae, stages, nn.Identity()), latents)
+        return self._decoded(truncated(self._vae, stages, nn.Identity()), latents)
 
     @torch.no_grad()
     def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
@@ -172,12 +175,19 @@ class PipelineBackbone(Backbone):
         self.compile_decoder()
 
     def compile_decoder(self) -> None:
-        """Compile the blocks of the decoder for a GPU, in place."""
-        decoder = getattr(self._pipeline.vae, "decoder", None)
-        if decoder is not None and _is_of_images(self._pipeline.vae):
-            for block in listed_blocks(decoder):
-                if block._compiled_call_impl is None:
-                    block.compile(dynamic=False)
+        """Decode by fused modules from now on, where a GPU has kernels for them, and compile the decoder's blocks."""
+        vae = self._pipeline.vae
+        if getattr(vae, "decoder", None) is None or not _is_of_images(vae):
+            return
+        if self._vae is vae and vae.dtype == torch.bfloat16 and has_kernel(self.device):
+            self._vae = fused_decoder(vae)
+        decoder = self._vae.decoder
+        last_norms = [
+            norm for name in ("conv_norm_out", "norm_out") if (norm := getattr(decoder, name, None)) is not None
+        ]
+        for block in (*listed_blocks(decoder), *last_norms):
+            if block._compiled_call_impl is None:
+                block.compile(dynamic=False)
 
     def fuse(self, transformer: nn.Module) -> None:
         """Replace modules by fused versions for a GPU, in place. Results are equal up to rounding."""

@@ -25,10 +25,10 @@ class RealPositions(nn.Module):
         self.positions = positions
 
     def forward(self, *args: Any, **kwargs: Any) -> Angles:
-        """Cosine and sine, each float32 [T + S, D]: text tokens, then image tokens."""
+        """Cosine and sine, each float32 [T + S, D/2]: text tokens, then image tokens."""
         image, text = self.positions(*args, **kwargs)
         turns = torch.cat([text, image])
-        return turns.real.repeat_interleave(2, 1), turns.imag.repeat_interleave(2, 1)
+        return turns.real.contiguous(), turns.imag.contiguous()
 
 
 class FusedBlock(nn.Module):

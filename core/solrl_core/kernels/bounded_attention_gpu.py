@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-_QUERIES = 64
+_QUERIES = 128
 _KEYS = 64
 
 
@@ -35,8 +35,8 @@ def bounded_attention(query: Tensor, key: Tensor, value: Tensor, out: Tensor) ->
         SIZE=size,
         QUERIES=_QUERIES,
         KEYS=_KEYS,
-        num_warps=4,
-        num_stages=3,
+        num_warps=8,
+        num_stages=4,
     )
 
 

@@ -74,7 +74,7 @@ def _silu_depthwise_glu(
         value_done = _add(value_left, values, value_taps[2], value_taps[5], value_taps[8], ROWS)
         gate_done = _add(gate_left, gates, gate_taps[2], gate_taps[5], gate_taps[8], ROWS)
         for i in tl.static_range(ROWS):
-            gated = value_done[i] * _silu(gate_done[i], EXACT)
+            gated = value_done[i] * silu(gate_done[i], EXACT)
             done = inside & (column > 0) & (row + i < height)
             tl.store(to + i * width * channels, gated.to(out.dtype.element_ty), done)
         value_left = _add(value_mid, values, value_taps[1], value_taps[4], value_taps[7], ROWS)
@@ -107,7 +107,7 @@ def _inputs(at, stride, here, row, height, ROWS: tl.constexpr, EXACT: tl.constex
     out = ()
     for i in tl.static_range(ROWS + 2):
         exists = here & (row + i > 0) & (row + i <= height)
-        out = out + (_silu(tl.load(at + i * stride, exists, 0).to(tl.float32), EXACT),)
+        out = out + (silu(tl.load(at + i * stride, exists, 0).to(tl.float32), EXACT),)
     return out
 
 
@@ -121,7 +121,7 @@ def _add(sums, column, above, middle, below, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _silu(x, EXACT: tl.constexpr):
+def silu(x, EXACT: tl.constexpr):
     """SiLU, if not EXACT by the hardware's tanh: one instruction instead of an exponential and a division."""
     if EXACT:
         return x / (1 + tl.exp(-x))

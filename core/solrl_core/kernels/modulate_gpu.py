@@ -33,7 +33,7 @@ def norm_modulate_quantize(
     batch, tokens, length = x.shape
     out, gate, total = gated or (x, scale, x)
     strides = [*x.stride()[:2], *out.stride()[:2], gate.stride(0), scale.stride(0), shift.stride(0)]
-    _norm_modulate_quantize[(batch * tokens,)](
+    _norm_modulate_quantize[(tokens, batch)](
         x,
         out,
         gate,
@@ -48,7 +48,7 @@ def norm_modulate_quantize(
         LENGTH=length,
         BLOCK=_BLOCK,
         GATED=gated is not None,
-        num_warps=4,
+        num_warps=2,
     )
 
 
@@ -79,10 +79,10 @@ def _norm_modulate_quantize(
 
     `out`, `gate` and `total` are unused unless GATED.
     """
-    row = tl.program_id(0)
-    image = (row // tokens).to(tl.int64)
-    token = (row % tokens).to(tl.int64)
-    to = row.to(tl.int64) * LENGTH
+    token = tl.program_id(0).to(tl.int64)
+    image = tl.program_id(1).to(tl.int64)
+    row = image * tokens + token
+    to = row * LENGTH
     x += image * x_outer + token * x_inner
     out += image * out_outer + token * out_inner
     gate += image * gate_outer
@@ -90,8 +90,8 @@ def _norm_modulate_quantize(
     shift += image * shift_outer
     lane = tl.arange(0, BLOCK)
 
+    # No sums yet: all loads are under way before the first value is needed.
     pieces = ()
-    partial = tl.zeros((BLOCK,), tl.float32)
     for begin in tl.static_range(0, LENGTH, BLOCK):
         at = begin + lane
         v = tl.load(x + at, at < LENGTH, 0).to(tl.float32)
@@ -102,7 +102,9 @@ def _norm_modulate_quantize(
             tl.store(total + to + at, rounded, at < LENGTH)
             v = rounded.to(tl.float32)
         pieces = pieces + (v,)
-        partial += v
+    partial = tl.zeros((BLOCK,), tl.float32)
+    for begin in tl.static_range(0, LENGTH, BLOCK):
+        partial += pieces[begin // BLOCK]
     mean = tl.sum(partial, 0) / LENGTH
     partial = tl.zeros((BLOCK,), tl.float32)
     for begin in tl.static_range(0, LENGTH, BLOCK):
@@ -111,15 +113,15 @@ def _norm_modulate_quantize(
     # A compiled caller passes eps in double precision, which has no rsqrt.
     inverse = tl.rsqrt(tl.sum(partial, 0) / LENGTH + eps.to(tl.float32))
     modulated = ()
-    partial = tl.zeros((BLOCK,), tl.float32)
     for begin in tl.static_range(0, LENGTH, BLOCK):
         at = begin + lane
-        s = tl.load(scale + at, at < LENGTH, 0).to(tl.float32)
+        s = 1 + tl.load(scale + at, at < LENGTH, 0).to(tl.float32)
         t = tl.load(shift + at, at < LENGTH, 0).to(tl.float32)
-        v = (pieces[begin // BLOCK] - mean) * inverse * (1 + s) + t
-        v = tl.where(at < LENGTH, v, 0)
-        modulated = modulated + (v,)
-        partial = tl.maximum(partial, tl.abs(v))
+        v = (pieces[begin // BLOCK] - mean) * inverse * s + t
+        modulated = modulated + (tl.where(at < LENGTH, v, 0),)
+    partial = tl.zeros((BLOCK,), tl.float32)
+    for begin in tl.static_range(0, LENGTH, BLOCK):
+        partial = tl.maximum(partial, tl.abs(modulated[begin // BLOCK]))
     step = row_scale(tl.max(partial, 0))
     tl.store(scales + row, step)
     inverse = tl.div_rn(1.0, step)

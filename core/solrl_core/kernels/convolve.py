@@ -1,0 +1,82 @@
+"""3×3 convolution as a matrix product, optionally of an image enlarged twice.
+
+Enlarging by nearest neighbours repeats each pixel, so the nine weights of a convolution after it meet only four
+different pixels. Which weights add up depends on whether the output's row and column are even or odd: its *phase*. Four
+convolutions of 2×2, one per phase, therefore give the same result in 4/9 of the arithmetic, without the large image.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from solrl_core.kernels.operation import operation
+
+CHANNELS_IN, CHANNELS_OUT = 64, 128
+"""The kernel takes multiples of these numbers of channels."""
+WIDTH = 64
+"""Least width in pixels for which the kernel is faster than cuDNN's."""
+_ROWS_OF_PHASE = (((0,), (1, 2)), ((0, 1), (2,)))
+"""Phase → for each of the two pixels, the rows (or columns) of the 3×3 weights that meet it."""
+
+
+def packed_weight(weight: Tensor, *, enlarge: bool) -> Tensor:
+    """Weights of a convolution [O, C, 3, 3] as `convolve` takes them, summed in float32.
+
+    Returns:
+        [O, 9·C], or [4·O, 4·C] to `enlarge`, in `weight`'s dtype; pixels before channels.
+    """
+    if enlarge:
+        wide = weight.float()
+        phases = [
+            torch.stack([_sum(_sum(wide, rows, 2), columns, 2) for rows in y for columns in x], -1)
+            for y in _ROWS_OF_PHASE
+            for x in _ROWS_OF_PHASE
+        ]
+        return torch.cat(phases).transpose(1, 2).flatten(1).to(weight.dtype).contiguous()
+    return weight.flatten(2).transpose(1, 2).flatten(1).contiguous()
+
+
+def _sum(x: Tensor, places: tuple[int, ...], axis: int) -> Tensor:
+    return x.index_select(axis, torch.tensor(places, device=x.device)).sum(axis)
+
+
+def _out(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool) -> Tensor:
+    count, _, height, width = x.shape
+    factor = 2 if enlarge else 1
+    shape = (count, factor * height, factor * width, len(bias))
+    return x.new_empty(shape).permute(0, 3, 1, 2)
+
+
+@operation("convolve", outputs=_out)
+def convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool) -> Tensor:
+    """Convolve by 3×3 weights with a border of zeros; with `enlarge`, each pixel becomes 2×2 equal ones before.
+
+    Args:
+        x: [B, C, H, W], channels last; on a GPU in BF16, with C a multiple of `CHANNELS_IN`.
+        weight: `packed_weight` of [O, C, 3, 3], in `x`'s dtype; on a GPU O is a multiple of `CHANNELS_OUT`.
+        bias: [O].
+        enlarge: whether to enlarge.
+
+    Returns:
+        [B, O, H, W], or [B, O, 2·H, 2·W], channels last, in `x`'s dtype; accumulated in float32. Not differentiable.
+    """
+    if x.device.type != "cuda":
+        return plain_convolve(x, weight, bias, enlarge)
+    from solrl_core.kernels import convolve_gpu
+
+    out = _out(x, weight, bias, enlarge)
+    convolve_gpu.convolve(x.permute(0, 2, 3, 1).contiguous(), weight, bias, out.permute(0, 2, 3, 1), enlarge=enlarge)
+    return out
+
+
+def plain_convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool) -> Tensor:
+    """`convolve` in torch's operations."""
+    out = _out(x, weight, bias, enlarge)
+    if not enlarge:
+        kernel = weight.view(len(bias), 3, 3, -1).permute(0, 3, 1, 2)
+        return out.copy_(F.conv2d(x, kernel, bias, padding=1))
+    for phase, own in enumerate(weight.view(4, len(bias), 2, 2, -1).permute(0, 1, 4, 2, 3)):
+        y, x_phase = divmod(phase, 2)
+        padded = F.pad(x, (1 - x_phase, x_phase, 1 - y, y))
+        out[..., y::2, x_phase::2] = F.conv2d(padded, own, bias)
+    return out

@@ -1,0 +1,90 @@
+"""Triton kernel of the 3×3 convolution and its launcher. Imported only on a GPU.
+
+`solrl_core.kernels.convolve` documents the operation and holds the reference implementation in torch.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
+# ruff: noqa: N803, N806
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+_CHANNELS = 64
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, enlarge: bool) -> None:
+    """Launch `convolve` on `x` [B, H, W, C], writing to `out` [B, H', W', O]; all tensors are contiguous."""
+    count, height, width, channels = x.shape
+    outs = out.shape[-1]
+    pixels = 128 if width >= 128 else 64
+    filters = 256 if outs % 256 == 0 else 128
+    warps = 8 if pixels * filters > 128 * 128 else 4
+    tiles = triton.cdiv(width, pixels) * height * count
+    _convolve[(tiles * (outs // filters), 4 if enlarge else 1)](
+        TensorDescriptor.from_tensor(x, [1, 1, pixels, _CHANNELS]),
+        TensorDescriptor.from_tensor(weight, [filters, _CHANNELS]),
+        bias,
+        out if enlarge else TensorDescriptor.from_tensor(out, [1, 1, pixels, filters]),
+        height,
+        width,
+        IN=channels,
+        OUT=outs,
+        ENLARGE=enlarge,
+        PIXELS=pixels,
+        FILTERS=filters,
+        CHANNELS=_CHANNELS,
+        num_warps=warps,
+        num_stages=3 if pixels == 128 else 4,
+    )
+
+
+@triton.jit
+def _convolve(
+    x,
+    weight,
+    bias,
+    out,
+    height,
+    width,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    ENLARGE: tl.constexpr,
+    PIXELS: tl.constexpr,
+    FILTERS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Compute FILTERS channels of PIXELS pixels in a row of one image; to enlarge, those of one phase.
+
+    It is a product of the pixels under each weight with that weight. Descriptors give zeros outside of the image.
+    """
+    SIDE: tl.constexpr = 2 if ENLARGE else 3
+    SPLIT: tl.constexpr = OUT // FILTERS
+    DEPTH: tl.constexpr = IN // CHANNELS
+    first = tl.program_id(0) % SPLIT * FILTERS
+    tile = tl.program_id(0) // SPLIT
+    across = tl.cdiv(width, PIXELS)
+    column = tile % across * PIXELS
+    row = tile // across % height
+    image = tile // (across * height)
+    phase = tl.program_id(1)
+    # The pixel under the first weight: above and to the left, except in odd rows and columns of an enlarged image.
+    top = row - 1 + phase // 2
+    left = column - 1 + phase % 2
+
+    sums = tl.zeros((PIXELS, FILTERS), tl.float32)
+    for step in range(0, SIDE * SIDE * DEPTH):
+        place = step // DEPTH
+        pixels = x.load([image, top + place // SIDE, left + place % SIDE, step % DEPTH * CHANNELS])
+        filters = weight.load([phase * OUT + first, step * CHANNELS])
+        sums = tl.dot(tl.reshape(pixels, (PIXELS, CHANNELS)), tl.trans(filters), sums)
+    channel = first + tl.arange(0, FILTERS)
+    sums += tl.load(bias + channel).to(tl.float32)[None, :]
+    if ENLARGE:
+        pixel = column + tl.arange(0, PIXELS)
+        line = (image * 2 * height + 2 * row + phase // 2).to(tl.int64) * 2 * width
+        at = (line + 2 * pixel + phase % 2) * OUT
+        tl.store(out + at[:, None] + channel[None, :], sums.to(out.dtype.element_ty), (pixel < width)[:, None])
+    else:
+        out.store([image, row, column, first], tl.reshape(sums.to(out.dtype), (1, 1, PIXELS, FILTERS)))

@@ -1,0 +1,165 @@
+"""Decoders with fused modules, and the operations of these, against diffusers and torch."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderDC, AutoencoderKL
+from solrl_core.families.decoder_fused import Convolution, NormSilu, PixelAttention, UpBlock, Upsample, fused_decoder
+from solrl_core.fingerprint import module_digest
+from solrl_core.kernels import group_norm_silu, wide_attention
+from solrl_core.kernels.bounded_attention import has_kernel
+from solrl_core.kernels.convolve import convolve, packed_weight, plain_convolve
+from torch import Tensor, nn
+
+HOPPER = pytest.mark.skipif(
+    not has_kernel(torch.device("cuda" if torch.cuda.is_available() else "cpu")), reason="needs a GPU from Hopper on"
+)
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+def reference(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool) -> Tensor:
+    return F.conv2d(F.interpolate(x, scale_factor=2.0, mode="nearest") if enlarge else x, weight, bias, padding=1)
+
+
+def given(count: int, channels: int, height: int, width: int, out: int) -> tuple[Tensor, Tensor, Tensor]:
+    x = torch.randn(count, channels, height, width).to(memory_format=torch.channels_last)
+    return x, torch.randn(out, channels, 3, 3) / (3 * channels**0.5), torch.randn(out)
+
+
+@pytest.mark.parametrize("enlarge", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(5, 7), (1, 1), (2, 8)])
+def test_packed_weights_convolve_as_torch_does(enlarge: bool, height: int, width: int) -> None:
+    x, weight, bias = given(2, 3, height, width, 4)
+    found = convolve(x, packed_weight(weight, enlarge=enlarge), bias, enlarge)
+    torch.testing.assert_close(found, reference(x, weight, bias, enlarge), atol=1e-5, rtol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_weights_of_an_enlarged_image_add_up_in_float32() -> None:
+    """In BF16, 1 + 2**-9 - 1 is 0."""
+    weight = torch.zeros(1, 1, 3, 3, dtype=torch.bfloat16)
+    weight[0, 0, 1:, 1:] = torch.tensor([[1, -1], [2**-9, 0]])
+    assert packed_weight(weight, enlarge=True)[0].tolist() == [0, 0, 0, 2**-9]
+
+
+def test_group_norm_and_silu_equal_torchs() -> None:
+    x, weight, bias = 3 * torch.randn(2, 12, 5, 7) + 5, torch.randn(12), torch.randn(12)
+    found = group_norm_silu(x, weight, bias, 4, 1e-6)
+    torch.testing.assert_close(found, F.silu(F.group_norm(x, 4, weight, bias, 1e-6)))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def kl() -> AutoencoderKL:
+    """Wide enough for the kernel in all but its middle; the last block has no upsampling."""
+    return AutoencoderKL(
+        block_out_channels=(128, 256),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=8,
+    )
+
+
+def dc() -> AutoencoderDC:
+    return AutoencoderDC(
+        latent_channels=8,
+        attention_head_dim=32,
+        encoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
+        decoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
+        encoder_block_out_channels=(128, 128, 256),
+        decoder_block_out_channels=(128, 128, 256),
+        encoder_layers_per_block=(1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1),
+        encoder_qkv_multiscales=((), (), (5,)),
+        decoder_qkv_multiscales=((), (), (5,)),
+        upsample_block_type="interpolate",
+    )
+
+
+def counts(module: nn.Module) -> list[int]:
+    kinds = (Convolution, Upsample, UpBlock, NormSilu, PixelAttention)
+    return [sum(isinstance(part, kind) for part in module.modules()) for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("vae", "latents", "expected"), [(kl(), (2, 4, 64, 72), [13, 1, 0, 13, 1]), (dc(), (1, 8, 32, 32), [6, 0, 2, 0, 0])]
+)
+def test_a_fused_decoder_equals_diffusers(vae: nn.Module, latents: tuple[int, ...], expected: list[int]) -> None:
+    vae = vae.eval().to(memory_format=torch.channels_last)
+    before = module_digest(vae)
+    fused = fused_decoder(vae)
+    assert counts(fused) == expected
+    assert counts(vae) == [0, 0, 0, 0, 0]
+    given = torch.randn(latents)
+    found, wanted = (module.decode(given, return_dict=False)[0] for module in (fused, vae))
+    assert torch.linalg.norm(found - wanted) < 1e-5 * torch.linalg.norm(wanted)
+    assert module_digest(vae) == before
+
+
+def test_other_convolutions_stay_torchs() -> None:
+    parts = {
+        "strided": nn.Conv2d(64, 128, 3, stride=2, padding=1),
+        "unpadded": nn.Conv2d(64, 128, 3),
+        "pointwise": nn.Conv2d(64, 128, 1),
+        "grouped": nn.Conv2d(64, 128, 3, padding=1, groups=2),
+        "reflected": nn.Conv2d(64, 128, 3, padding=1, padding_mode="reflect"),
+        "to colours": nn.Conv2d(128, 3, 3, padding=1),
+        "of few channels": nn.Conv2d(16, 128, 3, padding=1),
+    }
+    holder = nn.Module()
+    holder.decoder = nn.ModuleDict(parts)
+    assert counts(fused_decoder(holder)) == [0, 0, 0, 0, 0]
+    holder.decoder["fits"] = nn.Conv2d(64, 128, 3, padding=1)
+    assert counts(fused_decoder(holder)) == [1, 0, 0, 0, 0]
+
+
+@HOPPER
+@pytest.mark.parametrize("enlarge", [False, True])
+@pytest.mark.parametrize(("channels", "out"), [(64, 128), (128, 128), (512, 256), (256, 512)])
+@pytest.mark.parametrize(("height", "width"), [(3, 64), (2, 72), (5, 128), (2, 300)])
+def test_the_kernel_equals_torch(enlarge: bool, channels: int, out: int, height: int, width: int) -> None:
+    x, weight, bias = (part.bfloat16() for part in given(2, channels, height, width, out))
+    weight = packed_weight(weight, enlarge=enlarge)
+    expected = plain_convolve(x.float(), weight.float(), bias.float(), enlarge)
+    found = convolve(x.cuda(), weight.cuda(), bias.cuda(), enlarge).cpu().float()
+    assert torch.linalg.norm(found - expected) < 3e-3 * torch.linalg.norm(expected)
+
+
+@HOPPER
+@pytest.mark.parametrize(("channels", "groups"), [(128, 32), (256, 32), (512, 32), (64, 8), (1024, 32)])
+@pytest.mark.parametrize(("height", "width"), [(128, 128), (3, 5), (50, 41)])
+def test_the_kernels_group_norm_equals_torchs(channels: int, groups: int, height: int, width: int) -> None:
+    x = (3 * torch.randn(2, channels, height, width) + 5).bfloat16().to(memory_format=torch.channels_last)
+    weight, bias = torch.randn(channels).bfloat16(), torch.randn(channels).bfloat16()
+    expected = F.silu(F.group_norm(x.float(), groups, weight.float(), bias.float(), 1e-6))
+    found = group_norm_silu(x.cuda(), weight.cuda(), bias.cuda(), groups, 1e-6).cpu().float()
+    assert torch.linalg.norm(found - expected) < 3e-3 * torch.linalg.norm(expected)
+
+
+@HOPPER
+@pytest.mark.parametrize(("queries", "keys"), [(4096, 4096), (5000, 300), (7, 1)])
+def test_the_kernels_wide_attention_equals_torchs(queries: int, keys: int) -> None:
+    query, key, value = (torch.randn(2, count, 512).bfloat16() for count in (queries, keys, keys))
+    expected = F.scaled_dot_product_attention(query.float(), key.float(), value.float())
+    found = wide_attention(query.cuda(), key.cuda(), value.cuda()).cpu().float()
+    assert torch.linalg.norm(found - expected) < 1e-2 * torch.linalg.norm(expected)
+
+
+@HOPPER
+@pytest.mark.parametrize(("vae", "latents"), [(kl(), (2, 4, 64, 72)), (dc(), (1, 8, 32, 32))])
+def test_a_fused_decoder_on_a_gpu_equals_diffusers(vae: nn.Module, latents: tuple[int, ...]) -> None:
+    vae, given = vae.eval().bfloat16().float(), torch.randn(latents)
+    expected = vae.decode(given.bfloat16().float(), return_dict=False)[0]
+    fused = fused_decoder(vae.cuda().bfloat16().to(memory_format=torch.channels_last))
+    found = fused.decode(given.cuda().bfloat16(), return_dict=False)[0].cpu().float()
+    plain = vae.decode(given.cuda().bfloat16(), return_dict=False)[0].cpu().float()
+    error, usual = (torch.linalg.norm(x - expected) / torch.linalg.norm(expected) for x in (found, plain))
+    assert error < 1.2 * usual

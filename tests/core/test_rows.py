@@ -1,0 +1,96 @@
+"""FP8 rows: accuracy of the codes; on a GPU, the kernels compared with torch's operations."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from solrl_core.kernels import E4M3_MAX, quantize_rows
+from torch import Tensor
+
+FP8 = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with FP8 units"
+)
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+def test_rows_come_back_within_half_a_code() -> None:
+    x = torch.randn(3, 5, 64) * torch.logspace(-6, 6, 15).view(3, 5, 1)
+    codes, scales = quantize_rows(x, "")
+    assert codes.dtype == torch.float8_e4m3fn
+    assert codes.float().abs().amax(1).eq(E4M3_MAX).all()
+    back = (codes.float() * scales).view_as(x)
+    # Three bits of mantissa, and below the least normal number steps of 2**-9.
+    assert ((back - x).abs() <= x.abs() / 16 + scales.view(3, 5, 1) * 2**-10).all()
+
+
+def test_an_activation_equals_torchs() -> None:
+    x = torch.randn(7, 32)
+    codes, scales = quantize_rows(x, "gelu_tanh")
+    expected = F.gelu(x, approximate="tanh")
+    assert ((codes.float() * scales - expected).abs() <= expected.abs() / 16 + scales * 2**-10).all()
+
+
+def test_an_activation_of_small_inputs_does_not_overflow() -> None:
+    x = torch.linspace(-6, 0, 64)[None]
+    codes, scales = quantize_rows(x, "gelu_tanh")
+    expected = F.gelu(x, approximate="tanh")
+    assert expected.abs().max() > 0.17
+    assert codes.float().isfinite().all()
+    assert (codes.float() * scales - expected).abs().max() <= 0.17 / 16
+
+
+def test_a_row_of_zeros_is_zeros() -> None:
+    codes, scales = quantize_rows(torch.zeros(2, 16), "")
+    assert codes.float().eq(0).all()
+    assert scales.isfinite().all()
+
+
+def relative(got: Tensor, expected: Tensor) -> float:
+    return float(torch.linalg.norm(got.cpu().float() - expected) / torch.linalg.norm(expected))
+
+
+@FP8
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("activation", ["", "gelu_tanh"])
+@pytest.mark.parametrize("length", [16, 320, 2240, 2435, 3072, 9728, 12288, 16400])
+def test_the_rows_kernel(length: int, activation: str, dtype: torch.dtype) -> None:
+    x = torch.randn(2, 37, length + 2).to(dtype)
+    there = x.cuda()
+    views: list[Callable[[Tensor], Tensor]] = [
+        lambda t: t[..., :length].contiguous(),
+        lambda t: t[..., :length].contiguous()[:, 5:20],
+        lambda t: t[..., :length],
+        lambda t: t[..., 1 : length + 1],
+    ]
+    if length % 16 == 0:
+        views.append(lambda t: t[..., :length].contiguous().view(2, 37, -1, 16).transpose(1, 2))
+    for view in views:
+        expected, expected_scales = quantize_rows(view(x), activation)
+        codes, scales = quantize_rows(view(there), activation)
+        assert torch.allclose(scales.cpu(), expected_scales, rtol=1e-5)
+        # The hardware's tanh moves some of the smallest codes.
+        assert relative(codes.float() * scales, expected.float() * expected_scales) < 0.01
+        if not activation or dtype != torch.bfloat16:
+            assert (codes.cpu().float() != expected.float()).float().mean() < 0.002
+
+
+@FP8
+@pytest.mark.parametrize("activation", ["", "gelu_tanh"])
+def test_compiled_rows_are_the_same(activation: str) -> None:
+    def operation(x: Tensor, y: Tensor) -> list[Tensor]:
+        # Of a tensor the compiler computes, and of slices of a product.
+        wide = x @ y
+        parts = (-x, wide[:, 5:], wide[..., 64:320], wide[:, 3:, 64:320])
+        return [result for part in parts for result in quantize_rows(part, activation)]
+
+    given = [torch.randn(shape, device="cuda").bfloat16() for shape in ((2, 37, 320), (320, 384))]
+    compiled = torch.compile(operation, fullgraph=True, dynamic=False)(*given)
+    for mine, theirs in zip(compiled, operation(*given), strict=True):
+        assert torch.equal(mine.float(), theirs.float())
