@@ -106,11 +106,11 @@ class ServedWay:
         return scores, Trajectory.join(halfway) if halfway else None
 
 
-def shares(path: ServedWay, candidates: int, plan: Plan, rounds: int = 2) -> dict[str, Any]:
-    """Seconds of an exploration by part, without overlap; and its total with overlap, as in the service.
+def shares(path: ServedWay, candidates: int, plan: Plan, times: Sequence[float]) -> dict[str, Any]:
+    """Seconds of an exploration by part, without overlap.
 
-    The total is the median of `rounds`. The share outside the transformer is 1 − (transformer's seconds without
-    overlap) / total.
+    The share outside the transformer is 1 − (transformer's seconds without overlap) / total, of which `times` are
+    measurements with overlap, as in the service.
     """
     device = path.generator.backbone.device
     marks: dict[str, list[tuple[DeviceEvent, DeviceEvent]]] = {}
@@ -127,14 +127,9 @@ def shares(path: ServedWay, candidates: int, plan: Plan, rounds: int = 2) -> dic
     parts = {name: sum(end.since(start) for start, end in each) for name, each in marks.items()}
     alone = after.since(before)
     parts["other"] = alone - sum(parts.values())
-    wholes = []
-    for turn in range(rounds):
-        began = time.perf_counter()
-        path.explore(f"a blue square, {turn}", range(candidates), plan)
-        wholes.append(time.perf_counter() - began)
-    whole = statistics.median(wholes)
+    whole = statistics.median(times)
     outside = {"served": 1 - parts["transformer"] / whole, "one_after_the_other": 1 - parts["transformer"] / alone}
-    return {"served_s": whole, "served_times": wholes, "one_after_the_other_s": alone, "parts": parts} | {
+    return {"served_s": whole, "served_times": list(times), "one_after_the_other_s": alone, "parts": parts} | {
         "outside": outside,
         "passes": len(marks["transformer"]),
     }

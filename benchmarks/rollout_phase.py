@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +24,7 @@ from unittest.mock import patch
 from rollout_phase_report import BASELINE, EARLY, NAMES, REGENERATE, UNPRUNED, render
 from step_time import rows_printed
 
-PARTS = ("cold", "adapter", "share", "phase")
+PARTS = ("cold", "adapter", "phase", "early", "pruned", "share")
 OF_FLUX = ("cold", "adapter")
 CANDIDATES, KEPT = 96, 24
 EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
@@ -37,7 +37,13 @@ def main() -> None:
     """Measure the selected parts, write and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(NAMES), choices=list(NAMES))
-    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help=f"{', '.join(OF_FLUX)}: flux alone")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=PARTS,
+        choices=PARTS,
+        help=f"{', '.join(OF_FLUX)}: flux alone; early and pruned: further plans of a phase",
+    )
     parser.add_argument(
         "--rounds", type=int, default=2, help="rounds of exploring and regenerating; the baseline runs once"
     )
@@ -115,35 +121,34 @@ def measure(model: str, args: argparse.Namespace) -> None:
     device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniature"
     setting = {"device": device, "reward": args.reward_dtype, "size": backbone.width}
     note("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' modules"})
-    plans = explored(backbone)
     cheap.explore("warm-up", range(CHUNK_SIZE + 1), Plan(steps=1))  # compiles both batch sizes
     if "adapter" in args.parts and model == "flux":
         note("adapter", adapter(cheap))
-    full = Plan(steps=REGENERATE_STEPS)
-    if set(args.parts) & {"share", "phase"}:
-        true = ServedWay(Generator(backbone, "bf16"), rewards)
-        true.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
-    if "phase" in args.parts:
+    if "phase" not in args.parts:
+        return
+    plans, full = explored(backbone, args.parts), Plan(steps=REGENERATE_STEPS)
+    true = ServedWay(Generator(backbone, "bf16"), rewards)
+    true.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
+    with diffusers_modules(backbone):
+        baseline = ServedWay(Generator(backbone, "bf16"), rewards)
+        baseline.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
+
+    def generate_all(text: str) -> None:
         with diffusers_modules(backbone):
-            baseline = ServedWay(Generator(backbone, "bf16"), rewards)
-            baseline.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
+            baseline.explore(text, range(CANDIDATES), full)
 
-        def generate_all(text: str) -> None:
-            with diffusers_modules(backbone):
-                baseline.explore(text, range(CANDIDATES), full)
-
-        works: dict[str, Callable[[str], Any]] = {REGENERATE: lambda text: true.explore(text, range(KEPT), full)}
-        works |= {
-            name: lambda text, plan=plan: cheap.explore(text, range(CANDIDATES), plan)  # type: ignore[misc]
-            for name, plan in plans.items()
-        }
-        phase(works, {BASELINE: generate_all}, args.rounds, lambda values: note("phase", values))
+    works: dict[str, Callable[[str], Any]] = {REGENERATE: lambda text: true.explore(text, range(KEPT), full)}
+    works |= {
+        name: lambda text, plan=plan: cheap.explore(text, range(CANDIDATES), plan)  # type: ignore[misc]
+        for name, plan in plans.items()
+    }
+    times = phase(works, {BASELINE: generate_all}, args.rounds, lambda values: note("phase", values))
     if "share" in args.parts:
         found: dict[str, Any] = {}
         for name in (UNPRUNED, UNPRUNED + EARLY):
             if name in plans:
-                note("share", found := found | {name: shares(cheap, CANDIDATES, plans[name], args.rounds)})
-        note("regenerate", shares(true, KEPT, full, args.rounds))
+                note("share", found := found | {name: shares(cheap, CANDIDATES, plans[name], times[name])})
+        note("regenerate", shares(true, KEPT, full, times[REGENERATE]))
 
 
 @contextmanager
@@ -157,8 +162,8 @@ def diffusers_modules(backbone: Any) -> Iterator[None]:
         yield
 
 
-def explored(backbone: Any) -> dict[str, Any]:
-    """Exploration plans by name: six steps and four fitted ones, also decoded early; and six pruned steps.
+def explored(backbone: Any, parts: Sequence[str]) -> dict[str, Any]:
+    """Exploration plans by name: six steps and four fitted ones; with these parts decoded early, and pruned.
 
     Neither the coefficients of fitted steps nor the weights of an early decoder affect the time.
     """
@@ -169,14 +174,14 @@ def explored(backbone: Any) -> dict[str, Any]:
 
     fitted = Plan(steps=FITTED_STEPS, fitted=identity_solver(SCHEDULES[-1]))
     plans = {UNPRUNED: Plan(steps=EXPLORE_STEPS), f"{FITTED_STEPS} fitted steps": fitted}
-    try:
-        early = {"early_decoder": early_decoder(backbone)}
-    except EarlyDecoderError:  # the miniatures' images are too small
-        early = {}
-    if early:
-        plans |= {name + EARLY: plan.model_copy(update=early) for name, plan in plans.items()}
-    prune = Prune(after=EXPLORE_STEPS - 2, keep=KEEP)
-    return plans | {f"{UNPRUNED}, pruned to {KEEP} after {prune.after}": Plan(steps=EXPLORE_STEPS, prune=prune)}
+    if "early" in parts:
+        with suppress(EarlyDecoderError):  # the miniatures' images are too small
+            early = early_decoder(backbone)
+            plans |= {name + EARLY: plan.model_copy(update={"early_decoder": early}) for name, plan in plans.items()}
+    if "pruned" in parts:
+        prune = Prune(after=EXPLORE_STEPS - 2, keep=KEEP)
+        plans[f"{UNPRUNED}, pruned to {KEEP} after {prune.after}"] = Plan(steps=EXPLORE_STEPS, prune=prune)
+    return plans
 
 
 def phase(
@@ -184,8 +189,8 @@ def phase(
     once: dict[str, Callable[[str], Any]],
     rounds: int,
     note: Callable[[dict[str, Any]], None],
-) -> None:
-    """Time works in turns, some of them once."""
+) -> dict[str, list[float]]:
+    """Seconds of works by name, timed in turns, some of them once."""
     times: dict[str, list[float]] = {}
     for turn in range(rounds):
         # Those of one round first: without the baseline, a phase that was cut off says nothing.
@@ -194,6 +199,7 @@ def phase(
             work(f"a red circle and {name}, {turn}")  # a new text each time, so that the prompt is not cached
             times.setdefault(name, []).append(time.perf_counter() - began)
             note({key: {"s": statistics.median(each), "times": each} for key, each in times.items()})
+    return times
 
 
 def adapter(cheap: Any) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from torch import Tensor
 from solrl_core.kernels.depthwise_gpu import silu
 
 _WARPS = 8
+_ELEMENTS = 4096
+"""Elements that a program holds at a time."""
 _TILE = 1024
 """Pixels of whose moments one program makes one row."""
 
@@ -25,11 +27,11 @@ def group_norm_silu(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: f
     tiles = triton.cdiv(pixels, _TILE)
     moments = torch.empty(count, tiles, 2, groups, device=x.device)
     affine = torch.empty(count, 2, channels, device=x.device)
+    each = max(1, _ELEMENTS // channels)
     sizes = {"CHANNELS": channels, "GROUPS": groups, "num_warps": _WARPS}
-    _moments[(tiles, count)](x, moments, pixels, TILE=_TILE, PIXELS=min(128, 32768 // channels), **sizes)
+    _moments[(tiles, count)](x, moments, pixels, TILE=_TILE, PIXELS=each, **sizes)
     rows = min(triton.next_power_of_2(tiles), 256)
     _affine[(count,)](moments, weight, bias, affine, pixels, EPS=eps, TILES=tiles, TILE=_TILE, ROWS=rows, **sizes)
-    each = max(1, 4096 // channels)
     _normalize[(triton.cdiv(pixels, each), count)](
         x, affine, out, pixels, CHANNELS=channels, PIXELS=each, EXACT=x.dtype == torch.float32, num_warps=_WARPS
     )
@@ -48,15 +50,16 @@ def _moments(
     left = tl.minimum(pixels - tile * TILE, TILE)
     # Values are taken relative to the first pixel, so that the squares do not cancel.
     origin = tl.load(x).to(tl.float32)
-    sums = tl.zeros((CHANNELS,), tl.float32)
-    squares = tl.zeros((CHANNELS,), tl.float32)
+    sums = tl.zeros((PIXELS, CHANNELS), tl.float32)
+    squares = tl.zeros((PIXELS, CHANNELS), tl.float32)
     for begin in range(0, TILE, PIXELS):
         pixel = begin + tl.arange(0, PIXELS)
         inside = (pixel < left)[:, None]
         value = tl.load(x[None, :] + pixel[:, None] * CHANNELS, inside, 0).to(tl.float32)
         value = tl.where(inside, value - origin[None, :], 0)
-        sums += tl.sum(value, 0)
-        squares += tl.sum(value * value, 0)
+        sums += value
+        squares += value * value
+    sums, squares = tl.sum(sums, 0), tl.sum(squares, 0)
     means = tl.reshape(origin + sums / left, (GROUPS, EACH))
     mean = tl.sum(means, 1) / EACH
     between = tl.sum((means - mean[:, None]) * (means - mean[:, None]), 1) * left

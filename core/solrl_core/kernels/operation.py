@@ -19,8 +19,8 @@ def operation(name: str, outputs: Callable[..., Any] | None = None) -> Callable[
     Args:
         name: name of the operation.
         outputs: allocates the outputs without computing them. If given, torch.compile treats the function as
-            opaque. The operations of `modulate` need this: compiled as a `triton_op` they returned different
-            numbers (torch 2.11), for a reason that was not found.
+            opaque. The operations of `modulate` and `rope` need this: compiled as a `triton_op` they returned
+            different numbers (torch 2.11), for a reason that was not found.
     """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:

@@ -8,7 +8,20 @@ from torch import Tensor
 from solrl_core.kernels.operation import operation
 
 
-@operation("rms_norm_rope")
+def _out(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    text: Tensor | None = None,
+    text_weight: Tensor | None = None,
+) -> Tensor:
+    tokens = x.shape[1] + (0 if text is None else text.shape[1])
+    return x.new_empty(len(x), tokens, *x.shape[2:])
+
+
+@operation("rms_norm_rope", outputs=_out)
 def rms_norm_rope(
     x: Tensor,
     weight: Tensor,
@@ -42,7 +55,7 @@ def rms_norm_rope(
     parts = [(x.contiguous(), weight)]
     if text is not None and text_weight is not None:
         parts.insert(0, (text.contiguous(), text_weight))
-    out = x.new_empty(len(x), sum(part.shape[1] for part, _ in parts), *x.shape[2:])
+    out = _out(x, weight, cos, sin, eps, text)
     rope_gpu.rms_norm_rope(parts, cos.contiguous(), sin.contiguous(), out, eps)
     return out
 

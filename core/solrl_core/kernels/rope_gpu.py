@@ -30,7 +30,7 @@ def rms_norm_rope(parts: Sequence[tuple[Tensor, Tensor]], cos: Tensor, sin: Tens
     count, tokens, heads, size = out.shape
     groups = triton.cdiv(heads, _HEADS * _PARTS)
     packed = all(t.dtype == torch.bfloat16 and t.storage_offset() % 2 == 0 for part in parts for t in part)
-    wrap_triton(_rms_norm_rope)[(count * tokens, groups)](
+    _rms_norm_rope[(count * tokens, groups)](
         x,
         weight,
         text,
