@@ -105,8 +105,8 @@ def _setting(name: str, one: Mapping[str, Any]) -> str:
     precision, reward = setting["precision"].upper(), setting["reward"]
     return (
         f"- {NAMES[name]}: explored in {precision}, scored in {reward}, timed {rounds} ×. "
-        f"The baseline has {setting['baseline']}, compiled."
-    )
+        f"The baseline has {setting['baseline']}, compiled. {setting.get('note', '')}"
+    ).rstrip()
 
 
 def _share(name: str, one: Mapping[str, Any]) -> Iterator[str]:
