@@ -38,7 +38,8 @@ class MemoryPlan:
 
     Attributes:
         weights: part → bytes; "transformer" is the clean base, "served, bf16" what its generator in BF16 adds,
-            "unmerged adapter" one that is kept beside quantised weights.
+            "unmerged adapter" one that is kept beside quantised weights, "packed decoder" the copies of weights that
+            its kernels take on a GPU.
         prompts: the most that the cache of encoded prompts takes.
         activations: phase → peak bytes beyond the weights, at `batch` candidates.
         batch: candidates in one batch.
@@ -89,8 +90,9 @@ def plan_memory(
     unmerged = sum(keep_unmerged(generator, unmerged_rank) for generator in generators)
     served = {f"served, {generator.precision}": generator.transformer for generator in generators}
     weights = weight_bytes({**modules_of(backbone), **served})
-    if unmerged:
-        weights["unmerged adapter"] = unmerged
+    packed = weight_bytes({"": backbone.parts["vae"], "packed decoder": backbone.with_fused_decoder()})
+    extra = {"unmerged adapter": unmerged, "packed decoder": packed["packed decoder"]}
+    weights |= {name: size for name, size in extra.items() if size}
     phases = {size: generation_peaks(generators, size) for size in (batch, 2 * batch)}
     growth = {phase: (peak - phases[batch][phase]) // batch for phase, peak in phases[2 * batch].items()}
     return MemoryPlan(weights, PROMPT_CACHE_BYTES, phases[batch], batch, growth)

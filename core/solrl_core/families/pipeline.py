@@ -176,18 +176,24 @@ class PipelineBackbone(Backbone):
 
     def compile_decoder(self) -> None:
         """Decode by fused modules from now on, where a GPU has kernels for them, and compile the decoder's blocks."""
-        vae = self._pipeline.vae
-        if getattr(vae, "decoder", None) is None or not _is_of_images(vae):
+        if not self._decodes_images():
             return
+        vae = self._pipeline.vae
         if self._vae is vae and vae.dtype == torch.bfloat16 and has_kernel(self.device):
-            self._vae = fused_decoder(vae)
+            self._vae = self.with_fused_decoder()
         decoder = self._vae.decoder
-        last_norms = [
-            norm for name in ("conv_norm_out", "norm_out") if (norm := getattr(decoder, name, None)) is not None
-        ]
-        for block in (*listed_blocks(decoder), *last_norms):
+        last = [getattr(decoder, name) for name in ("conv_norm_out", "norm_out") if hasattr(decoder, name)]
+        for block in (*listed_blocks(decoder), *last):
             if block._compiled_call_impl is None:
                 block.compile(dynamic=False)
+
+    def with_fused_decoder(self) -> nn.Module:
+        """The autoencoder with fused modules in its decoder, which pack some weights again and share the others."""
+        vae: nn.Module = self._pipeline.vae
+        return fused_decoder(vae) if self._decodes_images() else vae
+
+    def _decodes_images(self) -> bool:
+        return getattr(self._pipeline.vae, "decoder", None) is not None and _is_of_images(self._pipeline.vae)
 
     def fuse(self, transformer: nn.Module) -> None:
         """Replace modules by fused versions for a GPU, in place. Results are equal up to rounding."""
