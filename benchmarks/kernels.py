@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from solrl_core import kernels
 from solrl_core.kernels import bounded_attention, depthwise, modulate, rope, rows
+from solrl_core.kernels.convolve import packed_weight, plain_convolve
+from solrl_core.kernels.group_norm import plain_group_norm_silu
+from solrl_core.kernels.wide_attention import plain_wide_attention
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -119,6 +122,22 @@ def cases() -> Iterator[Case]:
         ("norm and positions, with text", (random(24, 1024, 24, 128), *rest, text, weights[1])),
     ):
         yield Case(f"{name}, FLUX.1, 24", kernels.rms_norm_rope, twin, given, in_float32(twin))
+    yield from cases_of_decoders()
+
+
+def cases_of_decoders() -> Iterator[Case]:
+    """Operations of the decoders of SD3.5 and SANA, for 3 images."""
+    twin = plain_convolve
+    for name, size, channels, enlarge in (("convolution", 1024, 128, False), ("enlarging convolution", 512, 256, True)):
+        weight = packed_weight(random(channels, channels, 3, 3) / (3 * channels**0.5), enlarge=enlarge)
+        given = (random(3, size, size, channels).movedim(-1, 1), weight, random(channels), enlarge)
+        yield Case(f"{name}, {size}², 3", kernels.convolve, twin, given, in_float32(twin))
+    twin = plain_group_norm_silu
+    given = (random(3, 1024, 1024, 128).movedim(-1, 1), random(128), random(128), 32, 1e-6)
+    yield Case("group norm and SiLU, 1024², 3", kernels.group_norm_silu, twin, given, in_float32(twin))
+    twin = plain_wide_attention
+    given = tuple(random(3, 128**2, 512) for _ in range(3))
+    yield Case("attention over pixels, 128², 3", kernels.wide_attention, twin, given, in_float32(twin))
 
 
 def random(*shape: int) -> Tensor:
