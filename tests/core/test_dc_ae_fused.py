@@ -7,16 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.autoencoder_dc import EfficientViTBlock, ResBlock
+from gpu_marks import HOPPER
 from solrl_core.families.dc_ae_fused import FusedAttentionBlock, fused_block
 from solrl_core.fingerprint import module_digest
-from solrl_core.kernels.bounded_attention import has_kernel
 from solrl_core.kernels.depthwise_taps import depthwise, packed_taps, plain_depthwise
 from solrl_core.kernels.multiscale_attention import multiscale_attention, plain_multiscale_attention
 from torch import Tensor, nn
-
-HOPPER = pytest.mark.skipif(
-    not has_kernel(torch.device("cuda" if torch.cuda.is_available() else "cpu")), reason="needs a GPU from Hopper on"
-)
 
 
 @pytest.fixture(autouse=True)

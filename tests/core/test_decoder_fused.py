@@ -6,16 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderDC, AutoencoderKL
+from gpu_marks import HOPPER
 from solrl_core.families.decoder_fused import Convolution, NormSilu, PixelAttention, UpBlock, Upsample, fused_decoder
 from solrl_core.fingerprint import module_digest
 from solrl_core.kernels import group_norm_silu, wide_attention
-from solrl_core.kernels.bounded_attention import has_kernel
 from solrl_core.kernels.convolve import convolve, packed_weight, plain_convolve
 from torch import Tensor, nn
-
-HOPPER = pytest.mark.skipif(
-    not has_kernel(torch.device("cuda" if torch.cuda.is_available() else "cpu")), reason="needs a GPU from Hopper on"
-)
 
 
 @pytest.fixture(autouse=True)

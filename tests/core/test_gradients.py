@@ -5,13 +5,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_marks import GPU
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.kernels import attend, rms_norm_rope
 from solrl_core.kernels.attention import _KERNELS, kernel_name
 from torch import Tensor
-
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def distance(x: Tensor, y: Tensor) -> float:

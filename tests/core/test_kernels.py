@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from diffusers.models.attention import JointTransformerBlock
 from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
+from gpu_marks import FP8, GPU, HOPPER
 from lora_helpers import random_adapter
 from solrl_core.families import flux_fused, load_backbone, sd3_fused
 from solrl_core.families.pipeline import PipelineBackbone
@@ -23,18 +24,9 @@ from solrl_core.kernels import (
     quantize_rows,
     silu_depthwise_glu,
 )
-from solrl_core.kernels.bounded_attention import bounded_attention, has_kernel, plain_bounded_attention
+from solrl_core.kernels.bounded_attention import bounded_attention, plain_bounded_attention
 from solrl_core.precision import LayerPolicy, apply_policy, fp8, fuse
 from torch import Tensor, nn
-
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-FP8 = pytest.mark.skipif(
-    not torch.cuda.is_available() or fp8.fp8_scaling(torch.device("cuda")) is None, reason="needs a GPU with FP8 units"
-)
-
-HOPPER = pytest.mark.skipif(
-    not has_kernel(torch.device("cuda" if torch.cuda.is_available() else "cpu")), reason="needs a GPU from Hopper on"
-)
 
 
 @pytest.fixture(autouse=True)

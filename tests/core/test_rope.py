@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from diffusers.models.embeddings import apply_rotary_emb
+from gpu_marks import GPU
 from solrl_core.kernels import rms_norm_rope
 from torch import Tensor
-
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 @pytest.fixture(autouse=True)

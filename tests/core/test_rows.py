@@ -5,12 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_marks import FP8
 from solrl_core.kernels import E4M3_MAX, quantize_rows
 from torch import Tensor
-
-FP8 = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with FP8 units"
-)
 
 
 @pytest.fixture(autouse=True)
