@@ -4,7 +4,7 @@ All parts have true size and random weights, on which time does not depend: tran
 HPSv2 with its CLIP ViT-H/14. Candidates are generated as in the service: 24 at a time, scored while the next 24 are
 generated. The baseline generates every candidate as it is trained, in BF16 with diffusers' own modules, compiled.
 Each model runs in its own process. Each part is written as soon as it is measured; parts that do not run keep their
-last result. Writes docs/results/rollout_phase.{json,md,png}.
+last result, but a phase replaces all plans of an earlier one. Writes docs/results/rollout_phase.{json,md,png}.
 """
 
 import argparse
@@ -52,8 +52,11 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=500, help="time limit per model in seconds")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--render", action="store_true", help="render tables and plot from the JSON, without measuring")
+    parser.add_argument("--note", help="with --render: a sentence that the page adds for these models")
     parser.add_argument("--child", choices=list(NAMES), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if set(args.parts) & {"early", "pruned", "share"} and "phase" not in args.parts:
+        parser.error("early, pruned and share need the part phase")
     if args.child:
         measure(args.child, args)
         return
@@ -65,6 +68,9 @@ def main() -> None:
         of[part] = values
         file.write_text(json.dumps(result, indent=1) + "\n")
 
+    if args.render and args.note:
+        for model in args.models:
+            note(result["models"][model], "note", args.note)
     with tempfile.TemporaryDirectory() as caches:
         # Empty at first; the second start and the models reuse the caches of the first.
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}

@@ -105,7 +105,7 @@ def _setting(name: str, one: Mapping[str, Any]) -> str:
     precision, reward = setting["precision"].upper(), setting["reward"]
     return (
         f"- {NAMES[name]}: explored in {precision}, scored in {reward}, timed {rounds} ×. "
-        f"The baseline has {setting['baseline']}, compiled. {setting.get('note', '')}"
+        f"The baseline has {setting['baseline']}, compiled. {one.get('note', '')}"
     ).rstrip()
 
 

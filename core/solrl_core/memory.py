@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from solrl_core.families.pipeline import PipelineBackbone, listed_blocks
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
 from solrl_core.generator import Generator
 from solrl_core.precision import LowRank, QuantLinear
@@ -39,7 +39,7 @@ class MemoryPlan:
     Attributes:
         weights: part → bytes; "transformer" is the clean base, "served, bf16" what its generator in BF16 adds,
             "unmerged adapter" one that is kept beside quantised weights, "packed decoder" the copies of weights that
-            its kernels take on a GPU.
+            its kernels take on a GPU, from Hopper on.
         prompts: the most that the cache of encoded prompts takes.
         activations: phase → peak bytes beyond the weights, at `batch` candidates.
         batch: candidates in one batch.
@@ -157,7 +157,7 @@ def _fuse_norms(decoder: nn.Module) -> None:
     """Replace norms by an allocation of their output: compiled for a GPU, they keep no float32 copy of their input."""
     from diffusers.models.normalization import RMSNorm
 
-    for module in (part for block in listed_blocks(decoder) for part in block.modules()):
+    for module in decoder.modules():
         if isinstance(module, RMSNorm):
             module.forward = torch.empty_like
 

@@ -1,13 +1,15 @@
 """Decoders with fused modules, and the operations of these, against diffusers and torch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderDC, AutoencoderKL
 from gpu_marks import HOPPER
+from solrl_core.families import load_backbone, pipeline
 from solrl_core.families.decoder_fused import Convolution, NormSilu, PixelAttention, UpBlock, Upsample, fused_decoder
+from solrl_core.families.early_exit import truncated
 from solrl_core.fingerprint import module_digest
 from solrl_core.kernels import group_norm_silu, wide_attention
 from solrl_core.kernels.convolve import convolve, packed_weight, plain_convolve
@@ -86,10 +88,12 @@ def counts(module: nn.Module) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("vae", "latents", "expected"), [(kl(), (2, 4, 64, 72), [13, 1, 0, 13, 1]), (dc(), (1, 8, 32, 32), [6, 0, 2, 0, 0])]
+    ("build", "latents", "expected"), [(kl, (2, 4, 64, 72), [13, 1, 0, 13, 1]), (dc, (1, 8, 32, 32), [6, 0, 2, 0, 0])]
 )
-def test_a_fused_decoder_equals_diffusers(vae: nn.Module, latents: tuple[int, ...], expected: list[int]) -> None:
-    vae = vae.eval().to(memory_format=torch.channels_last)
+def test_a_fused_decoder_equals_diffusers(
+    build: Callable[[], nn.Module], latents: tuple[int, ...], expected: list[int]
+) -> None:
+    vae = build().eval().to(memory_format=torch.channels_last)
     before = module_digest(vae)
     fused = fused_decoder(vae)
     assert counts(fused) == expected
@@ -98,6 +102,21 @@ def test_a_fused_decoder_equals_diffusers(vae: nn.Module, latents: tuple[int, ..
     found, wanted = (module.decode(given, return_dict=False)[0] for module in (fused, vae))
     assert torch.linalg.norm(found - wanted) < 1e-5 * torch.linalg.norm(wanted)
     assert module_digest(vae) == before
+    early = [truncated(module, 1, nn.Identity()).decode(given, return_dict=False)[0] for module in (fused, vae)]
+    assert torch.linalg.norm(early[0] - early[1]) < 1e-5 * torch.linalg.norm(early[1])
+
+
+def test_a_backbone_decodes_by_fused_modules_in_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = load_backbone("mini-sd3")
+    monkeypatch.setattr(pipeline, "has_kernel", lambda device: True)
+    backbone.compile_decoder()
+    assert backbone._vae is backbone.parts["vae"]
+    backbone.parts["vae"].bfloat16()
+    backbone.compile_decoder()
+    fused = backbone._vae
+    assert fused is not backbone.parts["vae"]
+    backbone.compile_decoder()
+    assert backbone._vae is fused
 
 
 def test_other_convolutions_stay_torchs() -> None:
@@ -150,9 +169,9 @@ def test_the_kernels_wide_attention_equals_torchs(queries: int, keys: int) -> No
 
 
 @HOPPER
-@pytest.mark.parametrize(("vae", "latents"), [(kl(), (2, 4, 64, 72)), (dc(), (1, 8, 32, 32))])
-def test_a_fused_decoder_on_a_gpu_equals_diffusers(vae: nn.Module, latents: tuple[int, ...]) -> None:
-    vae, given = vae.eval().bfloat16().float(), torch.randn(latents)
+@pytest.mark.parametrize(("build", "latents"), [(kl, (2, 4, 64, 72)), (dc, (1, 8, 32, 32))])
+def test_a_fused_decoder_on_a_gpu_equals_diffusers(build: Callable[[], nn.Module], latents: tuple[int, ...]) -> None:
+    vae, given = build().eval().bfloat16().float(), torch.randn(latents)
     expected = vae.decode(given.bfloat16().float(), return_dict=False)[0]
     fused = fused_decoder(vae.cuda().bfloat16().to(memory_format=torch.channels_last))
     found = fused.decode(given.cuda().bfloat16(), return_dict=False)[0].cpu().float()

@@ -88,3 +88,26 @@ def test_compiled_norm_and_positions_are_the_same(text: int) -> None:
 
     compiled = torch.compile(operation, fullgraph=True, dynamic=False)(*given)
     assert torch.equal(compiled, operation(*given))
+
+
+def test_text_without_the_weight_of_its_norm_is_refused() -> None:
+    own, other = two_parts(4, 8, 3, torch.float32)
+    with pytest.raises(ValueError, match="expected both, or neither"):
+        rms_norm_rope(*own, 1e-6, other[0])
+
+
+def test_compiled_gradients_are_the_same() -> None:
+    own, other = two_parts(4, 8, 3, torch.float32)
+    with torch.inference_mode(False), torch.enable_grad():
+        x, text, *rest = (part.clone() for part in (own[0], other[0], *own[1:], other[1]))
+        x.requires_grad_()
+        text.requires_grad_()
+
+        def loss(x: Tensor, text: Tensor) -> Tensor:
+            weight, cos, sin, text_weight = rest
+            return rms_norm_rope(x, weight, cos, sin, 1e-6, text, text_weight).square().sum()
+
+        compiled = torch.compile(loss, fullgraph=True, dynamic=False, backend="aot_eager")
+        found, wanted = (torch.autograd.grad(function(x, text), (x, text)) for function in (compiled, loss))
+    for mine, eager in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, eager)

@@ -158,8 +158,12 @@ class Backbone(ABC):
 
     def compile(self, transformer: nn.Module) -> None:
         """Compile a generator's transformer for a GPU, in place. Each batch size compiles on its first call."""
-        # All blocks of a kind share one code object, which compiles once for each precision and batch size.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        raise_recompile_limit()
         for name in self.blocks:
             for block in transformer.get_submodule(name).children():
                 block.compile(dynamic=False if self.one_length else None)
+
+
+def raise_recompile_limit() -> None:
+    """Let torch compile blocks as often as needed: all of a kind share one code object, for each precision and size."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)

@@ -25,7 +25,7 @@ class FusedGatedConvolution(FusedFeedForward):
 
 
 class FusedAttentionBlock(nn.Module):
-    """`EfficientViTBlock` of diffusers; shares its weights and packs copies of those before the attention.
+    """`EfficientViTBlock` of diffusers; shares its weights and packs copies of the weights before the attention.
 
     Not differentiable. Images of at most `HEAD_SIZE` pixels keep diffusers' attention, which is quadratic for these.
     """

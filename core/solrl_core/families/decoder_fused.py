@@ -1,4 +1,4 @@
-"""Decoders of autoencoders for a GPU: diffusers' arithmetic in faster kernels.
+"""Decoders of autoencoders for a GPU: diffusers' arithmetic, up to rounding, in faster kernels.
 
 3×3 convolutions run as matrix products, without enlarging an image first. A group norm and the SiLU after
 it are one operation.
@@ -16,9 +16,10 @@ from solrl_core.kernels.convolve import CHANNELS_IN, CHANNELS_OUT, WIDTH, packed
 
 
 class Convolution(nn.Module):
-    """A 3×3 convolution [B, C, H, W] → [B, O, H, W], built from torch's module; shares its weights and packs a copy.
+    """A 3×3 convolution [B, C, H, W] → [B, O, H, W], built from torch's module, whose weights it shares.
 
-    With `enlarge`, the image is enlarged twice by nearest neighbours before. Narrow images keep torch's arithmetic.
+    With `enlarge`, the image is made twice as high and wide by nearest neighbours before, and the weights are packed
+    again. Narrow images keep torch's arithmetic.
     """
 
     packed: Tensor
@@ -28,8 +29,9 @@ class Convolution(nn.Module):
         super().__init__()
         self.enlarge = enlarge
         self.conv = conv
-        bias = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
-        self.register_buffer("packed", packed_weight(conv.weight, enlarge=enlarge), persistent=False)
+        weight = conv.weight.detach()
+        bias = weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach()
+        self.register_buffer("packed", packed_weight(weight, enlarge=enlarge), persistent=False)
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,12 +102,15 @@ class PixelAttention(nn.Module):
 
 
 def fused_decoder(vae: nn.Module) -> nn.Module:
-    """A copy of an autoencoder whose decoder has this module's parts where they fit; it shares all weights."""
+    """A copy of an autoencoder whose decoder has this module's parts where they fit; it shares all weights.
+
+    The parts are not differentiable.
+    """
     tensors = [*vae.parameters(), *vae.buffers()]
     own = copy.deepcopy(vae, {id(tensor): tensor for tensor in tensors})
     decoder = own.get_submodule("decoder")
     _replace(decoder)
-    if _takes(getattr(decoder, "conv_norm_out", None), getattr(decoder, "conv_act", None)):
+    if _norm_fits(getattr(decoder, "conv_norm_out", None), getattr(decoder, "conv_act", None)):
         decoder.conv_norm_out, decoder.conv_act = NormSilu(decoder.conv_norm_out), nn.Identity()  # type: ignore[arg-type]
     return own
 
@@ -125,7 +130,7 @@ def _fuse_norms(block: Any) -> None:
 
     if not isinstance(block, ResnetBlock2D) or block.time_emb_proj is not None:
         return
-    if _takes(block.norm1, block.nonlinearity) and _takes(block.norm2, block.nonlinearity):
+    if _norm_fits(block.norm1, block.nonlinearity) and _norm_fits(block.norm2, block.nonlinearity):
         block.norm1, block.norm2, block.nonlinearity = NormSilu(block.norm1), NormSilu(block.norm2), nn.Identity()
 
 
@@ -137,21 +142,21 @@ def _fused(module: Any) -> nn.Module | None:
     if (block := fused_block(module)) is not None:
         return block
     conv = getattr(module, "conv", None)
-    if isinstance(module, Upsample2D) and module.interpolate and module.norm is None and _fits(conv):
+    if isinstance(module, Upsample2D) and module.interpolate and module.norm is None and _convolution_fits(conv):
         return Upsample(module)
     if (
         isinstance(module, DCUpBlock2d)
         and module.interpolate
         and module.interpolation_mode == "nearest"
-        and _fits(conv)
+        and _convolution_fits(conv)
     ):
         return UpBlock(module)
     if isinstance(module, Attention) and _is_wide(module):
         return PixelAttention(module)
-    return Convolution(module) if isinstance(module, nn.Conv2d) and _fits(module) else None
+    return Convolution(module) if isinstance(module, nn.Conv2d) and _convolution_fits(module) else None
 
 
-def _fits(conv: Any) -> bool:
+def _convolution_fits(conv: Any) -> bool:
     """Whether the kernel computes this convolution."""
     if not isinstance(conv, nn.Conv2d):
         return False
@@ -160,7 +165,7 @@ def _fits(conv: Any) -> bool:
     return form == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros") and sizes == (0, 0)
 
 
-def _takes(norm: Any, activation: Any) -> bool:
+def _norm_fits(norm: Any, activation: Any) -> bool:
     """Whether the kernel computes this norm and the activation after it."""
     if not isinstance(norm, nn.GroupNorm) or not isinstance(activation, nn.SiLU) or not norm.affine:
         return False
@@ -169,6 +174,9 @@ def _takes(norm: Any, activation: Any) -> bool:
 
 def _is_wide(attn: Any) -> bool:
     """Whether a diffusers attention is that of an autoencoder: one wide head over pixels, with a plain group norm."""
+    from diffusers.models.attention_processor import AttnProcessor2_0
+
     plain = attn.spatial_norm is attn.norm_cross is attn.norm_q is attn.norm_k is None
+    usual = type(attn.processor) is AttnProcessor2_0 and attn.group_norm is not None
     form = (attn.heads, attn.residual_connection, attn.rescale_output_factor, attn.scale)
-    return plain and attn.group_norm is not None and form == (1, True, 1, attn.inner_dim**-0.5)
+    return plain and usual and form == (1, True, 1, attn.inner_dim**-0.5)

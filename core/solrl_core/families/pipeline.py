@@ -10,7 +10,7 @@ import torch
 from solrl_proto.rollouts import EarlyDecoder
 from torch import nn
 
-from solrl_core.families.base import Backbone, Conditioning
+from solrl_core.families.base import Backbone, Conditioning, raise_recompile_limit
 from solrl_core.families.decoder_fused import fused_decoder
 from solrl_core.families.early_exit import RgbHead, truncated
 from solrl_core.kernels.bounded_attention import has_kernel
@@ -178,18 +178,19 @@ class PipelineBackbone(Backbone):
         """Decode by fused modules from now on, where a GPU has kernels for them, and compile the decoder's blocks."""
         if not self._decodes_images():
             return
-        vae = self._pipeline.vae
-        if self._vae is vae and vae.dtype == torch.bfloat16 and has_kernel(self.device):
-            self._vae = self.with_fused_decoder()
-        decoder = self._vae.decoder
-        last = [getattr(decoder, name) for name in ("conv_norm_out", "norm_out") if hasattr(decoder, name)]
-        for block in (*listed_blocks(decoder), *last):
+        raise_recompile_limit()
+        vae = self._vae
+        if vae is self._pipeline.vae and vae.dtype == torch.bfloat16 and has_kernel(self.device):
+            vae = self.with_fused_decoder()
+        last_norms = [part for name, part in vae.decoder.named_children() if name in ("conv_norm_out", "norm_out")]
+        for block in (*listed_blocks(vae.decoder), *last_norms):
             if block._compiled_call_impl is None:
                 block.compile(dynamic=False)
+        self._vae = vae
 
-    def with_fused_decoder(self) -> nn.Module:
+    def with_fused_decoder(self) -> Any:
         """The autoencoder with fused modules in its decoder, which pack some weights again and share the others."""
-        vae: nn.Module = self._pipeline.vae
+        vae = self._pipeline.vae
         return fused_decoder(vae) if self._decodes_images() else vae
 
     def _decodes_images(self) -> bool:

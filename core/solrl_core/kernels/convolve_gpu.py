@@ -6,6 +6,7 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 # ruff: noqa: N803, N806
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,6 +22,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, enlarge: b
     pixels = 128 if width >= 128 else 64
     filters = 256 if outs % 256 == 0 else 128
     warps = 8 if pixels * filters > 128 * 128 else 4
+    small = torch.cuda.get_device_capability(x.device)[0] == 12  # 99 KiB of shared memory, half of Hopper's
     tiles = triton.cdiv(width, pixels) * height * count
     _convolve[(tiles * (outs // filters), 4 if enlarge else 1)](
         TensorDescriptor.from_tensor(x, [1, 1, pixels, _CHANNELS]),
@@ -36,7 +38,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, enlarge: b
         FILTERS=filters,
         CHANNELS=_CHANNELS,
         num_warps=warps,
-        num_stages=3 if pixels == 128 else 4,
+        num_stages=4 if pixels == 64 and not small else 3,
     )
 
 

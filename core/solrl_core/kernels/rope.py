@@ -48,6 +48,8 @@ def rms_norm_rope(
 
     Source: Su et al., arXiv 2104.09864, with neighbouring components as pairs.
     """
+    if (text is None) != (text_weight is None):
+        raise ValueError("got text tokens or the weight of their norm; expected both, or neither")
     if x.device.type != "cuda":
         return plain_rms_norm_rope(x, weight, cos, sin, eps, text, text_weight)
     from solrl_core.kernels import rope_gpu
@@ -84,7 +86,7 @@ def _of_one_part(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float
     return torch.stack([even * c - odd * s, odd * c + even * s], -1).flatten(-2).to(x.dtype)
 
 
-@operation("rms_norm_rope_backward")
+@operation("rms_norm_rope_backward", outputs=lambda gradient, x, *_: x.new_empty(x.shape))
 def rms_norm_rope_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, first: int, eps: float
 ) -> Tensor:
@@ -103,7 +105,7 @@ def rms_norm_rope_backward(
         wide = x.float()
         inverse = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
         along = (back * wide).mean(-1, keepdim=True) * inverse.square()
-        return ((back - wide * along) * inverse).to(x.dtype)
+        return ((back - wide * along) * inverse).to(x.dtype).contiguous()
     from solrl_core.kernels import rope_gpu
 
     x = x.contiguous()

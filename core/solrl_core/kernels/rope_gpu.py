@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
 from solrl_core.kernels.rows_gpu import high, low
 
@@ -150,7 +149,7 @@ def rms_norm_rope_backward(
     """`solrl_core.kernels.rope`'s gradient into `out`; all contiguous, the size of a head a power of two."""
     count, tokens, heads, size = x.shape
     grid = (count * tokens, triton.cdiv(heads, _HEADS))
-    wrap_triton(_rms_norm_rope_backward)[grid](
+    _rms_norm_rope_backward[grid](
         gradient,
         x,
         weight,
