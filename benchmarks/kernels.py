@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from solrl_core import kernels
 from solrl_core.kernels import bounded_attention, depthwise, modulate, rope, rows
-from solrl_core.kernels.convolve import packed_weight, plain_convolve
+from solrl_core.kernels.convolve import packed_weight, plain_convolve, plain_convolve_moments
 from solrl_core.kernels.group_norm import plain_group_norm_silu
+from solrl_core.kernels.operation import has_descriptors
 from solrl_core.kernels.wide_attention import plain_wide_attention
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -62,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
-    if not torch.cuda.is_available() or not bounded_attention.has_kernel(torch.device("cuda")):
+    if not torch.cuda.is_available() or not has_descriptors(torch.device("cuda")):
         parser.error("expected a GPU of compute capability 9.0 or above: run it on such a GPU")
     torch.backends.cudnn.allow_tf32 = False  # the reference's convolution
     torch.manual_seed(0)
@@ -130,10 +131,17 @@ def cases_of_decoders() -> Iterator[Case]:
     twin = plain_convolve
     for name, size, channels, enlarge in (("convolution", 1024, 128, False), ("enlarging convolution", 512, 256, True)):
         weight = packed_weight(random(channels, channels, 3, 3) / (3 * channels**0.5), enlarge=enlarge)
-        given = (random(3, size, size, channels).movedim(-1, 1), weight, random(channels), enlarge)
+        given = (random(3, size, size, channels).movedim(-1, 1), weight, random(channels), enlarge, False)
         yield Case(f"{name}, {size}², 3", kernels.convolve, twin, given, in_float32(twin))
+    x, residual = (random(3, 1024, 1024, 128).movedim(-1, 1) for _ in range(2))
+    weight = packed_weight(random(128, 128, 3, 3) / (3 * 128**0.5), enlarge=False)
+    twin = first(plain_convolve_moments)
+    given = (x, weight, random(128), residual, 32)
+    yield Case(
+        "convolution, residual, moments, 1024², 3", first(kernels.convolve_moments), twin, given, in_float32(twin)
+    )
     twin = plain_group_norm_silu
-    given = (random(3, 1024, 1024, 128).movedim(-1, 1), random(128), random(128), 32, 1e-6)
+    given = (x, kernels.group_moments(x, 32), random(128), random(128), 1e-6)
     yield Case("group norm and SiLU, 1024², 3", kernels.group_norm_silu, twin, given, in_float32(twin))
     twin = plain_wide_attention
     given = tuple(random(3, 128**2, 512) for _ in range(3))
@@ -143,6 +151,11 @@ def cases_of_decoders() -> Iterator[Case]:
 def random(*shape: int) -> Tensor:
     """Standard normal numbers in BF16, on the GPU."""
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def first(operation: Operation) -> Operation:
+    """The first output of the operation. Moments of twins have other parts."""
+    return lambda *given: operation(*given)[0]
 
 
 def in_float32(operation: Operation) -> Operation:

@@ -24,7 +24,7 @@ SCHEDULES = ((1.0, 0.85, 0.65, 0.3), (1.0, 0.85, 0.7, 0.4), (1.0, 0.87, 0.7, 0.4
 """Candidate schedules. The first steps decide the layout of the image, the last prediction adds detail."""
 ROUNDS = 2
 """Rounds of refining, at most. The second already gains little."""
-_NUDGE = 0.01
+_NUDGE = 0.03
 """Change of a weight or noise level by which derivatives are measured: above the rounding errors of BF16."""
 _DAMPING = 1e-3
 """Share of each derivative's mean square that is added to it, so that a round does not leave where it is valid."""

@@ -86,7 +86,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
         return plain_bounded_attention(query, key, value)
 
     monkeypatch.setattr(attention, "bounded_attention", count)
-    monkeypatch.setattr(bounded_attention, "has_kernel", lambda device: True)
+    monkeypatch.setattr(bounded_attention, "has_descriptors", lambda device: True)
     return shapes
 
 

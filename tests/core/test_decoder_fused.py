@@ -1,18 +1,30 @@
 """Decoders with fused modules, and the operations of these, against diffusers and torch."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderDC, AutoencoderKL
+from diffusers.models.resnet import ResnetBlock2D
 from gpu_marks import HOPPER
 from solrl_core.families import load_backbone, pipeline
-from solrl_core.families.decoder_fused import Convolution, NormSilu, PixelAttention, UpBlock, Upsample, fused_decoder
+from solrl_core.families.decoder_fused import (
+    Convolution,
+    NormSilu,
+    PixelAttention,
+    ResBlock,
+    ResnetBlock,
+    ResnetBlocks,
+    UpBlock,
+    Upsample,
+    fused_decoder,
+)
 from solrl_core.families.early_exit import truncated
 from solrl_core.fingerprint import module_digest
-from solrl_core.kernels import group_norm_silu, wide_attention
-from solrl_core.kernels.convolve import convolve, packed_weight, plain_convolve
+from solrl_core.kernels import convolve, convolve_moments, group_moments, group_norm_silu, wide_attention
+from solrl_core.kernels.convolve import packed_weight, plain_convolve
 from torch import Tensor, nn
 
 
@@ -23,8 +35,9 @@ def _inference() -> Iterator[None]:
         yield
 
 
-def reference(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool) -> Tensor:
-    return F.conv2d(F.interpolate(x, scale_factor=2.0, mode="nearest") if enlarge else x, weight, bias, padding=1)
+def reference(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool, silu: bool) -> Tensor:
+    out = F.conv2d(F.interpolate(x, scale_factor=2.0, mode="nearest") if enlarge else x, weight, bias, padding=1)
+    return F.silu(out) if silu else out
 
 
 def given(count: int, channels: int, height: int, width: int, out: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,13 +45,30 @@ def given(count: int, channels: int, height: int, width: int, out: int) -> tuple
     return x, torch.randn(out, channels, 3, 3) / (3 * channels**0.5), torch.randn(out)
 
 
+@pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("enlarge", [False, True])
 @pytest.mark.parametrize(("height", "width"), [(5, 7), (1, 1), (2, 8)])
-def test_packed_weights_convolve_as_torch_does(enlarge: bool, height: int, width: int) -> None:
+def test_packed_weights_convolve_as_torch_does(enlarge: bool, silu: bool, height: int, width: int) -> None:
     x, weight, bias = given(2, 3, height, width, 4)
-    found = convolve(x, packed_weight(weight, enlarge=enlarge), bias, enlarge)
-    torch.testing.assert_close(found, reference(x, weight, bias, enlarge), atol=1e-5, rtol=1e-5)
+    found = convolve(x, packed_weight(weight, enlarge=enlarge), bias, enlarge, silu)
+    torch.testing.assert_close(found, reference(x, weight, bias, enlarge, silu), atol=1e-5, rtol=1e-5)
     assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_convolution_adds_and_measures_what_the_next_norm_needs(adds: bool, groups: int) -> None:
+    x, weight, bias = given(2, 3, 5, 7, 4)
+    residual = torch.randn(2, 4, 5, 7).to(memory_format=torch.channels_last) if adds else None
+    found, moments = convolve_moments(x, packed_weight(weight, enlarge=False), bias, residual, groups)
+    expected = reference(x, weight, bias, False, False) + (0 if residual is None else residual)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(moments, group_moments(expected, groups), atol=1e-5, rtol=1e-5)
+
+
+def test_no_groups_have_no_moments() -> None:
+    assert group_moments(torch.randn(2, 4, 5, 7), 0).shape == (2, 0, 3, 0)
 
 
 def test_weights_of_an_enlarged_image_add_up_in_float32() -> None:
@@ -50,9 +80,18 @@ def test_weights_of_an_enlarged_image_add_up_in_float32() -> None:
 
 def test_group_norm_and_silu_equal_torchs() -> None:
     x, weight, bias = 3 * torch.randn(2, 12, 5, 7) + 5, torch.randn(12), torch.randn(12)
-    found = group_norm_silu(x, weight, bias, 4, 1e-6)
+    found = group_norm_silu(x, group_moments(x, 4), weight, bias, 1e-6)
     torch.testing.assert_close(found, F.silu(F.group_norm(x, 4, weight, bias, 1e-6)))
     assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_moments_of_parts_combine_to_those_of_the_image() -> None:
+    """Parts may have different sizes, as at the right edge of an image."""
+    x = 3 * torch.randn(2, 12, 5, 7) + torch.arange(7)
+    weight, bias = torch.randn(12), torch.randn(12)
+    parts = torch.cat([group_moments(part, 4) for part in x.split([2, 1, 4], dim=3)], 1)
+    found = group_norm_silu(x, parts, weight, bias, 1e-6)
+    torch.testing.assert_close(found, F.silu(F.group_norm(x, 4, weight, bias, 1e-6)))
 
 
 def kl() -> AutoencoderKL:
@@ -83,12 +122,13 @@ def dc() -> AutoencoderDC:
 
 
 def counts(module: nn.Module) -> list[int]:
-    kinds = (Convolution, Upsample, UpBlock, NormSilu, PixelAttention)
+    kinds = (Convolution, Upsample, UpBlock, NormSilu, PixelAttention, ResnetBlocks, ResnetBlock, ResBlock)
     return [sum(isinstance(part, kind) for part in module.modules()) for kind in kinds]
 
 
 @pytest.mark.parametrize(
-    ("build", "latents", "expected"), [(kl, (2, 4, 64, 72), [13, 1, 0, 13, 1]), (dc, (1, 8, 32, 32), [6, 0, 2, 0, 0])]
+    ("build", "latents", "expected"),
+    [(kl, (2, 4, 64, 72), [13, 1, 0, 13, 1, 4, 6, 0]), (dc, (1, 8, 32, 32), [6, 0, 2, 0, 0, 0, 0, 2])],
 )
 def test_a_fused_decoder_equals_diffusers(
     build: Callable[[], nn.Module], latents: tuple[int, ...], expected: list[int]
@@ -97,7 +137,7 @@ def test_a_fused_decoder_equals_diffusers(
     before = module_digest(vae)
     fused = fused_decoder(vae)
     assert counts(fused) == expected
-    assert counts(vae) == [0, 0, 0, 0, 0]
+    assert not any(counts(vae))
     given = torch.randn(latents)
     found, wanted = (module.decode(given, return_dict=False)[0] for module in (fused, vae))
     assert torch.linalg.norm(found - wanted) < 1e-5 * torch.linalg.norm(wanted)
@@ -108,7 +148,7 @@ def test_a_fused_decoder_equals_diffusers(
 
 def test_a_backbone_decodes_by_fused_modules_in_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = load_backbone("mini-sd3")
-    monkeypatch.setattr(pipeline, "has_kernel", lambda device: True)
+    monkeypatch.setattr(pipeline, "has_descriptors", lambda device: True)
     backbone.compile_decoder()
     assert backbone._vae is backbone.parts["vae"]
     backbone.parts["vae"].bfloat16()
@@ -131,21 +171,68 @@ def test_other_convolutions_stay_torchs() -> None:
     }
     holder = nn.Module()
     holder.decoder = nn.ModuleDict(parts)
-    assert counts(fused_decoder(holder)) == [0, 0, 0, 0, 0]
+    assert not any(counts(fused_decoder(holder)))
     holder.decoder["fits"] = nn.Conv2d(64, 128, 3, padding=1)
-    assert counts(fused_decoder(holder)) == [1, 0, 0, 0, 0]
+    assert counts(fused_decoder(holder))[0] == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temb_channels": 8},
+        {"output_scale_factor": 2.0},
+        {"dropout": 0.1},
+        {"up": True},
+        {"non_linearity": "relu"},
+        {"groups": 1, "in_channels": 256},
+        {"conv_2d_out_channels": 96},
+    ],
+)
+def test_other_resnet_blocks_stay_diffusers(settings: dict[str, Any]) -> None:
+    def fused(**settings: Any) -> list[int]:
+        holder = nn.Module()
+        holder.decoder = nn.ModuleList([ResnetBlock2D(**{"in_channels": 128, "temb_channels": None, **settings})])
+        return counts(fused_decoder(holder))[5:7]
+
+    assert fused(**settings) == [0, 0]
+    assert fused() == [1, 1]
 
 
 @HOPPER
-@pytest.mark.parametrize("enlarge", [False, True])
+@pytest.mark.parametrize(("enlarge", "silu"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("channels", "out"), [(64, 128), (128, 128), (512, 256), (256, 512)])
 @pytest.mark.parametrize(("height", "width"), [(3, 64), (2, 72), (5, 128), (2, 300)])
-def test_the_kernel_equals_torch(enlarge: bool, channels: int, out: int, height: int, width: int) -> None:
+def test_the_kernel_equals_torch(enlarge: bool, silu: bool, channels: int, out: int, height: int, width: int) -> None:
     x, weight, bias = (part.bfloat16() for part in given(2, channels, height, width, out))
     weight = packed_weight(weight, enlarge=enlarge)
-    expected = plain_convolve(x.float(), weight.float(), bias.float(), enlarge)
-    found = convolve(x.cuda(), weight.cuda(), bias.cuda(), enlarge).cpu().float()
+    expected = plain_convolve(x.float(), weight.float(), bias.float(), enlarge, silu)
+    found = convolve(x.cuda(), weight.cuda(), bias.cuda(), enlarge, silu).cpu().float()
     assert torch.linalg.norm(found - expected) < 3e-3 * torch.linalg.norm(expected)
+
+
+@HOPPER
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(("channels", "out", "groups"), [(64, 128, 32), (128, 256, 2), (256, 512, 32), (512, 512, 0)])
+@pytest.mark.parametrize(("height", "width"), [(3, 64), (2, 72), (5, 128), (2, 300)])
+def test_the_kernel_adds_and_measures(
+    adds: bool, channels: int, out: int, groups: int, height: int, width: int
+) -> None:
+    x, weight, bias = (part.bfloat16() for part in given(2, channels, height, width, out))
+    weight, bias = packed_weight(weight, enlarge=False), bias + 5
+    residual = (torch.randn(2, out, height, width) + 3).bfloat16().to(memory_format=torch.channels_last)
+    expected = plain_convolve(x.float(), weight.float(), bias.float()) + (residual.float() if adds else 0)
+    added = residual.cuda() if adds else None
+    found, moments = convolve_moments(x.cuda(), weight.cuda(), bias.cuda(), added, groups)
+    assert torch.linalg.norm(found.cpu().float() - expected) < 3e-3 * torch.linalg.norm(expected)
+    if not groups:
+        assert not moments.numel()
+        return
+    means, squares, counts = moments.cpu().unbind(2)
+    assert counts.sum(1).unique().tolist() == [height * width * out // groups]
+    mean = (means * counts).sum(1) / counts.sum(1)
+    variance = (squares + counts * (means - mean[:, None]).square()).sum(1) / counts.sum(1)
+    wanted = torch.var_mean(expected.reshape(2, groups, -1), -1, correction=0)
+    torch.testing.assert_close((variance, mean), wanted, atol=1e-3, rtol=1e-4)
 
 
 @HOPPER
@@ -155,7 +242,8 @@ def test_the_kernels_group_norm_equals_torchs(channels: int, groups: int, height
     x = (3 * torch.randn(2, channels, height, width) + 5).bfloat16().to(memory_format=torch.channels_last)
     weight, bias = torch.randn(channels).bfloat16(), torch.randn(channels).bfloat16()
     expected = F.silu(F.group_norm(x.float(), groups, weight.float(), bias.float(), 1e-6))
-    found = group_norm_silu(x.cuda(), weight.cuda(), bias.cuda(), groups, 1e-6).cpu().float()
+    given = x.cuda()
+    found = group_norm_silu(given, group_moments(given, groups), weight.cuda(), bias.cuda(), 1e-6).cpu().float()
     assert torch.linalg.norm(found - expected) < 3e-3 * torch.linalg.norm(expected)
 
 

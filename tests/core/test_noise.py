@@ -31,8 +31,15 @@ def test_rows_are_standard_normal_float32_on_the_cpu() -> None:
 
 
 def test_a_row_depends_on_its_seed_alone() -> None:
-    expected = [torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS]
-    assert torch.equal(initial_noise(SEEDS, SHAPE), torch.stack(expected))
+    for shape in (SHAPE, (16, 128, 128)):  # the larger rows are drawn by threads
+        expected = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS]
+        assert torch.equal(initial_noise(SEEDS, shape), torch.stack(expected))
+
+
+def test_rows_drawn_by_threads_belong_to_the_callers_inference_mode() -> None:
+    with torch.inference_mode():
+        assert initial_noise(SEEDS, (16, 128, 128)).is_inference()
+    assert not initial_noise(SEEDS, (16, 128, 128)).is_inference()
 
 
 @pytest.mark.parametrize("company", [[], [5], SEEDS, list(range(100, 130))])

@@ -1,17 +1,19 @@
 """Decoders of autoencoders for a GPU: diffusers' arithmetic, up to rounding, in faster kernels.
 
-3×3 convolutions run as matrix products, without enlarging an image first. A group norm and the SiLU after
-it are one operation.
+3×3 convolutions run as matrix products, without enlarging an image first. What follows one — an activation, the
+addition of a residual, the moments of a group norm — is computed with it, before its result leaves for memory. A group
+norm and the SiLU after it are one operation.
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.families.dc_ae_fused import fused_block
-from solrl_core.kernels import convolve, group_norm_silu, wide_attention
+from solrl_core.kernels import convolve, convolve_moments, group_moments, group_norm_silu, wide_attention
 from solrl_core.kernels.convolve import CHANNELS_IN, CHANNELS_OUT, WIDTH, packed_weight
 
 
@@ -34,25 +36,87 @@ class Convolution(nn.Module):
         self.register_buffer("packed", packed_weight(weight, enlarge=enlarge), persistent=False)
         self.register_buffer("bias", bias, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve."""
+    def forward(self, x: Tensor, *, silu: bool = False) -> Tensor:
+        """Convolve; with `silu`, activate."""
         if x.shape[-1] >= WIDTH:
-            return convolve(x, self.packed, self.bias, self.enlarge)
+            return convolve(x, self.packed, self.bias, self.enlarge, silu)
         convolved: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.enlarge else x)
-        return convolved
+        return F.silu(convolved) if silu else convolved
+
+    def with_moments(self, x: Tensor, residual: Tensor | None, groups: int) -> tuple[Tensor, Tensor]:
+        """Convolve without enlarging, add the residual, and measure moments as `convolve_moments` does."""
+        if x.shape[-1] >= WIDTH:
+            return convolve_moments(x, self.packed, self.bias, residual, groups)
+        convolved: Tensor = self.conv(x)
+        out = convolved if residual is None else convolved + residual
+        return out, group_moments(out, groups)
 
 
 class NormSilu(nn.Module):
-    """A group norm and the SiLU after it, [B, C, H, W]."""
+    """A group norm and the SiLU after it, [B, C, H, W], of images whose moments may be known."""
 
     def __init__(self, norm: nn.GroupNorm) -> None:
         super().__init__()
         self.norm = norm
+        self.groups = norm.num_groups
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, moments: Tensor | None = None) -> Tensor:
         """Normalise and activate."""
-        norm = self.norm
-        return group_norm_silu(x, norm.weight, norm.bias, norm.num_groups, norm.eps)
+        if moments is None:
+            moments = group_moments(x, self.groups)
+        return group_norm_silu(x, moments, self.norm.weight, self.norm.bias, self.norm.eps)
+
+
+class ResnetBlock(nn.Module):
+    """`ResnetBlock2D` of diffusers without a time embedding, [B, C, H, W] → [B, O, H, W].
+
+    It takes the moments for its first norm, and returns those of its result in `groups` groups.
+    """
+
+    def __init__(self, block: Any, groups: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = NormSilu(block.norm1), Convolution(block.conv1)
+        self.norm2, self.conv2 = NormSilu(block.norm2), Convolution(block.conv2)
+        self.conv_shortcut = block.conv_shortcut
+        self.groups = groups
+
+    def forward(self, x: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolve twice, each time after a norm, and add the input."""
+        hidden, inner = self.conv1.with_moments(self.norm1(x, moments), None, self.norm2.groups)
+        shortcut = x if self.conv_shortcut is None else self.conv_shortcut(x)
+        return self.conv2.with_moments(self.norm2(hidden, inner), shortcut, self.groups)
+
+
+class ResnetBlocks(nn.Module):
+    """Consecutive `ResnetBlock2D` of diffusers; each measures the moments for the next one's norm."""
+
+    def __init__(self, blocks: Sequence[Any]) -> None:
+        super().__init__()
+        self.groups: int = blocks[0].norm1.num_groups
+        following = [*(block.norm1.num_groups for block in blocks[1:]), 0]
+        self.blocks = nn.ModuleList(map(ResnetBlock, blocks, following))
+
+    def forward(self, hidden_states: Tensor, temb: None = None) -> Tensor:
+        """[B, C, H, W] → [B, O, H, W]."""
+        moments = group_moments(hidden_states, self.groups)
+        for block in self.blocks:
+            hidden_states, moments = block(hidden_states, moments)
+        return hidden_states
+
+
+class ResBlock(nn.Module):
+    """`ResBlock` of diffusers' `AutoencoderDC`, [B, C, H, W]."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = Convolution(block.conv1), Convolution(block.conv2)
+        self.norm = block.norm
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Convolve twice, normalise each pixel, and add the input."""
+        hidden = self.conv2(self.conv1(hidden_states, silu=True))
+        normed: Tensor = self.norm(hidden.movedim(1, -1)).movedim(-1, 1)
+        return normed + hidden_states
 
 
 class Upsample(nn.Module):
@@ -116,27 +180,21 @@ def fused_decoder(vae: nn.Module) -> nn.Module:
 
 
 def _replace(module: nn.Module) -> None:
+    from diffusers.models.unets.unet_2d_blocks import UpDecoderBlock2D
+
+    if isinstance(module, UpDecoderBlock2D) and all(map(_resnet_fits, module.resnets)):
+        module.resnets = nn.ModuleList([ResnetBlocks(list(module.resnets))])
     for name, child in module.named_children():
         if (fused := _fused(child)) is not None:
             setattr(module, name, fused)
-            continue
-        _replace(child)
-        _fuse_norms(child)
-
-
-def _fuse_norms(block: Any) -> None:
-    """Fuse the norms of diffusers' `ResnetBlock2D` with the activation after each."""
-    from diffusers.models.resnet import ResnetBlock2D
-
-    if not isinstance(block, ResnetBlock2D) or block.time_emb_proj is not None:
-        return
-    if _norm_fits(block.norm1, block.nonlinearity) and _norm_fits(block.norm2, block.nonlinearity):
-        block.norm1, block.norm2, block.nonlinearity = NormSilu(block.norm1), NormSilu(block.norm2), nn.Identity()
+        elif not isinstance(child, ResnetBlocks):
+            _replace(child)
 
 
 def _fused(module: Any) -> nn.Module | None:
     from diffusers.models.attention_processor import Attention
     from diffusers.models.autoencoders.autoencoder_dc import DCUpBlock2d
+    from diffusers.models.autoencoders.autoencoder_dc import ResBlock as DCResBlock
     from diffusers.models.upsampling import Upsample2D
 
     if (block := fused_block(module)) is not None:
@@ -153,6 +211,10 @@ def _fused(module: Any) -> nn.Module | None:
         return UpBlock(module)
     if isinstance(module, Attention) and _is_wide(module):
         return PixelAttention(module)
+    if _resnet_fits(module):
+        return ResnetBlocks([module])
+    if isinstance(module, DCResBlock) and _res_block_fits(module):
+        return ResBlock(module)
     return Convolution(module) if isinstance(module, nn.Conv2d) and _convolution_fits(module) else None
 
 
@@ -165,11 +227,27 @@ def _convolution_fits(conv: Any) -> bool:
     return form == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros") and sizes == (0, 0)
 
 
+def _resnet_fits(block: Any) -> bool:
+    """Whether this is a `ResnetBlock2D` of an autoencoder that the kernels compute whole."""
+    from diffusers.models.resnet import ResnetBlock2D
+
+    if not isinstance(block, ResnetBlock2D) or block.upsample is not None or block.downsample is not None:
+        return False
+    form = (block.time_emb_proj, block.time_embedding_norm == "scale_shift", block.dropout.p, block.output_scale_factor)
+    norms = all(_norm_fits(norm, block.nonlinearity) for norm in (block.norm1, block.norm2))
+    return form == (None, False, 0, 1) and norms and _convolution_fits(block.conv1) and _convolution_fits(block.conv2)
+
+
+def _res_block_fits(block: Any) -> bool:
+    convolutions = _convolution_fits(block.conv1) and _convolution_fits(block.conv2)
+    return convolutions and isinstance(block.nonlinearity, nn.SiLU) and block.norm_type == "rms_norm"
+
+
 def _norm_fits(norm: Any, activation: Any) -> bool:
     """Whether the kernel computes this norm and the activation after it."""
     if not isinstance(norm, nn.GroupNorm) or not isinstance(activation, nn.SiLU) or not norm.affine:
         return False
-    return norm.num_channels.bit_count() == 1
+    return norm.num_channels.bit_count() == 1 and norm.num_channels <= norm.num_groups * CHANNELS_OUT
 
 
 def _is_wide(attn: Any) -> bool:

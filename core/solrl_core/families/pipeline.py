@@ -13,7 +13,7 @@ from torch import nn
 from solrl_core.families.base import Backbone, Conditioning, raise_recompile_limit
 from solrl_core.families.decoder_fused import fused_decoder
 from solrl_core.families.early_exit import RgbHead, truncated
-from solrl_core.kernels.bounded_attention import has_kernel
+from solrl_core.kernels.operation import has_descriptors
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
@@ -180,7 +180,7 @@ class PipelineBackbone(Backbone):
             return
         raise_recompile_limit()
         vae = self._vae
-        if vae is self._pipeline.vae and vae.dtype == torch.bfloat16 and has_kernel(self.device):
+        if vae is self._pipeline.vae and vae.dtype == torch.bfloat16 and has_descriptors(self.device):
             vae = self.with_fused_decoder()
         last_norms = [part for name, part in vae.decoder.named_children() if name in ("conv_norm_out", "norm_out")]
         for block in (*listed_blocks(vae.decoder), *last_norms):

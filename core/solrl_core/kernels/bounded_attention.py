@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from solrl_core.kernels.operation import operation
+from solrl_core.kernels.operation import has_descriptors, operation
 
 HEAD_SIZES = (16, 32, 64)
 """Sizes of a head for which there is a kernel."""
@@ -59,14 +59,9 @@ def are_bounded(query_norms: Sequence[nn.Module | None], key_norms: Sequence[nn.
     """
     norms = [norm for norm in (*query_norms, *key_norms) if norm is not None and _is_rms(norm)]
     weights = [norm.get_parameter("weight") for norm in norms]
-    if len(norms) < len(query_norms) + len(key_norms) or not all(has_kernel(weight.device) for weight in weights):
+    if len(norms) < len(query_norms) + len(key_norms) or not all(has_descriptors(weight.device) for weight in weights):
         return False
     return logit_bound(weights[: len(query_norms)], weights[len(query_norms) :]) <= LARGEST_LOGIT
-
-
-def has_kernel(device: torch.device) -> bool:
-    """Whether a device is a GPU with tensor descriptors."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def logit_bound(query_weights: Sequence[Tensor], key_weights: Sequence[Tensor]) -> float:

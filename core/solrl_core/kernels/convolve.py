@@ -1,4 +1,4 @@
-"""3×3 convolution as a matrix product, optionally of an image enlarged twice.
+"""3×3 convolution as a matrix product, optionally of an image enlarged twice, and what follows it in a decoder.
 
 Enlarging by nearest neighbours repeats each pixel, so the nine weights of a convolution after it meet only four
 different pixels. Which weights add up depends on whether the output's row and column are even or odd: its *phase*. Four
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solrl_core.kernels.group_norm import empty_moments, plain_group_moments
 from solrl_core.kernels.operation import operation
 
 CHANNELS_IN, CHANNELS_OUT = 64, 128
@@ -40,7 +41,7 @@ def _sum(x: Tensor, places: tuple[int, ...], axis: int) -> Tensor:
     return x.index_select(axis, torch.tensor(places, device=x.device)).sum(axis)
 
 
-def _out(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool) -> Tensor:
+def _out(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool = False, silu: bool = False) -> Tensor:
     count, _, height, width = x.shape
     factor = 2 if enlarge else 1
     shape = (count, factor * height, factor * width, len(bias))
@@ -48,7 +49,7 @@ def _out(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool) -> Tensor:
 
 
 @operation("convolve", outputs=_out)
-def convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool, silu: bool) -> Tensor:
     """Convolve by 3×3 weights with a border of zeros; with `enlarge`, each pixel becomes 2×2 equal ones before.
 
     Args:
@@ -56,27 +57,80 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool) -> Tensor:
         weight: `packed_weight` of [O, C, 3, 3], in `x`'s dtype; on a GPU O is a multiple of `CHANNELS_OUT`.
         bias: [O].
         enlarge: whether to enlarge.
+        silu: whether the result passes through SiLU.
 
     Returns:
         [B, O, H, W], or [B, O, 2·H, 2·W], channels last, in `x`'s dtype; accumulated in float32. Not differentiable.
     """
     if x.device.type != "cuda":
-        return plain_convolve(x, weight, bias, enlarge)
+        return plain_convolve(x, weight, bias, enlarge, silu)
     from solrl_core.kernels import convolve_gpu
 
     out = _out(x, weight, bias, enlarge)
-    convolve_gpu.convolve(x.permute(0, 2, 3, 1).contiguous(), weight, bias, out.permute(0, 2, 3, 1), enlarge=enlarge)
+    convolve_gpu.convolve(_rows(x), weight, bias, _rows(out), enlarge=enlarge, silu=silu)
     return out
 
 
-def plain_convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool) -> Tensor:
+def _with_moments(
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int
+) -> tuple[Tensor, Tensor]:
+    parts = x.shape[-2] * -(x.shape[-1] // -tile_width(x.shape[-1]))
+    return _out(x, weight, bias), empty_moments(x, parts, groups)
+
+
+@operation("convolve_moments", outputs=_with_moments)
+def convolve_moments(
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int
+) -> tuple[Tensor, Tensor]:
+    """Convolve as `convolve` does, add, and measure the moments that a group norm of the result needs.
+
+    Args:
+        x, weight, bias: as for `convolve` without enlarging.
+        residual: [B, O, H, W], channels last, added in float32; None for nothing.
+        groups: groups of channels whose moments are wanted, 0 for none; on a GPU each has at most `CHANNELS_OUT`
+            channels, a power of two.
+
+    Returns:
+        [B, O, H, W] as from `convolve`, and the moments before the result is rounded; see `group_norm`.
+    """
+    if x.device.type != "cuda":
+        return plain_convolve_moments(x, weight, bias, residual, groups)
+    from solrl_core.kernels import convolve_gpu
+
+    out, moments = _with_moments(x, weight, bias, residual, groups)
+    added = None if residual is None else _rows(residual)
+    convolve_gpu.convolve(_rows(x), weight, bias, _rows(out), residual=added, moments=moments)
+    return out, moments
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def tile_width(width: int) -> int:
+    """Pixels of a row that one program of the kernel computes."""
+    return 128 if width >= 128 else 64
+
+
+def plain_convolve_moments(
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int
+) -> tuple[Tensor, Tensor]:
+    """`convolve_moments` in torch's operations, with one part."""
+    out = plain_convolve(x, weight, bias)
+    if residual is not None:
+        out += residual
+    return out, plain_group_moments(out, groups)
+
+
+def plain_convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool = False, silu: bool = False) -> Tensor:
     """`convolve` in torch's operations."""
     out = _out(x, weight, bias, enlarge)
     if not enlarge:
         kernel = weight.view(len(bias), 3, 3, -1).permute(0, 3, 1, 2)
-        return out.copy_(F.conv2d(x, kernel, bias, padding=1))
+        out.copy_(F.conv2d(x, kernel, bias, padding=1))
+        return F.silu(out) if silu else out
     for phase, own in enumerate(weight.view(4, len(bias), 2, 2, -1).permute(0, 1, 4, 2, 3)):
         y, x_phase = divmod(phase, 2)
         padded = F.pad(x, (1 - x_phase, x_phase, 1 - y, y))
         out[..., y::2, x_phase::2] = F.conv2d(padded, own, bias)
-    return out
+    return F.silu(out) if silu else out

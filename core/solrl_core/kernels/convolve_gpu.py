@@ -12,28 +12,50 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from solrl_core.kernels.convolve import tile_width
+from solrl_core.kernels.elements_gpu import silu
+from solrl_core.kernels.group_norm_gpu import store_moments
+
 _CHANNELS = 64
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, enlarge: bool) -> None:
-    """Launch `convolve` on `x` [B, H, W, C], writing to `out` [B, H', W', O]; all tensors are contiguous."""
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    *,
+    enlarge: bool = False,
+    silu: bool = False,
+    residual: Tensor | None = None,
+    moments: Tensor | None = None,
+) -> None:
+    """Launch `convolve` or `convolve_moments` on `x` [B, H, W, C], writing to `out` [B, H', W', O] and `moments`.
+
+    All tensors are contiguous. An enlarged image has neither `residual` nor `moments`.
+    """
     count, height, width, channels = x.shape
     outs = out.shape[-1]
-    pixels = 128 if width >= 128 else 64
+    pixels = tile_width(width)
     filters = 256 if outs % 256 == 0 else 128
     warps = 8 if pixels * filters > 128 * 128 else 4
     small = torch.cuda.get_device_capability(x.device)[0] == 12  # 99 KiB of shared memory, half of Hopper's
     tiles = triton.cdiv(width, pixels) * height * count
+    tile = [1, 1, pixels, filters]
     _convolve[(tiles * (outs // filters), 4 if enlarge else 1)](
         TensorDescriptor.from_tensor(x, [1, 1, pixels, _CHANNELS]),
         TensorDescriptor.from_tensor(weight, [filters, _CHANNELS]),
         bias,
-        out if enlarge else TensorDescriptor.from_tensor(out, [1, 1, pixels, filters]),
+        None if residual is None else TensorDescriptor.from_tensor(residual, tile),
+        out if enlarge else TensorDescriptor.from_tensor(out, tile),
+        moments,
         height,
         width,
         IN=channels,
         OUT=outs,
+        GROUPS=0 if moments is None else moments.shape[-1],
         ENLARGE=enlarge,
+        SILU=silu,
         PIXELS=pixels,
         FILTERS=filters,
         CHANNELS=_CHANNELS,
@@ -47,12 +69,16 @@ def _convolve(
     x,
     weight,
     bias,
+    residual,
     out,
+    moments,
     height,
     width,
     IN: tl.constexpr,
     OUT: tl.constexpr,
+    GROUPS: tl.constexpr,
     ENLARGE: tl.constexpr,
+    SILU: tl.constexpr,
     PIXELS: tl.constexpr,
     FILTERS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -83,6 +109,18 @@ def _convolve(
         sums = tl.dot(tl.reshape(pixels, (PIXELS, CHANNELS)), tl.trans(filters), sums)
     channel = first + tl.arange(0, FILTERS)
     sums += tl.load(bias + channel).to(tl.float32)[None, :]
+    if residual is not None:
+        sums += tl.reshape(residual.load([image, row, column, first]), (PIXELS, FILTERS)).to(tl.float32)
+    if SILU:
+        sums = silu(sums, False)
+    if GROUPS > 0:
+        EACH: tl.constexpr = OUT // GROUPS
+        inside = (column + tl.arange(0, PIXELS) < width)[:, None]
+        left = tl.minimum(width - column, PIXELS)
+        means = tl.sum(tl.where(inside, sums, 0), 0) / left
+        away = tl.where(inside, sums - means[None, :], 0)
+        to = moments + tile.to(tl.int64) * 3 * GROUPS + first // EACH
+        store_moments(to, GROUPS, means, tl.sum(away * away, 0), left, FILTERS // EACH, EACH)
     if ENLARGE:
         pixel = column + tl.arange(0, PIXELS)
         line = (image * 2 * height + 2 * row + phase // 2).to(tl.int64) * 2 * width

@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
+from solrl_core.kernels.elements_gpu import silu
+
 _CHANNELS = 128
 _ROWS = 4
 
@@ -118,19 +120,3 @@ def _add(sums, column, above, middle, below, ROWS: tl.constexpr):
     for i in tl.static_range(ROWS):
         out = out + (sums[i] + above * column[i] + middle * column[i + 1] + below * column[i + 2],)
     return out
-
-
-@triton.jit
-def silu(x, EXACT: tl.constexpr):
-    """SiLU, if not EXACT by the hardware's tanh: one instruction instead of an exponential and a division."""
-    if EXACT:
-        return x / (1 + tl.exp(-x))
-    else:
-        half = 0.5 * x
-        return half * _tanh(half) + half
-
-
-@triton.jit
-def _tanh(x):
-    """The hardware's tanh, whose relative error is up to 2**-11."""
-    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)

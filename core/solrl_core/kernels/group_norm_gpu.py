@@ -11,48 +11,67 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from solrl_core.kernels.depthwise_gpu import silu
+from solrl_core.kernels.elements_gpu import silu
+from solrl_core.kernels.group_norm import PART
 
 _WARPS = 8
 _ELEMENTS = 4096
 """Elements that a program holds at a time."""
-_TILE = 1024
-"""Pixels of whose moments one program makes one row."""
 
 
-def group_norm_silu(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, out: Tensor) -> None:
-    """Launch `group_norm_silu` on `x` [B, H, W, C], writing to `out`; both are contiguous."""
+def group_moments(x: Tensor, moments: Tensor) -> None:
+    """Launch `group_moments` on `x` [B, H, W, C], writing to `moments`; both are contiguous."""
     count, height, width, channels = x.shape
-    pixels = height * width
-    tiles = triton.cdiv(pixels, _TILE)
-    moments = torch.empty(count, tiles, 2, groups, device=x.device)
+    _moments[(moments.shape[1], count)](
+        x,
+        moments,
+        height * width,
+        CHANNELS=channels,
+        GROUPS=moments.shape[-1],
+        PART=PART,
+        PIXELS=max(1, _ELEMENTS // channels),
+        num_warps=_WARPS,
+    )
+
+
+def group_norm_silu(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
+    """Launch `group_norm_silu` on `x` [B, H, W, C], writing to `out`; these and `moments` are contiguous."""
+    count, height, width, channels = x.shape
+    parts, groups = moments.shape[1], moments.shape[-1]
     affine = torch.empty(count, 2, channels, device=x.device)
+    rows = min(triton.next_power_of_2(parts), 256)
+    _affine[(count,)](
+        moments, weight, bias, affine, parts, EPS=eps, CHANNELS=channels, GROUPS=groups, ROWS=rows, num_warps=_WARPS
+    )
     each = max(1, _ELEMENTS // channels)
-    sizes = {"CHANNELS": channels, "GROUPS": groups, "num_warps": _WARPS}
-    _moments[(tiles, count)](x, moments, pixels, TILE=_TILE, PIXELS=each, **sizes)
-    rows = min(triton.next_power_of_2(tiles), 256)
-    _affine[(count,)](moments, weight, bias, affine, pixels, EPS=eps, TILES=tiles, TILE=_TILE, ROWS=rows, **sizes)
-    _normalize[(triton.cdiv(pixels, each), count)](
-        x, affine, out, pixels, CHANNELS=channels, PIXELS=each, EXACT=x.dtype == torch.float32, num_warps=_WARPS
+    _normalize[(triton.cdiv(height * width, each), count)](
+        x,
+        affine,
+        out,
+        height * width,
+        CHANNELS=channels,
+        PIXELS=each,
+        EXACT=x.dtype == torch.float32,
+        num_warps=_WARPS,
     )
 
 
 @triton.jit
 def _moments(
-    x, moments, pixels, CHANNELS: tl.constexpr, GROUPS: tl.constexpr, TILE: tl.constexpr, PIXELS: tl.constexpr
+    x, moments, pixels, CHANNELS: tl.constexpr, GROUPS: tl.constexpr, PART: tl.constexpr, PIXELS: tl.constexpr
 ):
-    """Mean and sum of squared deviations of each group over TILE pixels."""
+    """Moments of each group in one part of PART pixels."""
     EACH: tl.constexpr = CHANNELS // GROUPS
-    tile = tl.program_id(0)
+    part = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, CHANNELS)
-    x += (image * pixels + tile * TILE) * CHANNELS + channel
-    left = tl.minimum(pixels - tile * TILE, TILE)
+    x += (image * pixels + part * PART) * CHANNELS + channel
+    left = tl.minimum(pixels - part * PART, PART)
     # Values are taken relative to the first pixel, so that the squares do not cancel.
     origin = tl.load(x).to(tl.float32)
     sums = tl.zeros((PIXELS, CHANNELS), tl.float32)
     squares = tl.zeros((PIXELS, CHANNELS), tl.float32)
-    for begin in range(0, TILE, PIXELS):
+    for begin in range(0, PART, PIXELS):
         pixel = begin + tl.arange(0, PIXELS)
         inside = (pixel < left)[:, None]
         value = tl.load(x[None, :] + pixel[:, None] * CHANNELS, inside, 0).to(tl.float32)
@@ -60,13 +79,23 @@ def _moments(
         sums += value
         squares += value * value
     sums, squares = tl.sum(sums, 0), tl.sum(squares, 0)
-    means = tl.reshape(origin + sums / left, (GROUPS, EACH))
+    to = moments + (image * tl.num_programs(0) + part) * 3 * GROUPS
+    store_moments(to, GROUPS, origin + sums / left, squares - sums * sums / left, left, CHANNELS // EACH, EACH)
+
+
+@triton.jit
+def store_moments(to, stride, means, squares, pixels, GROUPS: tl.constexpr, EACH: tl.constexpr):
+    """Store the moments of GROUPS groups, from the mean and squared deviations of each channel [GROUPS · EACH].
+
+    Rows of `to` are `stride` apart. All channels have `pixels` values.
+    """
+    means = tl.reshape(means, (GROUPS, EACH))
     mean = tl.sum(means, 1) / EACH
-    between = tl.sum((means - mean[:, None]) * (means - mean[:, None]), 1) * left
-    within = tl.sum(tl.reshape(squares - sums * sums / left, (GROUPS, EACH)), 1)
-    to = moments + (image * tl.num_programs(0) + tile) * 2 * GROUPS + tl.arange(0, GROUPS)
-    tl.store(to, mean)
-    tl.store(to + GROUPS, within + between)
+    away = means - mean[:, None]
+    group = tl.arange(0, GROUPS)
+    tl.store(to + group, mean)
+    tl.store(to + stride + group, tl.sum(tl.reshape(squares, (GROUPS, EACH)), 1) + tl.sum(away * away, 1) * pixels)
+    tl.store(to + 2 * stride + group, tl.zeros((GROUPS,), tl.float32) + pixels * EACH)
 
 
 @triton.jit
@@ -75,35 +104,34 @@ def _affine(
     weight,
     bias,
     affine,
-    pixels,
+    parts,
     EPS: tl.constexpr,
     CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Combine the moments of an image; the norm of a channel is then factor · x + offset."""
     EACH: tl.constexpr = CHANNELS // GROUPS
     image = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)
-    moments += image * TILES * 2 * GROUPS + group
-    mean = tl.zeros((GROUPS,), tl.float32)
-    for begin in range(0, TILES, ROWS):
-        tile = begin + tl.arange(0, ROWS)
-        share = tl.minimum(pixels - tile * TILE, TILE).to(tl.float32)[:, None] / pixels
-        means = tl.load(moments[None, :] + tile[:, None] * 2 * GROUPS, (tile < TILES)[:, None], 0)
-        mean += tl.sum(means * share, 0)
+    moments += image * parts * 3 * GROUPS + group
+    sums = tl.zeros((GROUPS,), tl.float32)
+    total = tl.zeros((GROUPS,), tl.float32)
+    for begin in range(0, parts, ROWS):
+        part = begin + tl.arange(0, ROWS)
+        at = moments[None, :] + part[:, None] * 3 * GROUPS
+        counts = tl.load(at + 2 * GROUPS, (part < parts)[:, None], 0)
+        sums += tl.sum(tl.load(at, (part < parts)[:, None], 0) * counts, 0)
+        total += tl.sum(counts, 0)
+    mean = sums / total
     squares = tl.zeros((GROUPS,), tl.float32)
-    for begin in range(0, TILES, ROWS):
-        tile = begin + tl.arange(0, ROWS)
-        exists = (tile < TILES)[:, None]
-        values = EACH * tl.minimum(pixels - tile * TILE, TILE).to(tl.float32)[:, None]
-        means = tl.load(moments[None, :] + tile[:, None] * 2 * GROUPS, exists, 0)
-        own = tl.load(moments[None, :] + GROUPS + tile[:, None] * 2 * GROUPS, exists, 0)
-        away = means - mean[None, :]
-        squares += tl.sum(tl.where(exists, own + values * away * away, 0), 0)
-    inverse = tl.rsqrt(squares / (pixels.to(tl.float32) * EACH) + EPS)
+    for begin in range(0, parts, ROWS):
+        part = begin + tl.arange(0, ROWS)
+        at = moments[None, :] + part[:, None] * 3 * GROUPS
+        counts = tl.load(at + 2 * GROUPS, (part < parts)[:, None], 0)
+        away = tl.load(at, (part < parts)[:, None], 0) - mean[None, :]
+        squares += tl.sum(tl.load(at + GROUPS, (part < parts)[:, None], 0) + counts * away * away, 0)
+    inverse = tl.rsqrt(squares / total + EPS)
     channel = group[:, None] * EACH + tl.arange(0, EACH)[None, :]
     factor = tl.load(weight + channel).to(tl.float32) * inverse[:, None]
     offset = tl.load(bias + channel).to(tl.float32) - mean[:, None] * factor

@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
+from solrl_core.kernels.elements_gpu import halves, relu
+
 _CHANNELS = 32
 """`HEAD_SIZES` of `solrl_core.kernels.linear_attention` divide it."""
 _TOKENS = 64
@@ -63,34 +65,21 @@ def _linear_attention(
     for begin in range(0, tokens, TOKENS):
         token = (begin + tl.arange(0, TOKENS))[:, None]
         here = inside & (token < tokens)
-        k = tl.trans(_relu(tl.load(key + token * channels, here, 0)))
+        k = tl.trans(relu(tl.load(key + token * channels, here, 0)))
         v = tl.load(value + token * channels, here, 0)
         sums = tl.dot(k, v, sums)
         norms = tl.dot(k, ones, norms)
     same = (i[:, None] // SIZE) == (i[None, :] // SIZE)
-    sums_high, sums_low = _halves(tl.where(same, sums, 0), value.dtype.element_ty)
-    norms_high, norms_low = _halves(tl.where(same, norms, 0), value.dtype.element_ty)
+    sums_high, sums_low = halves(tl.where(same, sums, 0), value.dtype.element_ty)
+    norms_high, norms_low = halves(tl.where(same, norms, 0), value.dtype.element_ty)
     query += image + c[None, :]
     out += image + c[None, :]
     for begin in range(0, tokens, TOKENS):
         token = (begin + tl.arange(0, TOKENS))[:, None]
         here = inside & (token < tokens)
-        q = _relu(tl.load(query + token * channels, here, 0))
+        q = relu(tl.load(query + token * channels, here, 0))
         top = tl.dot(q, sums_low)
         bottom = tl.dot(q, norms_low)
         top = tl.dot(q, sums_high, top)
         bottom = tl.dot(q, norms_high, bottom)
         tl.store(out + token * channels, (top / (bottom + 1e-15)).to(out.dtype.element_ty), here)
-
-
-@triton.jit
-def _relu(x):
-    # Keeps NaN, like torch's.
-    return tl.where(x < 0, 0, x)
-
-
-@triton.jit
-def _halves(x, dtype: tl.constexpr):
-    """Two numbers of 8 bits each whose sum has 16: tensor cores multiply no wider ones."""
-    high = x.to(dtype)
-    return high, (x - high.to(tl.float32)).to(dtype)

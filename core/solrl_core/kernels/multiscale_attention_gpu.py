@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from solrl_core.kernels.linear_attention_gpu import _halves, _relu
+from solrl_core.kernels.elements_gpu import halves, relu
 
 _SIZE = 32
 """`HEAD_SIZE` of `solrl_core.kernels.multiscale_attention`."""
@@ -59,7 +59,7 @@ def _sum(x, weight, sums, tokens, each, SIZE: tl.constexpr, TOKENS: tl.constexpr
     for begin in range(split * each, tl.minimum(tokens, (split + 1) * each), TOKENS):
         token = (begin + tl.arange(0, TOKENS))[:, None]
         at = x + token.to(tl.int64) * channels
-        key = tl.trans(_relu(_project(tl.load(at + SIZE, token < tokens, 0), key_weight, PROJECT)))
+        key = tl.trans(relu(_project(tl.load(at + SIZE, token < tokens, 0), key_weight, PROJECT)))
         value = _project(tl.load(at + 2 * SIZE, token < tokens, 0), value_weight, PROJECT)
         products = tl.dot(key, value, products)
         norms = tl.dot(key, ones, norms)
@@ -98,14 +98,14 @@ def _attend(
         at = sums + part * (SIZE + 1) * SIZE
         products += tl.load(at + i[:, None] * SIZE + i[None, :])
         norms += tl.load(at + SIZE * SIZE + i)[:, None]
-    products_high, products_low = _halves(products, x.dtype.element_ty)
-    norms_high, norms_low = _halves(norms, x.dtype.element_ty)
+    products_high, products_low = halves(products, x.dtype.element_ty)
+    norms_high, norms_low = halves(norms, x.dtype.element_ty)
     x += image * tokens * channels + head * 3 * SIZE + i[None, :]
     out += image * image_stride + head * SIZE + i[None, :]
     for begin in range(split * each, tl.minimum(tokens, (split + 1) * each), TOKENS):
         token = (begin + tl.arange(0, TOKENS))[:, None]
         here = token < tokens
-        query = _relu(_project(tl.load(x + token.to(tl.int64) * channels, here, 0), query_weight, PROJECT))
+        query = relu(_project(tl.load(x + token.to(tl.int64) * channels, here, 0), query_weight, PROJECT))
         top = tl.dot(query, products_low)
         bottom = tl.dot(query, norms_low)
         top = tl.dot(query, products_high, top)

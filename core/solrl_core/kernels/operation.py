@@ -32,3 +32,8 @@ def operation(name: str, outputs: Callable[..., Any] | None = None) -> Callable[
         return defined
 
     return register
+
+
+def has_descriptors(device: torch.device) -> bool:
+    """Whether a device is a GPU with tensor descriptors, which some kernels need: compute capability 9.0 or above."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from solrl_core.kernels.rows_gpu import high, low
+from solrl_core.kernels.elements_gpu import high, low
 
 _HEADS = 8
 _PARTS = 3

@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
+from solrl_core.kernels.elements_gpu import high, low, tanh
+
 _BLOCK = 1024
 _LONGEST = 16384
 """Elements of the longest row that `_packed_rows` holds in registers."""
@@ -111,20 +113,7 @@ def _scaled_gelu(v, inverse):
     """GELU(v) · inverse by the hardware's tanh, whose error of 2**-11 adds at most 2**-12 · |v| to GELU(v)."""
     half = v * (0.5 * inverse)
     inner = v * (0.7978845608028654 + 0.035677408136300125 * (v * v))
-    tanh = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [inner], tl.float32, is_pure=True, pack=1)
-    return half * tanh + half
-
-
-@triton.jit
-def low(word):
-    """The first of a BF16 pair, in float32."""
-    return (word << 16).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def high(word):
-    """The second of a BF16 pair, in float32."""
-    return (word & -65536).to(tl.float32, bitcast=True)
+    return half * tanh(inner) + half
 
 
 @triton.jit
