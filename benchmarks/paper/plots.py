@@ -13,7 +13,7 @@ import numpy as np
 
 from paper.compute import SHAPES, costs_of, passes_of_iteration
 from paper.tables import families, sweeps
-from paper.tables.common import Context, gain
+from paper.tables.common import Context
 
 HOUR = 3600
 
@@ -57,12 +57,14 @@ def _draw(axes: Any, curve: list[tuple[int, float]], hours: float, colour: str, 
 
 
 def group_sizes(context: Context, path: Path) -> bool:
-    """Gain over the candidates of a prompt, a line for each number of kept samples. False without any run."""
+    """Gain less the usual setting's over the candidates of a prompt, a line for each number of kept samples.
+
+    False without any run.
+    """
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for number, side in enumerate(sweeps.SIDES):
         found = {
-            candidates: gain(context, sweeps.sol_rl(context, sweeps.group(candidates, side)), context.programme.reward)
-            for candidates in sweeps.CANDIDATES
+            candidates: sweeps.less_usual(context, sweeps.group(candidates, side)) for candidates in sweeps.CANDIDATES
         }
         known = {candidates: one for candidates, one in found.items() if one is not None}
         if known:
@@ -70,8 +72,11 @@ def group_sizes(context: Context, path: Path) -> bool:
             ends = [[one.mean - one.low for one in known.values()], [one.high - one.mean for one in known.values()]]
             apart = [candidates + number - 1 for candidates in known]  # so that intervals do not cover each other
             limits = np.where(np.isfinite(ends), ends, 0.0)
+            axes.axhline(0, color="0.8", linewidth=1, zorder=0)
             axes.errorbar(apart, means, limits, color=f"C{number}", marker="o", capsize=2, label=f"{side} a side")
-    axes.set(xlabel="candidates per prompt", ylabel=f"gain in {context.programme.reward}, sd", xticks=sweeps.CANDIDATES)
+    less = f"less that of {sweeps.USUAL} candidates, {max(sweeps.SIDES)} a side"
+    label = f"gain in {context.programme.reward}, sd,\n{less}"
+    axes.set(xlabel="candidates per prompt", ylabel=label, xticks=sweeps.CANDIDATES)
     return _save(figure, [axes] if axes.has_data() else [], path)
 
 

@@ -124,6 +124,22 @@ def test_a_fall_is_measured_from_the_best_evaluation(tmp_path: Path) -> None:
     assert any("--unprepared MODEL" in line for line in quantised.section(context).lines)
 
 
+def test_ranks_are_given_along_the_run(tmp_path: Path) -> None:
+    programme = finish_trials(PROGRAMME, tmp_path)
+    for seed, last in ((1, 0.6), (2, 0.7)):
+        lines = [{"version": 0, "spearman": 0.8}, {"version": 10, "spearman": last}]
+        finish(programme.experiment("sol_rl", seed), tmp_path, 0.3, fidelity=lines)
+    found = quantised.ranks_along(context_of(PROGRAMME, tmp_path), {})
+    assert {version: (one.mean, one.seeds) for version, one in found.items()} == {
+        0: (pytest.approx(0.8), 2),
+        10: (pytest.approx(0.65), 2),
+    }
+    lines = quantised.section(context_of(PROGRAMME, tmp_path)).lines
+    assert row(
+        lines[lines.index(next(line for line in lines if line.startswith("Ranks along"))) :], "mini-sana, 40 iterations"
+    )[1:] == ["0.80 [0.80, 0.80]", "0.65 [0.01, 1.29]"]
+
+
 def test_other_weights_have_rows_of_their_own(tmp_path: Path) -> None:
     programme = Programme(unprepared="a/folder")
     context = context_of(programme, tmp_path)
@@ -137,9 +153,11 @@ def test_other_weights_have_rows_of_their_own(tmp_path: Path) -> None:
 def test_sweeps_show_measured_and_predicted_matches(tmp_path: Path) -> None:
     lines = sweeps.section(finish_all(PROGRAMME, tmp_path, GAINS, "sweeps")).lines
     grids = [line for line in lines if line.startswith("| 96 |")]
-    gains, matches = ([cell.strip() for cell in line.strip("|").split("|")] for line in grids)
+    gains, apart, matches = ([cell.strip() for cell in line.strip("|").split("|")] for line in grids)
     assert gains[1].startswith("+0.7") or gains[1].startswith("+0.8")
     assert gains[-1] == "0.3686"
+    assert apart[-1] == ""  # the usual setting, to which the others are compared
+    assert all(re.match(r"[+-]0\.\d+ \[", cell) for cell in apart[1:-1])
     assert [cell.split(",")[0] for cell in matches[1:]] == ["70.0%", "75.0%", "80.0%"]
     predicted = [float(cell.split(", ")[1].rstrip("%")) for cell in matches[1:]]
     assert predicted == sorted(predicted)

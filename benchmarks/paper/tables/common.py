@@ -136,6 +136,12 @@ def signed(estimate: Estimate | None) -> str:
     return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
+def interval(estimate: Estimate) -> str:
+    """Mean and interval with two digits."""
+    limits = f" [{estimate.low:.2f}, {estimate.high:.2f}]" if estimate.known else ""
+    return f"{estimate.mean:.2f}{limits}"
+
+
 def as_json(estimate: Estimate | None) -> dict[str, Any] | None:
     """An estimate as JSON, infinite limits as null."""
     if estimate is None:

@@ -7,8 +7,20 @@ import numpy as np
 
 from paper.experiments import Experiment
 from paper.finished import Finished
-from paper.intervals import over_seeds
-from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, gain, rate_text, signed, table
+from paper.intervals import Estimate, over_seeds
+from paper.tables.common import (
+    NOT_RUN,
+    Context,
+    Section,
+    as_json,
+    cell,
+    difference,
+    gain,
+    interval,
+    rate_text,
+    signed,
+    table,
+)
 from paper.tables.families import curve
 
 TITLE = "3. Training on quantised samples"
@@ -65,9 +77,40 @@ def section(context: Context) -> Section:
         "",
         *table(head, rows),
     ]
+    lines += ["", *_ranks_along(context)]
     if programme.unprepared is None:
         lines += ["", f"Weights that were not prepared for NVFP4: {NOT_RUN}; `--unprepared MODEL` names them."]
-    return Section(TITLE, lines, {"families": data})
+    ranks = {
+        part: {version: as_json(one) for version, one in ranks_along(context, changes).items()}
+        for part, changes in settings(context).items()
+    }
+    return Section(TITLE, lines, {"families": data, "ranks of Sol-RL": ranks})
+
+
+def _ranks_along(context: Context) -> list[str]:
+    """The table of Sol-RL's ranks along the run."""
+    found = {part: ranks_along(context, changes) for part, changes in settings(context).items()}
+    versions = sorted(set().union(*found.values()))
+    rows = [
+        [part, *("" if (one := ranks.get(version)) is None else interval(one) for version in versions)]
+        for part, ranks in found.items()
+    ]
+    return [
+        "Ranks along the run: Spearman correlation of Sol-RL's exploration with the same seeds in BF16 at full steps,",
+        "by iteration, on held-out groups; intervals over seeds.",
+        "",
+        *(table(["weights, length", *map(str, versions)], rows) if versions else [f"Ranks: {NOT_RUN}."]),
+    ]
+
+
+def ranks_along(context: Context, changes: Mapping[str, Any]) -> dict[int, Estimate]:
+    """Iteration → Spearman correlation of Sol-RL's exploration with these changes, over the runs that measured it."""
+    runs = context.finished(context.tuned.over_seeds(FAMILIES["Sol-RL"], changes))
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        for line in run.fidelity:
+            found.setdefault(line["version"], []).append(line["spearman"])
+    return {version: over_seeds(np.array(values)) for version, values in found.items()}
 
 
 def fall(run: Finished, reward: str) -> float:

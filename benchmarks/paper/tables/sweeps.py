@@ -7,6 +7,7 @@ import numpy as np
 
 from paper.experiments import Experiment, fitted_plan
 from paper.finished import Finished
+from paper.intervals import Estimate
 from paper.published import HPSV2_BY_CANDIDATES, HPSV2_BY_STEPS
 from paper.tables.common import (
     NOT_RUN,
@@ -72,6 +73,10 @@ def section(context: Context) -> Section:
         [str(candidates), *(_gain(context, group(candidates, side)) for side in SIDES), _published(candidates)]
         for candidates in CANDIDATES
     ]
+    apart = [
+        [str(candidates), *(_against_usual(context, group(candidates, side))[1] for side in SIDES)]
+        for candidates in CANDIDATES
+    ]
     lines = [
         *rate_text(context),
         f"Sol-RL on {reward}, {context.programme.iterations} iterations; gains in standard deviations of the base.",
@@ -79,9 +84,12 @@ def section(context: Context) -> Section:
         "",
         *table(["N", *(f"{side} a side" for side in SIDES), "paper"], grid),
         "",
-        *_matches(context),
+        f"All differences are to the usual setting, {USUAL} candidates with {max(SIDES)} a side, 6 Euler steps, no",
+        "pruning and no lag; they are paired by seed and prompt.",
         "",
-        "Differences are to the usual setting, 6 Euler steps without pruning or lag, paired by seed and prompt.",
+        *table(["N, difference", *(f"{side} a side" for side in SIDES)], apart),
+        "",
+        *_matches(context),
         "",
         *table(
             ["Euler steps", "gain, sd", "difference", "paper (HPSv2)"],
@@ -106,7 +114,12 @@ def section(context: Context) -> Section:
         **{name: _json(context, changes) for name, changes in plans(context).items()},
         **{f"lag {lag}": _json(context, lagging(lag)) for lag in LAGS},
     }
-    return Section(TITLE, lines, {"gains": data})
+    differences = {
+        f"{n} candidates, {side} a side": as_json(less_usual(context, group(n, side)))
+        for n in CANDIDATES
+        for side in SIDES
+    }
+    return Section(TITLE, lines, {"gains": data, "differences": differences})
 
 
 def _gain(context: Context, changes: Changes) -> str:
@@ -116,9 +129,13 @@ def _gain(context: Context, changes: Changes) -> str:
 
 def _against_usual(context: Context, changes: Changes) -> tuple[str, str]:
     """The gain, and its difference to the usual setting's; no difference for the usual setting itself."""
-    runs, usual = sol_rl(context, changes), sol_rl(context, {})
-    against = "" if runs == usual else signed(difference(context, runs, usual, context.programme.reward))
-    return _gain(context, changes), against
+    usual = sol_rl(context, changes) == sol_rl(context, {})
+    return _gain(context, changes), "" if usual else signed(less_usual(context, changes))
+
+
+def less_usual(context: Context, changes: Changes) -> Estimate | None:
+    """Difference of the gain to the usual setting's, paired by seed and prompt; None without runs."""
+    return difference(context, sol_rl(context, changes), sol_rl(context, {}), context.programme.reward)
 
 
 def _json(context: Context, changes: Changes) -> Any:

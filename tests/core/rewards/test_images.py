@@ -21,6 +21,6 @@ def test_products_with_weights_resize_as_torch_does(mode: str, size: tuple[int, 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_gpu_resizes_as_torch_does(mode: str, size: tuple[int, int]) -> None:
-    images = torch.rand(2, 3, 300, 260).cuda()
+    images = torch.rand(2, 3, 300, 260)
     expected = F.interpolate(images, size=size, mode=mode, antialias=True)
-    torch.testing.assert_close(resized(images, size, mode), expected, atol=2e-6, rtol=0)
+    torch.testing.assert_close(resized(images.cuda(), size, mode).cpu(), expected, atol=2e-6, rtol=0)
