@@ -83,7 +83,8 @@ def table(rows: Sequence[Row], good: Sequence[Row]) -> str:
         if tier == BASELINE and most is not None:
             goals = (f"≤ {1.05 * most:.0f} ms", f"≤ {most} ms")
         quarter = f"{row['quarter_ms']:.1f}" if "quarter_ms" in row else ""
-        compiling = f"{row['compile_s']:.1f}" + (f" + {row['compile_quarter_s']:.1f}" if quarter else "")
+        times = [row[key] for key in ("compile_s", "compile_quarter_s") if key in row]
+        compiling = " + ".join(f"{seconds:.1f}" for seconds in times)
         lines.append(
             f"| {model} {row['size']}², batch {row['batch']} | {tier}{'' if row['finite'] else ' (not finite)'} "
             f"| {row['ms']:.1f} | {ratio} | {goals[0]} | {goals[1]} | {quarter} | {compiling} "

@@ -3,13 +3,9 @@
 Shapes: N images, H height, W width, S side of the square that a model takes.
 """
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from PIL import Image
-
-from solrl_core.device_events import upload
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -26,33 +22,12 @@ def centre(height: int, width: int, side: int) -> tuple[int, int]:
     return round((height - side) / 2), round((width - side) / 2)
 
 
-def resized(images: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
-    """Images [N, 3, H, W] → [N, 3, *size], antialiased; `mode` is F.interpolate's "bilinear" or "bicubic".
-
-    On a GPU by two matrix products: F.interpolate's kernel there reads each pixel many times. Equal up to float32's
-    rounding.
-    """
-    if images.device.type != "cuda":
-        return F.interpolate(images, size=size, mode=mode, antialias=True)
-    down, across = (
-        upload(resizing_weights(old, new, mode), images.device)
-        for old, new in zip(images.shape[-2:], size, strict=True)
-    )
-    return down @ (images @ across.mT)
-
-
-@lru_cache(maxsize=64)
-def resizing_weights(old: int, new: int, mode: str) -> torch.Tensor:
-    """Weights [new, old] of a row's pixels in a resized row, float32 on the CPU."""
-    return F.interpolate(torch.eye(old)[None, None], size=(new, old), mode=mode, antialias=True)[0, 0]
-
-
 def short_side_then_centre(images: torch.Tensor, side: int) -> torch.Tensor:
     """Images [N, 3, H, W] → [N, 3, S, S]: resize the shorter side to S (bilinear, antialiased), crop the centre."""
     height, width = images.shape[-2:]
     size = shape_with_short_side(height, width, side)
     if size != (height, width):
-        images = resized(images, size, "bilinear")
+        images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
     top, left = centre(*size, side)
     return images[..., top : top + side, left : left + side]
 
@@ -63,7 +38,7 @@ def long_side_then_pad(images: torch.Tensor, side: int) -> torch.Tensor:
     scale = side / max(height, width)
     size = (round(height * scale), round(width * scale))
     if scale != 1.0:
-        images = resized(images, size, "bicubic")
+        images = F.interpolate(images, size=size, mode="bicubic", antialias=True)
     down, across = side - size[0], side - size[1]
     return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))
 
