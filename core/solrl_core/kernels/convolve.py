@@ -67,14 +67,15 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool, silu: bool)
     from solrl_core.kernels import convolve_gpu
 
     out = _out(x, weight, bias, enlarge)
-    convolve_gpu.convolve(_rows(x), weight, bias, _rows(out), enlarge=enlarge, silu=silu)
+    tile = _tile_width(x.shape[-1])
+    convolve_gpu.convolve(_rows(x), weight, bias, _rows(out), tile, enlarge=enlarge, silu=silu)
     return out
 
 
 def _with_moments(
     x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int
 ) -> tuple[Tensor, Tensor]:
-    parts = x.shape[-2] * -(x.shape[-1] // -tile_width(x.shape[-1]))
+    parts = x.shape[-2] * -(x.shape[-1] // -_tile_width(x.shape[-1]))
     return _out(x, weight, bias), empty_moments(x, parts, groups)
 
 
@@ -99,7 +100,8 @@ def convolve_moments(
 
     out, moments = _with_moments(x, weight, bias, residual, groups)
     added = None if residual is None else _rows(residual)
-    convolve_gpu.convolve(_rows(x), weight, bias, _rows(out), residual=added, moments=moments)
+    tile = _tile_width(x.shape[-1])
+    convolve_gpu.convolve(_rows(x), weight, bias, _rows(out), tile, residual=added, moments=moments)
     return out, moments
 
 
@@ -107,7 +109,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous()
 
 
-def tile_width(width: int) -> int:
+def _tile_width(width: int) -> int:
     """Pixels of a row that one program of the kernel computes."""
     return 128 if width >= 128 else 64
 

@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from solrl_core.kernels.convolve import tile_width
 from solrl_core.kernels.elements_gpu import silu
 from solrl_core.kernels.group_norm_gpu import store_moments
 
@@ -24,6 +23,7 @@ def convolve(
     weight: Tensor,
     bias: Tensor,
     out: Tensor,
+    pixels: int,
     *,
     enlarge: bool = False,
     silu: bool = False,
@@ -32,11 +32,11 @@ def convolve(
 ) -> None:
     """Launch `convolve` or `convolve_moments` on `x` [B, H, W, C], writing to `out` [B, H', W', O] and `moments`.
 
-    All tensors are contiguous. An enlarged image has neither `residual` nor `moments`.
+    A program computes `pixels` pixels of a row. All tensors are contiguous. An enlarged image has neither
+    `residual` nor `moments`.
     """
     count, height, width, channels = x.shape
     outs = out.shape[-1]
-    pixels = tile_width(width)
     filters = 256 if outs % 256 == 0 else 128
     warps = 8 if pixels * filters > 128 * 128 else 4
     small = torch.cuda.get_device_capability(x.device)[0] == 12  # 99 KiB of shared memory, half of Hopper's

@@ -44,7 +44,7 @@ def group_moments(x: Tensor, groups: int) -> Tensor:
     from solrl_core.kernels import group_norm_gpu
 
     out = _moments(x, groups)
-    group_norm_gpu.group_moments(x.permute(0, 2, 3, 1).contiguous(), out)
+    group_norm_gpu.group_moments(x.permute(0, 2, 3, 1).contiguous(), out, PART)
     return out
 
 

@@ -12,15 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from solrl_core.kernels.elements_gpu import silu
-from solrl_core.kernels.group_norm import PART
 
 _WARPS = 8
 _ELEMENTS = 4096
 """Elements that a program holds at a time."""
 
 
-def group_moments(x: Tensor, moments: Tensor) -> None:
-    """Launch `group_moments` on `x` [B, H, W, C], writing to `moments`; both are contiguous."""
+def group_moments(x: Tensor, moments: Tensor, part: int) -> None:
+    """Launch `group_moments` on `x` [B, H, W, C] in parts of `part` pixels; `x` and `moments` are contiguous."""
     count, height, width, channels = x.shape
     _moments[(moments.shape[1], count)](
         x,
@@ -28,7 +27,7 @@ def group_moments(x: Tensor, moments: Tensor) -> None:
         height * width,
         CHANNELS=channels,
         GROUPS=moments.shape[-1],
-        PART=PART,
+        PART=part,
         PIXELS=max(1, _ELEMENTS // channels),
         num_warps=_WARPS,
     )
