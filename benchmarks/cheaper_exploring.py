@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from cheaper_exploring_table import ALIKE, HALF, KNOWN, REFERENCE, SAVED, SELECTED, SHARE, table
-from plan_fidelity import Scores, held_out, measure, options, pruned, ranks, worse_than
+from plan_fidelity import Scores, held_out, measure_all, options, pruned, ranks, worse_than
 from plan_fidelity_table import ALLOWED, FITTED, STEPS
 from rank_tables import command
 from solrl_proto.selection import best_worst
@@ -83,7 +83,7 @@ def main() -> None:
     """Measure the missing scores, evaluate the ideas, print the page and write it."""
     args = options(__doc__).parse_args()
     prompts = held_out(args.prompts)
-    measured = {model: measure(model, prompts, args) for model in args.models}
+    measured = {model: measure_all(model, prompts, args) for model in args.models}
     names = ("models", "prompts", "candidates", "precisions", "chosen_on", "device")
     settings = {name: getattr(args, name) for name in names}
     ideas: dict[str, Any] = {"sure": sure_candidates, "uneven": uneven_halves, "adaptive": adaptive_groups}

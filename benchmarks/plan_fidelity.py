@@ -6,7 +6,8 @@ model, with and without pruning; those without pruning are also decoded early. T
 chosen, and the early decoder fitted, on training prompts. One pass over all candidates, also scored after some of its
 steps, evaluates every plan. On a GPU this is an approximation, because a value near a rounding boundary may round
 differently in a batch of another size. A few groups are therefore really pruned, and the largest difference is printed.
-Without FP8 units, FP8 is emulated. Scores are kept in runs/plan_fidelity, from which the command resumes. Writes
+Without FP8 units, FP8 is emulated. Scores are kept in runs/plan_fidelity, from which the same command resumes. A
+miniature leaves most of a GPU idle: `--jobs` processes share its prompts, best under NVIDIA's MPS. Writes
 docs/results/plan_fidelity.{json,md,png}.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from plan_fidelity_parts import measure_in_parts
 from plan_fidelity_plot import write_plot
 from plan_fidelity_table import ALLOWED, CHECKED, EARLY, FITTED, SMALLER, STEPS, TRUE_STEPS, WHOLE, table
 from rank_tables import MODELS, REWARDS, command
@@ -92,6 +94,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
     parser.add_argument("--chosen-on", type=int, default=16, help="training prompts for choosing the fitted steps")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the prompts of a model")
     parser.add_argument("--scores", type=Path, default=Path("runs/plan_fidelity"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     return parser
@@ -106,11 +109,17 @@ def _candidates(text: str) -> int:
 
 def main() -> None:
     """Measure the missing scores, print the table and write it."""
-    args = options(__doc__).parse_args()
+    parser = options(__doc__)
+    parser.add_argument("--stretch", type=int, nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
     prompts = held_out(args.prompts)
+    if args.stretch is not None:
+        first, last = args.stretch
+        measure(args.models[0], prompts[first:last], args, before=first, said=True)
+        return
     rows, off, solvers, used, numerics = [], {}, {}, {}, {}
     for model in args.models:
-        scores, solvers[model], used[model], numerics = measure(model, prompts, args)
+        scores, solvers[model], used[model], numerics = measure_all(model, prompts, args)
         rows += [row for precision in args.precisions for row in judge(model, precision, scores)]
         off[model] = {precision: float(scores[f"{precision}/off"].max()) for precision in args.precisions}
     names = ("models", "prompts", "candidates", "precisions", "chosen_on", "device")
@@ -140,13 +149,29 @@ def held_out(count: int) -> list[PromptItem]:
         return read_prompts(Path(folder), "test")
 
 
+Measured = tuple[Scores, FittedSolver, str, dict[str, str]]
+"""The scores, the fitted solver, the solver of the six steps, and precision → numerics."""
+
+
+def measure_all(model: str, prompts: Sequence[PromptItem], args: argparse.Namespace) -> Measured:
+    """Score the groups of one model, by `args.jobs` processes."""
+    if args.jobs > 1:
+        _, _, solver, _ = measure(model, [], args)  # fits, once for all
+        measure_in_parts(model, len(prompts), args, *files(model, solver, args))
+    return measure(model, prompts, args)
+
+
 def measure(
-    model: str, prompts: Sequence[PromptItem], args: argparse.Namespace
-) -> tuple[Scores, FittedSolver, str, dict[str, str]]:
+    model: str, prompts: Sequence[PromptItem], args: argparse.Namespace, *, before: int = 0, said: bool = False
+) -> Measured:
     """Score the groups of one model, resuming from the stored scores and storing them.
 
-    Returns:
-        The scores, the fitted solver, the solver of the six steps, and precision → numerics.
+    Args:
+        model: its name.
+        prompts: the groups' prompts.
+        args: see `options`.
+        before: groups before these, of which other processes score the others.
+        said: whether to print a line for each group, instead of a progress bar.
     """
     backbone = load_backbone(model, device=args.device)
     solver = solver_of(args.solver, backbone.family)
@@ -155,11 +180,7 @@ def measure(
     models = Models(config, Generator(backbone, "bf16"), proxies, RewardSet.load(REWARDS, backbone))
     numerics: dict[str, str] = {precision: generator.numerics for precision, generator in proxies.items()}
     args.scores.mkdir(parents=True, exist_ok=True)
-    stem = "-".join((model, solver, *args.precisions))
-    # Scores of older versions, without early decoding, are in STEM.safetensors.
-    solver_file, early_file, file = (
-        args.scores / f"{stem}.{part}" for part in ("solver.json", "early.json", "whole-early.safetensors")
-    )
+    solver_file, early_file, file = files(model, solver, args)
     if not solver_file.is_file():
         solver_file.write_text(choose_solver(models, args.candidates, args.chosen_on).model_dump_json(indent=1) + "\n")
     fitted = FittedSolver.model_validate_json(solver_file.read_text())
@@ -168,11 +189,12 @@ def measure(
     early = EarlyDecoder.model_validate_json(early_file.read_text())
     scores: Scores = load_file(file) if file.is_file() else {}
     begun = len(scores["true"]) if scores else 0
-    for index, prompt in enumerate(track(prompts[begun:], f"{model}, groups", console=Console(stderr=True)), begun + 1):
+    bar = track(prompts[begun:], f"{model}, groups", console=Console(stderr=True), disable=said)
+    for index, prompt in enumerate(bar, begun + 1):
         seeds = expand_seeds(0, prompt.id, args.candidates)
         new = {"true": true_scores(prompt, seeds, models)}
         new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted}, early)
-        if index <= CHECKED:
+        if before + index <= CHECKED:
             for precision in proxies:
                 off = really_pruned(precision, prompt, seeds, new, models, fitted)
                 new[f"{precision}/off"] = torch.tensor(off)
@@ -182,7 +204,19 @@ def measure(
             partial = file.with_suffix(".partial")
             save_file(scores, partial)
             partial.replace(file)
+        if said:
+            print(model, before + index, flush=True)
     return scores, fitted, solver, numerics
+
+
+def files(model: str, solver: str, args: argparse.Namespace) -> tuple[Path, Path, Path]:
+    """Files of a model's fitted solver, early decoder and scores."""
+    name = "-".join((model, solver, *args.precisions))
+    # Scores of older versions, without early decoding, are in NAME.safetensors.
+    solver_file, early_file, file = (
+        args.scores / f"{name}.{part}" for part in ("solver.json", "early.json", "whole-early.safetensors")
+    )
+    return solver_file, early_file, file
 
 
 def choose_solver(models: Models, candidates: int, prompts: int) -> FittedSolver:
