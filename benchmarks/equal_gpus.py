@@ -52,7 +52,7 @@ OLD_MICRO_BATCHES = 8
 """Micro-batches of the baseline trainer that are timed, at least; the time of all is computed from them."""
 NAIVE = {"explore.steps": 10, "explore.precision": "bf16", "regenerate.at": "none"}
 FITTED = {"explore.steps": 4, "explore.fitted": identity_solver(SCHEDULES[-1]).model_dump()}
-"""A plan that plan_fidelity.md admits for all miniatures and rewards. Time does not depend on the coefficients."""
+"""A plan that plan_fidelity.md judges on the miniatures. Time does not depend on the coefficients."""
 WARM_UP = {"explore.candidates": 24, "explore.steps": 2, "regenerate.steps": 2}
 """Compiles all batch sizes."""
 SETTINGS = dict(zip(ROLL_OUTS, (NAIVE, {}, FITTED), strict=True))

@@ -13,7 +13,7 @@ REGENERATED = ("by the trainer", "by the service", "by both")
 INTRODUCTION = """By `torchrun --nproc-per-node 2 benchmarks/equal_gpus.py` on {}: true shapes, random weights, the
 presets' settings (24 of 96 candidates, 10 steps in BF16, 6 in FP8), and a reward of CLIP-H's size in float32. All rows
 generate with the same compiled BF16 or FP8 transformer. Each part was timed once. 4 fitted steps are a plan that
-[plan_fidelity.md](plan_fidelity.md) admits for every miniature and reward; how FP8 ranks at this size is not known.
+[plan_fidelity.md](plan_fidelity.md) judges on the miniatures; how FP8 ranks at this size is not known.
 The baseline trainer has diffusers' uncompiled blocks and PEFT's layers, and recomputes the activations of FLUX.1 and
 SD3.5. Rows with several serving GPUs are estimates: a service uses one GPU. Apart from these, a table of each model
 computes what `regenerate.at=service` gives: the whole of regenerating, or with `regenerate.share` a part of it."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from solrl_core import kernels
 from solrl_core.kernels import bounded_attention, depthwise, modulate, rope, rows
 from solrl_core.kernels.convolve import packed_weight, plain_convolve, plain_convolve_moments
-from solrl_core.kernels.group_norm import plain_group_norm_silu
+from solrl_core.kernels.group_norm import plain_group_moments, plain_group_norm_silu
 from solrl_core.kernels.operation import has_descriptors
 from solrl_core.kernels.wide_attention import plain_wide_attention
 from torch import Tensor
@@ -26,6 +26,7 @@ ROUNDS, CALLS = 5, 10
 AHEAD = 10_000_000
 """Cycles that the GPU waits before a round, in which the CPU launches all calls."""
 EPS = 1e-6
+GROUPS = 32
 HEAD = """# Kernels
 
 By `python benchmarks/kernels.py` on one {device}, torch {torch}, BF16. Medians of {rounds} rounds of {calls} calls, in
@@ -135,14 +136,18 @@ def cases_of_decoders() -> Iterator[Case]:
         yield Case(f"{name}, {size}², 3", kernels.convolve, twin, given, in_float32(twin))
     x, residual = (random(3, 1024, 1024, 128).movedim(-1, 1) for _ in range(2))
     weight = packed_weight(random(128, 128, 3, 3) / (3 * 128**0.5), enlarge=False)
-    twin = first(plain_convolve_moments)
-    given = (x, weight, random(128), residual, 32)
-    yield Case(
-        "convolution, residual, moments, 1024², 3", first(kernels.convolve_moments), twin, given, in_float32(twin)
+    scale, offset = random(128), random(128)
+    kernel, twin = (
+        convolution_and_norm(kernels.convolve_moments, kernels.group_norm_silu),
+        convolution_and_norm(plain_convolve_moments, plain_group_norm_silu),
     )
-    twin = plain_group_norm_silu
-    given = (x, kernels.group_moments(x, 32), random(128), random(128), 1e-6)
-    yield Case("group norm and SiLU, 1024², 3", kernels.group_norm_silu, twin, given, in_float32(twin))
+    given = (x, weight, random(128), residual, scale, offset)
+    yield Case("convolution, residual, group norm and SiLU, 1024², 3", kernel, twin, given, in_float32(twin))
+    kernel, twin = (
+        norm(kernels.group_moments, kernels.group_norm_silu),
+        norm(plain_group_moments, plain_group_norm_silu),
+    )
+    yield Case("group norm and SiLU, 1024², 3", kernel, twin, (x, scale, offset), in_float32(twin))
     twin = plain_wide_attention
     given = tuple(random(3, 128**2, 512) for _ in range(3))
     yield Case("attention over pixels, 128², 3", kernels.wide_attention, twin, given, in_float32(twin))
@@ -153,9 +158,20 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
-def first(operation: Operation) -> Operation:
-    """The first output of the operation. Moments of twins have other parts."""
-    return lambda *given: operation(*given)[0]
+def convolution_and_norm(convolve_moments: Operation, group_norm_silu: Operation) -> Operation:
+    """A convolution with a residual, and the norm that takes its moments."""
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+        out, moments = convolve_moments(x, weight, bias, residual, GROUPS)
+        normed: Tensor = group_norm_silu(out, moments, scale, offset, EPS)
+        return normed
+
+    return run
+
+
+def norm(group_moments: Operation, group_norm_silu: Operation) -> Operation:
+    """A group norm with its own moments."""
+    return lambda x, scale, offset: group_norm_silu(x, group_moments(x, GROUPS), scale, offset, EPS)
 
 
 def in_float32(operation: Operation) -> Operation:

@@ -52,9 +52,11 @@ def table(result: Mapping[str, Any]) -> str:
         "## Rollout phase",
         "",
         "A phase explores 96 candidates and regenerates 24 of them in BF16 at 10 steps. The baseline generates all 96",
-        "in BF16 at 10 steps, and is measured once. Medians.",
+        "in BF16 at 10 steps, and is measured once. Of several rounds, times are medians. Goal: what the project",
+        "wants to reach. Decoded early: images of 256 px from inside the decoder. Pruned to N after k: after k steps,",
+        "only the N most extreme candidates continue.",
         "",
-        "| model | exploring | explore, s | regenerate, s | baseline, s | speed-up | wanted | paper, with FP4 units |",
+        "| model | exploring | explore, s | regenerate, s | baseline, s | speed-up | goal | paper, with FP4 units |",
         "|---|---|---|---|---|---|---|---|",
         *(line for name, one in models.items() for line in _phase(name, one)),
         "",
@@ -62,10 +64,10 @@ def table(result: Mapping[str, Any]) -> str:
         "",
         "## Time of an exploration by part",
         "",
-        "Parts are measured without overlap. The share outside the transformer is of the whole time, with overlapped",
-        "scoring as in the service.",
+        "Encode: the prompt's text. Parts are measured without overlap. The share outside the transformer is of the",
+        "whole time, with overlapped scoring as in the service.",
         "",
-        f"| model | of | whole, s | {' | '.join(f'{part}, s' for part in PARTS)} | outside transformer | wanted |",
+        f"| model | of | whole, s | {' | '.join(f'{part}, s' for part in PARTS)} | outside transformer | goal |",
         "|---|---|---|" + "---|" * (len(PARTS) + 2),
         *(line for name, one in models.items() for line in _share(name, one)),
         "",
@@ -103,8 +105,9 @@ def _setting(name: str, one: Mapping[str, Any]) -> str:
     setting = one["setting"]
     rounds = len(one["phase"][REGENERATE]["times"]) if REGENERATE in one.get("phase", {}) else 0
     precision, reward = setting["precision"].upper(), setting["reward"]
+    timed = "once" if rounds == 1 else f"in {rounds} rounds"
     return (
-        f"- {NAMES[name]}: explored in {precision}, scored in {reward}, timed {rounds} ×. "
+        f"- {NAMES[name]}: explored in {precision}, scored in {reward}, timed {timed}. "
         f"The baseline has {setting['baseline']}, compiled. {one.get('note', '')}"
     ).rstrip()
 
@@ -130,7 +133,7 @@ def _adapter(one: Mapping[str, Any]) -> list[str]:
         "",
         f"An adapter of rank 32 ({one['bytes'] / 1e6:.0f} MB), from memory to served:",
         "",
-        f"| {' | '.join(one['parts'])} | total | wanted |",
+        f"| {' | '.join(one['parts'])} | total | goal |",
         "|---|" + "---|" * (len(one["parts"]) + 1),
         f"| {parts} | {one['whole']:.3f} | ≤ 1.0 |",
         "",

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from paper.finished import FINISHED
 from paper.stored import ARCHIVE, store
 from paper.tables import TABLES, algorithms, hacking
 from paper.tables.common import Context, Section
+from paper.tuning import SEED
 
 PLOTS = {"families": ("curves.png", plots.learning_curves), "sweeps": ("groups.png", plots.group_sizes)}
 """Table → its plot: file in the folder `paper`, and the function that draws it."""
@@ -67,9 +69,9 @@ def page(context: Context, sections: Mapping[str, Section], drawn: Mapping[str, 
     lines = [
         "# The paper's tables on the miniatures",
         "",
-        f"By `{command}`: {len(context.runs)} finished runs of {programme.model} on {machines},",
-        f"up to {shared} at a time, with the training seeds {', '.join(map(str, programme.seeds))}. A cell without",
-        "runs, or with fewer seeds, says so.",
+        f"By `{command}` on {machines},",
+        f"up to {shared} runs at a time. {_counted(context)}",
+        f"A cell without runs, or with fewer than {len(programme.seeds)} training seeds, says so.",
         *([f"`--stored` reads all runs from [their archive]({ARCHIVE})."] if context.runs else []),
         "",
         "Every run is judged on the same held-out prompts and image seeds, by its averaged weights. Intervals are",
@@ -87,13 +89,22 @@ def page(context: Context, sections: Mapping[str, Section], drawn: Mapping[str, 
         "",
         *PREPARED_FOR_NVFP4,
         "",
-        f"Judges: {', '.join(programme.judged_by)}.",
+        f"Measured on every run: {', '.join(programme.judged_by)}. `verifier_graded` is the verifier's mean grade",
+        "between 0 and 1, where `verifier` is 1 only for an image that is right in all.",
     ]
     for name, section in sections.items():
         lines += ["", f"## {section.title}", "", *section.lines]
         if name in drawn:
             lines += ["", drawn[name]]
     return "\n".join(lines) + "\n"
+
+
+def _counted(context: Context) -> str:
+    """Numbers of finished runs by model, with the trials among them."""
+    models = Counter(str(run.config.model) for run in context.runs.values())
+    trials = sum(run.config.seed == SEED for run in context.runs.values())
+    runs = " and ".join(f"{count} of {model}" for model, count in models.most_common())
+    return f"Finished: {runs}; {trials} of them are trials of learning rates." if runs else "No run is finished."
 
 
 def copy_grids(context: Context, folder: Path, out: Path) -> None:

@@ -72,8 +72,9 @@ def group_sizes(context: Context, path: Path) -> bool:
             ends = [[one.mean - one.low for one in known.values()], [one.high - one.mean for one in known.values()]]
             apart = [candidates + number - 1 for candidates in known]  # so that intervals do not cover each other
             limits = np.where(np.isfinite(ends), ends, 0.0)
-            axes.axhline(0, color="0.8", linewidth=1, zorder=0)
             axes.errorbar(apart, means, limits, color=f"C{number}", marker="o", capsize=2, label=f"{side} a side")
+    if axes.has_data():
+        axes.axhline(0, color="0.8", linewidth=1, zorder=0)
     less = f"less that of {sweeps.USUAL} candidates, {max(sweeps.SIDES)} a side"
     label = f"gain in {context.programme.reward}, sd,\n{less}"
     axes.set(xlabel="candidates per prompt", ylabel=label, xticks=sweeps.CANDIDATES)

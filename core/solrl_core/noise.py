@@ -17,6 +17,7 @@ from solrl_proto.noise import (
 from solrl_core.errors import MismatchError
 
 _THREADS = 8
+"""A batch has at most 24 rows: 8 threads draw them in three turns and leave most cores to others."""
 _WORTH_THREADS = 2**20
 """Values from which threads draw the rows: 24 rows of SD3.5-Large are 6 million, and keep a GPU waiting otherwise."""
 
@@ -41,7 +42,7 @@ def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
             raise ValueError(f"got seed {seed}; expected 0 ≤ seed < 2**53 ({SEED_LIMIT})")
     noise = torch.empty(len(seeds), *shape, dtype=torch.float32, device="cpu")
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # threads do not inherit the mode, and only within it can its tensors be written
     def draw(row: torch.Tensor, seed: int) -> None:
         row.normal_(generator=torch.Generator("cpu").manual_seed(seed))
 

@@ -12,9 +12,9 @@ from gpu_marks import HOPPER
 from solrl_core.families import load_backbone, pipeline
 from solrl_core.families.decoder_fused import (
     Convolution,
+    DCResBlock,
     NormSilu,
     PixelAttention,
-    ResBlock,
     ResnetBlock,
     ResnetBlocks,
     UpBlock,
@@ -65,6 +65,21 @@ def test_a_convolution_adds_and_measures_what_the_next_norm_needs(adds: bool, gr
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert found.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(moments, group_moments(expected, groups), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+@pytest.mark.parametrize("adds", [False, True])
+def test_the_compiler_knows_the_shapes_of_moments(adds: bool, groups: int) -> None:
+    x, weight, bias = given(2, 3, 5, 7, 4)
+    residual = torch.randn(2, 4, 5, 7).to(memory_format=torch.channels_last) if adds else None
+    packed = packed_weight(weight, enlarge=False)
+    with torch.inference_mode(False):
+        tensors = [None if one is None else one.clone() for one in (x, packed, bias, residual)]
+        for operation, arguments in (
+            (torch.ops.solrl.convolve_moments.default, (*tensors, groups)),
+            (torch.ops.solrl.group_moments.default, (tensors[0], 3 if groups else 0)),
+        ):
+            torch.library.opcheck(operation, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_no_groups_have_no_moments() -> None:
@@ -122,13 +137,18 @@ def dc() -> AutoencoderDC:
 
 
 def counts(module: nn.Module) -> list[int]:
-    kinds = (Convolution, Upsample, UpBlock, NormSilu, PixelAttention, ResnetBlocks, ResnetBlock, ResBlock)
+    kinds = (Convolution, Upsample, UpBlock, NormSilu, PixelAttention, ResnetBlocks, ResnetBlock, DCResBlock)
     return [sum(isinstance(part, kind) for part in module.modules()) for kind in kinds]
 
 
 @pytest.mark.parametrize(
     ("build", "latents", "expected"),
-    [(kl, (2, 4, 64, 72), [13, 1, 0, 13, 1, 4, 6, 0]), (dc, (1, 8, 32, 32), [6, 0, 2, 0, 0, 0, 0, 2])],
+    [
+        (kl, (2, 4, 64, 72), [13, 1, 0, 13, 1, 4, 6, 0]),
+        (kl, (2, 4, 8, 12), [13, 1, 0, 13, 1, 4, 6, 0]),  # narrower than the kernel's
+        (dc, (1, 8, 32, 32), [6, 0, 2, 0, 0, 0, 0, 2]),
+        (dc, (1, 8, 8, 40), [6, 0, 2, 0, 0, 0, 0, 2]),
+    ],
 )
 def test_a_fused_decoder_equals_diffusers(
     build: Callable[[], nn.Module], latents: tuple[int, ...], expected: list[int]
@@ -257,7 +277,7 @@ def test_the_kernels_wide_attention_equals_torchs(queries: int, keys: int) -> No
 
 
 @HOPPER
-@pytest.mark.parametrize(("build", "latents"), [(kl, (2, 4, 64, 72)), (dc, (1, 8, 32, 32))])
+@pytest.mark.parametrize(("build", "latents"), [(kl, (2, 4, 64, 72)), (kl, (2, 4, 8, 40)), (dc, (1, 8, 32, 32))])
 def test_a_fused_decoder_on_a_gpu_equals_diffusers(build: Callable[[], nn.Module], latents: tuple[int, ...]) -> None:
     vae, given = build().eval().bfloat16().float(), torch.randn(latents)
     expected = vae.decode(given.bfloat16().float(), return_dict=False)[0]

@@ -77,19 +77,16 @@ def section(context: Context) -> Section:
         "",
         *table(head, rows),
     ]
-    lines += ["", *_ranks_along(context)]
+    ranks = {part: ranks_along(context, changes) for part, changes in settings(context).items()}
+    lines += ["", *_table_of_ranks(ranks)]
     if programme.unprepared is None:
         lines += ["", f"Weights that were not prepared for NVFP4: {NOT_RUN}; `--unprepared MODEL` names them."]
-    ranks = {
-        part: {version: as_json(one) for version, one in ranks_along(context, changes).items()}
-        for part, changes in settings(context).items()
-    }
-    return Section(TITLE, lines, {"families": data, "ranks of Sol-RL": ranks})
+    stored = {part: {version: as_json(one) for version, one in found.items()} for part, found in ranks.items()}
+    return Section(TITLE, lines, {"families": data, "ranks of Sol-RL": stored})
 
 
-def _ranks_along(context: Context) -> list[str]:
-    """The table of Sol-RL's ranks along the run."""
-    found = {part: ranks_along(context, changes) for part, changes in settings(context).items()}
+def _table_of_ranks(found: Mapping[str, Mapping[int, Estimate]]) -> list[str]:
+    """Sol-RL's ranks along the run by part, from part → iteration → Spearman correlation."""
     versions = sorted(set().union(*found.values()))
     rows = [
         [part, *("" if (one := ranks.get(version)) is None else interval(one) for version in versions)]

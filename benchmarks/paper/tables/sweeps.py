@@ -74,7 +74,7 @@ def section(context: Context) -> Section:
         for candidates in CANDIDATES
     ]
     apart = [
-        [str(candidates), *(_against_usual(context, group(candidates, side))[1] for side in SIDES)]
+        [str(candidates), *(_difference(context, group(candidates, side)) for side in SIDES)]
         for candidates in CANDIDATES
     ]
     lines = [
@@ -108,18 +108,17 @@ def section(context: Context) -> Section:
     ]
     if len(plans(context)) < 3:
         lines += ["", f"Fitted steps: {NOT_RUN}; plan_fidelity.json has none for {context.programme.model}."]
-    data = {
-        **{f"{n} candidates, {side} a side": _json(context, group(n, side)) for n in CANDIDATES for side in SIDES},
-        **{f"{steps} steps": _json(context, {"explore.steps": steps}) for steps in STEPS},
-        **{name: _json(context, changes) for name, changes in plans(context).items()},
-        **{f"lag {lag}": _json(context, lagging(lag)) for lag in LAGS},
+    settings: dict[str, Changes] = {
+        **{f"{n} candidates, {side} a side": group(n, side) for n in CANDIDATES for side in SIDES},
+        **{f"{steps} steps": {"explore.steps": steps} for steps in STEPS},
+        **plans(context),
+        **{f"lag {lag}": lagging(lag) for lag in LAGS},
     }
+    gains = {name: as_json(gain(context, sol_rl(context, one), reward)) for name, one in settings.items()}
     differences = {
-        f"{n} candidates, {side} a side": as_json(less_usual(context, group(n, side)))
-        for n in CANDIDATES
-        for side in SIDES
+        name: as_json(less_usual(context, one)) for name, one in settings.items() if not _is_usual(context, one)
     }
-    return Section(TITLE, lines, {"gains": data, "differences": differences})
+    return Section(TITLE, lines, {"gains": gains, "differences": differences})
 
 
 def _gain(context: Context, changes: Changes) -> str:
@@ -129,17 +128,20 @@ def _gain(context: Context, changes: Changes) -> str:
 
 def _against_usual(context: Context, changes: Changes) -> tuple[str, str]:
     """The gain, and its difference to the usual setting's; no difference for the usual setting itself."""
-    usual = sol_rl(context, changes) == sol_rl(context, {})
-    return _gain(context, changes), "" if usual else signed(less_usual(context, changes))
+    return _gain(context, changes), _difference(context, changes)
+
+
+def _difference(context: Context, changes: Changes) -> str:
+    return "" if _is_usual(context, changes) else signed(less_usual(context, changes))
+
+
+def _is_usual(context: Context, changes: Changes) -> bool:
+    return sol_rl(context, changes) == sol_rl(context, {})
 
 
 def less_usual(context: Context, changes: Changes) -> Estimate | None:
     """Difference of the gain to the usual setting's, paired by seed and prompt; None without runs."""
     return difference(context, sol_rl(context, changes), sol_rl(context, {}), context.programme.reward)
-
-
-def _json(context: Context, changes: Changes) -> Any:
-    return as_json(gain(context, sol_rl(context, changes), context.programme.reward))
 
 
 def _published(candidates: int) -> str:

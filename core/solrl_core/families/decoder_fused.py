@@ -104,7 +104,7 @@ class ResnetBlocks(nn.Module):
         return hidden_states
 
 
-class ResBlock(nn.Module):
+class DCResBlock(nn.Module):
     """`ResBlock` of diffusers' `AutoencoderDC`, [B, C, H, W]."""
 
     def __init__(self, block: Any) -> None:
@@ -193,8 +193,7 @@ def _replace(module: nn.Module) -> None:
 
 def _fused(module: Any) -> nn.Module | None:
     from diffusers.models.attention_processor import Attention
-    from diffusers.models.autoencoders.autoencoder_dc import DCUpBlock2d
-    from diffusers.models.autoencoders.autoencoder_dc import ResBlock as DCResBlock
+    from diffusers.models.autoencoders.autoencoder_dc import DCUpBlock2d, ResBlock
     from diffusers.models.upsampling import Upsample2D
 
     if (block := fused_block(module)) is not None:
@@ -213,8 +212,8 @@ def _fused(module: Any) -> nn.Module | None:
         return PixelAttention(module)
     if _resnet_fits(module):
         return ResnetBlocks([module])
-    if isinstance(module, DCResBlock) and _res_block_fits(module):
-        return ResBlock(module)
+    if isinstance(module, ResBlock) and _res_block_fits(module):
+        return DCResBlock(module)
     return Convolution(module) if isinstance(module, nn.Conv2d) and _convolution_fits(module) else None
 
 
@@ -234,7 +233,11 @@ def _resnet_fits(block: Any) -> bool:
     if not isinstance(block, ResnetBlock2D) or block.upsample is not None or block.downsample is not None:
         return False
     form = (block.time_emb_proj, block.time_embedding_norm == "scale_shift", block.dropout.p, block.output_scale_factor)
-    norms = all(_norm_fits(norm, block.nonlinearity) for norm in (block.norm1, block.norm2))
+    norms = all(
+        # A program of the convolution measures whole groups, so none may have more channels than it computes.
+        _norm_fits(norm, block.nonlinearity) and norm.num_channels <= norm.num_groups * CHANNELS_OUT
+        for norm in (block.norm1, block.norm2)
+    )
     return form == (None, False, 0, 1) and norms and _convolution_fits(block.conv1) and _convolution_fits(block.conv2)
 
 
@@ -247,7 +250,7 @@ def _norm_fits(norm: Any, activation: Any) -> bool:
     """Whether the kernel computes this norm and the activation after it."""
     if not isinstance(norm, nn.GroupNorm) or not isinstance(activation, nn.SiLU) or not norm.affine:
         return False
-    return norm.num_channels.bit_count() == 1 and norm.num_channels <= norm.num_groups * CHANNELS_OUT
+    return norm.num_channels.bit_count() == 1
 
 
 def _is_wide(attn: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solrl_core.kernels.group_norm import empty_moments, plain_group_moments
+from solrl_core.kernels.group_norm import empty_moments, plain_group_moments, rows
 from solrl_core.kernels.operation import operation
 
 CHANNELS_IN, CHANNELS_OUT = 64, 128
@@ -68,14 +68,14 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool, silu: bool)
 
     out = _out(x, weight, bias, enlarge)
     tile = _tile_width(x.shape[-1])
-    convolve_gpu.convolve(_rows(x), weight, bias, _rows(out), tile, enlarge=enlarge, silu=silu)
+    convolve_gpu.convolve(rows(x), weight, bias, out.permute(0, 2, 3, 1), tile, enlarge=enlarge, silu=silu)
     return out
 
 
 def _with_moments(
     x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int
 ) -> tuple[Tensor, Tensor]:
-    parts = x.shape[-2] * -(x.shape[-1] // -_tile_width(x.shape[-1]))
+    parts = 1 if x.device.type == "cpu" else x.shape[-2] * -(x.shape[-1] // -_tile_width(x.shape[-1]))
     return _out(x, weight, bias), empty_moments(x, parts, groups)
 
 
@@ -99,14 +99,10 @@ def convolve_moments(
     from solrl_core.kernels import convolve_gpu
 
     out, moments = _with_moments(x, weight, bias, residual, groups)
-    added = None if residual is None else _rows(residual)
+    added = None if residual is None else rows(residual)
     tile = _tile_width(x.shape[-1])
-    convolve_gpu.convolve(_rows(x), weight, bias, _rows(out), tile, residual=added, moments=moments)
+    convolve_gpu.convolve(rows(x), weight, bias, out.permute(0, 2, 3, 1), tile, residual=added, moments=moments)
     return out, moments
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1).contiguous()
 
 
 def _tile_width(width: int) -> int:
@@ -118,10 +114,10 @@ def plain_convolve_moments(
     x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int
 ) -> tuple[Tensor, Tensor]:
     """`convolve_moments` in torch's operations, with one part."""
-    out = plain_convolve(x, weight, bias)
+    wide = plain_convolve(x.float(), weight.float(), bias.float())
     if residual is not None:
-        out += residual
-    return out, plain_group_moments(out, groups)
+        wide += residual
+    return _out(x, weight, bias).copy_(wide), plain_group_moments(wide, groups)
 
 
 def plain_convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool = False, silu: bool = False) -> Tensor:

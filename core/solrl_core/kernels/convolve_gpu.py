@@ -116,11 +116,11 @@ def _convolve(
     if GROUPS > 0:
         EACH: tl.constexpr = OUT // GROUPS
         inside = (column + tl.arange(0, PIXELS) < width)[:, None]
-        left = tl.minimum(width - column, PIXELS)
-        means = tl.sum(tl.where(inside, sums, 0), 0) / left
+        count = tl.minimum(width - column, PIXELS)
+        means = tl.sum(tl.where(inside, sums, 0), 0) / count
         away = tl.where(inside, sums - means[None, :], 0)
         to = moments + tile.to(tl.int64) * 3 * GROUPS + first // EACH
-        store_moments(to, GROUPS, means, tl.sum(away * away, 0), left, FILTERS // EACH, EACH)
+        store_moments(to, GROUPS, means, tl.sum(away * away, 0), count, FILTERS // EACH, EACH)
     if ENLARGE:
         pixel = column + tl.arange(0, PIXELS)
         line = (image * 2 * height + 2 * row + phase // 2).to(tl.int64) * 2 * width

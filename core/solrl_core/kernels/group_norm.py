@@ -22,8 +22,14 @@ def empty_moments(x: Tensor, parts: int, groups: int) -> Tensor:
     return x.new_empty(len(x), parts if groups else 0, 3, groups, dtype=torch.float32)
 
 
+def rows(x: Tensor) -> Tensor:
+    """Images [B, C, H, W] as [B, H, W, C], contiguous; a view if the channels are last in memory."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
 def _moments(x: Tensor, groups: int) -> Tensor:
-    return empty_moments(x, -(x.shape[-2] * x.shape[-1] // -PART), groups)
+    parts = 1 if x.device.type == "cpu" else -(x.shape[-2] * x.shape[-1] // -PART)
+    return empty_moments(x, parts, groups)
 
 
 @operation("group_moments", outputs=_moments)
@@ -44,7 +50,7 @@ def group_moments(x: Tensor, groups: int) -> Tensor:
     from solrl_core.kernels import group_norm_gpu
 
     out = _moments(x, groups)
-    group_norm_gpu.group_moments(x.permute(0, 2, 3, 1).contiguous(), out, PART)
+    group_norm_gpu.group_moments(rows(x), out, PART)
     return out
 
 
@@ -81,8 +87,7 @@ def group_norm_silu(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, ep
     from solrl_core.kernels import group_norm_gpu
 
     out = _out(x)
-    given = x.permute(0, 2, 3, 1).contiguous()
-    group_norm_gpu.group_norm_silu(given, moments, weight, bias, eps, out.permute(0, 2, 3, 1))
+    group_norm_gpu.group_norm_silu(rows(x), moments, weight, bias, eps, out.permute(0, 2, 3, 1))
     return out
 
 

@@ -16,6 +16,8 @@ from solrl_core.kernels.elements_gpu import silu
 _WARPS = 8
 _ELEMENTS = 4096
 """Elements that a program holds at a time."""
+_GROUPS = 4
+"""Groups whose moments one program combines: with all, the few programs would take longer than those that measured."""
 
 
 def group_moments(x: Tensor, moments: Tensor, part: int) -> None:
@@ -38,9 +40,19 @@ def group_norm_silu(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, ep
     count, height, width, channels = x.shape
     parts, groups = moments.shape[1], moments.shape[-1]
     affine = torch.empty(count, 2, channels, device=x.device)
-    rows = min(triton.next_power_of_2(parts), 256)
-    _affine[(count,)](
-        moments, weight, bias, affine, parts, EPS=eps, CHANNELS=channels, GROUPS=groups, ROWS=rows, num_warps=_WARPS
+    own = min(groups, _GROUPS)
+    _affine[(count, groups // own)](
+        moments,
+        weight,
+        bias,
+        affine,
+        parts,
+        EPS=eps,
+        CHANNELS=channels,
+        GROUPS=groups,
+        OWN=own,
+        ROWS=min(triton.next_power_of_2(parts), _ELEMENTS // own),
+        num_warps=_WARPS,
     )
     each = max(1, _ELEMENTS // channels)
     _normalize[(triton.cdiv(height * width, each), count)](
@@ -107,15 +119,16 @@ def _affine(
     EPS: tl.constexpr,
     CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr,
+    OWN: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Combine the moments of an image; the norm of a channel is then factor · x + offset."""
+    """Combine the moments of OWN groups of an image; the norm of a channel is then factor · x + offset."""
     EACH: tl.constexpr = CHANNELS // GROUPS
     image = tl.program_id(0).to(tl.int64)
-    group = tl.arange(0, GROUPS)
+    group = tl.program_id(1) * OWN + tl.arange(0, OWN)
     moments += image * parts * 3 * GROUPS + group
-    sums = tl.zeros((GROUPS,), tl.float32)
-    total = tl.zeros((GROUPS,), tl.float32)
+    sums = tl.zeros((OWN,), tl.float32)
+    total = tl.zeros((OWN,), tl.float32)
     for begin in range(0, parts, ROWS):
         part = begin + tl.arange(0, ROWS)
         at = moments[None, :] + part[:, None] * 3 * GROUPS
@@ -123,7 +136,7 @@ def _affine(
         sums += tl.sum(tl.load(at, (part < parts)[:, None], 0) * counts, 0)
         total += tl.sum(counts, 0)
     mean = sums / total
-    squares = tl.zeros((GROUPS,), tl.float32)
+    squares = tl.zeros((OWN,), tl.float32)
     for begin in range(0, parts, ROWS):
         part = begin + tl.arange(0, ROWS)
         at = moments[None, :] + part[:, None] * 3 * GROUPS

@@ -1,4 +1,4 @@
-"""Registration of fused operations with torch."""
+"""Registration of fused operations with torch, and what their kernels need of a GPU."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
