@@ -199,10 +199,7 @@ def test_show_writes_page_and_plots_without_running(
     words = ["paper", "families", "--show", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [*words, "--results", str(RESULTS)])
     assert main() == 1
-    assert (
-        "By `python benchmarks/paper`: 6 finished runs of mini-sana on a machine,"
-        in (tmp_path / "paper.md").read_text()
-    )
+    assert "Finished: 6 of mini-sana; 4 of them are trials of learning rates." in (tmp_path / "paper.md").read_text()
     found = {path.name for path in (tmp_path / "paper").iterdir()}
     assert found == {"curves.png", "groups.png", "finished.tar.gz", "costs.json"}
     assert "46 runs of families are missing" in capsys.readouterr().err
@@ -219,11 +216,11 @@ def test_tables_are_written_again_from_the_stored_runs(tmp_path: Path, monkeypat
         return (tmp_path / "paper.md").read_text(), (tmp_path / ARCHIVE).read_bytes()
 
     first = show(str(tmp_path / "runs"))
-    assert "5 finished runs" in first[0]
+    assert "Finished: 5 of mini-sana; 4 of them are trials" in first[0]
     assert show(str(tmp_path / "others"), "--stored") == first
     finish(tuned.experiment("sol_rl", 1, {"model": "a/folder"}), tmp_path / "runs", 0.5)
     more = show(str(tmp_path / "runs"), "--unprepared", "a/folder")
-    assert "6 finished runs" in more[0]
+    assert "Finished: 5 of mini-sana and 1 of a/folder; 4 of them are trials" in more[0]
     # Tables without that model leave its run in the archive.
     assert show(str(tmp_path / "third"), "--stored") == (first[0], more[1])
     (tmp_path / ARCHIVE).unlink()
