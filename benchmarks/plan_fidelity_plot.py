@@ -50,7 +50,7 @@ def write_plot(rows: Sequence[Row], path: Path) -> None:
     for axes in panels[:, 0]:
         axes.set_ylabel("increase in mean true rank of the best or worst 12")
     handles, names = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=len(names))
+    figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=min(len(names), 2 * len(models)))
     for axes, its_labels in zip(panels.flat, labels, strict=True):
         place_labels(axes, its_labels)
     figure.savefig(path, dpi=120)

@@ -10,16 +10,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_labels_of_plan_fidelity_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("folder", ["", "refitted"])  # three models, and one
+def test_the_labels_of_plan_fidelity_stay_apart(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib.pyplot as plt
     from plan_fidelity_plot import write_plot
 
     figures: list[Any] = []
     monkeypatch.setattr(plt, "close", figures.append)
-    write_plot(json.loads((ROOT / "docs/results/plan_fidelity.json").read_text())["rows"], tmp_path / "plot.png")
+    stored = ROOT / "docs/results" / folder / "plan_fidelity.json"
+    write_plot(json.loads(stored.read_text())["rows"], tmp_path / "plot.png")
     (figure,) = figures
     monkeypatch.undo()
     figure.canvas.draw()
+    (legend,) = figure.legends
+    whole, own = figure.bbox, legend.get_window_extent()
+    assert whole.x0 <= own.x0 < own.x1 <= whole.x1
     for axes in figure.axes:
         boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
         assert len(boxes) == 21

@@ -60,10 +60,18 @@ def sol_rl(context: Context, changes: Changes) -> list[Experiment]:
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
     """All sweeps, with one run for each seed of the usual setting, and the trials that choose their learning rate."""
-    every: list[Changes] = [group(candidates, side) for candidates in CANDIDATES for side in SIDES]
-    every += [{"explore.steps": steps} for steps in STEPS]
-    every += [*plans(context).values(), *map(lagging, LAGS)]
+    every = settings(context).values()
     return context.after_trials((one for changes in every for one in sol_rl(context, changes)), whole=whole)
+
+
+def settings(context: Context) -> dict[str, Changes]:
+    """All settings by name."""
+    return {
+        **{f"{n} candidates, {side} a side": group(n, side) for n in CANDIDATES for side in SIDES},
+        **{f"{steps} steps": {"explore.steps": steps} for steps in STEPS},
+        **plans(context),
+        **{f"lag {lag}": lagging(lag) for lag in LAGS},
+    }
 
 
 def section(context: Context) -> Section:
@@ -108,15 +116,10 @@ def section(context: Context) -> Section:
     ]
     if len(plans(context)) < 3:
         lines += ["", f"Fitted steps: {NOT_RUN}; plan_fidelity.json has none for {context.programme.model}."]
-    settings: dict[str, Changes] = {
-        **{f"{n} candidates, {side} a side": group(n, side) for n in CANDIDATES for side in SIDES},
-        **{f"{steps} steps": {"explore.steps": steps} for steps in STEPS},
-        **plans(context),
-        **{f"lag {lag}": lagging(lag) for lag in LAGS},
-    }
-    gains = {name: as_json(gain(context, sol_rl(context, one), reward)) for name, one in settings.items()}
+    every = settings(context)
+    gains = {name: as_json(gain(context, sol_rl(context, one), reward)) for name, one in every.items()}
     differences = {
-        name: as_json(less_usual(context, one)) for name, one in settings.items() if not _is_usual(context, one)
+        name: as_json(less_usual(context, one)) for name, one in every.items() if not _is_usual(context, one)
     }
     return Section(TITLE, lines, {"gains": gains, "differences": differences})
 
