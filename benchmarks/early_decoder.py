@@ -26,7 +26,7 @@ from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import randomize
 from solrl_core.generator import Generator, decode_in_batches
-from solrl_proto.rollouts import EarlyDecoder
+from solrl_proto.rollouts import Decoding, EarlyDecoder
 from solrl_trainer.presets import resolve
 from true_size import early_decoder, skeleton
 
@@ -88,7 +88,7 @@ def times(backbone: PipelineBackbone, early: EarlyDecoder, latents: torch.Tensor
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS + 1):
         for name, by in ways.items():
-            seconds[name].append(timed(lambda by=by: decode_in_batches(backbone, latents, early=by)))  # type: ignore[misc]
+            seconds[name].append(timed(lambda by=by: decode_in_batches(backbone, latents, decoding=Decoding(by))))  # type: ignore[misc]
     whole, soon = (statistics.median(seconds[name][1:]) for name in ways)
     return {"images": len(latents), "whole_s": whole, "early_s": soon, "saved": 1 - soon / whole}
 

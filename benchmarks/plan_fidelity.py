@@ -2,8 +2,8 @@
 
 Compares NVFP4 and FP8 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same
 images. The plans use six steps of the solver that the preset of the model's family uses, or four steps fitted to the
-model, with and without pruning; those without pruning are also decoded early. The schedule of the fitted steps is
-chosen, and the early decoder fitted, on training prompts. One pass over all candidates, also scored after some of its
+model, with and without pruning; those without pruning are also decoded early, and in FP8. The schedule of the fitted
+steps is chosen, and the early decoder fitted, on training prompts. One pass over all candidates, also scored after some of its
 steps, evaluates every plan. On a GPU this is an approximation, because a value near a rounding boundary may round
 differently in a batch of another size. A few groups are therefore really pruned, and the largest difference is printed.
 Without FP8 units, FP8 is emulated. Scores are kept in runs/plan_fidelity, from which the same command resumes. A
@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from plan_fidelity_parts import measure_in_parts
 from plan_fidelity_plot import write_plot
-from plan_fidelity_table import ALLOWED, CHECKED, EARLY, FITTED, SMALLER, STEPS, TRUE_STEPS, WHOLE, table
+from plan_fidelity_table import ALLOWED, CHECKED, EARLY, FITTED, FP8, SMALLER, STEPS, TRUE_STEPS, WHOLE, table
 from rank_tables import MODELS, REWARDS, command
 from rich.console import Console
 from rich.progress import track
@@ -41,7 +41,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.solver_specs import SOLVERS
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import EarlyDecoder, FittedSolver, Plan, PromptItem, Prune
+from solrl_proto.rollouts import Decoding, EarlyDecoder, FittedSolver, Plan, PromptItem, Prune
 from solrl_proto.selection import best_worst
 from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
 from solrl_trainer.config import RunConfig
@@ -63,7 +63,8 @@ SAVED_EVERY = 16
 
 Scores = dict[str, torch.Tensor]
 """float32 [prompts, rewards, candidates]: "true"; "fp8/6/2" for scores of the images predicted after 2 of 6 steps at
-FP8, "fp8/6/6" at the end; "fp8/6/6/early" if decoded early. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
+FP8, "fp8/6/6" at the end; "fp8/6/6/early" if decoded early, "fp8/6/6/fp8" if in FP8. "fp8/off" [prompts checked, plans]:
+see `really_pruned`."""
 Way = tuple[int, int, int]
 """A plan: (steps, steps before pruning, candidates kept). Pruning after all steps means no pruning."""
 
@@ -212,9 +213,9 @@ def measure(
 def files(model: str, solver: str, args: argparse.Namespace) -> tuple[Path, Path, Path]:
     """Files of a model's fitted solver, early decoder and scores."""
     name = "-".join((model, solver, *args.precisions))
-    # Scores of older versions, without early decoding, are in NAME.safetensors.
+    # Scores of older versions, without all decodings, are in files of other names.
     solver_file, early_file, file = (
-        args.scores / f"{name}.{part}" for part in ("solver.json", "early.json", "whole-early.safetensors")
+        args.scores / f"{name}.{part}" for part in ("solver.json", "early.json", "whole-early-fp8.safetensors")
     )
     return solver_file, early_file, file
 
@@ -261,21 +262,22 @@ def proxy_scores(
 ) -> dict[str, torch.Tensor]:
     """Scores of one group [rewards, candidates] for each number of steps and its solver, by the keys of `Scores`.
 
-    With an early decoder, the images after the last step are also decoded early, and those after `STEPS` steps also
-    scaled down to that size.
+    With an early decoder, the images after the last step are also decoded early and in FP8, and those after `STEPS`
+    steps also scaled down to the size of the early ones.
     """
     found = {}
     for (precision, proxy), (steps, solver) in itertools.product(models.proxies.items(), solvers.items()):
-        trajectory = None
+        trajectory, images = None, {}
         for until in (*AFTER[steps], steps):
             made = proxy.generate(prompt.text, seeds, steps=steps, solver=solver, start=trajectory, until=until)
             trajectory = made.trajectory
             found[state(precision, steps, until)] = scored(prompt, made.images, models)
         if early is not None:
-            images = proxy.decode(made.latents, early=early)
-            found[state(precision, steps, steps, EARLY)] = scored(prompt, images, models)
+            for how, decoding in ((EARLY, Decoding(early)), (FP8, Decoding(precision="fp8"))):
+                images[how] = proxy.decode(made.latents, decoding=decoding)
+                found[state(precision, steps, steps, how)] = scored(prompt, images[how], models)
             if steps == STEPS:
-                smaller = scaled_by_area(made.images, *images.shape[-2:])
+                smaller = scaled_by_area(made.images, *images[EARLY].shape[-2:])
                 found[state(precision, steps, steps, SMALLER)] = scored(prompt, smaller, models)
     return found
 
@@ -337,7 +339,15 @@ def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
     All are compared with six steps without pruning, decoded whole.
     """
     candidates = scores["true"].shape[2]
-    unpruned = [(STEPS, WHOLE), (FITTED, WHOLE), (STEPS, EARLY), (FITTED, EARLY), (STEPS, SMALLER)]
+    unpruned = [
+        (STEPS, WHOLE),
+        (FITTED, WHOLE),
+        (STEPS, FP8),
+        (FITTED, FP8),
+        (STEPS, EARLY),
+        (FITTED, EARLY),
+        (STEPS, SMALLER),
+    ]
     rows = []
     for at, reward in enumerate(REWARDS):
         true = scores["true"][:, at]

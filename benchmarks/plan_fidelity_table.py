@@ -13,7 +13,7 @@ CHECKED = 2
 ALLOWED = 1.0
 """Largest allowed increase of the mean true rank of the best and of the worst 12 over six steps without pruning."""
 
-WHOLE, EARLY, SMALLER = "whole", "early", "smaller"
+WHOLE, FP8, EARLY, SMALLER = "whole", "fp8", "early", "smaller"
 """How the images that are scored are decoded; smaller: whole, then scaled down to the size of the early ones."""
 NEXT = 2
 """Cheaper plans named beside the cheapest that is allowed."""
@@ -28,12 +28,16 @@ DECODED_EARLY = (
     "images, the miniatures' rewards look at all pixels, so the size alone can change ranks. *Scaled down* shows that: "
     "decoded whole, then scaled down to that size."
 )
+DECODED_FP8 = (
+    "*Decoded in FP8*: images are scored as the decoder makes them with its 3×3 convolutions in FP8, except the first "
+    "and the last; only without pruning. True ranks are of images decoded in the decoder's own precision."
+)
 CHEAPEST = (
     f"Of each model, precision and decoder, the plan of the fewest steps by which, for every reward, the best and the "
-    f"worst are at most {ALLOWED:g} worse with the whole interval. Early decoding costs less than whole, but steps do "
-    f"not show by how much. *Next cheaper*: by how much, and for how many rewards, the upper end of the interval "
-    f"exceeds {ALLOWED:g}; at most {NEXT} plans, and none that exceeds it by as much as a cheaper one. Many plans are "
-    f"compared, and their intervals are not widened for that."
+    f"worst are at most {ALLOWED:g} worse with the whole interval. Early decoding and decoding in FP8 cost less than "
+    f"whole, but steps do not show by how much. *Next cheaper*: by how much, and for how many rewards, the upper end of "
+    f"the interval exceeds {ALLOWED:g}; at most {NEXT} plans, and none that exceeds it by as much as a cheaper one. "
+    f"Many plans are compared, and their intervals are not widened for that."
 )
 
 
@@ -60,6 +64,7 @@ def table(result: Mapping[str, Any]) -> str:
         f"candidate steps spent, relative to {STEPS} unpruned ones; decoding and scoring halfway, once per candidate,",
         "is not included.",
         *(["", *wrap(DECODED_EARLY, 118)] if any(decoded(row) == EARLY for row in rows) else []),
+        *(["", *wrap(DECODED_FP8, 118)] if any(decoded(row) == FP8 for row in rows) else []),
         "",
         *PREPARED_FOR_NVFP4,
         "",
@@ -179,7 +184,7 @@ def _name(steps: int, after: int, keep: int, how: str = WHOLE) -> str:
     """Short name of a plan."""
     long = "" if steps == STEPS else f"{steps} fitted steps"
     name = ", ".join(filter(None, [long, f"after {after} keep {keep}" if after < steps else ""])) or "unpruned"
-    return name + {WHOLE: "", EARLY: ", decoded early", SMALLER: ", scaled down"}[how]
+    return name + {WHOLE: "", FP8: ", decoded in FP8", EARLY: ", decoded early", SMALLER: ", scaled down"}[how]
 
 
 def _interval(values: Sequence[float]) -> str:

@@ -81,7 +81,7 @@ class ServedWay:
                 start=begin and begin.rows(rows),
                 until=until,
                 between=self._run_ahead.step,
-                early=plan.decoder_after(until),
+                decoding=plan.decoding_after(until),
             )
             generated = GeneratedChunk(
                 chunk=Chunk(self._job, PromptItem(id="benchmark", text=text), seeds[rows], until=until),

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rollout_phase_report import BASELINE, EARLY, NAMES, REGENERATE, UNPRUNED, render
+from rollout_phase_report import BASELINE, EARLY, FP8, NAMES, REGENERATE, UNPRUNED, render
 from step_time import rows_printed
 
-PARTS = ("cold", "adapter", "phase", "early", "pruned", "share")
+PARTS = ("cold", "adapter", "phase", "fp8-decoder", "early", "pruned", "share")
 OF_FLUX = ("cold", "adapter")
 CANDIDATES, KEPT = 96, 24
 EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
@@ -42,7 +42,7 @@ def main() -> None:
         nargs="+",
         default=PARTS,
         choices=PARTS,
-        help=f"{', '.join(OF_FLUX)}: flux alone; early and pruned: further plans of a phase",
+        help=f"{', '.join(OF_FLUX)}: flux alone; fp8-decoder, early and pruned: further plans of a phase",
     )
     parser.add_argument(
         "--rounds", type=int, default=2, help="rounds of exploring and regenerating; the baseline runs once"
@@ -55,8 +55,8 @@ def main() -> None:
     parser.add_argument("--note", help="with --render: a sentence that the page adds for these models")
     parser.add_argument("--child", choices=list(NAMES), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if set(args.parts) & {"early", "pruned", "share"} and "phase" not in args.parts:
-        parser.error("early, pruned and share need the part phase")
+    if set(args.parts) & {"fp8-decoder", "early", "pruned", "share"} and "phase" not in args.parts:
+        parser.error("fp8-decoder, early, pruned and share need the part phase")
     if args.child:
         measure(args.child, args)
         return
@@ -128,6 +128,8 @@ def measure(model: str, args: argparse.Namespace) -> None:
     setting = {"device": device, "reward": args.reward_dtype, "size": backbone.width}
     note("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' modules"})
     cheap.explore("warm-up", range(CHUNK_SIZE + 1), Plan(steps=1))  # compiles both batch sizes
+    if "fp8-decoder" in args.parts:
+        cheap.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1, decoder_precision="fp8"))
     if "adapter" in args.parts and model == "flux":
         note("adapter", adapter(cheap))
     if "phase" not in args.parts:
@@ -151,7 +153,7 @@ def measure(model: str, args: argparse.Namespace) -> None:
     times = phase(works, {BASELINE: generate_all}, args.rounds, lambda values: note("phase", values))
     if "share" in args.parts:
         found: dict[str, Any] = {}
-        for name in (UNPRUNED, UNPRUNED + EARLY):
+        for name in (UNPRUNED, UNPRUNED + FP8, UNPRUNED + EARLY):
             if name in plans:
                 note("share", found := found | {name: shares(cheap, CANDIDATES, plans[name], times[name])})
         note("regenerate", shares(true, KEPT, full, times[REGENERATE]))
@@ -169,7 +171,7 @@ def diffusers_modules(backbone: Any) -> Iterator[None]:
 
 
 def explored(backbone: Any, parts: Sequence[str]) -> dict[str, Any]:
-    """Exploration plans by name: six steps and four fitted ones; with these parts decoded early, and pruned.
+    """Exploration plans by name: six steps and four fitted ones; with these parts decoded in FP8 or early, and pruned.
 
     Neither the coefficients of fitted steps nor the weights of an early decoder affect the time.
     """
@@ -180,10 +182,13 @@ def explored(backbone: Any, parts: Sequence[str]) -> dict[str, Any]:
 
     fitted = Plan(steps=FITTED_STEPS, fitted=identity_solver(SCHEDULES[-1]))
     plans = {UNPRUNED: Plan(steps=EXPLORE_STEPS), f"{FITTED_STEPS} fitted steps": fitted}
+    whole = dict(plans)
+    if "fp8-decoder" in parts:
+        plans |= {name + FP8: plan.model_copy(update={"decoder_precision": "fp8"}) for name, plan in whole.items()}
     if "early" in parts:
         with suppress(EarlyDecoderError):  # the miniatures' images are too small
             early = early_decoder(backbone)
-            plans |= {name + EARLY: plan.model_copy(update={"early_decoder": early}) for name, plan in plans.items()}
+            plans |= {name + EARLY: plan.model_copy(update={"early_decoder": early}) for name, plan in whole.items()}
     if "pruned" in parts:
         prune = Prune(after=EXPLORE_STEPS - 2, keep=KEEP)
         plans[f"{UNPRUNED}, pruned to {KEEP} after {prune.after}"] = Plan(steps=EXPLORE_STEPS, prune=prune)

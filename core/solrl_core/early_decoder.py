@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from solrl_proto.rollouts import EarlyDecoder
+from solrl_proto.rollouts import Decoding, EarlyDecoder
 
 from solrl_core.families.early_exit import EarlyDecoderError, stage_count
 from solrl_core.families.pipeline import PipelineBackbone
@@ -103,7 +103,7 @@ def fit_early_decoder(backbone: PipelineBackbone, latents: torch.Tensor, *, leas
 
 def early_psnr(backbone: PipelineBackbone, early: EarlyDecoder, latents: torch.Tensor) -> float:
     """Peak signal-to-noise ratio in dB of early-decoded images, against whole images scaled down by area."""
-    images = decode_in_batches(backbone, latents, early=early)
+    images = decode_in_batches(backbone, latents, decoding=Decoding(early))
     whole = scaled_by_area(decode_in_batches(backbone, latents), *images.shape[-2:])
     return float(-10 * (images - whole).square().mean().log10())
 

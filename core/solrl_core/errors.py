@@ -2,6 +2,7 @@
 
 SolrlError
 ├── AdapterError   (ValueError)    an adapter file is refused
+├── DecoderError   (ValueError)    an autoencoder cannot be decoded as asked
 ├── MismatchError  (ValueError)    service and trainer would generate or score different images
 └── RewardError    (RuntimeError)  a reward fails, or its scores cannot be used
     └── RewardUnavailableError     a reward server gives no usable answer
@@ -64,6 +65,10 @@ class AdapterError(SolrlError, ValueError):
     def __init__(self, fault: AdapterFault, detail: str, **fields: Any) -> None:
         super().__init__(detail, **fields)
         self.fault = fault
+
+
+class DecoderError(SolrlError, ValueError):
+    """An early decoder does not fit an autoencoder, or its decoder cannot compute in FP8."""
 
 
 class MismatchError(SolrlError, ValueError):

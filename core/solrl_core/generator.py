@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 from PIL import Image
-from solrl_proto.rollouts import AdapterUse, EarlyDecoder
+from solrl_proto.rollouts import WHOLE, AdapterUse, Decoding
 from torch import nn
 
 from solrl_core.adapter import Adapter
@@ -126,7 +126,7 @@ class Generator:
         between: Callable[[], None] | None = None,
         batch_limit: int = CHUNK_SIZE,
         decode: bool = True,
-        early: EarlyDecoder | None = None,
+        decoding: Decoding = WHOLE,
         record: bool = False,
     ) -> GeneratorOutput:
         """Generate candidates, all or part of the way.
@@ -144,7 +144,7 @@ class Generator:
             between: called before each step, by one thread at a time; raise from it to stop.
             batch_limit: largest number of candidates in a batch.
             decode: whether to decode images.
-            early: decodes them; None for the whole decoder.
+            decoding: how.
             record: whether to record all steps.
 
         Raises:
@@ -190,22 +190,19 @@ class Generator:
         end = Trajectory.join([trajectory for trajectory, _ in parts])
         assert end.clean is not None
         recordings = [recording for _, recording in parts if recording is not None]
-        images = self.decode(end.clean, batch_limit, early) if decode else torch.empty(0)
+        images = self.decode(end.clean, batch_limit, decoding) if decode else torch.empty(0)
         return GeneratorOutput(end, images, Recording.join(recordings) if record else None)
 
-    def decode(
-        self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, early: EarlyDecoder | None = None
-    ) -> torch.Tensor:
+    def decode(self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, decoding: Decoding = WHOLE) -> torch.Tensor:
         """Decode latents with the backbone; see `decode_in_batches`."""
-        return decode_in_batches(self.backbone, latents, batch_limit, early)
+        return decode_in_batches(self.backbone, latents, batch_limit, decoding)
 
 
 def decode_in_batches(
-    backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, early: EarlyDecoder | None = None
+    backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, decoding: Decoding = WHOLE
 ) -> torch.Tensor:
     """Decode latents to images [N, 3, H, W], or with an early decoder to smaller ones; see `map_in_batches`."""
-    decode = backbone.decode if early is None else partial(backbone.decode_early, early=early)
-    return map_in_batches(decode, backbone, latents, batch_limit)
+    return map_in_batches(partial(backbone.decode, decoding=decoding), backbone, latents, batch_limit)
 
 
 def map_in_batches(

@@ -6,7 +6,7 @@ import json
 import math
 import struct
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
@@ -45,6 +45,7 @@ base's, and each adapted layer adds the adapter's product, in BF16, to its outpu
 Images = Literal["none", "png"]
 LatentsFormat = Literal["float32"]
 SdeKind = Literal["flow", "dance"]
+DecoderPrecision = Literal["fp8"]
 EarlyScores = Literal["pruning", "all"]
 """Scores of early-decoded images. pruning: only those by which candidates are pruned. all: the final ones, too."""
 Colour = Annotated[float, Field(allow_inf_nan=False)]
@@ -205,6 +206,22 @@ class EarlyDecoder(Message):
         return value
 
 
+class Decoding(NamedTuple):
+    """How images that are only scored are decoded.
+
+    Attributes:
+        early: the early decoder; None for the whole one.
+        precision: precision of the decoder's convolutions; None for the autoencoder's own.
+    """
+
+    early: EarlyDecoder | None = None
+    precision: DecoderPrecision | None = None
+
+
+WHOLE = Decoding()
+"""By the whole decoder, in the autoencoder's own precision."""
+
+
 class StochasticSteps(Message):
     """Steps of a stochastic differential equation with the ODE's marginal distributions; the others are Euler's.
 
@@ -238,6 +255,9 @@ class Plan(Message):
     """Use of the run's adapter; absent if merged. unmerged needs the precision nvfp4."""
     early_decoder: Annotated[EarlyDecoder | None, Field(exclude_if=lambda value: value is None)] = None
     """Decodes the images that are only scored, in place of the whole decoder. Absent if null."""
+    decoder_precision: Annotated[DecoderPrecision | None, Field(exclude_if=lambda value: value is None)] = None
+    """Precision of the decoder's convolutions for images that are only scored; null is the autoencoder's own. Absent if
+    null. Emulated where a GPU lacks FP8 units."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -267,10 +287,11 @@ class Plan(Message):
         """The solver that takes the steps: the stochastic or fitted one, if there is one."""
         return self.sde or self.fitted or self.solver
 
-    def decoder_after(self, step: int | None) -> EarlyDecoder | None:
-        """The early decoder of the images scored after this many steps (None: all); None is the whole decoder."""
+    def decoding_after(self, step: int | None) -> Decoding:
+        """How the images scored after this many steps (None: all) are decoded."""
         early, ends = self.early_decoder, step is None or step == self.steps
-        return None if early is None or (ends and early.scores == "pruning") else early
+        whole = early is None or (ends and early.scores == "pruning")
+        return Decoding(None if whole else early, self.decoder_precision)
 
 
 class RewardSpec(Message):
@@ -320,6 +341,11 @@ class RolloutRequest(Message):
             raise ValueError(
                 "images are decoded whole, and the plan scores them decoded early; expected images none, "
                 "early_decoder.scores pruning, or no early_decoder"
+            )
+        if self.images != "none" and self.plan.decoder_precision is not None:
+            raise ValueError(
+                f"images are decoded in the autoencoder's own precision, and the plan scores them decoded in "
+                f"{self.plan.decoder_precision}; expected images none, or no decoder_precision"
             )
         seeds = self.candidates.seeds
         if seeds is not None and len(seeds) != len(self.prompts):

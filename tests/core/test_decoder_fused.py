@@ -50,7 +50,7 @@ def given(count: int, channels: int, height: int, width: int, out: int) -> tuple
 @pytest.mark.parametrize(("height", "width"), [(5, 7), (1, 1), (2, 8)])
 def test_packed_weights_convolve_as_torch_does(enlarge: bool, silu: bool, height: int, width: int) -> None:
     x, weight, bias = given(2, 3, height, width, 4)
-    found = convolve(x, packed_weight(weight, enlarge=enlarge), bias, enlarge, silu)
+    found = convolve(x, packed_weight(weight, enlarge=enlarge), bias, None, enlarge, silu, None)
     torch.testing.assert_close(found, reference(x, weight, bias, enlarge, silu), atol=1e-5, rtol=1e-5)
     assert found.is_contiguous(memory_format=torch.channels_last)
 
@@ -60,7 +60,7 @@ def test_packed_weights_convolve_as_torch_does(enlarge: bool, silu: bool, height
 def test_a_convolution_adds_and_measures_what_the_next_norm_needs(adds: bool, groups: int) -> None:
     x, weight, bias = given(2, 3, 5, 7, 4)
     residual = torch.randn(2, 4, 5, 7).to(memory_format=torch.channels_last) if adds else None
-    found, moments = convolve_moments(x, packed_weight(weight, enlarge=False), bias, residual, groups)
+    found, moments = convolve_moments(x, packed_weight(weight, enlarge=False), bias, None, residual, groups)
     expected = reference(x, weight, bias, False, False) + (0 if residual is None else residual)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert found.is_contiguous(memory_format=torch.channels_last)
@@ -74,7 +74,7 @@ def test_the_compiler_knows_the_shapes_of_moments(adds: bool, groups: int) -> No
     residual = torch.randn(2, 4, 5, 7).to(memory_format=torch.channels_last) if adds else None
     packed = packed_weight(weight, enlarge=False)
     with torch.inference_mode(False):
-        tensors = [None if one is None else one.clone() for one in (x, packed, bias, residual)]
+        tensors = [None if one is None else one.clone() for one in (x, packed, bias, None, residual)]
         for operation, arguments in (
             (torch.ops.solrl.convolve_moments.default, (*tensors, groups)),
             (torch.ops.solrl.group_moments.default, (tensors[0], 3 if groups else 0)),
@@ -95,7 +95,7 @@ def test_weights_of_an_enlarged_image_add_up_in_float32() -> None:
 
 def test_group_norm_and_silu_equal_torchs() -> None:
     x, weight, bias = 3 * torch.randn(2, 12, 5, 7) + 5, torch.randn(12), torch.randn(12)
-    found = group_norm_silu(x, group_moments(x, 4), weight, bias, 1e-6)
+    found = group_norm_silu(x, group_moments(x, 4), weight, bias, 1e-6, None)
     torch.testing.assert_close(found, F.silu(F.group_norm(x, 4, weight, bias, 1e-6)))
     assert found.is_contiguous(memory_format=torch.channels_last)
 
@@ -105,7 +105,7 @@ def test_moments_of_parts_combine_to_those_of_the_image() -> None:
     x = 3 * torch.randn(2, 12, 5, 7) + torch.arange(7)
     weight, bias = torch.randn(12), torch.randn(12)
     parts = torch.cat([group_moments(part, 4) for part in x.split([2, 1, 4], dim=3)], 1)
-    found = group_norm_silu(x, parts, weight, bias, 1e-6)
+    found = group_norm_silu(x, parts, weight, bias, 1e-6, None)
     torch.testing.assert_close(found, F.silu(F.group_norm(x, 4, weight, bias, 1e-6)))
 
 
@@ -225,8 +225,8 @@ def test_other_resnet_blocks_stay_diffusers(settings: dict[str, Any]) -> None:
 def test_the_kernel_equals_torch(enlarge: bool, silu: bool, channels: int, out: int, height: int, width: int) -> None:
     x, weight, bias = (part.bfloat16() for part in given(2, channels, height, width, out))
     weight = packed_weight(weight, enlarge=enlarge)
-    expected = plain_convolve(x.float(), weight.float(), bias.float(), enlarge, silu)
-    found = convolve(x.cuda(), weight.cuda(), bias.cuda(), enlarge, silu).cpu().float()
+    expected = plain_convolve(x.float(), weight.float(), bias.float(), None, enlarge, silu)
+    found = convolve(x.cuda(), weight.cuda(), bias.cuda(), None, enlarge, silu, None).cpu().float()
     assert torch.linalg.norm(found - expected) < 3e-3 * torch.linalg.norm(expected)
 
 
@@ -242,7 +242,7 @@ def test_the_kernel_adds_and_measures(
     residual = (torch.randn(2, out, height, width) + 3).bfloat16().to(memory_format=torch.channels_last)
     expected = plain_convolve(x.float(), weight.float(), bias.float()) + (residual.float() if adds else 0)
     added = residual.cuda() if adds else None
-    found, moments = convolve_moments(x.cuda(), weight.cuda(), bias.cuda(), added, groups)
+    found, moments = convolve_moments(x.cuda(), weight.cuda(), bias.cuda(), None, added, groups)
     assert torch.linalg.norm(found.cpu().float() - expected) < 3e-3 * torch.linalg.norm(expected)
     if not groups:
         assert not moments.numel()
@@ -263,7 +263,7 @@ def test_the_kernels_group_norm_equals_torchs(channels: int, groups: int, height
     weight, bias = torch.randn(channels).bfloat16(), torch.randn(channels).bfloat16()
     expected = F.silu(F.group_norm(x.float(), groups, weight.float(), bias.float(), 1e-6))
     given = x.cuda()
-    found = group_norm_silu(given, group_moments(given, groups), weight.cuda(), bias.cuda(), 1e-6).cpu().float()
+    found = group_norm_silu(given, group_moments(given, groups), weight.cuda(), bias.cuda(), 1e-6, None).cpu().float()
     assert torch.linalg.norm(found - expected) < 3e-3 * torch.linalg.norm(expected)
 
 

@@ -21,7 +21,7 @@ from solrl_core.families.skeleton import load_skeleton
 from solrl_core.fingerprint import part_digests
 from solrl_core.generator import Generator, decode_in_batches
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import EarlyDecoder
+from solrl_proto.rollouts import Decoding, EarlyDecoder
 from true_shapes import write_skeleton
 
 LEAST = 32
@@ -95,7 +95,7 @@ def test_the_map_is_the_least_squares_fit(sana: Fitted) -> None:
 
 
 def test_images_are_small_and_within_range(fitted: Fitted) -> None:
-    images = decode_in_batches(fitted.backbone, fitted.new, early=fitted.early)
+    images = decode_in_batches(fitted.backbone, fitted.new, decoding=Decoding(fitted.early))
     assert images.shape == (len(fitted.new), 3, LEAST, LEAST)
     assert images.dtype == torch.float32
     assert 0 <= float(images.min()) < float(images.max()) <= 1
@@ -103,22 +103,22 @@ def test_images_are_small_and_within_range(fitted: Fitted) -> None:
 
 def test_the_whole_decoder_stays_as_it_was(fitted: Fitted) -> None:
     before = decode_in_batches(fitted.backbone, fitted.new)
-    decode_in_batches(fitted.backbone, fitted.new, early=fitted.early)
+    decode_in_batches(fitted.backbone, fitted.new, decoding=Decoding(fitted.early))
     assert torch.equal(decode_in_batches(fitted.backbone, fitted.new), before)
     assert not torch.equal(before, decode_in_batches(fitted.backbone, fitted.known))
 
 
 def test_the_generator_decodes_early_if_it_is_told_to(sana: Fitted) -> None:
     generator = Generator(sana.backbone, "bf16")
-    made = generator.generate(HELD_OUT[0], [1, 2], steps=2, early=sana.early)
-    assert torch.equal(made.images, decode_in_batches(sana.backbone, made.latents, early=sana.early))
+    made = generator.generate(HELD_OUT[0], [1, 2], steps=2, decoding=Decoding(sana.early))
+    assert torch.equal(made.images, decode_in_batches(sana.backbone, made.latents, decoding=Decoding(sana.early)))
     assert generator.generate(HELD_OUT[0], [1, 2], steps=2).images.shape[-1] == sana.backbone.width
 
 
 def test_an_image_does_not_depend_on_the_rest_of_its_batch(fitted: Fitted) -> None:
-    together = decode_in_batches(fitted.backbone, fitted.new, early=fitted.early)
+    together = decode_in_batches(fitted.backbone, fitted.new, decoding=Decoding(fitted.early))
     for rows in ([0], [5, 2], list(range(15, 3, -1))):
-        part = decode_in_batches(fitted.backbone, fitted.new[rows], early=fitted.early)
+        part = decode_in_batches(fitted.backbone, fitted.new[rows], decoding=Decoding(fitted.early))
         assert float((part - together[rows]).abs().max()) <= 1e-5
     assert float((together[0] - together[5]).abs().max()) > 0.1
 
@@ -128,10 +128,10 @@ def test_it_is_bound_to_the_autoencoder(sana: Fitted) -> None:
     assert sana.early.fitted_for == part_digests(sana.backbone.parts)["vae"]
     assert sana.early.fitted_for != part_digests(other.parts)["vae"]
     with pytest.raises(ValueError, match="early decoder for 40 channels; this stage has 24"):
-        other.decode_early(torch.zeros(1, *other.latent_shape), sana.early)
+        other.decode(torch.zeros(1, *other.latent_shape), Decoding(sana.early))
     too_many = sana.early.model_copy(update={"stages": 5})
     with pytest.raises(ValueError, match="got 5 stages of the decoder; it has 4"):
-        sana.backbone.decode_early(sana.new, too_many)
+        sana.backbone.decode(sana.new, Decoding(too_many))
 
 
 def test_it_survives_json(sana: Fitted) -> None:

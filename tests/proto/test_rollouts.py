@@ -12,6 +12,7 @@ from solrl_proto.rollouts import (
     MAX_METADATA_BYTES,
     MAX_METADATA_DEPTH,
     Candidates,
+    Decoding,
     EarlyDecoder,
     FittedSolver,
     ModelBinding,
@@ -151,9 +152,9 @@ def test_an_early_decoder_is_a_finite_convolution(change: dict[str, Any], said: 
 
 def test_scores_say_which_images_are_decoded_early() -> None:
     plan, pruning = (Plan(steps=4, early_decoder=EarlyDecoder(**early(scores=use))) for use in ("all", "pruning"))
-    assert [plan.decoder_after(step) for step in (2, 4, None)] == [plan.early_decoder] * 3
-    assert [pruning.decoder_after(step) for step in (2, 4, None)] == [pruning.early_decoder, None, None]
-    assert Plan(steps=4).decoder_after(2) is None
+    assert [plan.decoding_after(step).early for step in (2, 4, None)] == [plan.early_decoder] * 3
+    assert [pruning.decoding_after(step).early for step in (2, 4, None)] == [pruning.early_decoder, None, None]
+    assert Plan(steps=4).decoding_after(2) == Decoding()
 
 
 def test_images_that_are_answered_are_decoded_whole() -> None:

@@ -17,6 +17,7 @@ from solrl_client.addresses import check_rollout_url
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import (
     AdapterUse,
+    DecoderPrecision,
     EarlyDecoder,
     FittedSolver,
     ModelBinding,
@@ -68,6 +69,10 @@ class Explore(Section):
     """Decoder fitted by `solrl-train calibrate` that stops at an inner stage, for images that are only scored; with
     scores=pruning only for the scores by which candidates are pruned. Images of a report and regenerated samples are
     decoded whole; null: all are."""
+    decoder_precision: DecoderPrecision | None = None
+    """Precision of the decoder's convolutions for images that are only scored; null: the autoencoder's own. fp8 takes
+    less time on a GPU with FP8 units, and is emulated elsewhere. Images of a report and regenerated samples are decoded
+    in the autoencoder's own precision."""
     sampler: ExplorationSampler = "ode"
     """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
     with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""
@@ -370,7 +375,7 @@ class RunConfig(Section):
                     "a service answers with scores, not with candidates to train on; "
                     "expected at=trainer, at=service or explore.source=local"
                 )
-            for name in ("prune", "fitted", "early_decoder"):
+            for name in ("prune", "fitted", "early_decoder", "decoder_precision"):
                 if getattr(explore, name) is not None:
                     raise ValueError(
                         f"explore.{name} generates cheap candidates, and with at=none they are trained on; "

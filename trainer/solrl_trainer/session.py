@@ -11,6 +11,7 @@ import torch
 from solrl_client.rollouts import Restore, RolloutClient
 from solrl_core.arithmetic import arithmetic
 from solrl_core.families import Backbone, load_backbone
+from solrl_core.families.decoder_fp8 import fp8_convolutions
 from solrl_core.fingerprint import fingerprint, model_digest, module_digest, part_digests
 from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
@@ -180,6 +181,8 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             connect=partial(connect_reward, patience=config.patience),
         )
         source = supply = regeneration = None
+        if config.explore.decoder_precision is not None:
+            fp8_convolutions(backbone.parts.get("vae"))
         if service is None:
             _check_local(config, backbone, note)
         if service is not None and first is not None:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from solrl_proto.rollouts import EarlyDecoder
+from solrl_proto.rollouts import WHOLE, Decoding
 from torch import nn
 
 from solrl_core.model_options import ModelOptions
@@ -145,15 +145,11 @@ class Backbone(ABC):
         """Velocity [B, ...] float32 that `transformer` predicts at (latents [B, ...], sigma [B]); differentiable."""
 
     @abstractmethod
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Decode latents [B, ...] to images [B, 3, H, W], float32 in [0, 1]."""
-
-    @abstractmethod
-    def decode_early(self, latents: torch.Tensor, early: EarlyDecoder) -> torch.Tensor:
-        """Decode latents [B, ...] to the smaller images [B, 3, h, w] of an inner stage, float32 in [0, 1].
+    def decode(self, latents: torch.Tensor, decoding: Decoding = WHOLE) -> torch.Tensor:
+        """Decode latents [B, ...] to images [B, 3, H, W], with an early decoder to smaller ones; float32 in [0, 1].
 
         Raises:
-            EarlyDecoderError: it does not fit the decoder.
+            DecoderError: the autoencoder cannot be decoded so.
         """
 
     def compile(self, transformer: nn.Module) -> None:

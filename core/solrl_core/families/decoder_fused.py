@@ -2,19 +2,36 @@
 
 3×3 convolutions run as matrix products, without enlarging an image first. What follows one — an activation, the
 addition of a residual, the moments of a group norm — is computed with it, before its result leaves for memory. A group
-norm and the SiLU after it are one operation.
+norm and the SiLU after it are one operation. A convolution with a scale computes in FP8; what comes before it then
+rounds its result to E4M3, where it is one operation with it.
 """
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.families.dc_ae_fused import fused_block
 from solrl_core.kernels import convolve, convolve_moments, group_moments, group_norm_silu, wide_attention
-from solrl_core.kernels.convolve import CHANNELS_IN, CHANNELS_OUT, WIDTH, packed_weight
+from solrl_core.kernels.convolve import (
+    CHANNELS_IN,
+    CHANNELS_IN_FP8,
+    CHANNELS_OUT,
+    WIDTH,
+    packed_codes,
+    packed_weight,
+    plain_convolve,
+    plain_convolve_moments,
+)
+from solrl_core.kernels.operation import has_descriptors
+from solrl_core.kernels.rows import scaled_codes
+
+Scales = Mapping[nn.Module, float]
+"""Convolution → scale of its input in FP8; the others compute in the autoencoder's dtype."""
 
 
 class Convolution(nn.Module):
@@ -24,6 +41,7 @@ class Convolution(nn.Module):
     again. Narrow images keep torch's arithmetic.
     """
 
+    scale: Tensor | None
     packed: Tensor
     bias: Tensor
 
@@ -31,25 +49,70 @@ class Convolution(nn.Module):
         super().__init__()
         self.enlarge = enlarge
         self.conv = conv
+        self.register_buffer("scale", None)
+        self._hold(packed_weight(conv.weight.detach(), enlarge=enlarge), conv)
+
+    def _hold(self, packed: Tensor, conv: nn.Conv2d) -> None:
         weight = conv.weight.detach()
         bias = weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach()
-        self.register_buffer("packed", packed_weight(weight, enlarge=enlarge), persistent=False)
+        self.register_buffer("packed", packed, persistent=False)
         self.register_buffer("bias", bias, persistent=False)
 
-    def forward(self, x: Tensor, *, silu: bool = False) -> Tensor:
-        """Convolve; with `silu`, activate."""
+    def forward(self, x: Tensor, *, silu: bool = False, out_scale: Tensor | None = None) -> Tensor:
+        """Convolve; with `silu`, activate; with `out_scale`, return E4M3 codes."""
         if x.shape[-1] >= WIDTH:
-            return convolve(x, self.packed, self.bias, self.enlarge, silu)
+            return convolve(x, self.packed, self.bias, None, self.enlarge, silu, out_scale)
         convolved: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.enlarge else x)
-        return F.silu(convolved) if silu else convolved
+        convolved = F.silu(convolved) if silu else convolved
+        return convolved if out_scale is None else scaled_codes(convolved, out_scale)
 
     def with_moments(self, x: Tensor, residual: Tensor | None, groups: int) -> tuple[Tensor, Tensor]:
         """Convolve without enlarging, add the residual, and measure moments as `convolve_moments` does."""
         if x.shape[-1] >= WIDTH:
-            return convolve_moments(x, self.packed, self.bias, residual, groups)
+            return convolve_moments(x, self.packed, self.bias, None, residual, groups)
         convolved: Tensor = self.conv(x)
         out = convolved if residual is None else convolved + residual
         return out, group_moments(out, groups)
+
+
+class Fp8Convolution(Convolution):
+    """A 3×3 convolution in FP8, of images [B, C, H, W] in the weights' dtype or as E4M3 codes with its `scale`.
+
+    Without a kernel for it, codes are multiplied in float32.
+    """
+
+    scale: Tensor
+    factors: Tensor
+
+    def __init__(self, conv: nn.Conv2d, scale: float, *, enlarge: bool = False) -> None:
+        nn.Module.__init__(self)
+        self.enlarge = enlarge
+        # A tensor, because the compiler would compile each number anew.
+        self.register_buffer("scale", torch.tensor(scale, device=conv.weight.device), persistent=False)
+        packed, scales = packed_codes(conv.weight.detach(), enlarge=enlarge)
+        self._hold(packed, conv)
+        self.register_buffer("factors", scales / scale, persistent=False)
+        fits = convolution_fits(conv) and conv.in_channels % CHANNELS_IN_FP8 == 0
+        self._has_kernel = fits and has_descriptors(conv.weight.device) and self.bias.dtype == torch.bfloat16
+
+    def _codes(self, x: Tensor) -> Tensor:
+        return x if x.dtype == torch.float8_e4m3fn else scaled_codes(x, self.scale)
+
+    def forward(self, x: Tensor, *, silu: bool = False, out_scale: Tensor | None = None) -> Tensor:
+        """Convolve; with `silu`, activate; with `out_scale`, return E4M3 codes."""
+        run = convolve if self._has_kernel else plain_convolve
+        return run(self._codes(x), self.packed, self.bias, self.factors, self.enlarge, silu, out_scale)
+
+    def with_moments(self, x: Tensor, residual: Tensor | None, groups: int) -> tuple[Tensor, Tensor]:
+        """Convolve without enlarging, add the residual, and measure moments as `convolve_moments` does."""
+        run = convolve_moments if self._has_kernel else plain_convolve_moments
+        return run(self._codes(x), self.packed, self.bias, self.factors, residual, groups)
+
+
+def convolution(conv: nn.Conv2d, scales: Scales, *, enlarge: bool = False) -> Convolution:
+    """The convolution in FP8 if it has a scale, else in its weights' dtype."""
+    scale = scales.get(conv)
+    return Convolution(conv, enlarge=enlarge) if scale is None else Fp8Convolution(conv, scale, enlarge=enlarge)
 
 
 class NormSilu(nn.Module):
@@ -60,11 +123,11 @@ class NormSilu(nn.Module):
         self.norm = norm
         self.groups = norm.num_groups
 
-    def forward(self, x: Tensor, moments: Tensor | None = None) -> Tensor:
-        """Normalise and activate."""
+    def forward(self, x: Tensor, moments: Tensor | None = None, out_scale: Tensor | None = None) -> Tensor:
+        """Normalise and activate; with `out_scale`, return E4M3 codes."""
         if moments is None:
             moments = group_moments(x, self.groups)
-        return group_norm_silu(x, moments, self.norm.weight, self.norm.bias, self.norm.eps)
+        return group_norm_silu(x, moments, self.norm.weight, self.norm.bias, self.norm.eps, out_scale)
 
 
 class ResnetBlock(nn.Module):
@@ -73,28 +136,30 @@ class ResnetBlock(nn.Module):
     It takes the moments for its first norm, and returns those of its result in `groups` groups.
     """
 
-    def __init__(self, block: Any, groups: int) -> None:
+    def __init__(self, block: Any, groups: int, scales: Scales) -> None:
         super().__init__()
-        self.norm1, self.conv1 = NormSilu(block.norm1), Convolution(block.conv1)
-        self.norm2, self.conv2 = NormSilu(block.norm2), Convolution(block.conv2)
+        self.norm1, self.conv1 = NormSilu(block.norm1), convolution(block.conv1, scales)
+        self.norm2, self.conv2 = NormSilu(block.norm2), convolution(block.conv2, scales)
         self.conv_shortcut = block.conv_shortcut
         self.groups = groups
 
     def forward(self, x: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve twice, each time after a norm, and add the input."""
-        hidden, inner = self.conv1.with_moments(self.norm1(x, moments), None, self.norm2.groups)
+        normed = self.norm1(x, moments, self.conv1.scale)
+        hidden, inner = self.conv1.with_moments(normed, None, self.norm2.groups)
         shortcut = x if self.conv_shortcut is None else self.conv_shortcut(x)
-        return self.conv2.with_moments(self.norm2(hidden, inner), shortcut, self.groups)
+        return self.conv2.with_moments(self.norm2(hidden, inner, self.conv2.scale), shortcut, self.groups)
 
 
 class ResnetBlocks(nn.Module):
     """Consecutive `ResnetBlock2D` of diffusers; each measures the moments for the next one's norm."""
 
-    def __init__(self, blocks: Sequence[Any]) -> None:
+    def __init__(self, blocks: Sequence[Any], scales: Scales) -> None:
         super().__init__()
         self.groups: int = blocks[0].norm1.num_groups
         following = [*(block.norm1.num_groups for block in blocks[1:]), 0]
-        self.blocks = nn.ModuleList(map(ResnetBlock, blocks, following))
+        pairs = zip(blocks, following, strict=True)
+        self.blocks = nn.ModuleList(ResnetBlock(block, groups, scales) for block, groups in pairs)
 
     def forward(self, hidden_states: Tensor, temb: None = None) -> Tensor:
         """[B, C, H, W] → [B, O, H, W]."""
@@ -104,27 +169,53 @@ class ResnetBlocks(nn.Module):
         return hidden_states
 
 
-class DCResBlock(nn.Module):
+class Stream(NamedTuple):
+    """Images [B, C, H, W], and their E4M3 codes for the next block's first convolution."""
+
+    images: Tensor
+    codes: Tensor
+
+
+class DCBlock(nn.Module):
+    """A block of diffusers' `AutoencoderDC`.
+
+    Attributes:
+        following: scale with which the next block takes codes of this one's result; None if it takes none.
+    """
+
+    following: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("following", None)
+
+    def _passed_on(self, images: Tensor) -> Tensor | Stream:
+        # The compiler writes both in one pass over memory.
+        return images if self.following is None else Stream(images, scaled_codes(images, self.following))
+
+
+class DCResBlock(DCBlock):
     """`ResBlock` of diffusers' `AutoencoderDC`, [B, C, H, W]."""
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: Any, scales: Scales) -> None:
         super().__init__()
-        self.conv1, self.conv2 = Convolution(block.conv1), Convolution(block.conv2)
+        self.conv1, self.conv2 = convolution(block.conv1, scales), convolution(block.conv2, scales)
         self.norm = block.norm
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor | Stream) -> Tensor | Stream:
         """Convolve twice, normalise each pixel, and add the input."""
-        hidden = self.conv2(self.conv1(hidden_states, silu=True))
+        images, given = hidden_states if isinstance(hidden_states, Stream) else (hidden_states, hidden_states)
+        hidden = self.conv2(self.conv1(given, silu=True, out_scale=self.conv2.scale))
         normed: Tensor = self.norm(hidden.movedim(1, -1)).movedim(-1, 1)
-        return normed + hidden_states
+        return self._passed_on(normed + images)
 
 
 class Upsample(nn.Module):
     """`Upsample2D` of diffusers with a convolution."""
 
-    def __init__(self, upsample: Any) -> None:
+    def __init__(self, upsample: Any, scales: Scales) -> None:
         super().__init__()
-        self.conv = Convolution(upsample.conv, enlarge=True)
+        self.conv = convolution(upsample.conv, scales, enlarge=True)
 
     def forward(self, hidden_states: Tensor, output_size: None = None) -> Tensor:
         """[B, C, H, W] → [B, O, 2·H, 2·W]."""
@@ -132,21 +223,21 @@ class Upsample(nn.Module):
         return out
 
 
-class UpBlock(nn.Module):
+class UpBlock(DCBlock):
     """`DCUpBlock2d` of diffusers, which adds its input with channels rearranged to pixels."""
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: Any, scales: Scales) -> None:
         super().__init__()
-        self.conv = Convolution(block.conv, enlarge=True)
+        self.conv = convolution(block.conv, scales, enlarge=True)
         self._repeats: int = block.repeats
         self._shortcut: bool = block.shortcut
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor | Stream:
         """[B, C, H, W] → [B, O, 2·H, 2·W]."""
         out: Tensor = self.conv(hidden_states)
         if self._shortcut:
             out = out + F.pixel_shuffle(hidden_states.repeat_interleave(self._repeats, dim=1), 2)
-        return out
+        return self._passed_on(out)
 
 
 class PixelAttention(nn.Module):
@@ -165,33 +256,68 @@ class PixelAttention(nn.Module):
         return out + hidden_states
 
 
-def fused_decoder(vae: nn.Module) -> nn.Module:
+def fused_decoder(vae: nn.Module, scales: Mapping[str, float] | None = None) -> nn.Module:
     """A copy of an autoencoder whose decoder has this module's parts where they fit; it shares all weights.
 
     The parts are not differentiable.
+
+    Args:
+        vae: the autoencoder.
+        scales: scales of the inputs of the decoder's convolutions that compute in FP8, by their names in it.
     """
-    tensors = [*vae.parameters(), *vae.buffers()]
-    own = copy.deepcopy(vae, {id(tensor): tensor for tensor in tensors})
+    own = weight_sharing_copy(vae)
     decoder = own.get_submodule("decoder")
-    _replace(decoder)
+    by_module = _by_module(decoder, scales or {})
+    _replace(decoder, by_module)
     if _norm_fits(getattr(decoder, "conv_norm_out", None), getattr(decoder, "conv_act", None)):
         decoder.conv_norm_out, decoder.conv_act = NormSilu(decoder.conv_norm_out), nn.Identity()  # type: ignore[arg-type]
+    _round_others(decoder, by_module)
     return own
 
 
-def _replace(module: nn.Module) -> None:
+def rounded_decoder(vae: nn.Module, scales: Mapping[str, float]) -> nn.Module:
+    """A copy of an autoencoder whose decoder has only these convolutions replaced, by FP8 ones; see `fused_decoder`."""
+    own = weight_sharing_copy(vae)
+    decoder = own.get_submodule("decoder")
+    _round_others(decoder, _by_module(decoder, scales))
+    return own
+
+
+def weight_sharing_copy(vae: nn.Module) -> nn.Module:
+    """A copy of a module with the same tensors."""
+    tensors = [*vae.parameters(), *vae.buffers()]
+    return copy.deepcopy(vae, {id(tensor): tensor for tensor in tensors})
+
+
+def _by_module(decoder: nn.Module, scales: Mapping[str, float]) -> Scales:
+    return {decoder.get_submodule(name): scale for name, scale in scales.items()}
+
+
+def _round_others(decoder: nn.Module, scales: Scales) -> None:
+    """Replace the convolutions that have a scale and that no fused block has taken."""
+    for parent in list(decoder.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Conv2d) and child in scales:
+                setattr(parent, name, Fp8Convolution(child, scales[child]))
+
+
+def _replace(module: nn.Module, scales: Scales) -> None:
     from diffusers.models.unets.unet_2d_blocks import UpDecoderBlock2D
 
     if isinstance(module, UpDecoderBlock2D) and all(map(_resnet_fits, module.resnets)):
-        module.resnets = nn.ModuleList([ResnetBlocks(list(module.resnets))])
+        module.resnets = nn.ModuleList([ResnetBlocks(list(module.resnets), scales)])
     for name, child in module.named_children():
-        if (fused := _fused(child)) is not None:
+        if (fused := _fused(child, scales)) is not None:
             setattr(module, name, fused)
         elif not isinstance(child, ResnetBlocks):
-            _replace(child)
+            _replace(child, scales)
+    if isinstance(module, nn.Sequential):
+        for block, after in pairwise(module):
+            if isinstance(block, DCBlock) and isinstance(after, DCResBlock):
+                block.register_buffer("following", after.conv1.scale, persistent=False)
 
 
-def _fused(module: Any) -> nn.Module | None:
+def _fused(module: Any, scales: Scales) -> nn.Module | None:
     from diffusers.models.attention_processor import Attention
     from diffusers.models.autoencoders.autoencoder_dc import DCUpBlock2d, ResBlock
     from diffusers.models.upsampling import Upsample2D
@@ -199,31 +325,35 @@ def _fused(module: Any) -> nn.Module | None:
     if (block := fused_block(module)) is not None:
         return block
     conv = getattr(module, "conv", None)
-    if isinstance(module, Upsample2D) and module.interpolate and module.norm is None and _convolution_fits(conv):
-        return Upsample(module)
+    if isinstance(module, Upsample2D) and module.interpolate and module.norm is None and convolution_fits(conv):
+        return Upsample(module, scales)
     if (
         isinstance(module, DCUpBlock2d)
         and module.interpolate
         and module.interpolation_mode == "nearest"
-        and _convolution_fits(conv)
+        and convolution_fits(conv)
     ):
-        return UpBlock(module)
+        return UpBlock(module, scales)
     if isinstance(module, Attention) and _is_wide(module):
         return PixelAttention(module)
     if _resnet_fits(module):
-        return ResnetBlocks([module])
+        return ResnetBlocks([module], scales)
     if isinstance(module, ResBlock) and _res_block_fits(module):
-        return DCResBlock(module)
-    return Convolution(module) if isinstance(module, nn.Conv2d) and _convolution_fits(module) else None
+        return DCResBlock(module, scales)
+    return convolution(module, scales) if isinstance(module, nn.Conv2d) and convolution_fits(module) else None
 
 
-def _convolution_fits(conv: Any) -> bool:
-    """Whether the kernel computes this convolution."""
+def is_plain_convolution(conv: Any) -> bool:
+    """Whether this is a 3×3 convolution as the operations compute it, of any number of channels."""
     if not isinstance(conv, nn.Conv2d):
         return False
     form = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
-    sizes = conv.in_channels % CHANNELS_IN, conv.out_channels % CHANNELS_OUT
-    return form == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros") and sizes == (0, 0)
+    return form == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros")
+
+
+def convolution_fits(conv: Any) -> bool:
+    """Whether the kernel computes this convolution."""
+    return is_plain_convolution(conv) and (conv.in_channels % CHANNELS_IN, conv.out_channels % CHANNELS_OUT) == (0, 0)
 
 
 def _resnet_fits(block: Any) -> bool:
@@ -238,11 +368,11 @@ def _resnet_fits(block: Any) -> bool:
         _norm_fits(norm, block.nonlinearity) and norm.num_channels <= norm.num_groups * CHANNELS_OUT
         for norm in (block.norm1, block.norm2)
     )
-    return form == (None, False, 0, 1) and norms and _convolution_fits(block.conv1) and _convolution_fits(block.conv2)
+    return form == (None, False, 0, 1) and norms and convolution_fits(block.conv1) and convolution_fits(block.conv2)
 
 
 def _res_block_fits(block: Any) -> bool:
-    convolutions = _convolution_fits(block.conv1) and _convolution_fits(block.conv2)
+    convolutions = convolution_fits(block.conv1) and convolution_fits(block.conv2)
     return convolutions and isinstance(block.nonlinearity, nn.SiLU) and block.norm_type == "rms_norm"
 
 

@@ -13,6 +13,7 @@ from solrl_proto.rollouts import EarlyDecoder
 from torch import nn
 
 from solrl_core.device_events import upload
+from solrl_core.errors import DecoderError
 
 _LAST_NORMS = {"AutoencoderKL": "conv_norm_out", "AutoencoderKLFlux2": "conv_norm_out", "AutoencoderDC": "norm_out"}
 """diffusers' class → the norm before the decoder's last convolution."""
@@ -20,7 +21,7 @@ _RUNS_BACKWARDS = ("AutoencoderDC",)
 """Autoencoders whose last `up_blocks` run first."""
 
 
-class EarlyDecoderError(ValueError):
+class EarlyDecoderError(DecoderError):
     """An early decoder does not fit the autoencoder."""
 
 

@@ -2,19 +2,22 @@
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from solrl_proto.rollouts import EarlyDecoder
+from solrl_proto.rollouts import WHOLE, Decoding
 from torch import nn
 
 from solrl_core.families.base import Backbone, Conditioning, raise_recompile_limit
+from solrl_core.families.decoder_fp8 import fp8_decoder
 from solrl_core.families.decoder_fused import fused_decoder
 from solrl_core.families.early_exit import RgbHead, truncated
 from solrl_core.kernels.operation import has_descriptors
 from solrl_core.model_options import ModelOptions
+from solrl_core.noise import initial_noise
 from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
 
@@ -48,6 +51,8 @@ class PipelineBackbone(Backbone):
         self._pipeline = pipeline
         self.transformer: nn.Module = pipeline.transformer
         self._vae: Any = pipeline.vae
+        self._fp8: Any = None
+        self._fp8_lock = threading.Lock()
         self._config = pipeline.transformer.config
         weight = next(self.transformer.parameters())
         self.device, self.dtype = weight.device, weight.dtype
@@ -148,13 +153,11 @@ class PipelineBackbone(Backbone):
         channels: int = self._pipeline.vae.config.latent_channels
         return channels, self.height // self._scale, self.width // self._scale
 
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Decode latents with the autoencoder."""
-        return _as_images(self._decoded(self._vae, latents))
-
-    def decode_early(self, latents: torch.Tensor, early: EarlyDecoder) -> torch.Tensor:
-        """Decode latents with the autoencoder up to an inner stage."""
-        vae = truncated(self._vae, early.stages, RgbHead(early, latents.device))
+    def decode(self, latents: torch.Tensor, decoding: Decoding = WHOLE) -> torch.Tensor:
+        """Decode latents with the autoencoder, or with an early decoder up to an inner stage of it."""
+        vae, early = self._vae if decoding.precision is None else self._fp8_vae(), decoding.early
+        if early is not None:
+            vae = truncated(vae, early.stages, RgbHead(early, latents.device))
         return _as_images(self._decoded(vae, latents))
 
     def features(self, latents: torch.Tensor, stages: int) -> torch.Tensor:
@@ -178,15 +181,23 @@ class PipelineBackbone(Backbone):
         """Decode by fused modules from now on, where a GPU has kernels for them, and compile the decoder's blocks."""
         if not self._decodes_images():
             return
-        raise_recompile_limit()
         vae = self._vae
         if vae is self._pipeline.vae and vae.dtype == torch.bfloat16 and has_descriptors(self.device):
             vae = self.with_fused_decoder()
-        last_norms = [part for name, part in vae.decoder.named_children() if name in ("conv_norm_out", "norm_out")]
-        for block in (*listed_blocks(vae.decoder), *last_norms):
-            if block._compiled_call_impl is None:
-                block.compile(dynamic=False)
+        _compile_blocks(vae)
         self._vae = vae
+
+    def _fp8_vae(self) -> Any:
+        """The autoencoder whose decoder computes in FP8, made when it is first used."""
+        with self._fp8_lock:
+            if self._fp8 is None:
+                vae = self._pipeline.vae
+                noise = initial_noise([0], self.latent_shape).to(self.device)
+                made = fp8_decoder(vae, lambda own: self._decoded(own, noise))
+                if self.device.type == "cuda":
+                    _compile_blocks(made)
+                self._fp8 = made
+            return self._fp8
 
     def with_fused_decoder(self) -> Any:
         """The autoencoder with fused modules in its decoder, which pack some weights again and share the others."""
@@ -226,6 +237,15 @@ class PipelineBackbone(Backbone):
         scheduler.set_timesteps(steps, sigmas=unshifted, mu=mu)
         sigmas: list[float] = scheduler.sigmas.tolist()
         return sigmas
+
+
+def _compile_blocks(vae: Any) -> None:
+    """Compile the blocks of an autoencoder's decoder, except those that are compiled."""
+    raise_recompile_limit()
+    last_norms = [part for name, part in vae.decoder.named_children() if name in ("conv_norm_out", "norm_out")]
+    for block in (*listed_blocks(vae.decoder), *last_norms):
+        if block._compiled_call_impl is None:
+            block.compile(dynamic=False)
 
 
 def _is_of_images(vae: nn.Module) -> bool:

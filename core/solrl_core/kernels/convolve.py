@@ -3,6 +3,9 @@
 Enlarging by nearest neighbours repeats each pixel, so the nine weights of a convolution after it meet only four
 different pixels. Which weights add up depends on whether the output's row and column are even or odd: its *phase*. Four
 convolutions of 2×2, one per phase, therefore give the same result in 4/9 of the arithmetic, without the large image.
+
+In FP8, images and weights are E4M3 codes. An image has one scale, which is known before; so a candidate does not depend
+on the rest of its batch. Weights have one scale per row.
 """
 
 import torch
@@ -11,8 +14,9 @@ from torch import Tensor
 
 from solrl_core.kernels.group_norm import empty_moments, plain_group_moments, rows
 from solrl_core.kernels.operation import operation
+from solrl_core.kernels.rows import scaled_codes, scaled_rows
 
-CHANNELS_IN, CHANNELS_OUT = 64, 128
+CHANNELS_IN, CHANNELS_IN_FP8, CHANNELS_OUT = 64, 128, 128
 """The kernel takes multiples of these numbers of channels."""
 WIDTH = 64
 """Least width in pixels for which the kernel is faster than cuDNN's."""
@@ -37,43 +41,73 @@ def packed_weight(weight: Tensor, *, enlarge: bool) -> Tensor:
     return weight.flatten(2).transpose(1, 2).flatten(1).contiguous()
 
 
+def packed_codes(weight: Tensor, *, enlarge: bool) -> tuple[Tensor, Tensor]:
+    """`packed_weight` in FP8: E4M3 codes, and the float32 scale of each row, with which they are to be multiplied."""
+    rows = packed_weight(weight.float(), enlarge=enlarge)
+    codes, scales = scaled_rows(rows, rows.abs().amax(1, keepdim=True))
+    return codes, scales.flatten()
+
+
 def _sum(x: Tensor, places: tuple[int, ...], axis: int) -> Tensor:
     return x.index_select(axis, torch.tensor(places, device=x.device)).sum(axis)
 
 
-def _out(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool = False, silu: bool = False) -> Tensor:
+def _out(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    scales: Tensor | None = None,
+    enlarge: bool = False,
+    silu: bool = False,
+    out_scale: Tensor | None = None,
+) -> Tensor:
     count, _, height, width = x.shape
     factor = 2 if enlarge else 1
     shape = (count, factor * height, factor * width, len(bias))
-    return x.new_empty(shape).permute(0, 3, 1, 2)
+    dtype = bias.dtype if out_scale is None else torch.float8_e4m3fn
+    return bias.new_empty(shape, dtype=dtype).permute(0, 3, 1, 2)
 
 
 @operation("convolve", outputs=_out)
-def convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool, silu: bool) -> Tensor:
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    scales: Tensor | None,
+    enlarge: bool,
+    silu: bool,
+    out_scale: Tensor | None,
+) -> Tensor:
     """Convolve by 3×3 weights with a border of zeros; with `enlarge`, each pixel becomes 2×2 equal ones before.
 
     Args:
-        x: [B, C, H, W], channels last; on a GPU in BF16, with C a multiple of `CHANNELS_IN`.
-        weight: `packed_weight` of [O, C, 3, 3], in `x`'s dtype; on a GPU O is a multiple of `CHANNELS_OUT`.
-        bias: [O].
+        x: [B, C, H, W], channels last; on a GPU in BF16 with C a multiple of `CHANNELS_IN`, or E4M3 codes with C a
+            multiple of `CHANNELS_IN_FP8`.
+        weight: `packed_weight` of [O, C, 3, 3], or codes of it, in `x`'s dtype; on a GPU O is a multiple of
+            `CHANNELS_OUT`.
+        bias: [O], in the dtype of the result.
+        scales: float32, for each row of `weight` the factor of products of codes; None without codes.
         enlarge: whether to enlarge.
         silu: whether the result passes through SiLU.
+        out_scale: None, or the scale, a float32 scalar, of E4M3 codes to return.
 
     Returns:
-        [B, O, H, W], or [B, O, 2·H, 2·W], channels last, in `x`'s dtype; accumulated in float32. Not differentiable.
+        [B, O, H, W], or [B, O, 2·H, 2·W], channels last; accumulated in float32. Not differentiable.
     """
     if x.device.type != "cuda":
-        return plain_convolve(x, weight, bias, enlarge, silu)
+        return plain_convolve(x, weight, bias, scales, enlarge, silu, out_scale)
     from solrl_core.kernels import convolve_gpu
 
-    out = _out(x, weight, bias, enlarge)
+    out = _out(x, weight, bias, out_scale=out_scale, enlarge=enlarge)
     tile = _tile_width(x.shape[-1])
-    convolve_gpu.convolve(rows(x), weight, bias, out.permute(0, 2, 3, 1), tile, enlarge=enlarge, silu=silu)
+    convolve_gpu.convolve(
+        rows(x), weight, bias, scales, out.permute(0, 2, 3, 1), tile, enlarge=enlarge, silu=silu, out_scale=out_scale
+    )
     return out
 
 
 def _with_moments(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int
+    x: Tensor, weight: Tensor, bias: Tensor, scales: Tensor | None, residual: Tensor | None, groups: int
 ) -> tuple[Tensor, Tensor]:
     parts = 1 if x.device.type == "cpu" else x.shape[-2] * -(x.shape[-1] // -_tile_width(x.shape[-1]))
     return _out(x, weight, bias), empty_moments(x, parts, groups)
@@ -81,12 +115,12 @@ def _with_moments(
 
 @operation("convolve_moments", outputs=_with_moments)
 def convolve_moments(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int
+    x: Tensor, weight: Tensor, bias: Tensor, scales: Tensor | None, residual: Tensor | None, groups: int
 ) -> tuple[Tensor, Tensor]:
     """Convolve as `convolve` does, add, and measure the moments that a group norm of the result needs.
 
     Args:
-        x, weight, bias: as for `convolve` without enlarging.
+        x, weight, bias, scales: as for `convolve` without enlarging.
         residual: [B, O, H, W], channels last, added in float32; None for nothing.
         groups: groups of channels whose moments are wanted, 0 for none; on a GPU each has at most `CHANNELS_OUT`
             channels, a power of two.
@@ -95,13 +129,13 @@ def convolve_moments(
         [B, O, H, W] as from `convolve`, and the moments before the result is rounded; see `group_norm`.
     """
     if x.device.type != "cuda":
-        return plain_convolve_moments(x, weight, bias, residual, groups)
+        return plain_convolve_moments(x, weight, bias, scales, residual, groups)
     from solrl_core.kernels import convolve_gpu
 
-    out, moments = _with_moments(x, weight, bias, residual, groups)
+    out, moments = _with_moments(x, weight, bias, scales, residual, groups)
     added = None if residual is None else rows(residual)
     tile = _tile_width(x.shape[-1])
-    convolve_gpu.convolve(rows(x), weight, bias, out.permute(0, 2, 3, 1), tile, residual=added, moments=moments)
+    convolve_gpu.convolve(rows(x), weight, bias, scales, out.permute(0, 2, 3, 1), tile, residual=added, moments=moments)
     return out, moments
 
 
@@ -111,24 +145,35 @@ def _tile_width(width: int) -> int:
 
 
 def plain_convolve_moments(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int
+    x: Tensor, weight: Tensor, bias: Tensor, scales: Tensor | None, residual: Tensor | None, groups: int
 ) -> tuple[Tensor, Tensor]:
     """`convolve_moments` in torch's operations, with one part."""
-    wide = plain_convolve(x.float(), weight.float(), bias.float())
+    wide = plain_convolve(x.float(), weight.float(), bias.float(), scales)
     if residual is not None:
         wide += residual
     return _out(x, weight, bias).copy_(wide), plain_group_moments(wide, groups)
 
 
-def plain_convolve(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool = False, silu: bool = False) -> Tensor:
-    """`convolve` in torch's operations."""
-    out = _out(x, weight, bias, enlarge)
+def plain_convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    scales: Tensor | None = None,
+    enlarge: bool = False,
+    silu: bool = False,
+    out_scale: Tensor | None = None,
+) -> Tensor:
+    """`convolve` in torch's operations; of codes in float32."""
+    out = _out(x, weight, bias, enlarge=enlarge)
+    if scales is not None:
+        # Codes are exact in TF32, too.
+        x, weight, bias = x.float(), weight.float() * scales[:, None], bias.float()
     if not enlarge:
         kernel = weight.view(len(bias), 3, 3, -1).permute(0, 3, 1, 2)
         out.copy_(F.conv2d(x, kernel, bias, padding=1))
-        return F.silu(out) if silu else out
-    for phase, own in enumerate(weight.view(4, len(bias), 2, 2, -1).permute(0, 1, 4, 2, 3)):
+    for phase, own in enumerate(weight.view(4, len(bias), 2, 2, -1).permute(0, 1, 4, 2, 3) if enlarge else ()):
         y, x_phase = divmod(phase, 2)
         padded = F.pad(x, (1 - x_phase, x_phase, 1 - y, y))
         out[..., y::2, x_phase::2] = F.conv2d(padded, own, bias)
-    return F.silu(out) if silu else out
+    out = F.silu(out) if silu else out
+    return out if out_scale is None else scaled_codes(out, out_scale)

@@ -12,21 +12,24 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from solrl_core.kernels.elements_gpu import silu
+from solrl_core.kernels.elements_gpu import e4m3_range, silu
 from solrl_core.kernels.group_norm_gpu import store_moments
 
-_CHANNELS = 64
+_BYTES = 128
+"""Bytes of a pixel's channels that a step of the product reads."""
 
 
 def convolve(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
+    scales: Tensor | None,
     out: Tensor,
     pixels: int,
     *,
     enlarge: bool = False,
     silu: bool = False,
+    out_scale: Tensor | None = None,
     residual: Tensor | None = None,
     moments: Tensor | None = None,
 ) -> None:
@@ -42,13 +45,16 @@ def convolve(
     small = torch.cuda.get_device_capability(x.device)[0] == 12  # 99 KiB of shared memory, half of Hopper's
     tiles = triton.cdiv(width, pixels) * height * count
     tile = [1, 1, pixels, filters]
+    step = _BYTES // x.element_size()
     _convolve[(tiles * (outs // filters), 4 if enlarge else 1)](
-        TensorDescriptor.from_tensor(x, [1, 1, pixels, _CHANNELS]),
-        TensorDescriptor.from_tensor(weight, [filters, _CHANNELS]),
+        TensorDescriptor.from_tensor(x, [1, 1, pixels, step]),
+        TensorDescriptor.from_tensor(weight, [filters, step]),
         bias,
+        scales,
         None if residual is None else TensorDescriptor.from_tensor(residual, tile),
         out if enlarge else TensorDescriptor.from_tensor(out, tile),
         moments,
+        out_scale,
         height,
         width,
         IN=channels,
@@ -58,7 +64,7 @@ def convolve(
         SILU=silu,
         PIXELS=pixels,
         FILTERS=filters,
-        CHANNELS=_CHANNELS,
+        CHANNELS=step,
         num_warps=warps,
         num_stages=4 if pixels == 64 and not small else 3,
     )
@@ -69,9 +75,11 @@ def _convolve(
     x,
     weight,
     bias,
+    scales,
     residual,
     out,
     moments,
+    out_scale,
     height,
     width,
     IN: tl.constexpr,
@@ -108,11 +116,15 @@ def _convolve(
         filters = weight.load([phase * OUT + first, step * CHANNELS])
         sums = tl.dot(tl.reshape(pixels, (PIXELS, CHANNELS)), tl.trans(filters), sums)
     channel = first + tl.arange(0, FILTERS)
+    if scales is not None:
+        sums *= tl.load(scales + phase * OUT + channel)[None, :]
     sums += tl.load(bias + channel).to(tl.float32)[None, :]
     if residual is not None:
         sums += tl.reshape(residual.load([image, row, column, first]), (PIXELS, FILTERS)).to(tl.float32)
     if SILU:
         sums = silu(sums, False)
+    if out_scale is not None:
+        sums = e4m3_range(sums * tl.load(out_scale))
     if GROUPS > 0:
         EACH: tl.constexpr = OUT // GROUPS
         inside = (column + tl.arange(0, PIXELS) < width)[:, None]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solrl_core.kernels.operation import operation
+from solrl_core.kernels.rows import scaled_codes
 
 PART = 1024
 """Pixels in a part of `group_moments`."""
@@ -64,13 +65,18 @@ def plain_group_moments(x: Tensor, groups: int) -> Tensor:
     return torch.stack([mean, squares * count, count], 1)[:, None]
 
 
-def _out(x: Tensor, *_: object) -> Tensor:
+def _out(
+    x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, eps: float, out_scale: Tensor | None = None
+) -> Tensor:
     count, channels, height, width = x.shape
-    return x.new_empty(count, height, width, channels).permute(0, 3, 1, 2)
+    dtype = x.dtype if out_scale is None else torch.float8_e4m3fn
+    return x.new_empty(count, height, width, channels, dtype=dtype).permute(0, 3, 1, 2)
 
 
 @operation("group_norm_silu", outputs=_out)
-def group_norm_silu(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def group_norm_silu(
+    x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, eps: float, out_scale: Tensor | None
+) -> Tensor:
     """SiLU of the group norm of `x`.
 
     Args:
@@ -78,20 +84,23 @@ def group_norm_silu(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, ep
         moments: of `x`, in the groups of the norm.
         weight, bias: [C], of the norm.
         eps: epsilon of the norm.
+        out_scale: None, or the scale, a float32 scalar, of E4M3 codes to return.
 
     Returns:
-        [B, C, H, W], channels last, in `x`'s dtype; computed in float32. Not differentiable.
+        [B, C, H, W], channels last, in `x`'s dtype or as codes; computed in float32. Not differentiable.
     """
     if x.device.type != "cuda":
-        return plain_group_norm_silu(x, moments, weight, bias, eps)
+        return plain_group_norm_silu(x, moments, weight, bias, eps, out_scale)
     from solrl_core.kernels import group_norm_gpu
 
-    out = _out(x)
-    group_norm_gpu.group_norm_silu(rows(x), moments, weight, bias, eps, out.permute(0, 2, 3, 1))
+    out = _out(x, moments, weight, bias, eps, out_scale)
+    group_norm_gpu.group_norm_silu(rows(x), moments, weight, bias, eps, out.permute(0, 2, 3, 1), out_scale)
     return out
 
 
-def plain_group_norm_silu(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def plain_group_norm_silu(
+    x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, eps: float, out_scale: Tensor | None = None
+) -> Tensor:
     """`group_norm_silu` in torch's operations."""
     means, squares, counts = moments.unbind(2)
     total = counts.sum(1)
@@ -100,4 +109,6 @@ def plain_group_norm_silu(x: Tensor, moments: Tensor, weight: Tensor, bias: Tens
     grouped = x.float().reshape(len(x), moments.shape[-1], -1, *x.shape[2:])
     normed = (grouped - mean[..., None, None, None]) * (variance + eps).rsqrt()[..., None, None, None]
     scaled = normed.flatten(1, 2) * weight.float()[:, None, None] + bias.float()[:, None, None]
-    return _out(x).copy_(F.silu(scaled))
+    activated = F.silu(scaled)
+    codes = activated if out_scale is None else scaled_codes(activated, out_scale)
+    return _out(x, moments, weight, bias, eps, out_scale).copy_(codes)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from solrl_core.kernels.elements_gpu import silu
+from solrl_core.kernels.elements_gpu import e4m3_range, silu
 
 _WARPS = 8
 _ELEMENTS = 4096
@@ -35,7 +35,15 @@ def group_moments(x: Tensor, moments: Tensor, part: int) -> None:
     )
 
 
-def group_norm_silu(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
+def group_norm_silu(
+    x: Tensor,
+    moments: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    out: Tensor,
+    out_scale: Tensor | None = None,
+) -> None:
     """Launch `group_norm_silu` on `x` [B, H, W, C], writing to `out`; these and `moments` are contiguous."""
     count, height, width, channels = x.shape
     parts, groups = moments.shape[1], moments.shape[-1]
@@ -59,6 +67,7 @@ def group_norm_silu(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, ep
         x,
         affine,
         out,
+        out_scale,
         height * width,
         CHANNELS=channels,
         PIXELS=each,
@@ -152,7 +161,7 @@ def _affine(
 
 
 @triton.jit
-def _normalize(x, affine, out, pixels, CHANNELS: tl.constexpr, PIXELS: tl.constexpr, EXACT: tl.constexpr):
+def _normalize(x, affine, out, out_scale, pixels, CHANNELS: tl.constexpr, PIXELS: tl.constexpr, EXACT: tl.constexpr):
     image = tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, CHANNELS)
     affine += image * 2 * CHANNELS + channel
@@ -161,4 +170,7 @@ def _normalize(x, affine, out, pixels, CHANNELS: tl.constexpr, PIXELS: tl.conste
     inside = (pixel < pixels)[:, None]
     value = tl.load(x + at, inside, 0).to(tl.float32)
     value = value * tl.load(affine)[None, :] + tl.load(affine + CHANNELS)[None, :]
-    tl.store(out + at, silu(value, EXACT).to(out.dtype.element_ty), inside)
+    value = silu(value, EXACT)
+    if out_scale is not None:
+        value = e4m3_range(value * tl.load(out_scale))
+    tl.store(out + at, value.to(out.dtype.element_ty), inside)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from solrl_core.families.decoder_fp8 import Fp8DecoderError
 from solrl_core.families.early_exit import EarlyDecoderError
 from solrl_core.families.load import locate
 from solrl_core.generator import CHUNK_SIZE
@@ -28,6 +29,7 @@ from solrl_rollout.engine.batch_limit import BatchLimit, free_memory
 from solrl_rollout.engine.problems import (
     adapter_merge,
     early_decoder_mismatch,
+    fp8_decoder_unsupported,
     layer_unsupported,
     out_of_memory,
 )
@@ -155,6 +157,8 @@ class ModelRunner:
             parts = limit.run(job, chunk.candidates, generate, wait_for_scoring)
         except EarlyDecoderError as error:
             raise early_decoder_mismatch(str(error)) from error
+        except Fp8DecoderError as error:
+            raise fp8_decoder_unsupported(error) from error
         images = parts[0].images if len(parts) == 1 else torch.cat([part.images for part in parts])
         trajectories = [part.trajectory for part in parts if part.trajectory is not None]
         return GeneratedChunk(

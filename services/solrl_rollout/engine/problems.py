@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from solrl_core.families.decoder_fp8 import Fp8DecoderError
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 
 
@@ -127,6 +128,12 @@ def early_decoder_mismatch(fault: str, got: str | None = None, expected: str | N
         expected=expected,
         action="fit one for this model with `solrl-train calibrate`, or omit plan.early_decoder",
     )
+
+
+def fp8_decoder_unsupported(error: Fp8DecoderError) -> ProblemError:
+    """The 422 for a decoder that has no convolutions to compute in FP8."""
+    said = error.fields | {"where": "body.plan.decoder_precision", "action": "omit plan.decoder_precision"}
+    return ProblemError(ProblemKind.PRECISION_UNSUPPORTED, error.detail, **said)
 
 
 def images_nonfinite(prompt: str, digest: str | None) -> ProblemError:

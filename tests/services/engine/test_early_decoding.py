@@ -12,7 +12,7 @@ from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_proto.rollouts import EarlyDecoder, RolloutAnswer
+from solrl_proto.rollouts import Decoding, EarlyDecoder, RolloutAnswer
 from solrl_proto.selection import best_worst
 
 COUNT, STEPS, AFTER, KEEP = 30, 4, 2, 8
@@ -46,7 +46,7 @@ def ask(service: RunningService, *prune: dict[str, int], **changes: Any) -> Roll
 def scores(seeds: tuple[int, ...], until: int, decoder: EarlyDecoder | None) -> torch.Tensor:
     """Scores of the same candidates, generated here."""
     generator = Generator(backbone(), "bf16")
-    images = generator.generate(TEXT, seeds, steps=STEPS, until=until, early=decoder).images
+    images = generator.generate(TEXT, seeds, steps=STEPS, until=until, decoding=Decoding(decoder)).images
     rewards = RewardSet.load(["clipscore"], backbone())
     return rewards.score(["clipscore"], images, [TEXT] * len(seeds), [{}] * len(seeds))["clipscore"]
 

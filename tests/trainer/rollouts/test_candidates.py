@@ -10,7 +10,7 @@ from solrl_core.families import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_core.rewards import RewardSet
-from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
+from solrl_proto.rollouts import Decoding, Plan, PromptItem, Prune, RewardSpec
 from solrl_proto.selection import best_worst
 from solrl_trainer.config import RunConfig
 from solrl_trainer.rollouts.batch_limit import BatchLimit
@@ -69,9 +69,9 @@ def test_images_are_scored_early_and_shown_whole(generator: Generator, scorer: S
         PlannedCandidates(generator, lambda plan=plan: plan, scorer)  # type: ignore[misc]
         for plan in (PRUNED.model_copy(update={"early_decoder": early}), PRUNED)
     )
-    halfway = generator.generate(PROMPT.text, SEEDS, steps=4, until=2, early=early)
+    halfway = generator.generate(PROMPT.text, SEEDS, steps=4, until=2, decoding=Decoding(early))
     survivors = set(best_worst(scorer.scores(PROMPT, halfway.images)(), 8))
-    made = generator.generate(PROMPT.text, SEEDS, steps=4, early=early)
+    made = generator.generate(PROMPT.text, SEEDS, steps=4, decoding=Decoding(early))
     scores = maker.scores(PROMPT, SEEDS)
     assert {place for place in range(len(SEEDS)) if not scores[place].isnan()} == survivors
     expected = scorer.scores(PROMPT, made.images)()

@@ -94,6 +94,7 @@ def write(folder: Path, summary: Mapping[str, Any], chosen: Measured | None, bin
     points = [Point(row["name"], row["seconds"], row["separation"], *row["interval"]) for row in summary["plans"]]
     write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
     if chosen is not None:
-        plan = chosen.plan.model_dump(mode="json", include={"steps", "precision", "prune", "fitted", "early_decoder"})
+        kept = {"steps", "precision", "prune", "fitted", "early_decoder", "decoder_precision"}
+        plan = chosen.plan.model_dump(mode="json", include=kept)
         plan["calibrated_for"] = binding.model_dump(mode="json")
         (folder / "plan.yaml").write_text(yaml.safe_dump({"explore": plan}, sort_keys=False))

@@ -37,8 +37,9 @@ def plans(config: RunConfig, tiers: Sequence[Tier], fits: Fits, limits: PlanSet)
     """Plans to measure: each precision at each number of steps and with fitted steps, with and without pruning.
 
     Pruning begins after half of the steps. Fitted steps prune before the last step, because their early predictions
-    are better than another solver's. With an early decoder, each plan is measured with it, too. Plans that prune after
-    the same step of the same solver and decode alike follow each other.
+    are better than another solver's. With an early decoder, each plan is measured with it, too. All decode in the
+    precision that the run explores with. Plans that prune after the same step of the same solver and decode alike
+    follow each other.
     """
     kept = _kept(config, limits)
     found = []
@@ -46,7 +47,14 @@ def plans(config: RunConfig, tiers: Sequence[Tier], fits: Fits, limits: PlanSet)
     ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in counts]
     ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in fits.solvers]
     for tier, (steps, by, after) in itertools.product(tiers, ways):
-        whole = Plan(steps=steps, solver=config.solver, fitted=by, guidance=config.guidance, precision=tier)
+        whole = Plan(
+            steps=steps,
+            solver=config.solver,
+            fitted=by,
+            guidance=config.guidance,
+            precision=tier,
+            decoder_precision=config.explore.decoder_precision,
+        )
         keeps = kept if steps >= _LEAST_PRUNED else []
         pruned = [whole.model_copy(update={"prune": Prune(after=after, keep=keep)}) for keep in keeps]
         found += [whole, *pruned]
@@ -79,6 +87,8 @@ def _kept(config: RunConfig, limits: PlanSet) -> list[int]:
 def reference_plan(config: RunConfig, tiers: Sequence[Tier]) -> Plan:
     """The run's own number of steps without pruning, at the fastest measured precision: all plans are compared with it.
 
+    Its images are decoded whole, in the autoencoder's own precision.
+
     Args:
         config: the run's settings.
         tiers: measured precisions, the fastest first.
@@ -93,7 +103,7 @@ def true_plan(config: RunConfig) -> Plan:
 
 def unpruned(plan: Plan) -> Plan:
     """The same steps without pruning, decoded as the images of the final scores are."""
-    return plan.model_copy(update={"prune": None, "early_decoder": plan.decoder_after(None)})
+    return plan.model_copy(update={"prune": None, "early_decoder": plan.decoding_after(None).early})
 
 
 def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
@@ -119,4 +129,5 @@ def name(plan: Plan) -> str:
     pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""
     early = {"pruning": ", decoded early for pruning", "all": ", decoded early"}
     decoded = early[plan.early_decoder.scores] if plan.early_decoder else ""
-    return f"{plan.precision} {plan.steps} {steps}{pruned}{decoded}"
+    rounded = f", decoded in {plan.decoder_precision}" if plan.decoder_precision else ""
+    return f"{plan.precision} {plan.steps} {steps}{pruned}{decoded}{rounded}"

@@ -94,7 +94,8 @@ class RolloutSource:
             ProblemError: refused or unreachable.
         """
         explicit = Candidates(seeds=tuple(map(tuple, seeds)))
-        answer = self._answer(prompts, version, explicit, self._whole(iteration, early_decoder=None), images=True)
+        plan = self._whole(iteration, early_decoder=None, decoder_precision=None)
+        answer = self._answer(prompts, version, explicit, plan, images=True)
         images = [from_png(png) for group in answer.groups for png in group.images or () if png is not None]
         spent = answer.seconds
         return ExploredImages(torch.stack(images), spent.switch + spent.generate + spent.reward)
@@ -182,4 +183,5 @@ def exploration_plan(config: RunConfig, iteration: int) -> Plan:
         precision=explore.precision,
         adapter=explore.adapter,
         early_decoder=explore.early_decoder,
+        decoder_precision=explore.decoder_precision,
     )

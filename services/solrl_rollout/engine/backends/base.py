@@ -84,7 +84,7 @@ class GenerationRequest:
         prompt: the text.
         seeds: one seed per candidate, which alone determines its initial noise (`solrl_core.noise`).
         precision: precision to run at, with the adapter that was last set for it.
-        plan: solver, number of steps, guidance and, by `Plan.decoder_after`, decoder. The engine handles pruning.
+        plan: solver, number of steps, guidance and, by `Plan.decoding_after`, decoding. The engine handles pruning.
         start: latents to continue from, one row per seed; None for the seeds' noise.
         until: number of steps that the candidates have completed at the end; None for all, without a trajectory.
         batch_limit: largest batch.
@@ -146,7 +146,7 @@ class Backend(Protocol):
                 and answers health calls, which otherwise wait for the end.
 
         Raises:
-            EarlyDecoderError: the plan's early decoder does not fit the model's autoencoder.
+            DecoderError: the plan's decoding does not fit the model's autoencoder.
             torch.OutOfMemoryError: the batch does not fit into memory; a smaller one may.
         """
 

@@ -109,7 +109,7 @@ class LocalBackend:
             until=request.until,
             between=step,
             batch_limit=request.batch_limit,
-            early=plan.decoder_after(request.until),
+            decoding=plan.decoding_after(request.until),
         )
         (unread,) = self._backbone.unread_tokens([request.prompt])
         return Generation(generated.images, generated.trajectory if request.until is not None else None, unread)

@@ -147,7 +147,7 @@ class VllmOmniBackend:
             ends.append(self._engine.generate(order, self._adapter, between))
         end = Trajectory.join(ends).to(self._device)
         assert end.clean is not None
-        images = decode_in_batches(self._backbone, end.clean, size, plan.decoder_after(request.until))
+        images = decode_in_batches(self._backbone, end.clean, size, plan.decoding_after(request.until))
         (unread,) = self._backbone.unread_tokens([request.prompt])
         return Generation(images, end if request.until is not None else None, unread)
 

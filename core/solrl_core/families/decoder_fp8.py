@@ -1,0 +1,95 @@
+"""FP8 decoders: the 3×3 convolutions between a decoder's first and its last compute in E4M3.
+
+Rewards decide over candidates by images that are only scored. Convolutions take most of a decoder's time, and FP8 units
+need little more than half of it. The rest of the decoder, and the sums of products, stay as they are.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from solrl_core.errors import DecoderError
+from solrl_core.families.decoder_fused import (
+    fused_decoder,
+    is_plain_convolution,
+    rounded_decoder,
+    weight_sharing_copy,
+)
+from solrl_core.kernels.operation import has_descriptors
+from solrl_core.kernels.rows import E4M3_MAX
+
+MARGIN = 8
+"""Inputs up to so many times the largest one of the latents that scales were measured with keep their size."""
+_PARTS = ("up_blocks.", "mid_block.")
+"""Parts of a decoder between its first and its last convolution."""
+
+
+class Fp8DecoderError(DecoderError):
+    """An autoencoder has no FP8 decoder."""
+
+
+def fp8_decoder(vae: Any, decode: Callable[[Any], object]) -> nn.Module:
+    """A copy of an autoencoder whose decoder computes in FP8; it shares all other weights. Not differentiable.
+
+    Args:
+        vae: the autoencoder.
+        decode: decodes latents with the autoencoder that it is given, by which scales are measured.
+
+    Raises:
+        Fp8DecoderError: the decoder has no 3×3 convolutions of images.
+    """
+    scales = input_scales(vae, decode)
+    if vae.dtype == torch.bfloat16 and has_descriptors(vae.device):
+        return fused_decoder(vae, scales)
+    return rounded_decoder(vae, scales)
+
+
+def input_scales(vae: Any, decode: Callable[[Any], object]) -> dict[str, float]:
+    """Scales of the inputs of a decoder's convolutions by their names: powers of two, from one decoding.
+
+    E4M3 is a floating-point format: between its largest value and 2⁻¹⁵ of it, the relative error does not depend on the
+    scale.
+
+    Raises:
+        Fp8DecoderError: the decoder has no 3×3 convolutions of images.
+    """
+    own = weight_sharing_copy(vae)  # other threads may decode with `vae` meanwhile
+    largest: dict[str, Tensor] = {}
+
+    def note(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        largest[name] = inputs[0].abs().amax()
+
+    for name, part in fp8_convolutions(own).items():
+        part.register_forward_pre_hook(partial(note, name))
+    decode(own)
+    return {name: _scale(float(value)) for name, value in largest.items()}
+
+
+def fp8_convolutions(vae: Any) -> dict[str, nn.Module]:
+    """The convolutions that compute in FP8, by their names in the decoder.
+
+    Raises:
+        Fp8DecoderError: there are none.
+    """
+    found = {
+        name: part
+        for name, part in getattr(vae, "decoder", nn.Identity()).named_modules()
+        if name.startswith(_PARTS) and is_plain_convolution(part)
+    }
+    if not found:
+        raise Fp8DecoderError(
+            "no convolution of the decoder can compute in FP8",
+            got=type(vae).__name__,
+            expected="an autoencoder of images, with 3×3 convolutions in its decoder's blocks",
+            action="omit decoder_precision",
+        )
+    return found
+
+
+def _scale(largest: float) -> float:
+    """The scale of inputs of which the largest has this magnitude; 1 if they say nothing."""
+    return 2.0 ** math.floor(math.log2(E4M3_MAX / (MARGIN * largest))) if 0 < largest < math.inf else 1.0

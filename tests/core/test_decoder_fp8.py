@@ -1,0 +1,193 @@
+"""FP8 decoders: operations against torch's arithmetic on rounded numbers, whole decoders against the usual ones."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_marks import HOPPER
+from solrl_core.families.decoder_fp8 import MARGIN, Fp8DecoderError, fp8_decoder, input_scales
+from solrl_core.families.decoder_fused import DCResBlock, Fp8Convolution, fused_decoder
+from solrl_core.fingerprint import module_digest
+from solrl_core.kernels import convolve, convolve_moments, group_moments, group_norm_silu
+from solrl_core.kernels.convolve import packed_codes, packed_weight, plain_convolve, plain_convolve_moments
+from solrl_core.kernels.group_norm import plain_group_norm_silu
+from solrl_core.kernels.rows import scaled_codes
+from test_decoder_fused import dc, given, kl, reference
+from torch import Tensor, nn
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+def rounded(x: Tensor, scale: float) -> Tensor:
+    return scaled_codes(x, scale).float() / scale
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float(torch.linalg.norm(found.float() - expected.float()) / torch.linalg.norm(expected.float()))
+
+
+def test_codes_keep_what_is_not_finite_and_cut_what_is_too_large() -> None:
+    x = torch.tensor([1.0, 1e6, -1e6, 2.0**-8, torch.nan])
+    assert scaled_codes(x, 2.0)[:4].float().tolist() == [2, 448, -448, 2.0**-7]
+    assert scaled_codes(x, 2.0)[4].float().isnan()
+
+
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("enlarge", [False, True])
+def test_codes_convolve_as_the_numbers_that_they_stand_for(enlarge: bool, silu: bool) -> None:
+    x, weight, bias = given(2, 3, 5, 7, 4)
+    weight *= torch.tensor([1, 10, 0.01, 1])[:, None, None, None]
+    codes, scales = packed_codes(weight, enlarge=enlarge)
+    packed = packed_weight(weight, enlarge=enlarge)
+    assert codes.dtype == E4M3
+    assert error(codes.float() * scales[:, None], packed) < 0.03
+    found = convolve(scaled_codes(x, 8.0), codes, bias, scales / 8, enlarge, silu, None)
+    expected = plain_convolve(rounded(x, 8.0), codes.float() * scales[:, None], bias, None, enlarge, silu)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    unrounded = reference(x, weight, bias, enlarge, silu)
+    assert error(found, unrounded) < 0.05
+    as_codes = convolve(scaled_codes(x, 8.0), codes, bias, scales / 8, enlarge, silu, torch.tensor(4.0))
+    assert torch.equal(as_codes.float(), scaled_codes(found, 4.0).float())
+    assert as_codes.dtype == E4M3
+    assert as_codes.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_norm_returns_codes() -> None:
+    x, weight, bias = 3 * torch.randn(2, 12, 5, 7) + 5, torch.randn(12), torch.randn(12)
+    found = group_norm_silu(x, group_moments(x, 4), weight, bias, 1e-6, torch.tensor(16.0))
+    expected = F.silu(F.group_norm(x, 4, weight, bias, 1e-6))
+    assert found.dtype == E4M3
+    assert error(found.float() / 16, expected) < 0.03
+
+
+def test_the_compiler_knows_the_types_of_codes() -> None:
+    x, weight, bias = given(2, 3, 5, 7, 4)
+    with torch.inference_mode(False):
+        x, weight, bias, scale = x.clone(), weight.clone(), bias.clone(), torch.tensor(4.0)
+        codes, scales = packed_codes(weight, enlarge=False)
+        moments = group_moments(x, 3)
+        for operation, arguments in (
+            (torch.ops.solrl.convolve.default, (scaled_codes(x, 4.0), codes, bias, scales, False, True, scale)),
+            (torch.ops.solrl.convolve_moments.default, (scaled_codes(x, 4.0), codes, bias, scales, None, 2)),
+            (torch.ops.solrl.group_norm_silu.default, (x, moments, torch.ones(3), torch.ones(3), 1e-6, scale)),
+        ):
+            torch.library.opcheck(operation, arguments, test_utils="test_faketensor")
+
+
+BUILDS = [(kl, (2, 4, 64, 72)), (kl, (2, 4, 8, 12)), (dc, (1, 8, 32, 32))]
+
+
+@pytest.mark.parametrize(("build", "latents"), BUILDS)
+def test_an_fp8_decoder_is_close_to_the_decoder(build: Callable[[], nn.Module], latents: tuple[int, ...]) -> None:
+    vae = build().eval().to(memory_format=torch.channels_last)
+    before, given = module_digest(vae), torch.randn(latents)
+    scales = input_scales(vae, lambda own: own.decode(given))
+    expected, fused, rounded = (
+        module.decode(given, return_dict=False)[0]
+        for module in (vae, fused_decoder(vae, scales), fp8_decoder(vae, lambda own: own.decode(given)))
+    )
+    assert 0.01 < error(rounded, expected) < 0.15
+    # Not equal: fused modules add up the weights of an enlarged image before they round them.
+    assert 0.8 < error(fused, expected) / error(rounded, expected) < 1.25
+    assert module_digest(vae) == before
+
+
+@pytest.mark.parametrize(("build", "latents", "expected"), [(kl, (1, 4, 8, 8), 13), (dc, (1, 8, 8, 8), 6)])
+def test_all_but_the_first_and_the_last_convolution_compute_in_fp8(
+    build: Callable[[], nn.Module], latents: tuple[int, ...], expected: int
+) -> None:
+    vae = build().eval()
+    given = torch.randn(latents)
+    scales = input_scales(vae, lambda own: own.decode(given))
+    for module in (fp8_decoder(vae, lambda own: own.decode(given)), fused_decoder(vae, scales)):
+        found = [part for part in module.modules() if isinstance(part, Fp8Convolution)]
+        assert len(found) == len(scales) == expected
+    blocks = [part for part in module.modules() if isinstance(part, DCResBlock)]
+    assert [block.following is None for block in blocks] == [True] * len(blocks)  # each is the last of its stage
+
+
+def test_scales_are_powers_of_two_that_leave_a_margin() -> None:
+    vae = kl().eval()
+    largest: list[float] = []
+    given = torch.randn(1, 4, 8, 8)
+    name = "up_blocks.0.resnets.0.conv1"
+    hook = vae.decoder.get_submodule(name).register_forward_pre_hook(
+        lambda _, inputs: largest.append(float(inputs[0].abs().max()))
+    )
+    vae.decode(given)
+    hook.remove()
+    scale = input_scales(vae, lambda own: own.decode(given))[name]
+    assert scale.hex().startswith("0x1.0000000000000p")
+    assert 448 / 2 < MARGIN * largest[0] * scale <= 448
+
+
+def test_a_decoder_without_convolutions_of_images_is_refused() -> None:
+    holder = nn.Module()
+    holder.decoder = nn.ModuleDict({"up_blocks": nn.ModuleList([nn.Conv3d(4, 4, 3, padding=1)])})
+    with pytest.raises(
+        Fp8DecoderError,
+        match=r"no convolution of the decoder can compute in FP8; got 'Module'; .*omit decoder_precision",
+    ):
+        fp8_decoder(holder, list)
+
+
+@HOPPER
+@pytest.mark.parametrize("as_codes", [False, True])
+@pytest.mark.parametrize(("enlarge", "silu"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("channels", "out"), [(128, 128), (512, 256)])
+@pytest.mark.parametrize(("height", "width"), [(5, 8), (2, 72), (2, 300)])
+def test_the_kernel_convolves_codes(
+    as_codes: bool, enlarge: bool, silu: bool, channels: int, out: int, height: int, width: int
+) -> None:
+    x, weight, bias = given(2, channels, height, width, out)
+    (codes, scales), bias = packed_codes(weight, enlarge=enlarge), bias.bfloat16()
+    images = scaled_codes(x, 8.0)
+    expected = plain_convolve(images, codes, bias.float(), scales / 8, enlarge, silu)
+    scale = torch.tensor(16.0, device="cuda") if as_codes else None
+    found = convolve(images.cuda(), codes.cuda(), bias.cuda(), scales.cuda() / 8, enlarge, silu, scale)
+    assert found.dtype == (E4M3 if as_codes else torch.bfloat16)
+    assert error(found.cpu().float() / (16 if as_codes else 1), expected) < (0.03 if as_codes else 4e-3)
+
+
+@HOPPER
+@pytest.mark.parametrize(("channels", "out", "groups"), [(128, 128, 32), (256, 512, 32), (512, 512, 0)])
+@pytest.mark.parametrize(("height", "width"), [(2, 72), (5, 128)])
+def test_the_kernel_measures_convolved_codes(channels: int, out: int, groups: int, height: int, width: int) -> None:
+    x, weight, bias = given(2, channels, height, width, out)
+    (codes, scales), bias = packed_codes(weight, enlarge=False), bias.bfloat16()
+    images = scaled_codes(x, 8.0)
+    residual = torch.randn(2, out, height, width).bfloat16().to(memory_format=torch.channels_last)
+    expected, _ = plain_convolve_moments(images, codes, bias.float(), scales / 8, residual.float(), groups)
+    found, moments = convolve_moments(
+        images.cuda(), codes.cuda(), bias.cuda(), scales.cuda() / 8, residual.cuda(), groups
+    )
+    assert error(found.cpu(), expected) < 4e-3
+    if groups:
+        weight, bias = torch.ones(out), torch.zeros(out)
+        wanted = plain_group_norm_silu(expected, group_moments(expected, groups), weight, bias, 1e-6)
+        scale = torch.tensor(16.0, device="cuda")
+        got = group_norm_silu(found, moments, weight.bfloat16().cuda(), bias.bfloat16().cuda(), 1e-6, scale)
+        assert error(got.cpu().float() / 16, wanted) < 0.03
+
+
+@HOPPER
+@pytest.mark.parametrize(("build", "latents"), BUILDS)
+def test_an_fp8_decoder_on_a_gpu_equals_its_torch_arithmetic(
+    build: Callable[[], nn.Module], latents: tuple[int, ...]
+) -> None:
+    vae, given = build().eval().bfloat16().float(), torch.randn(latents).bfloat16().float()
+    whole = vae.decode(given, return_dict=False)[0]
+    expected = fp8_decoder(vae, lambda own: own.decode(given)).decode(given, return_dict=False)[0]
+    vae.cuda().bfloat16().to(memory_format=torch.channels_last)
+    fused = fp8_decoder(vae, lambda own: own.decode(given.cuda().bfloat16()))
+    assert any(isinstance(part, Fp8Convolution) and part._has_kernel for part in fused.modules())
+    found = fused.decode(given.cuda().bfloat16(), return_dict=False)[0].cpu()
+    assert error(found, whole) < 1.3 * error(expected, whole) + 5e-3
