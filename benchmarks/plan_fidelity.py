@@ -3,11 +3,11 @@
 Compares NVFP4 and FP8 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same
 images. The plans use six steps of the solver that the preset of the model's family uses, or four steps fitted to the
 model, with and without pruning; those without pruning are also decoded early, and in FP8. The schedule of the fitted
-steps is chosen, and the early decoder fitted, on training prompts. One pass over all candidates, also scored after some of its
-steps, evaluates every plan. On a GPU this is an approximation, because a value near a rounding boundary may round
-differently in a batch of another size. A few groups are therefore really pruned, and the largest difference is printed.
-Without FP8 units, FP8 is emulated. Scores are kept in runs/plan_fidelity, from which the same command resumes. A
-miniature leaves most of a GPU idle: `--jobs` processes share its prompts, best under NVIDIA's MPS. Writes
+steps is chosen, and the early decoder fitted, on training prompts. One pass over all candidates, also scored after
+some of its steps, evaluates every plan. On a GPU this is an approximation, because a value near a rounding boundary
+may round differently in a batch of another size. A few groups are therefore really pruned, and the largest difference
+is printed. Without FP8 units, FP8 is emulated. Scores are kept in runs/plan_fidelity, from which the same command
+resumes. A miniature leaves most of a GPU idle: `--jobs` processes share its prompts, best under NVIDIA's MPS. Writes
 docs/results/plan_fidelity.{json,md,png}.
 """
 
@@ -63,8 +63,8 @@ SAVED_EVERY = 16
 
 Scores = dict[str, torch.Tensor]
 """float32 [prompts, rewards, candidates]: "true"; "fp8/6/2" for scores of the images predicted after 2 of 6 steps at
-FP8, "fp8/6/6" at the end; "fp8/6/6/early" if decoded early, "fp8/6/6/fp8" if in FP8. "fp8/off" [prompts checked, plans]:
-see `really_pruned`."""
+FP8, "fp8/6/6" at the end; "fp8/6/6/early" if decoded early, "fp8/6/6/fp8" if in FP8. "fp8/off"
+[prompts checked, plans]: see `really_pruned`."""
 Way = tuple[int, int, int]
 """A plan: (steps, steps before pruning, candidates kept). Pruning after all steps means no pruning."""
 

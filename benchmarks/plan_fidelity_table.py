@@ -33,11 +33,11 @@ DECODED_FP8 = (
     "and the last; only without pruning. True ranks are of images decoded in the decoder's own precision."
 )
 CHEAPEST = (
-    f"Of each model, precision and decoder, the plan of the fewest steps by which, for every reward, the best and the "
+    "Of each model, precision and decoder, the plan of the fewest steps by which, for every reward, the best and the "
     f"worst are at most {ALLOWED:g} worse with the whole interval. Early decoding and decoding in FP8 cost less than "
-    f"whole, but steps do not show by how much. *Next cheaper*: by how much, and for how many rewards, the upper end of "
+    "whole, but steps do not show by how much. *Next cheaper*: by how much, and for how many rewards, the upper end of "
     f"the interval exceeds {ALLOWED:g}; at most {NEXT} plans, and none that exceeds it by as much as a cheaper one. "
-    f"Many plans are compared, and their intervals are not widened for that."
+    "Many plans are compared, and their intervals are not widened for that."
 )
 
 

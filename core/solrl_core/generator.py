@@ -202,7 +202,8 @@ def decode_in_batches(
     backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, decoding: Decoding = WHOLE
 ) -> torch.Tensor:
     """Decode latents to images [N, 3, H, W], or with an early decoder to smaller ones; see `map_in_batches`."""
-    return map_in_batches(partial(backbone.decode, decoding=decoding), backbone, latents, batch_limit)
+    pixels = _DECODED_PIXELS if decoding.precision is None else 2 * _DECODED_PIXELS  # codes are half as large
+    return map_in_batches(partial(backbone.decode, decoding=decoding), backbone, latents, batch_limit, pixels)
 
 
 def map_in_batches(
@@ -210,9 +211,10 @@ def map_in_batches(
     backbone: Backbone,
     latents: torch.Tensor,
     batch_limit: int = CHUNK_SIZE,
+    pixels: int = _DECODED_PIXELS,
 ) -> torch.Tensor:
-    """Apply a decoder of `backbone` to latents [N, ...]; for large images in batches smaller than `batch_limit`."""
-    most = max(1, _DECODED_PIXELS // (backbone.height * backbone.width))
+    """Apply a decoder of `backbone` to latents [N, ...], at most `batch_limit` and images of `pixels` at a time."""
+    most = max(1, pixels // (backbone.height * backbone.width))
     cut = batches(len(latents), min(batch_limit, most), latents.device)
     rows = [latents[list(batch.rows)] for batch in cut]
     parts = map_in_lanes(torch.inference_mode()(decode), rows, latents.device)

@@ -5,12 +5,20 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from diffusers import AutoencoderDC
+from diffusers.models.normalization import RMSNorm
 from gpu_marks import HOPPER
 from solrl_core.families.decoder_fp8 import MARGIN, Fp8DecoderError, fp8_decoder, input_scales
-from solrl_core.families.decoder_fused import DCResBlock, Fp8Convolution, fused_decoder
+from solrl_core.families.decoder_fused import Fp8Convolution, fused_decoder
 from solrl_core.fingerprint import module_digest
-from solrl_core.kernels import convolve, convolve_moments, group_moments, group_norm_silu
-from solrl_core.kernels.convolve import packed_codes, packed_weight, plain_convolve, plain_convolve_moments
+from solrl_core.kernels import convolve, convolve_moments, convolve_norm, group_moments, group_norm_silu
+from solrl_core.kernels.convolve import (
+    packed_codes,
+    packed_weight,
+    plain_convolve,
+    plain_convolve_moments,
+    plain_convolve_norm,
+)
 from solrl_core.kernels.group_norm import plain_group_norm_silu
 from solrl_core.kernels.rows import scaled_codes
 from test_decoder_fused import dc, given, kl, reference
@@ -68,6 +76,21 @@ def test_a_norm_returns_codes() -> None:
     assert error(found.float() / 16, expected) < 0.03
 
 
+@pytest.mark.parametrize("as_codes", [False, True])
+def test_a_convolution_normalises_and_adds_as_diffusers_does(as_codes: bool) -> None:
+    x, weight, bias = given(2, 3, 5, 7, 4)
+    residual = torch.randn(2, 4, 5, 7).to(memory_format=torch.channels_last)
+    norm = RMSNorm(4, 1e-5, bias=True)
+    norm.weight.copy_(torch.randn(4))
+    norm.bias.copy_(torch.randn(4))
+    expected = norm(F.conv2d(x, weight, bias, padding=1).movedim(1, -1)).movedim(-1, 1) + residual
+    packed, scale = packed_weight(weight, enlarge=False), torch.tensor(16.0) if as_codes else None
+    found, codes = convolve_norm(x, packed, bias, None, norm.weight, norm.bias, 1e-5, residual, scale)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(codes.float(), scaled_codes(found, 16.0).float()) if as_codes else not codes.numel()
+
+
 def test_the_compiler_knows_the_types_of_codes() -> None:
     x, weight, bias = given(2, 3, 5, 7, 4)
     with torch.inference_mode(False):
@@ -77,12 +100,21 @@ def test_the_compiler_knows_the_types_of_codes() -> None:
         for operation, arguments in (
             (torch.ops.solrl.convolve.default, (scaled_codes(x, 4.0), codes, bias, scales, False, True, scale)),
             (torch.ops.solrl.convolve_moments.default, (scaled_codes(x, 4.0), codes, bias, scales, None, 2)),
+            (
+                torch.ops.solrl.convolve_norm.default,
+                (x, weight.flatten(1), bias, None, bias.clone(), bias.clone(), 1e-6, torch.randn(2, 4, 5, 7), scale),
+            ),
             (torch.ops.solrl.group_norm_silu.default, (x, moments, torch.ones(3), torch.ones(3), 1e-6, scale)),
         ):
             torch.library.opcheck(operation, arguments, test_utils="test_faketensor")
 
 
-BUILDS = [(kl, (2, 4, 64, 72)), (kl, (2, 4, 8, 12)), (dc, (1, 8, 32, 32))]
+def deep() -> AutoencoderDC:
+    """With stages of several blocks, and a norm over more channels than a program of the kernel computes."""
+    return dc(decoder_block_out_channels=(128, 512, 256), decoder_layers_per_block=(3, 2, 1))
+
+
+BUILDS = [(kl, (2, 4, 64, 72)), (kl, (2, 4, 8, 12)), (dc, (1, 8, 32, 32)), (deep, (1, 8, 32, 32))]
 
 
 @pytest.mark.parametrize(("build", "latents"), BUILDS)
@@ -100,7 +132,9 @@ def test_an_fp8_decoder_is_close_to_the_decoder(build: Callable[[], nn.Module], 
     assert module_digest(vae) == before
 
 
-@pytest.mark.parametrize(("build", "latents", "expected"), [(kl, (1, 4, 8, 8), 13), (dc, (1, 8, 8, 8), 6)])
+@pytest.mark.parametrize(
+    ("build", "latents", "expected"), [(kl, (1, 4, 8, 8), 13), (dc, (1, 8, 8, 8), 6), (deep, (1, 8, 8, 8), 12)]
+)
 def test_all_but_the_first_and_the_last_convolution_compute_in_fp8(
     build: Callable[[], nn.Module], latents: tuple[int, ...], expected: int
 ) -> None:
@@ -110,8 +144,13 @@ def test_all_but_the_first_and_the_last_convolution_compute_in_fp8(
     for module in (fp8_decoder(vae, lambda own: own.decode(given)), fused_decoder(vae, scales)):
         found = [part for part in module.modules() if isinstance(part, Fp8Convolution)]
         assert len(found) == len(scales) == expected
-    blocks = [part for part in module.modules() if isinstance(part, DCResBlock)]
-    assert [block.following is None for block in blocks] == [True] * len(blocks)  # each is the last of its stage
+
+
+def test_blocks_of_a_stage_pass_codes_on() -> None:
+    vae, given = deep().eval(), torch.randn(1, 8, 8, 8)
+    fused = fused_decoder(vae, input_scales(vae, lambda own: own.decode(given)))
+    stages = [[block.following is not None for block in stage] for stage in list(fused.decoder.up_blocks)[:2]]
+    assert stages == [[True, True, True, False], [True, True, False]]
 
 
 def test_scales_are_powers_of_two_that_leave_a_margin() -> None:
@@ -155,6 +194,29 @@ def test_the_kernel_convolves_codes(
     found = convolve(images.cuda(), codes.cuda(), bias.cuda(), scales.cuda() / 8, enlarge, silu, scale)
     assert found.dtype == (E4M3 if as_codes else torch.bfloat16)
     assert error(found.cpu().float() / (16 if as_codes else 1), expected) < (0.03 if as_codes else 4e-3)
+
+
+@HOPPER
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("as_codes", [False, True])
+@pytest.mark.parametrize(("channels", "out"), [(128, 128), (256, 256)])
+@pytest.mark.parametrize(("height", "width"), [(2, 72), (5, 128)])
+def test_the_kernel_normalises(fp8: bool, as_codes: bool, channels: int, out: int, height: int, width: int) -> None:
+    x, weight, bias = given(2, channels, height, width, out)
+    (weight, scales), images = packed_codes(weight, enlarge=False), scaled_codes(x, 8.0)
+    if not fp8:
+        weight, scales, images = (weight.float() * scales[:, None] / 8).bfloat16(), None, images.bfloat16()
+    norm_weight, norm_bias, bias = torch.randn(out).bfloat16(), torch.randn(out).bfloat16(), bias.bfloat16()
+    residual = torch.randn(2, out, height, width).bfloat16().to(memory_format=torch.channels_last)
+    factors = None if scales is None else scales / 8
+    norm = (norm_weight, norm_bias, 1e-5, residual, torch.tensor(16.0) if as_codes else None)
+    expected, _ = plain_convolve_norm(images, weight, bias.float(), factors, *norm[:4], None)
+    moved = [part.cuda() if isinstance(part, Tensor) else part for part in (images, weight, bias, factors, *norm)]
+    found, codes = convolve_norm(*moved)
+    assert error(found.cpu(), expected) < 4e-3
+    assert codes.numel() == (found.numel() if as_codes else 0)
+    if as_codes:
+        assert error(codes.cpu().float() / 16, expected) < 0.03
 
 
 @HOPPER

@@ -120,16 +120,19 @@ def kl() -> AutoencoderKL:
     )
 
 
-def dc() -> AutoencoderDC:
+def dc(**changes: Any) -> AutoencoderDC:
+    settings: dict[str, Any] = {
+        "decoder_block_out_channels": (128, 128, 256),
+        "decoder_layers_per_block": (1, 1, 1),
+    }
     return AutoencoderDC(
+        **settings | changes,
         latent_channels=8,
         attention_head_dim=32,
         encoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
         decoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
         encoder_block_out_channels=(128, 128, 256),
-        decoder_block_out_channels=(128, 128, 256),
         encoder_layers_per_block=(1, 1, 1),
-        decoder_layers_per_block=(1, 1, 1),
         encoder_qkv_multiscales=((), (), (5,)),
         decoder_qkv_multiscales=((), (), (5,)),
         upsample_block_type="interpolate",

@@ -16,16 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.families.dc_ae_fused import fused_block
-from solrl_core.kernels import convolve, convolve_moments, group_moments, group_norm_silu, wide_attention
+from solrl_core.kernels import convolve, convolve_moments, convolve_norm, group_moments, group_norm_silu, wide_attention
 from solrl_core.kernels.convolve import (
     CHANNELS_IN,
     CHANNELS_IN_FP8,
     CHANNELS_OUT,
+    NORM_CHANNELS,
     WIDTH,
     packed_codes,
     packed_weight,
     plain_convolve,
     plain_convolve_moments,
+    plain_convolve_norm,
 )
 from solrl_core.kernels.operation import has_descriptors
 from solrl_core.kernels.rows import scaled_codes
@@ -74,6 +76,11 @@ class Convolution(nn.Module):
         out = convolved if residual is None else convolved + residual
         return out, group_moments(out, groups)
 
+    def with_norm(self, x: Tensor, norm: Any, residual: Tensor, out_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Convolve without enlarging, normalise by diffusers' `RMSNorm` and add, as `convolve_norm` does."""
+        run = convolve_norm if x.shape[-1] >= WIDTH else plain_convolve_norm
+        return run(x, self.packed, self.bias, None, norm.weight, norm.bias, norm.eps, residual, out_scale)
+
 
 class Fp8Convolution(Convolution):
     """A 3×3 convolution in FP8, of images [B, C, H, W] in the weights' dtype or as E4M3 codes with its `scale`.
@@ -107,6 +114,11 @@ class Fp8Convolution(Convolution):
         """Convolve without enlarging, add the residual, and measure moments as `convolve_moments` does."""
         run = convolve_moments if self._has_kernel else plain_convolve_moments
         return run(self._codes(x), self.packed, self.bias, self.factors, residual, groups)
+
+    def with_norm(self, x: Tensor, norm: Any, residual: Tensor, out_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Convolve without enlarging, normalise by diffusers' `RMSNorm` and add, as `convolve_norm` does."""
+        run, codes = convolve_norm if self._has_kernel else plain_convolve_norm, self._codes(x)
+        return run(codes, self.packed, self.bias, self.factors, norm.weight, norm.bias, norm.eps, residual, out_scale)
 
 
 def convolution(conv: nn.Conv2d, scales: Scales, *, enlarge: bool = False) -> Convolution:
@@ -201,11 +213,17 @@ class DCResBlock(DCBlock):
         super().__init__()
         self.conv1, self.conv2 = convolution(block.conv1, scales), convolution(block.conv2, scales)
         self.norm = block.norm
+        affine = block.norm.weight is not None and block.norm.bias is not None
+        self._at_once = affine and block.conv2.out_channels in NORM_CHANNELS
 
     def forward(self, hidden_states: Tensor | Stream) -> Tensor | Stream:
         """Convolve twice, normalise each pixel, and add the input."""
         images, given = hidden_states if isinstance(hidden_states, Stream) else (hidden_states, hidden_states)
-        hidden = self.conv2(self.conv1(given, silu=True, out_scale=self.conv2.scale))
+        activated = self.conv1(given, silu=True, out_scale=self.conv2.scale)
+        if self._at_once:
+            out, codes = self.conv2.with_norm(activated, self.norm, images, self.following)
+            return out if self.following is None else Stream(out, codes)
+        hidden = self.conv2(activated)
         normed: Tensor = self.norm(hidden.movedim(1, -1)).movedim(-1, 1)
         return self._passed_on(normed + images)
 
@@ -221,6 +239,18 @@ class Upsample(nn.Module):
         """[B, C, H, W] → [B, O, 2·H, 2·W]."""
         out: Tensor = self.conv(hidden_states)
         return out
+
+
+class NormRelu(nn.Module):
+    """The last norm of diffusers' `AutoencoderDC` and the ReLU after it; compiled, they are one pass over memory."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, H, W, C] → [B, H, W, C]."""
+        return F.relu(self.norm(x))
 
 
 class UpBlock(DCBlock):
@@ -271,6 +301,8 @@ def fused_decoder(vae: nn.Module, scales: Mapping[str, float] | None = None) -> 
     _replace(decoder, by_module)
     if _norm_fits(getattr(decoder, "conv_norm_out", None), getattr(decoder, "conv_act", None)):
         decoder.conv_norm_out, decoder.conv_act = NormSilu(decoder.conv_norm_out), nn.Identity()  # type: ignore[arg-type]
+    if isinstance(getattr(decoder, "conv_act", None), nn.ReLU):
+        decoder.norm_out, decoder.conv_act = NormRelu(decoder.norm_out), nn.Identity()  # type: ignore[arg-type]
     _round_others(decoder, by_module)
     return own
 

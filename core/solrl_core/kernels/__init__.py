@@ -2,7 +2,7 @@
 
 from solrl_core.kernels.attention import attend
 from solrl_core.kernels.bounded_attention import are_bounded
-from solrl_core.kernels.convolve import convolve, convolve_moments
+from solrl_core.kernels.convolve import convolve, convolve_moments, convolve_norm
 from solrl_core.kernels.depthwise import silu_depthwise_glu
 from solrl_core.kernels.group_norm import group_moments, group_norm_silu
 from solrl_core.kernels.linear_attention import linear_attention, plain_linear_attention
@@ -20,6 +20,7 @@ __all__ = [
     "attend",
     "convolve",
     "convolve_moments",
+    "convolve_norm",
     "group_moments",
     "group_norm_silu",
     "linear_attention",

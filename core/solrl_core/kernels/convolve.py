@@ -18,6 +18,8 @@ from solrl_core.kernels.rows import scaled_codes, scaled_rows
 
 CHANNELS_IN, CHANNELS_IN_FP8, CHANNELS_OUT = 64, 128, 128
 """The kernel takes multiples of these numbers of channels."""
+NORM_CHANNELS = (128, 256)
+"""Numbers of channels that one program of the kernel computes, so that it can normalise a pixel."""
 WIDTH = 64
 """Least width in pixels for which the kernel is faster than cuDNN's."""
 _ROWS_OF_PHASE = (((0,), (1, 2)), ((0, 1), (2,)))
@@ -137,6 +139,87 @@ def convolve_moments(
     tile = _tile_width(x.shape[-1])
     convolve_gpu.convolve(rows(x), weight, bias, scales, out.permute(0, 2, 3, 1), tile, residual=added, moments=moments)
     return out, moments
+
+
+def _with_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    scales: Tensor | None,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    residual: Tensor,
+    out_scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    images = _out(x, weight, bias)
+    codes = torch.empty_like(images, dtype=torch.float8_e4m3fn)
+    return images, codes if out_scale is not None else codes[:0]
+
+
+@operation("convolve_norm", outputs=_with_norm)
+def convolve_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    scales: Tensor | None,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    residual: Tensor,
+    out_scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Convolve as `convolve` does, divide each pixel by the root mean square of its channels, scale, shift and add.
+
+    Args:
+        x, weight, bias, scales: as for `convolve` without enlarging; on a GPU O is one of `NORM_CHANNELS`.
+        norm_weight, norm_bias: [O].
+        eps: epsilon of the norm.
+        residual: [B, O, H, W], channels last.
+        out_scale: None, or the scale, a float32 scalar, of E4M3 codes to return.
+
+    Returns:
+        [B, O, H, W] in `bias`'s dtype, computed in float32, and codes of it, none without `out_scale`.
+    """
+    given = (x, weight, bias, scales, norm_weight, norm_bias, eps, residual, out_scale)
+    if x.device.type != "cuda":
+        return plain_convolve_norm(*given)
+    from solrl_core.kernels import convolve_gpu
+
+    out, codes = _with_norm(*given)
+    convolve_gpu.convolve(
+        rows(x),
+        weight,
+        bias,
+        scales,
+        out.permute(0, 2, 3, 1),
+        _tile_width(x.shape[-1]),
+        residual=rows(residual),
+        norm=(norm_weight, norm_bias, eps),
+        codes=None if out_scale is None else codes.permute(0, 2, 3, 1),
+        out_scale=out_scale,
+    )
+    return out, codes
+
+
+def plain_convolve_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    scales: Tensor | None,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    residual: Tensor,
+    out_scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`convolve_norm` in torch's operations."""
+    hidden = plain_convolve(x.float(), weight.float(), bias.float(), scales)
+    normed = hidden * (hidden.square().mean(1, keepdim=True) + eps).rsqrt()
+    wide = normed * norm_weight.float()[:, None, None] + norm_bias.float()[:, None, None] + residual.float()
+    images = _out(x, weight, bias).copy_(wide)
+    codes = torch.empty_like(images, dtype=torch.float8_e4m3fn)
+    return images, codes[:0] if out_scale is None else codes.copy_(scaled_codes(wide, out_scale))
 
 
 def _tile_width(width: int) -> int:

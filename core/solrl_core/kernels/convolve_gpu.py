@@ -32,12 +32,15 @@ def convolve(
     out_scale: Tensor | None = None,
     residual: Tensor | None = None,
     moments: Tensor | None = None,
+    norm: tuple[Tensor, Tensor, float] | None = None,
+    codes: Tensor | None = None,
 ) -> None:
-    """Launch `convolve` or `convolve_moments` on `x` [B, H, W, C], writing to `out` [B, H', W', O] and `moments`.
+    """Launch `convolve`, `convolve_moments` or `convolve_norm` on `x` [B, H, W, C], writing to `out` [B, H', W', O].
 
-    A program computes `pixels` pixels of a row. All tensors are contiguous. An enlarged image has neither
-    `residual` nor `moments`.
+    It also writes to `moments`, or to `codes`. `norm` has its weight, bias and epsilon. A program computes `pixels`
+    pixels of a row. All tensors are contiguous. An enlarged image has only `silu` and `out_scale`.
     """
+    norm_weight, norm_bias, eps = (None, None, 0.0) if norm is None else norm
     count, height, width, channels = x.shape
     outs = out.shape[-1]
     filters = 256 if outs % 256 == 0 else 128
@@ -54,9 +57,13 @@ def convolve(
         None if residual is None else TensorDescriptor.from_tensor(residual, tile),
         out if enlarge else TensorDescriptor.from_tensor(out, tile),
         moments,
+        norm_weight,
+        norm_bias,
+        None if codes is None else TensorDescriptor.from_tensor(codes, tile),
         out_scale,
         height,
         width,
+        EPS=eps,
         IN=channels,
         OUT=outs,
         GROUPS=0 if moments is None else moments.shape[-1],
@@ -79,9 +86,13 @@ def _convolve(
     residual,
     out,
     moments,
+    norm_weight,
+    norm_bias,
+    codes,
     out_scale,
     height,
     width,
+    EPS: tl.constexpr,
     IN: tl.constexpr,
     OUT: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -119,11 +130,18 @@ def _convolve(
     if scales is not None:
         sums *= tl.load(scales + phase * OUT + channel)[None, :]
     sums += tl.load(bias + channel).to(tl.float32)[None, :]
+    if norm_weight is not None:
+        sums *= tl.rsqrt(tl.sum(sums * sums, 1) / OUT + EPS)[:, None]
+        sums = sums * tl.load(norm_weight + channel).to(tl.float32)[None, :]
+        sums += tl.load(norm_bias + channel).to(tl.float32)[None, :]
     if residual is not None:
         sums += tl.reshape(residual.load([image, row, column, first]), (PIXELS, FILTERS)).to(tl.float32)
     if SILU:
         sums = silu(sums, False)
-    if out_scale is not None:
+    if codes is not None:
+        scaled = e4m3_range(sums * tl.load(out_scale)).to(codes.dtype)
+        codes.store([image, row, column, first], tl.reshape(scaled, (1, 1, PIXELS, FILTERS)))
+    elif out_scale is not None:
         sums = e4m3_range(sums * tl.load(out_scale))
     if GROUPS > 0:
         EACH: tl.constexpr = OUT // GROUPS
