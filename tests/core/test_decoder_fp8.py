@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from diffusers import AutoencoderDC
 from diffusers.models.normalization import RMSNorm
 from gpu_marks import HOPPER
+from solrl_core.families import load_backbone
 from solrl_core.families.decoder_fp8 import MARGIN, Fp8DecoderError, fp8_decoder, input_scales
 from solrl_core.families.decoder_fused import Fp8Convolution, fused_decoder
 from solrl_core.fingerprint import module_digest
+from solrl_core.generator import decode_in_batches
 from solrl_core.kernels import convolve, convolve_moments, convolve_norm, group_moments, group_norm_silu
 from solrl_core.kernels.convolve import (
     packed_codes,
@@ -21,6 +23,8 @@ from solrl_core.kernels.convolve import (
 )
 from solrl_core.kernels.group_norm import plain_group_norm_silu
 from solrl_core.kernels.rows import scaled_codes
+from solrl_core.noise import initial_noise
+from solrl_proto.rollouts import Decoding
 from test_decoder_fused import dc, given, kl, reference
 from torch import Tensor, nn
 
@@ -176,6 +180,30 @@ def test_a_decoder_without_convolutions_of_images_is_refused() -> None:
         match=r"no convolution of the decoder can compute in FP8; got 'Module'; .*omit decoder_precision",
     ):
         fp8_decoder(holder, list)
+
+
+@pytest.mark.parametrize("model", ["mini-sana", "mini-sd3"])
+def test_a_backbone_decodes_in_fp8(model: str) -> None:
+    backbone = load_backbone(model)
+    digest, latents = module_digest(backbone.parts["vae"]), initial_noise(range(4), backbone.latent_shape)
+    whole, found = backbone.decode(latents), decode_in_batches(backbone, latents, decoding=Decoding(precision="fp8"))
+    assert 0 < (found - whole).abs().mean() < 0.01
+    assert torch.equal(backbone.decode(latents), whole)
+    assert module_digest(backbone.parts["vae"]) == digest
+    alone = torch.cat([backbone.decode(latents[[row]], Decoding(precision="fp8")) for row in range(4)])
+    # Sums of another order may round to other codes.
+    assert (found - alone).abs().mean() < 0.2 * (found - whole).abs().mean()
+
+
+@pytest.mark.parametrize(("decoding", "expected"), [(Decoding(), [2, 2]), (Decoding(precision="fp8"), [4])])
+def test_twice_as_many_images_are_decoded_at_once(
+    decoding: Decoding, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, met = load_backbone("mini-sana"), []
+    monkeypatch.setattr("solrl_core.generator._DECODED_PIXELS", 2 * backbone.height * backbone.width)
+    monkeypatch.setattr(backbone, "decode", lambda latents, decoding: met.append(len(latents)) or latents)
+    decode_in_batches(backbone, torch.zeros(3, *backbone.latent_shape), decoding=decoding)
+    assert met == expected
 
 
 @HOPPER

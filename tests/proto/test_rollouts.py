@@ -169,9 +169,21 @@ def test_images_that_are_answered_are_decoded_whole() -> None:
     with pytest.raises(ValidationError, match="images are decoded whole, and the plan scores them decoded early"):
         RolloutRequest.model_validate(body | {"plan": {"early_decoder": early()}})
 
+    with pytest.raises(ValidationError, match="scores them decoded in fp8; expected images none, or no decoder_precis"):
+        RolloutRequest.model_validate(body | {"plan": {"decoder_precision": "fp8"}})
+    RolloutRequest.model_validate(body | {"images": "none", "plan": {"decoder_precision": "fp8"}})
 
-def test_a_plan_without_an_early_decoder_has_no_such_field() -> None:
-    assert "early_decoder" not in Plan().model_dump()
+
+def test_all_images_that_are_scored_are_decoded_in_the_plans_precision() -> None:
+    plan = Plan(steps=4, decoder_precision="fp8", early_decoder=EarlyDecoder(**early(scores="pruning")))
+    assert plan.decoding_after(2) == Decoding(plan.early_decoder, "fp8")
+    assert plan.decoding_after(None) == Decoding(None, "fp8")
+    with pytest.raises(ValidationError, match="Input should be 'fp8'"):
+        Plan.model_validate({"decoder_precision": "bf16"})
+
+
+def test_a_plan_that_decodes_as_usual_has_no_fields_for_it() -> None:
+    assert not {"early_decoder", "decoder_precision"} & Plan().model_dump().keys()
 
 
 def test_a_plan_has_as_many_steps_as_its_solver_was_fitted_for() -> None:

@@ -124,7 +124,7 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
 def test_a_run_accepts_the_written_early_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "FITTED_PROMPTS", 4)
     monkeypatch.setattr(fitting, "REWARD_PIXELS", 32)
-    config = small("explore.precision=bf16", "explore.candidates=24")
+    config = small("explore.precision=bf16", "explore.candidates=24", "explore.decoder_precision=fp8")
     monkeypatch.setattr(module, "choose", lambda measured, _: next(one for one in measured if one.plan.early_decoder))
     summary = calibrate(
         config,
@@ -134,10 +134,11 @@ def test_a_run_accepts_the_written_early_decoder(tmp_path: Path, monkeypatch: py
         requirement=Requirement(-1),
         limits=PlanSet(steps=(4,), schedules=()),
     )
-    row = next(row for row in summary["plans"] if row["name"] == "bf16 4 steps, decoded early")
+    row = next(row for row in summary["plans"] if row["name"] == "bf16 4 steps, decoded early, decoded in fp8")
     assert 0.2 < row["separation"] < 0.999
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
+    assert exploration_plan(explored, 0).decoder_precision == "fp8"
     decoder = exploration_plan(explored, 0).early_decoder
     assert decoder is not None
     vaes = [part_digests(load_backbone(model).parts)["vae"] for model in ("mini-sana", "mini-sd3")]

@@ -51,6 +51,15 @@ def test_early_decoding_is_measured_for_all_scores_and_for_pruning() -> None:
     assert unpruned(found[-1]).early_decoder is None
 
 
+def test_plans_decode_in_the_runs_precision_and_the_reference_in_the_autoencoders() -> None:
+    config = resolve(PRESET, overrides=["explore.decoder_precision=fp8"]).config
+    found = plans(config, ("nvfp4",), Fits(), PlanSet(steps=(4,), keep=(40,)))
+    assert [plan.decoder_precision for plan in found] == [None, "fp8", "fp8", "fp8", "fp8"]
+    assert found[0] == reference_plan(config, ("nvfp4",))
+    assert {name(unpruned(plan)) for plan in found} <= {name(plan) for plan in found}
+    assert name(found[1]) == "nvfp4 4 steps, decoded in fp8"
+
+
 @pytest.mark.parametrize("keep", [23, 96])
 def test_a_number_to_keep_that_no_plan_can_have_is_refused(keep: int) -> None:
     with pytest.raises(ValueError, match=rf"got --keep {keep}; expected at least the 24 .* fewer than the 96"):

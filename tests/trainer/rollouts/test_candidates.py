@@ -67,11 +67,11 @@ def test_images_are_scored_early_and_shown_whole(generator: Generator, scorer: S
     early = fit_early_decoder(loaded, latents, least=32)
     maker, whole = (
         PlannedCandidates(generator, lambda plan=plan: plan, scorer)  # type: ignore[misc]
-        for plan in (PRUNED.model_copy(update={"early_decoder": early}), PRUNED)
+        for plan in (PRUNED.model_copy(update={"early_decoder": early, "decoder_precision": "fp8"}), PRUNED)
     )
-    halfway = generator.generate(PROMPT.text, SEEDS, steps=4, until=2, decoding=Decoding(early))
+    halfway = generator.generate(PROMPT.text, SEEDS, steps=4, until=2, decoding=Decoding(early, "fp8"))
     survivors = set(best_worst(scorer.scores(PROMPT, halfway.images)(), 8))
-    made = generator.generate(PROMPT.text, SEEDS, steps=4, decoding=Decoding(early))
+    made = generator.generate(PROMPT.text, SEEDS, steps=4, decoding=Decoding(early, "fp8"))
     scores = maker.scores(PROMPT, SEEDS)
     assert {place for place in range(len(SEEDS)) if not scores[place].isnan()} == survivors
     expected = scorer.scores(PROMPT, made.images)()

@@ -12,7 +12,7 @@ import torch
 import yaml
 from service_helpers import RunningService, running_service
 from solrl_core.early_decoder import fit_early_decoder
-from solrl_core.errors import MismatchError
+from solrl_core.errors import DecoderError, MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import Generator
@@ -45,7 +45,7 @@ FITTED = yaml.safe_dump(fitted_euler((1.0, 0.7, 0.4)), default_flow_style=True)
 PLANS = {
     "whole": ("iterations=2",),
     "unmerged": ("explore.adapter=unmerged", "iterations=2"),
-    "pruned": ("explore.prune={after: 1, keep: 8}",),
+    "pruned": ("explore.prune={after: 1, keep: 8}", "explore.decoder_precision=fp8"),
     "early": ("explore.prune={after: 1, keep: 8}", "iterations=1"),
     "fitted": (f"explore.fitted={FITTED}", "explore.prune={after: 2, keep: 8}", "iterations=1"),
 }
@@ -232,6 +232,20 @@ def test_an_early_decoder_of_a_model_without_an_autoencoder_is_refused(
     monkeypatch.setattr("solrl_trainer.session.load_backbone", bare)
     with pytest.raises(MismatchError, match="fitted to a different autoencoder than that of mini-sana"):
         go(tmp_path, *ONE, early_decoder(), "rewards=clipscore", url=service.url if served else None)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_model_whose_decoder_cannot_compute_in_fp8_is_refused(
+    service: RunningService, tmp_path: Path, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bare(*arguments: Any, **options: Any) -> PipelineBackbone:
+        backbone = load_backbone(*arguments, **options)
+        del backbone.parts["vae"]
+        return backbone
+
+    monkeypatch.setattr("solrl_trainer.session.load_backbone", bare)
+    with pytest.raises(DecoderError, match="no convolution of the decoder can compute in FP8"):
+        go(tmp_path, *ONE, "explore.decoder_precision=fp8", url=service.url if served else None)
 
 
 def test_unsupported_fp8_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

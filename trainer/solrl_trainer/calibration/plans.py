@@ -38,11 +38,11 @@ def plans(config: RunConfig, tiers: Sequence[Tier], fits: Fits, limits: PlanSet)
 
     Pruning begins after half of the steps. Fitted steps prune before the last step, because their early predictions
     are better than another solver's. With an early decoder, each plan is measured with it, too. All decode in the
-    precision that the run explores with. Plans that prune after the same step of the same solver and decode alike
-    follow each other.
+    precision that the run explores with, except the reference. Plans that prune after the same step of the same solver
+    and decode alike follow each other.
     """
     kept = _kept(config, limits)
-    found = []
+    found = [] if config.explore.decoder_precision is None else [reference_plan(config, tiers)]
     counts = sorted({*limits.steps, config.explore.steps})
     ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in counts]
     ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in fits.solvers]
