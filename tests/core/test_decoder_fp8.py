@@ -192,7 +192,7 @@ def test_a_backbone_decodes_in_fp8(model: str) -> None:
     assert module_digest(backbone.parts["vae"]) == digest
     alone = torch.cat([backbone.decode(latents[[row]], Decoding(precision="fp8")) for row in range(4)])
     # Sums of another order may round to other codes.
-    assert (found - alone).abs().mean() < 0.2 * (found - whole).abs().mean()
+    assert (found - alone).abs().mean() < 0.5 * (found - whole).abs().mean()
 
 
 @pytest.mark.parametrize(("decoding", "expected"), [(Decoding(), [2, 2]), (Decoding(precision="fp8"), [4])])
