@@ -30,7 +30,8 @@ DECODED_EARLY = (
 )
 DECODED_FP8 = (
     "*Decoded in FP8*: images are scored as the decoder makes them with its 3×3 convolutions in FP8, except the first "
-    "and the last; only without pruning. True ranks are of images decoded in the decoder's own precision."
+    "and the last; only without pruning. The miniatures' decoders have too few channels for the FP8 kernels, so codes "
+    "are multiplied in float32. True ranks are of images decoded in the decoder's own precision."
 )
 CHEAPEST = (
     "Of each model, precision and decoder, the plan of the fewest steps by which, for every reward, the best and the "

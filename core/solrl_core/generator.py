@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 from PIL import Image
-from solrl_proto.rollouts import WHOLE, AdapterUse, Decoding
+from solrl_proto.rollouts import AS_TRAINED, AdapterUse, Decoding
 from torch import nn
 
 from solrl_core.adapter import Adapter
@@ -126,7 +126,7 @@ class Generator:
         between: Callable[[], None] | None = None,
         batch_limit: int = CHUNK_SIZE,
         decode: bool = True,
-        decoding: Decoding = WHOLE,
+        decoding: Decoding = AS_TRAINED,
         record: bool = False,
     ) -> GeneratorOutput:
         """Generate candidates, all or part of the way.
@@ -193,16 +193,20 @@ class Generator:
         images = self.decode(end.clean, batch_limit, decoding) if decode else torch.empty(0)
         return GeneratorOutput(end, images, Recording.join(recordings) if record else None)
 
-    def decode(self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, decoding: Decoding = WHOLE) -> torch.Tensor:
+    def decode(
+        self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, decoding: Decoding = AS_TRAINED
+    ) -> torch.Tensor:
         """Decode latents with the backbone; see `decode_in_batches`."""
         return decode_in_batches(self.backbone, latents, batch_limit, decoding)
 
 
 def decode_in_batches(
-    backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, decoding: Decoding = WHOLE
+    backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, decoding: Decoding = AS_TRAINED
 ) -> torch.Tensor:
     """Decode latents to images [N, 3, H, W], or with an early decoder to smaller ones; see `map_in_batches`."""
-    pixels = _DECODED_PIXELS if decoding.precision is None else 2 * _DECODED_PIXELS  # codes are half as large
+    # More images keep the GPU busier between convolutions that take less time.
+    doubled = decoding.precision is not None and backbone.decodes_by_kernels
+    pixels = 2 * _DECODED_PIXELS if doubled else _DECODED_PIXELS
     return map_in_batches(partial(backbone.decode, decoding=decoding), backbone, latents, batch_limit, pixels)
 
 

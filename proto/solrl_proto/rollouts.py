@@ -207,7 +207,7 @@ class EarlyDecoder(Message):
 
 
 class Decoding(NamedTuple):
-    """How images that are only scored are decoded.
+    """How latents are decoded to images.
 
     Attributes:
         early: the early decoder; None for the whole one.
@@ -218,8 +218,8 @@ class Decoding(NamedTuple):
     precision: DecoderPrecision | None = None
 
 
-WHOLE = Decoding()
-"""By the whole decoder, in the autoencoder's own precision."""
+AS_TRAINED = Decoding()
+"""By the whole decoder, in the autoencoder's own precision: how samples, and images for people, are decoded."""
 
 
 class StochasticSteps(Message):

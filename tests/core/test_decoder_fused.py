@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderDC, AutoencoderKL
 from diffusers.models.resnet import ResnetBlock2D
 from gpu_marks import HOPPER
-from solrl_core.families import load_backbone, pipeline
+from solrl_core.families import decoder_fp8, load_backbone
 from solrl_core.families.decoder_fused import (
     Convolution,
     DCResBlock,
@@ -171,7 +171,7 @@ def test_a_fused_decoder_equals_diffusers(
 
 def test_a_backbone_decodes_by_fused_modules_in_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = load_backbone("mini-sd3")
-    monkeypatch.setattr(pipeline, "has_descriptors", lambda device: True)
+    monkeypatch.setattr(decoder_fp8, "has_descriptors", lambda device: True)
     backbone.compile_decoder()
     assert backbone._vae is backbone.parts["vae"]
     backbone.parts["vae"].bfloat16()

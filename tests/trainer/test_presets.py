@@ -317,9 +317,13 @@ def test_a_model_is_requested_by_the_services_name_for_it(model: str, served: st
             ["explore.prune={after: 2, keep: 48}", "explore.source=local", "regenerate.at=none"],
             r"setting regenerate .*explore\.prune generates cheap candidates, and with at=none they are trained on",
         ),
+        (
+            ["explore.decoder_precision=fp8", "explore.source=local", "regenerate.at=none", "explore.prune=null"],
+            r"explore\.decoder_precision generates cheap candidates, and with at=none they are trained on",
+        ),
     ],
 )
-def test_an_impossible_pruning_is_refused(overrides: list[str], said: str) -> None:
+def test_an_impossible_exploration_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         resolve(PRESET, overrides=overrides)
 

@@ -34,6 +34,7 @@ from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.preflight import require_judges
 from solrl_trainer.ranks.process_group import SINGLE_PROCESS, ProcessGroup
 from solrl_trainer.report.figures import few_prompts_text, sum_text
+from solrl_trainer.rollouts.agreement import check_decoder_precision
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.overlap import SideStream
@@ -82,6 +83,7 @@ def calibrate(
     plans(config, tiers, Fits(), limits)  # refuses limits that no plan can meet, before the model is loaded
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=device, revision=config.revision)
+    check_decoder_precision(config.explore.decoder_precision, backbone, note)
     known = expected_fits(backbone, limits.schedules, note)
     expected = plans(config, tiers, known, limits)
     note_long_prompts(backbone, {"training": measured_on}, note)

@@ -11,7 +11,6 @@ import torch
 from solrl_client.rollouts import Restore, RolloutClient
 from solrl_core.arithmetic import arithmetic
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.families.decoder_fp8 import fp8_convolutions
 from solrl_core.fingerprint import fingerprint, model_digest, module_digest, part_digests
 from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
@@ -34,6 +33,7 @@ from solrl_trainer.report.pairs import SHOWN_PROMPTS
 from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.rollouts.agreement import (
     check_bindings,
+    check_decoder_precision,
     check_early_decoder,
     check_service,
     note_arithmetic,
@@ -173,6 +173,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         if service is None and config.explore.precision == "fp8":
             require_fp8(torch.device(device))
         backbone = load_backbone(config.model, device=device, revision=config.revision, waiting=True)
+        check_decoder_precision(config.explore.decoder_precision, backbone, note if service is None else None)
         note_long_prompts(backbone, {"training": train, "held-out": test[: config.evaluate.prompts]}, note)
         rewards = RewardSet.load(
             [*config.rewards, *config.evaluate.rewards],
@@ -181,8 +182,6 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             connect=partial(connect_reward, patience=config.patience),
         )
         source = supply = regeneration = None
-        if config.explore.decoder_precision is not None:
-            fp8_convolutions(backbone.parts.get("vae"))
         if service is None:
             _check_local(config, backbone, note)
         if service is not None and first is not None:

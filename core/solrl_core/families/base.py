@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from solrl_proto.rollouts import WHOLE, Decoding
+from solrl_proto.rollouts import AS_TRAINED, Decoding
 from torch import nn
 
 from solrl_core.model_options import ModelOptions
@@ -144,8 +144,13 @@ class Backbone(ABC):
     ) -> torch.Tensor:
         """Velocity [B, ...] float32 that `transformer` predicts at (latents [B, ...], sigma [B]); differentiable."""
 
+    @property
+    def decodes_by_kernels(self) -> bool:
+        """Whether the decoder has kernels of its own on this device; by default not."""
+        return False
+
     @abstractmethod
-    def decode(self, latents: torch.Tensor, decoding: Decoding = WHOLE) -> torch.Tensor:
+    def decode(self, latents: torch.Tensor, decoding: Decoding = AS_TRAINED) -> torch.Tensor:
         """Decode latents [B, ...] to images [B, 3, H, W], with an early decoder to smaller ones; float32 in [0, 1].
 
         Raises:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from solrl_proto.rollouts import WHOLE, Decoding
+from solrl_proto.rollouts import AS_TRAINED, Decoding
 from torch import nn
 
 from solrl_core.families.base import Backbone, Conditioning, raise_recompile_limit
-from solrl_core.families.decoder_fp8 import fp8_decoder
+from solrl_core.families.decoder_fp8 import decodes_images, fp8_decoder, has_decoder_kernels
 from solrl_core.families.decoder_fused import fused_decoder
 from solrl_core.families.early_exit import RgbHead, truncated
-from solrl_core.kernels.operation import has_descriptors
 from solrl_core.model_options import ModelOptions
 from solrl_core.noise import initial_noise
 from solrl_core.precision import LayerPolicy
@@ -56,7 +55,8 @@ class PipelineBackbone(Backbone):
         self._config = pipeline.transformer.config
         weight = next(self.transformer.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        if _is_of_images(pipeline.vae):
+        if decodes_images(pipeline.vae):
+            # There is no such layout for videos.
             pipeline.vae.to(memory_format=torch.channels_last)  # convolutions are faster, on CPUs too
         self._scale: int = pipeline.vae_scale_factor
         self.height = options.height or self._default_size()
@@ -153,7 +153,7 @@ class PipelineBackbone(Backbone):
         channels: int = self._pipeline.vae.config.latent_channels
         return channels, self.height // self._scale, self.width // self._scale
 
-    def decode(self, latents: torch.Tensor, decoding: Decoding = WHOLE) -> torch.Tensor:
+    def decode(self, latents: torch.Tensor, decoding: Decoding = AS_TRAINED) -> torch.Tensor:
         """Decode latents with the autoencoder, or with an early decoder up to an inner stage of it."""
         vae, early = self._vae if decoding.precision is None else self._fp8_vae(), decoding.early
         if early is not None:
@@ -171,6 +171,11 @@ class PipelineBackbone(Backbone):
         out: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
         return out
 
+    @property
+    def decodes_by_kernels(self) -> bool:
+        """Whether the decoder has kernels of its own on this device."""
+        return has_decoder_kernels(self._pipeline.vae)
+
     def compile(self, transformer: nn.Module) -> None:
         """Swap in fused modules, then compile the blocks of the transformer and of the decoder."""
         self.fuse(transformer)
@@ -182,7 +187,7 @@ class PipelineBackbone(Backbone):
         if not self._decodes_images():
             return
         vae = self._vae
-        if vae is self._pipeline.vae and vae.dtype == torch.bfloat16 and has_descriptors(self.device):
+        if vae is self._pipeline.vae and has_decoder_kernels(vae):
             vae = self.with_fused_decoder()
         _compile_blocks(vae)
         self._vae = vae
@@ -205,7 +210,7 @@ class PipelineBackbone(Backbone):
         return fused_decoder(vae) if self._decodes_images() else vae
 
     def _decodes_images(self) -> bool:
-        return getattr(self._pipeline.vae, "decoder", None) is not None and _is_of_images(self._pipeline.vae)
+        return getattr(self._pipeline.vae, "decoder", None) is not None and decodes_images(self._pipeline.vae)
 
     def fuse(self, transformer: nn.Module) -> None:
         """Replace modules by fused versions for a GPU, in place. Results are equal up to rounding."""
@@ -246,11 +251,6 @@ def _compile_blocks(vae: Any) -> None:
     for block in (*listed_blocks(vae.decoder), *last_norms):
         if block._compiled_call_impl is None:
             block.compile(dynamic=False)
-
-
-def _is_of_images(vae: nn.Module) -> bool:
-    """Whether an autoencoder has four axes, for which there is a channels-last layout; one of videos has five."""
-    return all(parameter.ndim < 5 for parameter in vae.parameters())
 
 
 def _as_images(decoded: torch.Tensor) -> torch.Tensor:

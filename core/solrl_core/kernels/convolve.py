@@ -4,8 +4,8 @@ Enlarging by nearest neighbours repeats each pixel, so the nine weights of a con
 different pixels. Which weights add up depends on whether the output's row and column are even or odd: its *phase*. Four
 convolutions of 2×2, one per phase, therefore give the same result in 4/9 of the arithmetic, without the large image.
 
-In FP8, images and weights are E4M3 codes. An image has one scale, which is known before; so a candidate does not depend
-on the rest of its batch. Weights have one scale per row.
+In FP8, images and weights are E4M3 codes. All images share one scale, which is known before. Weights have one scale per
+row. Hopper's tensor cores add up products of codes in fewer bits than float32.
 """
 
 import torch
@@ -94,7 +94,7 @@ def convolve(
         out_scale: None, or the scale, a float32 scalar, of E4M3 codes to return.
 
     Returns:
-        [B, O, H, W], or [B, O, 2·H, 2·W], channels last; accumulated in float32. Not differentiable.
+        [B, O, H, W], or [B, O, 2·H, 2·W], channels last; from BF16 accumulated in float32. Not differentiable.
     """
     if x.device.type != "cuda":
         return plain_convolve(x, weight, bias, scales, enlarge, silu, out_scale)
@@ -249,14 +249,19 @@ def plain_convolve(
     """`convolve` in torch's operations; of codes in float32."""
     out = _out(x, weight, bias, enlarge=enlarge)
     if scales is not None:
-        # Codes are exact in TF32, too.
-        x, weight, bias = x.float(), weight.float() * scales[:, None], bias.float()
+        x, weight = x.float(), weight.float()  # codes are exact in TF32, too
+
+    def sums(image: Tensor, kernel: Tensor, padding: int, scale: Tensor | None) -> Tensor:
+        if scale is None:
+            return F.conv2d(image, kernel, bias, padding=padding)
+        return F.conv2d(image, kernel, padding=padding) * scale[:, None, None] + bias.float()[:, None, None]
+
     if not enlarge:
-        kernel = weight.view(len(bias), 3, 3, -1).permute(0, 3, 1, 2)
-        out.copy_(F.conv2d(x, kernel, bias, padding=1))
+        out.copy_(sums(x, weight.view(len(bias), 3, 3, -1).permute(0, 3, 1, 2), 1, scales))
     for phase, own in enumerate(weight.view(4, len(bias), 2, 2, -1).permute(0, 1, 4, 2, 3) if enlarge else ()):
         y, x_phase = divmod(phase, 2)
         padded = F.pad(x, (1 - x_phase, x_phase, 1 - y, y))
-        out[..., y::2, x_phase::2] = F.conv2d(padded, own, bias)
+        scale = None if scales is None else scales.view(4, -1)[phase]
+        out[..., y::2, x_phase::2] = sums(padded, own, 0, scale)
     out = F.silu(out) if silu else out
     return out if out_scale is None else scaled_codes(out, out_scale)

@@ -1,14 +1,18 @@
 """Images that are only scored are decoded in FP8 if the plan says so."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from fake_backend import FakeBackend, chunk, job, started_engine
 from service_helpers import RunningService, problem, rollout_request
 from solrl_core.families import load_backbone
 from solrl_core.families.decoder_fp8 import Fp8DecoderError
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_proto.rollouts import Decoding, RolloutAnswer
-from solrl_rollout.engine.problems import fp8_decoder_unsupported
+from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import Decoding, Plan, RolloutAnswer
+from solrl_rollout.engine.backends.base import GenerationRequest
 
 COUNT, STEPS = 30, 2
 TEXT = "a red circle and a blue square"
@@ -40,8 +44,19 @@ def test_images_are_not_answered_in_fp8(service: RunningService) -> None:
     assert "scores them decoded in fp8; expected images none" in str(problem(response))
 
 
-def test_a_decoder_without_such_convolutions_is_a_422() -> None:
-    error = Fp8DecoderError("no convolution can compute in FP8", got="AutoencoderTiny", action="omit it")
-    found = fp8_decoder_unsupported(error).problem
+def test_a_decoder_that_cannot_compute_in_fp8_is_a_422() -> None:
+    def refuse(request: GenerationRequest) -> None:
+        if request.plan.decoder_precision:
+            raise Fp8DecoderError("no convolution can compute in FP8", got="AutoencoderTiny", action="omit it")
+
+    engine = started_engine(FakeBackend(on_step=refuse))
+    try:
+        asked = chunk(replace(job(), plan=Plan(steps=1, decoder_precision="fp8")))
+        engine.submit([asked])
+        with pytest.raises(ProblemError) as refused:
+            asked.result.result(600)
+    finally:
+        engine.close()
+    found = refused.value.problem
     assert (found.kind, found.status, found.where) == ("precision-unsupported", 422, "body.plan.decoder_precision")
     assert (found.got, found.action) == ("AutoencoderTiny", "omit plan.decoder_precision")

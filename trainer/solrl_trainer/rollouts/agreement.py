@@ -6,11 +6,13 @@ from solrl_client.rollouts import RolloutClient
 from solrl_client.text import printable
 from solrl_core.arithmetic import differences
 from solrl_core.errors import MismatchError
+from solrl_core.families import Backbone
+from solrl_core.families.decoder_fp8 import fp8_convolutions
 from solrl_core.fingerprint import check_digests
 from solrl_core.noise import check_noise_contract
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
-from solrl_proto.rollouts import EarlyDecoder, ModelBinding, Precision, RewardSpec
+from solrl_proto.rollouts import DecoderPrecision, EarlyDecoder, ModelBinding, Precision, RewardSpec
 
 from solrl_trainer.problems import require_rewards
 
@@ -75,6 +77,29 @@ def check_early_decoder(early: EarlyDecoder | None, digest: str | None, model: s
             got=digest,
             expected=early.fitted_for,
             action="run `solrl-train calibrate` for this model, or omit explore.early_decoder",
+        )
+
+
+def check_decoder_precision(
+    precision: DecoderPrecision | None, backbone: Backbone, note: Callable[[str], None] | None
+) -> None:
+    """Refuse a decoder precision in which a model's decoder cannot compute, and warn if this device emulates it.
+
+    Args:
+        precision: the decoder's, while exploring.
+        backbone: the model.
+        note: warns; None if another device explores.
+
+    Raises:
+        Fp8DecoderError: the decoder cannot compute in it.
+    """
+    if precision is None:
+        return
+    fp8_convolutions(backbone.parts.get("vae"))
+    if note is not None and not backbone.decodes_by_kernels:
+        note(
+            "explore.decoder_precision=fp8: the exploring device emulates it, which is slower than the autoencoder's "
+            "own precision; omit it, or explore on a GPU from Hopper on"
         )
 
 

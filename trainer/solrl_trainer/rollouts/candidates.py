@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from solrl_core.generator import Generator, GeneratorOutput
 from solrl_core.sampler import Trajectory
-from solrl_proto.rollouts import WHOLE, Plan, PromptItem
+from solrl_proto.rollouts import AS_TRAINED, Plan, PromptItem
 from solrl_proto.selection import best_worst
 
 from solrl_trainer.rollouts.batch_limit import BatchLimit
@@ -132,7 +132,7 @@ class PlannedCandidates:
         decoder: Literal["planned", "whole"] = "planned",
     ) -> GeneratorOutput:
         plan = self.plan()
-        decoding = plan.decoding_after(until) if decoder == "planned" else WHOLE
+        decoding = plan.decoding_after(until) if decoder == "planned" else AS_TRAINED
         return self.limit.run(
             len(seeds),
             lambda size: self.generator.generate(
