@@ -301,7 +301,7 @@ def fused_decoder(vae: nn.Module, scales: Mapping[str, float] | None = None) -> 
     _replace(decoder, by_module)
     if _norm_fits(getattr(decoder, "conv_norm_out", None), getattr(decoder, "conv_act", None)):
         decoder.conv_norm_out, decoder.conv_act = NormSilu(decoder.conv_norm_out), nn.Identity()  # type: ignore[arg-type]
-    if isinstance(getattr(decoder, "conv_act", None), nn.ReLU):
+    if hasattr(decoder, "norm_out") and isinstance(getattr(decoder, "conv_act", None), nn.ReLU):
         decoder.norm_out, decoder.conv_act = NormRelu(decoder.norm_out), nn.Identity()  # type: ignore[arg-type]
     _round_others(decoder, by_module)
     return own
