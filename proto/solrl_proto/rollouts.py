@@ -256,8 +256,8 @@ class Plan(Message):
     early_decoder: Annotated[EarlyDecoder | None, Field(exclude_if=lambda value: value is None)] = None
     """Decodes the images that are only scored, in place of the whole decoder. Absent if null."""
     decoder_precision: Annotated[DecoderPrecision | None, Field(exclude_if=lambda value: value is None)] = None
-    """Precision of the decoder's convolutions for images that are only scored; null is the autoencoder's own. Absent if
-    null. Emulated where a GPU lacks FP8 units."""
+    """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored; null
+    is the autoencoder's own. Absent if null. Emulated on CPUs and on GPUs before Hopper."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

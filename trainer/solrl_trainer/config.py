@@ -70,9 +70,9 @@ class Explore(Section):
     scores=pruning only for the scores by which candidates are pruned. Images of a report and regenerated samples are
     decoded whole; null: all are."""
     decoder_precision: DecoderPrecision | None = None
-    """Precision of the decoder's convolutions for images that are only scored; null: the autoencoder's own. fp8 takes
-    less time on a GPU with FP8 units, and is emulated elsewhere. Images of a report and regenerated samples are decoded
-    in the autoencoder's own precision."""
+    """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored;
+    null: the autoencoder's own. fp8 takes less time on GPUs from Hopper on, and is emulated elsewhere, which is slower.
+    Images of a report and regenerated samples are decoded in the autoencoder's own precision."""
     sampler: ExplorationSampler = "ode"
     """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
     with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""

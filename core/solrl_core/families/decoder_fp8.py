@@ -23,7 +23,7 @@ from solrl_core.kernels.operation import has_descriptors
 from solrl_core.kernels.rows import E4M3_MAX
 
 MARGIN = 8
-"""Inputs up to so many times the largest one of the latents that scales were measured with keep their size."""
+"""Inputs up to this many times the largest one seen when scales were measured are not clipped."""
 _PARTS = ("up_blocks.", "mid_block.")
 """Parts of a decoder between its first and its last convolution."""
 
@@ -51,8 +51,8 @@ def fp8_decoder(vae: Any, decode: Callable[[Any], object]) -> nn.Module:
 def input_scales(vae: Any, decode: Callable[[Any], object]) -> dict[str, float]:
     """Scales of the inputs of a decoder's convolutions by their names: powers of two, from one decoding.
 
-    E4M3 is a floating-point format: between its largest value and 2⁻¹⁵ of it, the relative error does not depend on the
-    scale.
+    E4M3 is a floating-point format: from its largest value down to 2⁻¹⁴ of it, a power of two as scale does not change
+    the relative error.
 
     Raises:
         Fp8DecoderError: the decoder has no 3×3 convolutions of images.
