@@ -34,11 +34,11 @@ DECODED_FP8 = (
     "are multiplied in float32. True ranks are of images decoded in the decoder's own precision."
 )
 CHEAPEST = (
-    "Of each model, precision and decoder, the plan of the fewest steps by which, for every reward, the best and the "
-    f"worst are at most {ALLOWED:g} worse with the whole interval. Steps do not count the cost of decoding: early "
-    "decoding costs less, and so does FP8 where its kernels run. *Next cheaper*: by how much, and for how many rewards, "
-    f"the upper end of the interval exceeds {ALLOWED:g}; at most {NEXT} plans, and none that exceeds it by as much as a "
-    "cheaper one. Many plans are compared, and their intervals are not widened for that."
+    "Of each model, precision and decoder, the plan of the fewest steps by which, for every reward, the best and "
+    f"the worst are at most {ALLOWED:g} worse with the whole interval. Steps do not count the cost of decoding: "
+    "early decoding costs less, and so does FP8 where its kernels run. *Next cheaper*: by how much, and for how "
+    f"many rewards, the upper end of the interval exceeds {ALLOWED:g}; at most {NEXT} plans, and none that exceeds "
+    "it by as much as a cheaper one. Many plans are compared, and their intervals are not widened for that."
 )
 
 
