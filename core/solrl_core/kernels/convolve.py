@@ -8,6 +8,8 @@ In FP8, images and weights are E4M3 codes. All images share one scale, which is 
 row. Hopper's tensor cores add up products of codes in fewer bits than float32.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -141,17 +143,8 @@ def convolve_moments(
     return out, moments
 
 
-def _with_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    scales: Tensor | None,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    residual: Tensor,
-    out_scale: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _with_norm(x: Tensor, weight: Tensor, bias: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    *_, out_scale = others
     images = _out(x, weight, bias)
     codes = torch.empty_like(images, dtype=torch.float8_e4m3fn)
     return images, codes if out_scale is not None else codes[:0]

@@ -220,30 +220,32 @@ def test_an_early_decoder_of_another_model_is_refused(service: RunningService, t
         go(tmp_path, *ONE, other, "rewards=clipscore", url=service.url if served else None)
 
 
-@pytest.mark.parametrize("served", [False, True])
-def test_an_early_decoder_of_a_model_without_an_autoencoder_is_refused(
-    service: RunningService, tmp_path: Path, served: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def without_autoencoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs load their model without its autoencoder."""
+
     def bare(*arguments: Any, **options: Any) -> PipelineBackbone:
         backbone = load_backbone(*arguments, **options)
         del backbone.parts["vae"]
         return backbone
 
     monkeypatch.setattr("solrl_trainer.session.load_backbone", bare)
+
+
+@pytest.mark.parametrize("served", [False, True])
+@pytest.mark.usefixtures("without_autoencoder")
+def test_an_early_decoder_of_a_model_without_an_autoencoder_is_refused(
+    service: RunningService, tmp_path: Path, served: bool
+) -> None:
     with pytest.raises(MismatchError, match="fitted to a different autoencoder than that of mini-sana"):
         go(tmp_path, *ONE, early_decoder(), "rewards=clipscore", url=service.url if served else None)
 
 
 @pytest.mark.parametrize("served", [False, True])
+@pytest.mark.usefixtures("without_autoencoder")
 def test_a_model_whose_decoder_cannot_compute_in_fp8_is_refused(
-    service: RunningService, tmp_path: Path, served: bool, monkeypatch: pytest.MonkeyPatch
+    service: RunningService, tmp_path: Path, served: bool
 ) -> None:
-    def bare(*arguments: Any, **options: Any) -> PipelineBackbone:
-        backbone = load_backbone(*arguments, **options)
-        del backbone.parts["vae"]
-        return backbone
-
-    monkeypatch.setattr("solrl_trainer.session.load_backbone", bare)
     with pytest.raises(DecoderError, match="no convolution of the decoder can compute in FP8"):
         go(tmp_path, *ONE, "explore.decoder_precision=fp8", url=service.url if served else None)
 
