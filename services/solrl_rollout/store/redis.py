@@ -14,6 +14,10 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
 
 An upload writes its chunks under a fresh token, with an expiry. Then one script compares the head, makes the
 chunks permanent and writes the record that names the token. Chunks of refused or interrupted uploads expire.
+
+A key that has a value of another type, which only another program can have written, counts as absent: reading it logs
+it, and the next write begins it anew. So a run whose hash is damaged has lost its versions, and is pushed again.
+
 Redis must run with `maxmemory-policy noeviction`. Its appendfsync determines how much a crash may lose. If the server
 has WAITAOF (7.2), every acknowledgement of a version, the first and any later one, waits until it is on disk.
 """
@@ -61,7 +65,7 @@ from solrl_rollout.store.readable import (
     of_another_type,
     version_record,
 )
-from solrl_rollout.store.scripts import AGAIN, COMMIT, DELETE, PIN, REWIND, TELL
+from solrl_rollout.store.scripts import AGAIN, COMMIT, DELETE, PIN, REWIND, SWEEP, TELL
 
 CHUNK_BYTES = 4 * 2**20
 UPLOAD_EXPIRY_S = 600
@@ -175,14 +179,16 @@ class RedisRunStore(RunStore):
         self._delete = self._redis.register_script(DELETE)
         self._pin = self._redis.register_script(PIN)
         self._tell = self._redis.register_script(TELL)
+        self._sweep_some = self._redis.register_script(SWEEP)
         self._durable: bool | None = None
         self._damage = Damage()
 
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         await verify_put(info, body)
         keys = self._keys(tenant, info.run)
-        with self._reported(info.run):
-            head, stored = await self._redis.hmget(keys.versions, ["head", str(info.version)])
+        with self._reported():
+            await self._sweep(keys)
+            head, stored = await self._fields(keys, "head", str(info.version))
             same = self._admit(info, head, stored)
             if same is not None:
                 await self._written(keys, info.version, stored)
@@ -230,25 +236,22 @@ class RedisRunStore(RunStore):
         return (await self._record(self._keys(tenant, run), run, version)).info
 
     async def head(self, tenant: str, run: str) -> int | None:
-        with self._reported(run):
-            head = await self._redis.hget(self._keys(tenant, run).versions, "head")
+        (head,) = await self._fields(self._keys(tenant, run), "head")
         return head_of(run, head)
 
     async def list(self, tenant: str, run: str) -> AdapterList:
         keys = self._keys(tenant, run)
-        with self._reported(run):
-            fields = await self._redis.hgetall(keys.versions)
-            pins = await self._redis.smembers(keys.pins)
-        if not fields:
+        fields, pins = await self._replies([("HGETALL", keys.versions), ("SMEMBERS", keys.pins)])
+        if not fields or fields is DAMAGED:
             raise not_found(run, 0, None, ())
         head, infos = head_of(run, fields.get(b"head")), tuple(self._damage.versions(run, fields))
         if head is None or not infos:
             raise corrupt_run(run, got="no head, or no version that can be read", expected="a head and versions")
-        return AdapterList(run=run, head=head, pinned=tuple(numbers(pins)), versions=infos)
+        return AdapterList(run=run, head=head, pinned=tuple(numbers(() if pins is DAMAGED else pins)), versions=infos)
 
     async def runs(self, tenant: str) -> RunList:
         keys = self._keys(tenant, "")
-        names, held = await self._replies([("SMEMBERS", keys.runs), ("GET", keys.bytes)])
+        names, held = await self._replies([("SMEMBERS", keys.runs), ("GET", keys.bytes)], consistent=True)
         listed = []
         for name in self._damage.names(() if names is DAMAGED else names):
             try:
@@ -266,14 +269,14 @@ class RedisRunStore(RunStore):
 
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
         keys = self._keys(tenant, run)
-        with self._reported(run):
+        with self._reported():
             found = await self._pin(keys=[keys.versions, keys.pins], args=[version, int(pinned)])
         if not found:
             await self._record(keys, run, version)
 
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         keys = self._keys(tenant, run)
-        with self._reported(run):
+        with self._reported():
             found, written = await self._run_script(
                 REWIND, [keys.versions, keys.pins, keys.bytes], [version, head, keys.blobs]
             )
@@ -286,6 +289,7 @@ class RedisRunStore(RunStore):
     async def delete(self, tenant: str, run: str) -> None:
         keys = self._keys(tenant, run)
         with self._reported():
+            await self._sweep(keys)
             deleted = await self._delete(
                 keys=[keys.versions, keys.pins, keys.runs, keys.bytes, keys.iterations, keys.progress, keys.activity],
                 args=[run, keys.blobs],
@@ -297,7 +301,7 @@ class RedisRunStore(RunStore):
         keys, samples = self._keys(tenant, run), report.samples
         point = encode_point(report)
         told = (samples.model_dump_json(), samples.iteration) if samples else ("", "")
-        with self._reported(run):
+        with self._reported():
             revision = await self._tell(
                 keys=[keys.versions, keys.iterations, keys.progress, keys.revision],
                 args=[report.iteration, point, *told, KEPT_POINTS, KEPT_POINT_BYTES],
@@ -308,10 +312,10 @@ class RedisRunStore(RunStore):
 
     async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
         keys = self._keys(tenant, run)
-        with self._reported(run):
-            texts: Any = await self._redis.zrange(keys.iterations, 0, -1)
-            if not texts and not await self._redis.exists(keys.versions):
-                raise not_found(run, 0, None, ())
+        texts, known = await self._replies([("ZRANGE", keys.iterations, "0", "-1"), ("EXISTS", keys.versions)])
+        if not texts and not known:
+            raise not_found(run, 0, None, ())
+        texts = () if texts is DAMAGED else texts
         points: list[Point] = []
         for start in range(0, len(texts), _PARSED_AT_ONCE):
             await asyncio.sleep(0)  # let other requests proceed between parts
@@ -319,14 +323,13 @@ class RedisRunStore(RunStore):
         return tuple(points)
 
     async def samples(self, tenant: str, run: str) -> Samples | None:
-        with self._reported(run):
-            text = await self._redis.hget(self._keys(tenant, run).progress, "samples")
-        return None if text is None else self._damage.message(f"the samples of run {run!r}", Samples, text)
+        (text,) = await self._replies([("HGET", self._keys(tenant, run).progress, "samples")])
+        return None if text in (None, DAMAGED) else self._damage.message(f"the samples of run {run!r}", Samples, text)
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
         asked = [("HMGET", self._keys(tenant, run).progress, "revision", "last") for run in runs]
         found: dict[str, Progress] = {}
-        for run, reply in zip(runs, await self._replies(asked), strict=True):
+        for run, reply in zip(runs, await self._replies(asked, consistent=True), strict=True):
             at, last = (None, None) if reply is DAMAGED else reply
             if at is None:
                 continue
@@ -341,7 +344,7 @@ class RedisRunStore(RunStore):
     async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
         if await self.head(tenant, run) is None:
             raise not_found(run, 0, None, ())
-        with self._reported(run):
+        with self._reported():
             await self._redis.set(self._keys(tenant, run).activity, activity.model_dump_json(), ex=KEPT_ACTIVITY_S)
 
     async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
@@ -383,8 +386,7 @@ class RedisRunStore(RunStore):
         """Content of the chunks; None if one is missing."""
         parts: list[bytes] = []
         for i in range(record.chunks):
-            with self._reported():
-                part = await self._redis.get(keys.chunk(record, i))
+            (part,) = await self._replies([("GET", keys.chunk(record, i))])
             if not isinstance(part, bytes):
                 return None
             parts.append(part)
@@ -423,14 +425,30 @@ class RedisRunStore(RunStore):
             self._durable = new and bool(persistence["aof_enabled"])
         return self._durable
 
-    async def _replies(self, commands: Sequence[tuple[str, ...]]) -> Sequence[Any]:
-        """Replies of commands that run in one transaction; `DAMAGED` for a key with a value of another type."""
+    async def _replies(self, commands: Sequence[tuple[str, ...]], *, consistent: bool = False) -> Sequence[Any]:
+        """Replies of commands that read; `DAMAGED` for a key with a value of another type.
+
+        `consistent`: from one view of the store. A Redis without free memory refuses that.
+        """
         with self._reported():
-            async with self._redis.pipeline(transaction=True) as asked:
+            async with self._redis.pipeline(transaction=consistent) as asked:
                 for command in commands:
                     asked.execute_command(*command)
                 replies = await asked.execute(raise_on_error=False)
             return [self._unless_damaged(*one) for one in zip(commands, replies, strict=True)]
+
+    async def _fields(self, keys: "Keys", *names: str) -> Sequence[Any]:
+        """Fields of a run's hash; none if its key has a value of another type: then the run's versions are lost."""
+        (found,) = await self._replies([("HMGET", keys.versions, *names)])
+        return [None] * len(names) if found is DAMAGED else found
+
+    async def _sweep(self, keys: "Keys") -> None:
+        """Delete the chunks of a run whose hash has a value of another type, so that they take no memory and quota."""
+        damaged = [keys.versions, keys.bytes]
+        if not await self._sweep_some(keys=damaged):
+            return
+        async for chunk in self._redis.scan_iter(f"{keys.blobs}:*"):
+            await self._sweep_some(keys=[*damaged, chunk])
 
     def _unless_damaged(self, command: Sequence[str], reply: Any) -> Any:
         if not isinstance(reply, Exception):
@@ -441,16 +459,16 @@ class RedisRunStore(RunStore):
         return DAMAGED
 
     async def _record(self, keys: "Keys", run: str, version: int) -> Record:
-        with self._reported(run):
-            text = await self._redis.hget(keys.versions, str(version))
+        (text,) = await self._fields(keys, str(version))
         if text is not None:
             return version_record(run, version, text)
         raise not_found(run, version, *await self._held(keys))
 
     async def _held(self, keys: "Keys") -> tuple[int | None, Sequence[int]]:
         """A run's head and its versions."""
-        with self._reported(keys.run):
-            fields = await self._redis.hgetall(keys.versions)
+        (fields,) = await self._replies([("HGETALL", keys.versions)])
+        if fields is DAMAGED:
+            return None, ()
         return head_of(keys.run, fields.get(b"head")), numbers(fields)
 
     def _admit(self, info: AdapterInfo, head: bytes | str | None, stored: bytes | str | None) -> AdapterInfo | None:
@@ -461,13 +479,11 @@ class RedisRunStore(RunStore):
         return Keys(f"{self._prefix}:{{{tenant}}}", run)
 
     @contextmanager
-    def _reported(self, run: str | None = None) -> Iterator[None]:
-        """Convert errors of Redis to the 503 problem, or to the 500 if a key of `run` has a value of another type."""
+    def _reported(self) -> Iterator[None]:
+        """Convert errors of Redis to the 503 problem."""
         try:
             yield
         except (RedisError, OSError) as error:
-            if run is not None and of_another_type(error):
-                raise corrupt_run(run, got=fault_of(error), expected="keys of the types it wrote") from error
             raise self._unavailable(f"{type(error).__name__}: {fault_of(error)}") from error
 
     def _unavailable(self, fault: str) -> ProblemError:

@@ -10,8 +10,22 @@ end
 """
 """Parses a whole number; a damaged value counts as absent."""
 
+_ANEW = """
+local function damaged(key, kind)
+  local found = redis.call('TYPE', key).ok
+  return found ~= kind and found ~= 'none'
+end
+local function begin_anew(key, kind)
+  if damaged(key, kind) then
+    redis.call('DEL', key)
+  end
+end
+"""
+"""Deletes a key that has a value of another type, which nothing could read, before a script writes to it."""
+
 _FORGET = (
     _WHOLE
+    + _ANEW
     + """
 local function count(key, change)
   redis.call('SET', key, string.format('%.0f', math.max(0, (whole(redis.pcall('GET', key)) or 0) + change)))
@@ -43,6 +57,10 @@ COMMIT = (
 -- KEYS: the run's hash, its pins, the tenant's runs, the tenant's bytes, then the upload's chunks.
 -- ARGV: version, parent ('' for none), record, bytes, versions to keep, quota ('' for none), run, prefix of chunks.
 -- Answers {'stored' | 'refused' | 'expired' | 'quota', head or bytes or '', the version's record or ''}.
+-- A damaged list of runs begins anew, too, and each run comes back to it with its next version.
+begin_anew(KEYS[1], 'hash')
+begin_anew(KEYS[2], 'set')
+begin_anew(KEYS[3], 'set')
 local run, pins, version = KEYS[1], KEYS[2], ARGV[1]
 local head = redis.call('HGET', run, 'head') or ''
 local record = redis.call('HGET', run, version) or ''
@@ -75,11 +93,7 @@ if ARGV[6] ~= '' and held > tonumber(ARGV[6]) then
   return {'quota', held, record}
 end
 
-if type(redis.pcall('SADD', KEYS[3], ARGV[7])) == 'table' then
-  -- Damaged: the list of runs begins anew, and each run comes back to it with its next version.
-  redis.call('DEL', KEYS[3])
-  redis.call('SADD', KEYS[3], ARGV[7])
-end
+redis.call('SADD', KEYS[3], ARGV[7])
 for i = 5, #KEYS do
   redis.call('PERSIST', KEYS[i])
 end
@@ -105,6 +119,8 @@ REWIND = (
     + """
 -- KEYS: the run's hash, its pins, the tenant's bytes. ARGV: version, the head that it replaces, prefix of chunks.
 -- Answers the new head; the unchanged head if it is neither of the two; '' if the version does not exist.
+begin_anew(KEYS[1], 'hash')
+begin_anew(KEYS[2], 'set')
 local head = redis.call('HGET', KEYS[1], 'head')
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
   return ''
@@ -145,17 +161,44 @@ return deleted
 """
 )
 
-PIN = """
+SWEEP = (
+    _FORGET
+    + """
+-- KEYS: the run's hash, the tenant's bytes, then chunks of the run. Deletes the chunks, except those of uploads, while
+-- the hash has a value of another type: their records are lost. Answers whether it has.
+if not damaged(KEYS[1], 'hash') then
+  return 0
+end
+local size = 0
+for i = 3, #KEYS do
+  if redis.call('PTTL', KEYS[i]) == -1 then
+    local bytes = redis.pcall('STRLEN', KEYS[i])
+    size = size + (type(bytes) == 'number' and bytes or 0)
+    redis.call('UNLINK', KEYS[i])
+  end
+end
+count(KEYS[2], -size)
+return 1
+"""
+)
+
+PIN = (
+    _ANEW
+    + """
 -- KEYS: the run's hash, its pins. ARGV: version, '1' to pin. Answers whether the version exists.
+begin_anew(KEYS[1], 'hash')
+begin_anew(KEYS[2], 'set')
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
   return 0
 end
 redis.call(ARGV[2] == '1' and 'SADD' or 'SREM', KEYS[2], ARGV[1])
 return 1
 """
+)
 
 TELL = (
     _WHOLE
+    + _ANEW
     + """
 -- KEYS: the run's hash, its iterations, its progress, the tenant's newest revision.
 -- ARGV: iteration, its point, samples ('' for none), the samples' iteration, points to keep, bytes of them to keep.
@@ -163,6 +206,8 @@ TELL = (
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return ''
 end
+begin_anew(KEYS[2], 'zset')
+begin_anew(KEYS[3], 'hash')
 local function size(points)
   local sum = 0
   for _, point in ipairs(points) do

@@ -1,4 +1,4 @@
-"""Garbage in Redis: it is named in the log, hides nothing else, and its run can be deleted."""
+"""Garbage in Redis: it is named in the log, hides nothing else, and its run can be pushed again, or deleted."""
 
 import json
 import logging
@@ -8,6 +8,7 @@ import pytest
 import redis
 from iteration_helpers import report, samples
 from solrl_proto.problems import ProblemError
+from solrl_proto.status import Activity, Work
 from solrl_rollout.store import readable
 from solrl_rollout.store.redis import RedisRunStore
 from store_helpers import TENANT, adapter, fill, refusal
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.anyio
 
 TENANT_KEY = "solrl:{tenant-a}"
 RUN = f"{TENANT_KEY}:run:run-a"
+NONE = Work(done=0, total=1)
 Damage = Callable[[redis.Redis], object]
 
 
@@ -53,6 +55,9 @@ OF_A_RUN: dict[str, Damage] = {
     "the iteration of the samples": lambda redis: redis.hset(f"{RUN}:progress", "sampled", "garbage"),
     "the revision": lambda redis: redis.hset(f"{RUN}:progress", "revision", "inf"),
     "progress of another type": lambda redis: redis.delete(f"{RUN}:progress") and redis.set(f"{RUN}:progress", "x"),
+    "a chunk of another type": lambda redis: [
+        redis.delete(key) and redis.sadd(key, "x") for key in redis.keys(f"{RUN}:blob:*")
+    ],
 }
 OF_A_TENANT: dict[str, Damage] = {
     "a run's name": lambda redis: redis.sadd(f"{TENANT_KEY}:runs", b"\xff../run-a"),
@@ -92,7 +97,7 @@ async def test_it_hides_nothing_else_and_can_be_deleted(
     store: RedisRunStore, client: redis.Redis, damage: Damage
 ) -> None:
     damage(client)
-    assert await refusals(store, "run-a") <= {"adapter-corrupt"}
+    assert await refusals(store, "run-a") <= {"adapter-corrupt", "run-not-found"}
     assert await refusals(store, "run-b") == set()
     listed = await store.runs(TENANT)
     assert "run-b" in [one.run for one in listed.runs]
@@ -119,11 +124,61 @@ async def test_a_damaged_list_of_runs_begins_anew(store: RedisRunStore, client: 
     assert [one.run for one in (await store.runs(TENANT)).runs] == ["run-b"]
 
 
-async def test_a_fault_is_named_without_its_script(store: RedisRunStore, client: redis.Redis) -> None:
-    client.set(f"{RUN}:pins", "garbage")
-    problem = await refusal(store.put(TENANT, *adapter(3, 2)))
-    assert problem.kind == "adapter-corrupt"
-    assert str(problem.got).startswith("WRONGTYPE")
+def put_garbage(client: redis.Redis, key: str) -> None:
+    client.delete(key)
+    client.lpush(key, "garbage") if key.endswith("activity") else client.set(key, "garbage")
+
+
+@pytest.mark.parametrize("key", ["pins", "iterations", "progress", "activity"])
+async def test_a_key_of_another_type_is_named_and_the_next_write_begins_it_anew(
+    store: RedisRunStore, client: redis.Redis, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    put_garbage(client, f"{RUN}:{key}")
+    with caplog.at_level(logging.WARNING):
+        assert await refusals(store, "run-a") == set()
+        assert await store.activities(TENANT, ["run-a"]) == {}
+    assert {line for line in caplog.messages if "WRONGTYPE" in line and f"{RUN}:{key}" in line}
+    await store.pin(TENANT, "run-a", 1, True)
+    await store.put(TENANT, *adapter(3, 2))
+    await store.add_iteration(TENANT, "run-a", report(3, samples=samples(3)))
+    await store.set_activity(TENANT, "run-a", Activity(iteration=4, explored=NONE, trained=NONE))
+    assert (await store.list(TENANT, "run-a")).pinned == (1,)
+    assert (await store.iterations(TENANT, "run-a"))[-1].iteration == 3
+    assert (await store.progress(TENANT, ["run-a"]))["run-a"].last.iteration == 3
+    assert "run-a" in await store.activities(TENANT, ["run-a"])
+
+
+@pytest.mark.parametrize("delete", [False, True])
+async def test_a_run_whose_versions_are_garbage_is_pushed_again_and_keeps_its_curves(
+    store: RedisRunStore, client: redis.Redis, delete: bool
+) -> None:
+    held = (await store.runs(TENANT)).size
+    client.set(f"{RUN}:blob:9:upload:0", "x", ex=600)
+    put_garbage(client, f"{RUN}:versions")
+    for reading in (store.info(TENANT, "run-a", 2), store.list(TENANT, "run-a"), store.pin(TENANT, "run-a", 2, True)):
+        assert (await refusal(reading)).kind == "run-not-found"
+    put_garbage(client, f"{RUN}:versions")
+    assert await store.head(TENANT, "run-a") is None
+    if delete:
+        await store.delete(TENANT, "run-a")
+    else:
+        assert (await refusal(store.put(TENANT, *adapter(3, 2)))).kind == "parent-conflict"
+    assert client.keys(f"{RUN}:blob:*") == [f"{RUN}:blob:9:upload:0".encode()]
+    assert (await store.runs(TENANT)).size == held / 2
+    await fill(store, 3)
+    assert (await store.list(TENANT, "run-a")).head == 2
+    assert (await store.runs(TENANT)).size == held
+    points = await store.iterations(TENANT, "run-a")
+    assert [point.iteration for point in points] == ([] if delete else [0, 1, 2])
+
+
+async def test_a_chunk_of_another_type_is_a_damaged_version(store: RedisRunStore, client: redis.Redis) -> None:
+    (chunk,) = client.keys(f"{RUN}:blob:2:*")
+    client.delete(chunk)
+    client.sadd(chunk, "garbage")
+    problem = await refusal(store.get(TENANT, "run-a", 2))
+    assert (problem.kind, problem.status) == ("adapter-corrupt", 500)
+    assert (await store.get(TENANT, "run-a", 1))[0].version == 1
 
 
 @pytest.mark.parametrize("garbage", ["garbage", json.dumps({"iteration": 1})])
