@@ -51,11 +51,14 @@ def rows() -> dict[str, Row]:
         trainer_killed,
         two_fronts,
         worker_killed,
+        worker_stopped,
+        workers_killed,
     )
 
     modules = (
         *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
-        *(service_killed, worker_killed, ray_worker_killed, trainer_killed, rank_killed),
+        *(service_killed, worker_killed, worker_stopped, workers_killed, ray_worker_killed, trainer_killed),
+        rank_killed,
     )
     return {module.ROW.name: module.ROW for module in modules}
 

@@ -7,12 +7,11 @@ candidates right afterwards. In every fourth trial the process that replaces the
 import os
 import random
 import signal
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,13 @@ from solrl_proto.rollouts import RolloutGroup
 
 from fault_trials.adapters import layout, rollout_body
 from fault_trials.findings import Findings, Row, Tell
-from fault_trials.processes import RolloutService
+from fault_trials.processes import RolloutService, rollout_service
 from fault_trials.service_killed import SHAPES, Asked, Shape, require_whole
 
 _WORKERS = 2
 _AT_ONCE = 2
-_KINDS = ("begun", "step", "made")
+KINDS = ("begun", "step", "made")
+"""Events of a worker."""
 _LOADING = 4
 """Every this many trials, the process that replaces the killed one is killed, too."""
 _PATIENCE = 600.0
@@ -39,13 +39,18 @@ _BESIDE = "beside"
 def run(trials: int, tell: Tell, findings: Findings) -> None:
     """Run `trials` kills of one of two workers."""
     layout()  # fill the cache before threads start
-    with ExitStack() as stack:
-        stack.enter_context(patch.dict(os.environ, OMP_NUM_THREADS="1"))  # in every worker, as scores depend on it
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="solrl-service-")))
-        service = RolloutService(folder, "--workers", str(_WORKERS))
-        stack.callback(service.kill)
-        service.start()
-        kill_workers(service, partial(_children, service.pid), trials, tell, findings)
+    with two_workers() as service:
+        kill_workers(service, partial(children_of, service.pid), trials, tell, findings)
+
+
+@contextmanager
+def two_workers(*flags: str) -> Iterator[RolloutService]:
+    """Run a service with two worker processes; it is killed at the end of the block."""
+    with (
+        patch.dict(os.environ, OMP_NUM_THREADS="1"),  # in every worker, as scores depend on it
+        rollout_service("--workers", str(_WORKERS), *flags) as service,
+    ):
+        yield service
 
 
 def kill_workers(
@@ -69,10 +74,10 @@ def kill_workers(
     while done < trials:
         shape, number = SHAPES[done % len(SHAPES)], number + 1
         trial, since = f"worker-{number}", service.witness.size
-        restarts, failures = _restarts(service), _failures(service)
+        restarts, failures = restarts_of(service), _failures(service)
         asked = Asked(service, shape, trial)
-        kind = _KINDS[done % len(_KINDS)]
-        last = _wait_for(service, since, kind, chance.randrange(1, events[shape][kind]))
+        kind = KINDS[done % len(KINDS)]
+        last = wait_for(service, since, kind, chance.randrange(1, events[shape][kind]))
         time.sleep(chance.uniform(0, 0.01))
         late = asked.done
         os.kill(last["pid"], signal.SIGKILL)
@@ -83,9 +88,10 @@ def kill_workers(
                 _kill_loading(processes, last["pid"], chance)
             groups = asked.finish()
         findings.require(beside.result() == 200, trial, f"the other run got {beside.result()}")
-        if not _all_serve(service, restarts + 1):
+        if not all_serve(service, restarts + 1):
             findings.require(False, trial, "the worker does not serve again")
             return
+        findings.require(restarts_of(service) == restarts + 1, trial, "more workers were loaded again than killed")
         noted = service.witness.events(since)
         _let_all_make(service)
         if late:
@@ -102,7 +108,7 @@ def kill_workers(
         tell(f"{trial}: {kind} of {last['prompt']}")
 
 
-def _wait_for(service: RolloutService, since: int, kind: str, count: int) -> dict[str, Any]:
+def wait_for(service: RolloutService, since: int, kind: str, count: int) -> dict[str, Any]:
     """Wait until the workers have recorded this many events of a kind; returns the last of them."""
     while True:
         events = [one for one in service.witness.events(since) if one["event"] == kind]
@@ -117,7 +123,7 @@ def _ask_beside(service: RolloutService, delay: float) -> int:
     return service.http.post("/v1/rollouts", json=rollout_body(prompt=_BESIDE)).status_code
 
 
-def _children(pid: int) -> set[int]:
+def children_of(pid: int) -> set[int]:
     """The processes that any thread of a process has started."""
     files = Path(f"/proc/{pid}/task").glob("*/children")
     return {int(child) for file in files for child in file.read_text().split()}
@@ -132,12 +138,12 @@ def _kill_loading(processes: Callable[[], set[int]], dead: int, chance: random.R
     os.kill(fresh.pop(), signal.SIGKILL)
 
 
-def _all_serve(service: RolloutService, restarts: int) -> bool:
-    """Whether all workers serve within some time, after this many restarts."""
+def all_serve(service: RolloutService, restarts: int) -> bool:
+    """Whether all workers serve within some time, after at least this many restarts."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         ready = service.http.get("/health/ready")
-        if ready.status_code == 200 and ready.json()["serving"] == _WORKERS and _restarts(service) == restarts:
+        if ready.status_code == 200 and ready.json()["serving"] == _WORKERS and restarts_of(service) >= restarts:
             return True
         time.sleep(0.2)
     return False
@@ -150,7 +156,8 @@ def _let_all_make(service: RolloutService) -> None:
         service.http.post("/v1/rollouts", json=rollout_body(count=96, steps=1)).raise_for_status()
 
 
-def _restarts(service: RolloutService) -> int:
+def restarts_of(service: RolloutService) -> int:
+    """Times that a worker was loaded again."""
     return int(_sum(service, "solrl_worker_restarts_total"))
 
 

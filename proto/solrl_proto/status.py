@@ -237,6 +237,8 @@ class WorkerStatus(Message):
     name: str
     serving: bool
     """False while it is loaded again, or once it is given up."""
+    given_up: bool = False
+    """It died too often, and is not loaded again until the service restarts."""
     chunks: int
     """Chunks of at most 24 candidates that it has finished."""
     restarts: int

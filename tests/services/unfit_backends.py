@@ -32,6 +32,19 @@ def sleepy(*_: Any) -> FakeBackend:
     return FakeBackend()
 
 
+def stopped(*_: Any) -> FakeBackend:
+    """Stops its process at the first step, unless the file that the prompt names exists, which it then makes."""
+
+    def on_step(request: GenerationRequest) -> None:
+        if request.prompt.startswith("/"):
+            with contextlib.suppress(FileExistsError), open(request.prompt, "x") as note:
+                note.write(str(os.getpid()))
+                note.flush()
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    return FakeBackend(on_step=on_step)
+
+
 def lethal(*_: Any) -> FakeBackend:
     """Kills its process."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -31,6 +31,7 @@ class Dispatch:
         serving: number of workers that serve.
         closing: no more chunks are given out.
         dead: no worker will serve again.
+        finished: number of chunks that all workers have finished.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
@@ -38,6 +39,7 @@ class Dispatch:
         self.serving = 0
         self.closing = False
         self.dead = False
+        self.finished = 0
         self.throughput = RecentThroughput()
         self._metrics = metrics
         self._at_servers = settings.scoring_in_flight
@@ -150,6 +152,7 @@ class Dispatch:
         # Merging the adapter is billed to its run, rather than to all work of this kind.
         seconds = max(0.0, whole - scored.switch) / chunk.cost
         with self.changed:
+            self.finished += 1
             self._costs.record(chunk.kind, seconds)
             self._queue.charge(chunk, self._costs.cost_of(scored.switch))
             self._seconds_per_cost = 0.9 * (self._seconds_per_cost or seconds) + 0.1 * seconds

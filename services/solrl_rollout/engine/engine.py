@@ -25,7 +25,8 @@ from solrl_rollout.status.throughput import RecentThroughput
 logger = logging.getLogger(__name__)
 
 _MOST_DEATHS = 5
-"""Deaths of a worker after which it is given up, without a finished chunk or a long time of serving between them."""
+"""Deaths of a worker after which it is given up, if no worker has finished a chunk between them, nor has it served for
+a long time."""
 _STEADY_SECONDS = 300.0
 """Seconds of serving after which a worker's earlier deaths no longer count."""
 _LONGEST_PAUSE = 30.0
@@ -191,8 +192,15 @@ class Engine:
     def _revive(self, feed: WorkerFeed) -> bool:
         """Load a worker again, if need be several times; returns whether it serves."""
         name = feed.worker.name
-        while (deaths := feed.died()) < _MOST_DEATHS:
-            pause = min(2.0 ** (deaths - 2), _LONGEST_PAUSE) if deaths > 1 else 0.0
+        while True:
+            feed.died()
+            if feed.idle_deaths >= _MOST_DEATHS:
+                break
+            pause = min(2.0 ** min(feed.deaths - 2, 9), _LONGEST_PAUSE) if feed.deaths > 1 else 0.0
+            logger.warning(
+                "worker %s is loaded again in %g seconds; of %d deaths after which it is given up, it has %d",
+                *(name, pause, _MOST_DEATHS, feed.idle_deaths),
+            )
             with self._dispatch.changed:
                 if self._dispatch.changed.wait_for(lambda: self._dispatch.closing, pause):
                     return False
@@ -206,7 +214,11 @@ class Engine:
             logger.warning("worker %s serves again", name)
             self._set_serving(feed, True)
             return True
-        logger.error("worker %s died %d times in succession and is given up", name, _MOST_DEATHS)
+        logger.error(
+            "worker %s is given up: it died %d times, and no worker finished a chunk in between; restart the service "
+            "once the cause is mended",
+            *(name, _MOST_DEATHS),
+        )
         return False
 
     def _set_serving(self, feed: WorkerFeed, serving: bool) -> None:

@@ -22,6 +22,7 @@ class WorkerFeed:
         serving: whether it is loaded and takes chunks.
         ended: whether it will never serve again.
         deaths: number of times that it died since it last finished a chunk, or served for a long time.
+        idle_deaths: those of them since any worker last finished a chunk.
         restarts: number of times that it serves again after its death.
         chunks: chunks that it has taken and not finished. Guarded by `changed` of the dispatch.
     """
@@ -33,6 +34,7 @@ class WorkerFeed:
         self.serving = False
         self.ended = False
         self.deaths = 0
+        self.idle_deaths = 0
         self.restarts = 0
         self.chunks: list[Chunk] = []
         self._dispatch = dispatch
@@ -42,12 +44,16 @@ class WorkerFeed:
         """Held while a chunk is accounted for: several threads finish chunks."""
         self._last_end = 0.0
         self._finished = 0
+        self._finished_by_all = 0
+        """By all workers, at its last death."""
 
     @property
     def status(self) -> WorkerStatus:
         """The worker's state."""
         name = self.worker.name
-        return WorkerStatus(name=name, serving=self.serving, chunks=self._finished, restarts=self.restarts)
+        return WorkerStatus(
+            name=name, serving=self.serving, given_up=self.ended, chunks=self._finished, restarts=self.restarts
+        )
 
     def take(self, attend: Callable[[], None]) -> Chunk | None:
         """Wait for the worker's next chunk; see `Feed`."""
@@ -92,10 +98,14 @@ class WorkerFeed:
         self._drop(chunk)
         chunk.result.set_exception(error)
 
-    def died(self) -> int:
-        """Count a death; returns `deaths`."""
+    def died(self) -> None:
+        """Count a death."""
+        finished = self._dispatch.finished
+        if not self.deaths or finished != self._finished_by_all:
+            self.idle_deaths = 0
+        self._finished_by_all = finished
         self.deaths += 1
-        return self.deaths
+        self.idle_deaths += 1
 
     def put_back(self, begun: Sequence[Chunk]) -> None:
         """Queue all chunks again, after the worker's death; it had begun some of them."""

@@ -5,9 +5,10 @@ import errno
 import os
 import queue
 import resource
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +20,7 @@ from solrl_core.adapter import Adapter
 from solrl_proto.problems import ProblemError, RetryLaterError
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
-from solrl_rollout.engine.workers import process_workers, shared_adapters
+from solrl_rollout.engine.workers import process, process_workers, remote, shared_adapters
 from solrl_rollout.engine.workers.encoding import Header, encode_hosted, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.remote import RemoteWorker
@@ -77,6 +78,10 @@ class Process:
     def die(self) -> None:
         self._arrived.put(None)
 
+    def kill(self) -> None:
+        self.ended = True
+        self.die()
+
     def close(self) -> str:
         self.ended = True
         for id in self._held:
@@ -92,8 +97,17 @@ class Process:
 @contextlib.contextmanager
 def engine_on(*processes: Process) -> Iterator[Engine]:
     """A running engine whose only worker has each of these processes, one after another."""
-    metrics, left = Metrics(), iter(processes)
-    engine = Engine(SETTINGS, metrics, [RemoteWorker(SETTINGS, metrics, FakeBackend, name="w", connect=left.__next__)])
+    with engine_of_workers(processes) as engine:
+        yield engine
+
+
+@contextlib.contextmanager
+def engine_of_workers(*processes: Iterable[Process]) -> Iterator[Engine]:
+    """A running engine; its workers each have some processes, one after another."""
+    metrics = Metrics()
+    starts = {f"w{i}": iter(own).__next__ for i, own in enumerate(processes)}
+    workers = [RemoteWorker(SETTINGS, metrics, FakeBackend, name=name, connect=starts[name]) for name in starts]
+    engine = Engine(SETTINGS, metrics, workers)
     try:
         engine.start().result(600)
         yield engine
@@ -263,5 +277,62 @@ def test_deaths_after_steady_service_give_no_worker_up(
             process.die()
             while engine.workers[0].restarts < restarts and not engine.dead:
                 time.sleep(0.001)
-        assert engine.dead == dead
+        assert engine.dead == engine.workers[0].given_up == dead
         assert engine.workers[0].restarts == (4 if dead else 6)
+
+
+def test_deaths_beside_chunks_of_another_worker_give_no_worker_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solrl_rollout.engine.engine._LONGEST_PAUSE", 0.0)
+
+    def work_beside(_: Process, header: Header) -> None:
+        if header["do"] == "load":
+            made = chunk(job())
+            engine.submit([made])
+            made.result.result(600)
+
+    dying = [Process(), *(Process(work_beside) for _ in range(7))]
+    with engine_of_workers(dying, [Process()]) as engine:
+        for restarts, process in enumerate(dying[:-1], 1):
+            process.die()
+            while engine.workers[0].restarts < restarts:
+                assert not engine.workers[0].given_up
+                time.sleep(0.001)
+        assert engine.workers[1].chunks == 7
+
+
+def test_a_silent_process_is_replaced_and_its_chunks_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Process):
+        def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
+            if header["do"] == "load":
+                super().send(header, body, source)
+
+    def be_patient(_: Process, header: Header) -> None:
+        if header["do"] == "load":
+            monkeypatch.setattr(remote, "_SILENT", 100.0)
+
+    monkeypatch.setattr(remote, "_SILENT", 0.01)
+    silent = Silent()
+    with engine_on(silent, Process(be_patient)) as engine:
+        sent = chunk(job())
+        engine.submit([sent])
+        assert torch.equal(sent.result.result(600).rewards[REWARD], torch.ones(4))
+        assert silent.ended
+        assert engine.workers[0].chunks == 1
+        engine.ping().result(600)
+
+
+def test_a_process_that_kills_cannot_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "END_SECONDS", 0.01)
+    connection = process.ProcessConnection({}, shared_adapters.AdapterFiles(), threading.Lock())
+    pid = connection.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(connection.process, "kill", lambda: None)  # as if it were in a driver's call
+            connection.kill()
+            with pytest.raises(ConnectionError):
+                connection.receive()
+            assert connection.close() == f"process {pid} does not end when it is killed, as if stuck in a driver"
+    finally:
+        connection.process.kill()
+        connection.process.wait()

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_backend import REWARD
+from fake_backend import REWARD, chunk, job
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
-from unfit_backends import lethal, missing, noted, paced, sleepy, uneven
+from unfit_backends import lethal, missing, noted, paced, sleepy, stopped, uneven
 from worker_helpers import (
     LETHAL,
     assert_cancelled_within_a_step,
@@ -106,6 +106,21 @@ def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path:
     engine = Engine(settings, metrics, make_workers(settings, metrics, paced))
     try:
         assert_cancelled_within_a_step(engine, tmp_path / "steps")
+    finally:
+        engine.close()
+
+
+def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path) -> None:
+    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2, live_timeout=5.0), Metrics()
+    engine = Engine(settings, metrics, make_workers(settings, metrics, stopped))
+    try:
+        engine.start().result(600)
+        held = chunk(job(), str(tmp_path / "stopped"))
+        engine.submit([held])
+        assert len(held.result.result(600).rewards[REWARD]) == 4
+        assert_gone([int((tmp_path / "stopped").read_text())])
+        assert held.losses == 1
+        engine.ping().result(600)
     finally:
         engine.close()
 

@@ -63,12 +63,19 @@ class ProcessConnection:
             raise
         return message.header, message.body
 
-    def close(self) -> str:
-        """End both directions of the socket and wait for the end of the process."""
+    def kill(self) -> None:
+        """Kill the process, and end both directions of the socket: a process stuck in a driver may live on."""
+        self.process.kill()
         self._messages.end()
-        try:
-            code = self.process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def close(self) -> str:
+        """End both directions of the socket and wait for the end of the process, for some time."""
+        self._messages.end()
+        for end in (self.process.kill, lambda: None):
+            try:
+                code = self.process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                end()
+            else:
+                return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"process {self.process.pid} does not end when it is killed, as if stuck in a driver"

@@ -168,9 +168,13 @@ class RayConnection:
         except RayError as error:
             raise self._ended(str(error)) from error
 
-    def close(self) -> str:
+    def kill(self) -> None:
         """End the actor."""
         ray.kill(self._actor)
+
+    def close(self) -> str:
+        """End the actor; returns how it ended."""
+        self.kill()
         return self._how
 
     def _ended(self, how: str) -> ConnectionError:

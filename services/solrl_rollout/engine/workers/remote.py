@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -26,6 +26,10 @@ _AT_ONCE = 2
 """Chunks that a process makes at once: it scores one, or waits for the next, while it generates the other."""
 END_SECONDS = 15.0
 """Seconds in which a process must end once its connection is closed."""
+_SILENT = 2.0
+"""Times `live_timeout` for which a process may be silent; liveness fails before."""
+_LOOKS = 10
+"""Parts of that time. If this process itself was stopped for a while, that counts as one of them."""
 _LOCAL = {"gpus": None, "workers": 1, "queue_limit": 2**20, "tenant_queue_limit": None}
 """Settings of the engine in a worker's process, whatever the environment says."""
 
@@ -64,6 +68,9 @@ class Connection(Protocol):
         Raises:
             ConnectionError: the process has ended.
         """
+
+    def kill(self) -> None:
+        """End the connection, and the process by force; any thread may call this, also afterwards again."""
 
     def close(self) -> str:
         """End the process; returns how it ended, in words. `receive` returns what has arrived, then raises."""
@@ -141,7 +148,9 @@ class RemoteWorker:
         Raises:
             WorkerDiedError: the process has ended.
         """
-        self._feed = feed
+        self._feed, ended = feed, threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(ended,), name=f"solrl-watcher-{self.name}")
+        watcher.start()
         try:
             while True:
                 feed.wait(self._has_room, self._attend)
@@ -158,6 +167,8 @@ class RemoteWorker:
             raise WorkerDiedError(how, list(self._sent.values())) from error
         finally:
             self._stop()  # no result arrives after this: the engine resolves the chunks that are left
+            ended.set()
+            watcher.join()
 
     def cancel(self, job: Job) -> None:
         """Tell the process to stop the job's chunks, by the worker's own thread."""
@@ -196,6 +207,21 @@ class RemoteWorker:
         self._pings: dict[int, Future[None]] = {}
         self._outbox: deque[Header] = deque()
         self._gone = False
+
+    def _watch(self, ended: threading.Event) -> None:
+        """Main function of the thread that ends a process that is silent, e.g. stopped or stuck in a driver."""
+        silent = _SILENT * self._settings.live_timeout
+        while not ended.wait(silent / _LOOKS):
+            ping = self.ping()
+            if not any(wait([ping], silent / _LOOKS).done for _ in range(_LOOKS)):
+                logger.error(
+                    "worker %s took no step for %g seconds, twice live_timeout, and is replaced; raise live_timeout if "
+                    "its steps take longer",
+                    self.name,
+                    silent,
+                )
+                self._connection.kill()
+                return
 
     def _is_idle(self) -> bool:
         return not self._sent

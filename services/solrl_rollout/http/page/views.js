@@ -138,9 +138,9 @@ function showFoot(service) {
   });
   const kept = service.store === "redis" ? "adapters in Redis" : "adapters in memory";
   // A single worker needs no line of its own.
-  const workers = service.workers.length < 2 ? [] : service.workers.map(({ name, serving, chunks, restarts }) => {
+  const workers = service.workers.length < 2 ? [] : service.workers.map(({ name, serving, given_up, chunks, restarts }) => {
     const died = restarts ? `, restarted ${plural(restarts, "time")}` : "";
-    return el("span", { className: serving ? "" : "bad" }, `${name}: ${serving ? plural(chunks, "chunk") : "does not serve"}${died}`);
+    return el("span", { className: serving ? "" : "bad" }, `${name}: ${serving ? plural(chunks, "chunk") : given_up ? "given up" : "is loaded again"}${died}`);
   });
   $("foot").replaceChildren(...models, ...workers, el("span", {}, kept), el("span", {}, `tenant ${service.tenant}`), el("span", {}, `solrl ${service.version}, up ${duration(service.uptime)}`));
 }

@@ -17,7 +17,7 @@ router = APIRouter(prefix="/health", tags=["health"], responses=PROBLEMS)
 @router.get("/live")
 @access("open")
 async def live(service: ServiceDep) -> dict[str, str]:
-    """200 while all serving workers answer; 503 when the engine is dead or one of them stuck: restart the process."""
+    """200 while all serving workers answer; 503 when the engine is dead, or while one of them is stuck."""
     await _ping_engine(service)
     return {"status": "live"}
 
@@ -44,5 +44,6 @@ async def _ping_engine(service: Service) -> None:
         raise ProblemError(
             ProblemKind.ENGINE_STALLED,
             f"a worker did not answer within {limit} seconds",
-            action="restart the service if this persists, or raise live_timeout if its steps take longer",
+            action="wait: one of several workers is replaced after twice that time; if this persists, restart the "
+            "service, or raise live_timeout if its steps take longer",
         ) from None
