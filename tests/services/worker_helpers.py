@@ -8,7 +8,7 @@ from typing import Any
 
 import faulty_rewards
 import pytest
-from fake_backend import chunk, job
+from fake_backend import REWARD, chunk, job
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, rollout_request
 from solrl_proto.problems import ProblemError
@@ -76,3 +76,14 @@ def assert_cancelled_within_a_step(engine: Engine, steps: Path) -> None:
     with pytest.raises(ProblemError):
         endless.result.result(600)
     assert steps.stat().st_size == taken < 200
+
+
+def assert_replaced_once_stopped(engine: Engine, note: Path) -> None:
+    """Start an engine on `stopped`, whose worker stops at the first step of a chunk and notes its process in a file."""
+    engine.start().result(600)
+    held = chunk(job(), str(note))
+    engine.submit([held])
+    assert len(held.result.result(600).rewards[REWARD]) == 4
+    assert_gone([int(note.read_text())])
+    assert held.losses == 1
+    engine.ping().result(600)

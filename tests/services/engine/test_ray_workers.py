@@ -27,10 +27,11 @@ from solrl_rollout.engine.workers.ray_cluster import AdapterObjects, RayCluster,
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 from support.ray_nodes import ray_nodes
-from unfit_backends import paced
+from unfit_backends import paced, stopped
 from worker_helpers import (
     assert_cancelled_within_a_step,
     assert_gone,
+    assert_replaced_once_stopped,
     counted,
     groups,
     one_thread,
@@ -70,7 +71,7 @@ def actors(service: RunningService) -> list[int]:
 
 @contextlib.contextmanager
 def engine_of(load_backend: Any) -> Iterator[Engine]:
-    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers="ray:1"), Metrics()
+    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers="ray:1", live_timeout=5.0), Metrics()
     engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))
     try:
         yield engine
@@ -121,6 +122,11 @@ def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(
 def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path: Path) -> None:
     with engine_of(paced) as engine:
         assert_cancelled_within_a_step(engine, tmp_path / "steps")
+
+
+def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path) -> None:
+    with engine_of(stopped) as engine:
+        assert_replaced_once_stopped(engine, tmp_path / "stopped")
 
 
 def test_an_adapter_is_stored_once_and_freed_with_its_last_reference() -> None:

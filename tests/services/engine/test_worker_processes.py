@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_backend import REWARD, chunk, job
+from fake_backend import REWARD
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
@@ -23,6 +23,7 @@ from worker_helpers import (
     LETHAL,
     assert_cancelled_within_a_step,
     assert_gone,
+    assert_replaced_once_stopped,
     counted,
     groups,
     one_thread,
@@ -114,13 +115,7 @@ def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path
     settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2, live_timeout=5.0), Metrics()
     engine = Engine(settings, metrics, make_workers(settings, metrics, stopped))
     try:
-        engine.start().result(600)
-        held = chunk(job(), str(tmp_path / "stopped"))
-        engine.submit([held])
-        assert len(held.result.result(600).rewards[REWARD]) == 4
-        assert_gone([int((tmp_path / "stopped").read_text())])
-        assert held.losses == 1
-        engine.ping().result(600)
+        assert_replaced_once_stopped(engine, tmp_path / "stopped")
     finally:
         engine.close()
 
