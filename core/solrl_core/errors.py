@@ -8,10 +8,16 @@ SolrlError
     └── RewardUnavailableError     a reward server gives no usable answer
 """
 
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import Any, Literal
 
 AdapterFault = Literal["malformed", "metadata", "keys", "dtype", "shape", "nonfinite"]
 Mismatch = Literal["noise", "digests"]
+
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+"""Folders of Python and of installed packages, whose places say less than the line that called them."""
 
 
 class SolrlError(Exception):
@@ -90,3 +96,11 @@ class RewardError(SolrlError, RuntimeError):
 
 class RewardUnavailableError(RewardError):
     """A reward server gave no usable answer, by no fault of the images; the same images may be scored later."""
+
+
+def described(error: BaseException) -> str:
+    """Type, text and place of an error in called code that is not ours: "KeyError: 'want' (my_rewards.py:12)"."""
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    called = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in called if not frame.filename.startswith(_INSTALLED)] or called
+    return f"{said} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else said

@@ -34,9 +34,49 @@ class End(BaseException):
     """The end of a thread."""
 
 
-def fatal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """Kills the thread that calls it."""
-    raise End
+def end(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Would end the thread that calls it."""
+    raise End("not this thread")
+
+
+def interrupt(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Raises what Ctrl-C raises."""
+    raise KeyboardInterrupt
+
+
+def listed(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Any:
+    """A list, where a tensor belongs."""
+    return [0.0] * len(images)
+
+
+def complex_numbers(
+    images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> torch.Tensor:
+    """Scores that have no order."""
+    return torch.ones(len(images), dtype=torch.complex64)
+
+
+class Fatal:
+    """Kills the thread that scores with it, once it has scored: a fault that is not in the call of a reward."""
+
+    _scored = False
+
+    @property
+    def at(self) -> None:
+        """No server's address."""
+        if self._scored:
+            self._scored = False
+            raise End
+
+    def __call__(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Score images; the last that this thread does."""
+        self._scored = True
+        return images.mean((1, 2, 3))
+
+
+fatal = Fatal()
 
 
 def lethal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:

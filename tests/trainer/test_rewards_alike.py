@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import faulty_rewards
 import httpx
 import pytest
 import torch
@@ -26,7 +28,8 @@ from solrl_trainer.rollouts.groups import GroupSamples
 from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.scoring import Scorer
 
-WANT, TWICE, FEW, LEAVE = (f"faulty_rewards:{name}" for name in ("picky", "twice", "few", "leave"))
+NAMES = ("picky", "twice", "few", "leave", "end", "listed", "complex_numbers")
+WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX = (f"faulty_rewards:{name}" for name in NAMES)
 PLACES = ("service", "service's server", "trainer", "trainer's server")
 TEXT, SEEDS = "a red circle", [1, 2, 3]
 CPU = torch.device("cpu")
@@ -35,6 +38,12 @@ Outcome = tuple[Any, ...]
 """Scores, and values of each reward; or the kind of fault, and what is said of it."""
 Score = Callable[[Mapping[str, float], Mapping[str, Any]], Outcome]
 """Scores images with these rewards and weights, of a prompt with this metadata."""
+
+
+def line_of(text: str) -> int:
+    """Number of the first line of `faulty_rewards` with a text."""
+    lines = Path(faulty_rewards.__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
 def in_service(client: httpx.Client, weights: Mapping[str, float], metadata: Mapping[str, Any]) -> Outcome:
@@ -86,7 +95,7 @@ def places(names: tuple[str, ...]) -> Iterator[tuple[dict[str, Score], Callable[
 
 @pytest.fixture(scope="module")
 def everywhere() -> Iterator[dict[str, Score]]:
-    with places((WANT, TWICE, FEW, LEAVE)) as (found, _):
+    with places((WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX)) as (found, _):
         yield found
 
 
@@ -116,11 +125,29 @@ def test_scores_are_equal(everywhere: dict[str, Score], place: str, weights: dic
     [
         (WANT, "nan", "gave nan for image 0 of prompt 'a red circle'"),
         (WANT, "-inf", "gave -inf for image 0 of prompt 'a red circle'"),
-        (WANT, "many", "failed on image 0 of prompt 'a red circle': could not convert string to float: 'many'"),
+        (
+            WANT,
+            "many",
+            "failed on image 0 of prompt 'a red circle': ValueError: could not convert string to float: 'many' "
+            f"(faulty_rewards.py:{line_of('float(one')})",
+        ),
         (FEW, 1, "gave shape (2,); expected (3,)"),
-        (LEAVE, 1, "failed on image 0 of prompt 'a red circle': a package's own end"),
+        (
+            LEAVE,
+            1,
+            "failed on image 0 of prompt 'a red circle': SystemExit: a package's own end "
+            f"(faulty_rewards.py:{line_of('sys.exit(')})",
+        ),
+        (
+            END,
+            1,
+            "failed on image 0 of prompt 'a red circle': End: not this thread "
+            f"(faulty_rewards.py:{line_of('raise End(')})",
+        ),
+        (LISTED, 1, "gave a value of type list of 3; expected a tensor of shape (3,), such as torch.tensor(scores)"),
+        (COMPLEX, 1, "gave complex numbers (torch.complex64); expected a tensor of shape (3,) of real numbers"),
     ],
-    ids=["NaN", "infinite", "an error", "a wrong count", "leaves"],
+    ids=["NaN", "infinite", "an error", "a wrong count", "leaves", "ends its thread", "a list", "complex numbers"],
 )
 def test_a_reward_that_fails_says_the_same(
     everywhere: dict[str, Score], place: str, name: str, want: Any, said: str, weight: float

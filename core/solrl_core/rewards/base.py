@@ -2,8 +2,10 @@
 
 import inspect
 import json
+import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -11,10 +13,12 @@ from urllib.parse import urlsplit
 import torch
 from solrl_proto.scores import MAX_ANSWER_SECONDS
 
-from solrl_core.errors import RewardError
+from solrl_core.errors import RewardError, described
 from solrl_core.fingerprint import source_digest
 from solrl_core.model_options import ModelOptions
 from solrl_core.registry import Registry
+
+logger = logging.getLogger(__name__)
 
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
@@ -259,7 +263,8 @@ class RewardSet:
 
         Raises:
             KeyError: a name that was not loaded.
-            RewardError: a reward failed, or returned a wrong shape or a non-finite score; names reward and image.
+            RewardError: a reward failed, or returned something other than a finite number per image; names reward and
+                image. The log has the traceback of a failure.
             RewardUnavailableError: a reward's server gave no usable answer.
             torch.OutOfMemoryError: the device is out of memory.
         """
@@ -267,17 +272,21 @@ class RewardSet:
         for name in names:
             reward, began = self._rewards[name], time.monotonic()
             try:
-                values = reward(images, prompts, metadata).float().cpu()
+                given = reward(images, prompts, metadata)
+                if fault := _fault_of_scores(given, len(images)):
+                    raise RewardError(name, fault)
+                values = given.float().cpu()
             except torch.OutOfMemoryError:
                 raise  # the caller may retry with fewer images
             except RewardError:
-                raise  # of a server, which says what failed
-            except (Exception, SystemExit) as error:  # a reward's package may call sys.exit
+                raise  # also of a server, which says what failed
+            except BaseException as error:  # a reward's package may end its thread, or the program by sys.exit
+                if _is_interrupt(error):
+                    raise
                 at = _first_failing(reward, images, prompts, metadata)
                 which = f"{len(images)} images" if at is None else f"image {at} of prompt {prompts[at]!r}"
-                raise RewardError(name, f"failed on {which}: {error}") from error
-            if values.shape != (len(images),):
-                raise RewardError(name, f"gave shape {tuple(values.shape)}; expected ({len(images)},)")
+                logger.error("reward %r failed on %s", name, which, exc_info=error)
+                raise RewardError(name, f"failed on {which}: {described(error)}") from error
             bad = (~torch.isfinite(values)).nonzero()
             if len(bad):
                 at = int(bad[0])
@@ -294,10 +303,36 @@ def _first_failing(
     for at in range(len(images)):
         one = slice(at, at + 1)
         try:
-            reward(images[one], prompts[one], metadata[one]).float()
-        except (Exception, SystemExit):
+            reward(images[one], prompts[one], metadata[one])
+        except BaseException as error:
+            if _is_interrupt(error):
+                raise
             return at
     return None
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether an error is the user's Ctrl-C, which only the main thread gets, and no fault of a reward."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def _fault_of_scores(given: Any, count: int) -> str:
+    """The fault of what a reward returned for so many images; empty if it is a real number for each."""
+    expected = f"expected a tensor of shape ({count},)"
+    if not isinstance(given, torch.Tensor):
+        return f"gave {_kind_of(given)}; {expected}, such as torch.tensor(scores)"
+    if given.is_complex():
+        return f"gave complex numbers ({given.dtype}); {expected} of real numbers"
+    if given.shape != (count,):
+        return f"gave shape {tuple(given.shape)}; expected ({count},)"
+    return ""
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "None"
+    size = f" of {len(value)}" if isinstance(value, Sized) else ""
+    return f"a value of type {type(value).__name__}{size}"
 
 
 def weighted_sum(scores: Mapping[str, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:

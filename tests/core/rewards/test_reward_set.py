@@ -1,13 +1,17 @@
 """Rewards: the registry, and what RewardSet gives and refuses."""
 
+import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from reward_helpers import CLIP, HPSV2, IMAGEREWARD
+from solrl_core.errors import RewardError
 from solrl_core.families import Backbone
 from solrl_core.rewards import Reward, RewardSet, base, load_reward
 from solrl_core.rewards.base import REWARDS, weighted_sum
@@ -94,14 +98,72 @@ def test_a_wrong_shape_names_the_reward(shape: tuple[int, ...]) -> None:
         scored(b=giving(torch.zeros(shape)))
 
 
-def test_a_failing_reward_is_named_with_its_error() -> None:
+def test_a_failing_reward_is_named_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
     def fails(images: torch.Tensor) -> torch.Tensor:
         raise ZeroDivisionError("no such luck")
 
-    with pytest.raises(RuntimeError, match="'b' failed on image 0 of prompt 'one': no such luck"):
+    where = rf"\(test_reward_set.py:{fails.__code__.co_firstlineno + 1}\)"
+    with pytest.raises(
+        RewardError, match=rf"'b' failed on image 0 of prompt 'one': ZeroDivisionError: no such luck {where}"
+    ):
         scored(a=giving(torch.zeros(3)), b=giving(fails))
-    with pytest.raises(RuntimeError, match="'b' failed"):
-        scored(b=giving([0.0, 0.0, 0.0]))
+    (record,) = caplog.records
+    assert "Traceback" in caplog.text
+    assert 'raise ZeroDivisionError("no such luck")' in caplog.text
+    assert record.getMessage() == "reward 'b' failed on image 0 of prompt 'one'"
+
+
+def test_a_failure_in_a_package_is_placed_where_the_reward_calls_it() -> None:
+    def fails(images: torch.Tensor) -> torch.Tensor:
+        return json.loads("{")
+
+    line = fails.__code__.co_firstlineno + 1
+    with pytest.raises(RewardError, match=rf"JSONDecodeError: .*\(test_reward_set.py:{line}\)"):
+        scored(b=giving(fails))
+    with pytest.raises(RewardError, match=r"TypeError: .*takes 1 positional argument but 3 were given$"):
+        scored(b=lambda images: images)  # type: ignore[arg-type, misc]
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ([0.0, 0.0, 0.0], "a value of type list of 3"),
+        (None, "None"),
+        (0.5, "a value of type float"),
+        (np.zeros(3), "a value of type ndarray of 3"),
+    ],
+)
+def test_anything_but_a_tensor_is_refused_by_its_type(returned: Any, said: str) -> None:
+    with pytest.raises(RewardError, match=rf"'b' gave {said}; expected a tensor of shape \(3,\), such as"):
+        scored(b=giving(returned))
+
+
+def test_complex_scores_are_refused() -> None:
+    with pytest.raises(RewardError, match=r"'b' gave complex numbers \(torch.complex64\); expected a tensor"):
+        scored(b=giving(torch.ones(3, dtype=torch.complex64)))
+
+
+def raising(error: BaseException) -> Reward:
+    def fails(images: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    return giving(fails)
+
+
+def test_a_reward_cannot_end_the_thread_that_scores() -> None:
+    class EndError(BaseException):
+        pass
+
+    for error in (EndError("the end"), GeneratorExit(), SystemExit(0)):
+        with pytest.raises(RewardError, match=f"'b' failed on image 0 of prompt 'one': {type(error).__name__}"):
+            scored(b=raising(error))
+
+
+def test_ctrl_c_is_the_main_threads_only() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        scored(b=raising(KeyboardInterrupt()))
+    with ThreadPoolExecutor(1) as other, pytest.raises(RewardError, match=r"'b' failed .*KeyboardInterrupt"):
+        other.submit(scored, b=raising(KeyboardInterrupt())).result()
 
 
 def test_the_image_that_a_reward_fails_on_is_named() -> None:
@@ -110,7 +172,7 @@ def test_the_image_that_a_reward_fails_on_is_named() -> None:
             raise ZeroDivisionError("no such luck")
         return torch.zeros(len(images))
 
-    with pytest.raises(RuntimeError, match="'b' failed on image 1 of prompt 'two': no such luck"):
+    with pytest.raises(RuntimeError, match="'b' failed on image 1 of prompt 'two': ZeroDivisionError: no such luck"):
         scored(b=giving(fails))
 
 
@@ -120,7 +182,7 @@ def test_a_reward_that_fails_only_on_a_batch_reports_its_size() -> None:
             raise MemoryError("too many")
         return torch.zeros(len(images))
 
-    with pytest.raises(RuntimeError, match="'b' failed on 3 images: too many"):
+    with pytest.raises(RuntimeError, match="'b' failed on 3 images: MemoryError: too many"):
         scored(b=giving(fails))
 
 

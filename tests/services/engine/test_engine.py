@@ -13,7 +13,6 @@ import pytest
 import torch
 from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, engine_of, job, started_engine
 from fastapi import FastAPI
-from faulty_rewards import fatal
 from service_helpers import MODEL, adapter_file, content_digest, problem, rollout_request
 from solrl_core.noise import initial_noise
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
@@ -23,7 +22,7 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import Settings
 
-FATAL = f"{fatal.__module__}:{fatal.__name__}"
+FATAL = "faulty_rewards:fatal"
 
 
 @pytest.fixture

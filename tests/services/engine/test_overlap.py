@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 from fake_backend import REWARD, Events, FakeBackend, Observed, started_engine
-from faulty_rewards import fatal, gate, gated, picky
+from faulty_rewards import gate
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.backends.base import GenerationRequest
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job
 
-FATAL, GATED, PICKY = (f"{one.__module__}:{one.__name__}" for one in (fatal, gated, picky))
+FATAL, GATED, PICKY = (f"faulty_rewards:{name}" for name in ("fatal", "gated", "picky"))
 
 
 @pytest.fixture

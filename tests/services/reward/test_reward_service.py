@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 import socket
 import tracemalloc
@@ -163,7 +164,10 @@ def test_requests_for_other_rewards_are_not_in_one_batch(app: Any, client: httpx
         assert {name: list(values) for name, values in one.result(600).scores.items()} == {BRIGHT: expected[::-1]}
 
 
-def test_a_request_cannot_fail_another_one_of_its_batch(app: Any, client: httpx.Client) -> None:
+def test_a_request_cannot_fail_another_one_of_its_batch(
+    app: Any, client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "solrl_core.rewards.base")  # pytest keeps records, and so their images
     with calling(4) as callers:
         first = callers.submit(scores, client, wanted(1))
         assert served_rewards.reached.wait(600)
@@ -300,8 +304,21 @@ def test_a_reward_that_ends_the_program_fails_its_own_requests_only(client: http
     for _ in range(2):
         found = problem(ask(client, body(pictures(1), LEAVING)))
         assert (found["status"], found["kind"]) == (500, "reward-failed")
-        assert found["detail"].endswith("failed on image 0 of prompt 'a red circle, 0': a package's own fault")
+        assert "failed on image 0 of prompt 'a red circle, 0': SystemExit: a package's own fault (" in found["detail"]
     assert len(scores(client, body(pictures(2), BRIGHT)).scores[BRIGHT]) == 2
+
+
+@pytest.mark.parametrize("name", ["end", "interrupt"])
+def test_a_reward_cannot_end_the_service(name: str) -> None:
+    failing = f"faulty_rewards:{name}"
+    there = create_app(Settings(rewards=(BRIGHT, failing), device="cpu"))
+    with serving(there) as address, httpx.Client(base_url=address, timeout=600) as client:
+        for _ in range(2):
+            found = problem(ask(client, body(pictures(1), failing)))
+            assert (found["status"], found["kind"]) == (500, "reward-failed")
+            assert "(faulty_rewards.py:" in found["detail"]
+        assert len(scores(client, body(pictures(2), BRIGHT)).scores[BRIGHT]) == 2
+        assert not there.state.service.dead
 
 
 def test_images_that_wait_are_in_memory_once() -> None:
