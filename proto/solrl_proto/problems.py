@@ -1,30 +1,36 @@
 """Errors as RFC 9457 problem documents: the fault, the value received, the value expected, the remedy."""
 
 from enum import StrEnum
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from solrl_proto.secrets import without_secrets
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _TYPE_PREFIX = "urn:solrl:problem:"
+
+_Text = Annotated[str, AfterValidator(without_secrets)]
+_Value = Annotated[Any, AfterValidator(without_secrets)]
 
 
 class Problem(BaseModel):
     """An RFC 9457 problem document. `type` is `urn:solrl:problem:<kind>`; kinds are stable, texts are not.
 
     `got`, `expected` and `action` are extension members; `where` names the field, tensor or header at fault.
+    Secrets of this process are cut out of all texts.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     type: str
-    title: str
+    title: _Text
     status: int
-    detail: str
-    where: str | None = None
-    got: Any = None
-    expected: Any = None
-    action: str | None = None
+    detail: _Text
+    where: _Text | None = None
+    got: _Value = None
+    expected: _Value = None
+    action: _Text | None = None
 
     @property
     def kind(self) -> str:
@@ -95,6 +101,7 @@ class ProblemKind(StrEnum):
     REQUEST_TIMEOUT = "request-timeout", 408, "Request took too long"
     REWARD_FAILED = "reward-failed", 500, "A reward failed"
     REWARD_NOT_LOADED = "reward-not-loaded", 422, "Reward is not loaded"
+    REWARD_STALLED = "reward-stalled", 503, "A reward does not return"
     REWARD_UNKNOWN = "reward-unknown", 422, "Reward is not loaded"
     RUN_NOT_FOUND = "run-not-found", 404, "No such run"
     RUN_TAKEN = "run-taken", 409, "Run name is taken"

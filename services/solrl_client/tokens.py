@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from solrl_proto.secrets import hold_secret
+
 
 def bearer_token(variable: str) -> str | None:
     """Bearer token from the file named by `<variable>_PATH`, or from the variable itself; None without either.
@@ -23,4 +25,4 @@ def bearer_token(variable: str) -> str | None:
             f"{source} contains white space, control or non-ASCII characters, so it is not a token; "
             "expected one line, as the service's operator gives it"
         )
-    return token or None
+    return hold_secret(token) if token else None

@@ -125,7 +125,7 @@ def _refusal(answer: httpx.Response) -> RefusedError:
     try:
         problem = Problem.model_validate_json(body, extra="ignore")
     except ValidationError:
-        return unexpected(answer, body[:200].decode(errors="replace"))
+        return unexpected(answer, printable(body.decode(errors="replace"), 200))
     after = answer.headers.get("Retry-After", "")
     return refusal(problem, float(after) if after.isascii() and after.isdigit() else None)
 

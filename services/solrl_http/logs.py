@@ -1,4 +1,4 @@
-"""The service's log: text or JSON lines, each with the id of its request."""
+"""The service's log: text or JSON lines, each with the id of its request, and without secrets of this process."""
 
 import json
 import logging
@@ -7,6 +7,8 @@ import time
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
+
+from solrl_proto.secrets import without_secrets
 
 LogFormat = Literal["auto", "json", "text"]
 
@@ -61,11 +63,11 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": without_secrets(record.getMessage()),
             **_fields(record),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = without_secrets(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
 
 
@@ -75,12 +77,13 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line. Control characters are escaped, so that no client can forge a line of the log."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        parts = [f"{clock} {record.levelname.lower():7} {record.getMessage().translate(_CONTROL)}"]
+        parts = [f"{clock} {record.levelname.lower():7} {without_secrets(record.getMessage()).translate(_CONTROL)}"]
         parts += [f"{name}={json.dumps(value, default=str)}" for name, value in _fields(record).items()]
         line = " ".join(parts)
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{without_secrets(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     own: dict[str, Any] = getattr(record, "fields", {})
-    return _process | (_request.get() or {}) | own
+    fields: dict[str, Any] = without_secrets(_process | (_request.get() or {}) | own)
+    return fields

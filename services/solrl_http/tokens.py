@@ -22,11 +22,9 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError
 from solrl_proto.identifiers import Message, RunName
+from solrl_proto.secrets import TOKEN_PREFIX
 
 logger = logging.getLogger(__name__)
-
-TOKEN_PREFIX = "solrl_"
-"""Prefix of every token, so that scanners of source code and logs can find leaked ones."""
 
 Scope = Literal["rollout", "push", "score", "admin"]
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from solrl_proto.secrets import without_secrets
+
 _NUMBER = r"([+-]?[0-9]+(?:\.[0-9]+)?)"
 _ALONE = re.compile(rf"\s*{_NUMBER}\.?\s*")
 _AFTER_LABEL = re.compile(rf"\s*{_NUMBER}\.?(?=\s|\Z)")
@@ -105,4 +107,5 @@ def _token_at(text: str, span: tuple[int, int], tokens: Sequence[Token]) -> Toke
 
 
 def _shown(text: str) -> str:
+    text = without_secrets(text)
     return repr(text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}")

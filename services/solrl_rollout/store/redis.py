@@ -35,6 +35,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.secrets import hold_secret
 from solrl_proto.status import Activity, IterationReport, Point, Samples
 
 from solrl_rollout.store.base import (
@@ -162,6 +163,7 @@ class RedisRunStore(RunStore):
                 retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 3),
                 socket_timeout=30.0,
             )
+            hold_secret(pool.connection_kwargs.get("password") or "")
             self._redis = Redis.from_pool(pool)
             # An unknown option in the URL's query would raise a TypeError only at the first command.
             pool.connection_class(**pool.connection_kwargs)
