@@ -1,6 +1,7 @@
 """Messages of a reward service: images and prompts in, scores out.
 
-The body of `POST /v1/scores` is a safetensors file: a tensor `images`, uint8 [N, 3, H, W], and a `ScoreRequest` as JSON
+The body of `POST /v1/scores` is a safetensors file: a tensor `images`, uint8 [N, 3, H, W] with sides of at most
+`MAX_SCORED_SIDE` and at most `MAX_SCORED_RATIO` between them, and a `ScoreRequest` as JSON
 in the metadata field `request`.
 """
 
@@ -16,6 +17,10 @@ IMAGES_TENSOR = "images"
 REQUEST_FIELD = "request"
 MAX_SCORED_IMAGES = 256
 """Images of one request."""
+
+MAX_SCORED_SIDE = 8192
+MAX_SCORED_RATIO = 8
+"""Of an image's longer side to its shorter one, which rewards enlarge."""
 
 MAX_ANSWER_SECONDS = 86_400.0
 

@@ -1,5 +1,6 @@
 """Size limits of heads and bodies, counted as data arrives: a declared length may be wrong or missing."""
 
+from solrl_proto.json_size import MAX_PARSED_BYTES, parsed_bytes
 from solrl_proto.problems import Problem, ProblemKind
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -54,7 +55,10 @@ class HeadLimit:
 
 
 class BodyLimit:
-    """Middleware that collects bodies of at most `limit` bytes, except those of PUT, whose route does so by itself."""
+    """Middleware that collects bodies of at most `limit` bytes, except those of PUT, whose route does so by itself.
+
+    JSON that would take more than `MAX_PARSED_BYTES` is refused before it is parsed.
+    """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
@@ -73,6 +77,8 @@ class BodyLimit:
                 return await receive()
             # Raised here, not before the app is called, so that the app's exception handlers answer.
             body = await read_body(Request(scope, receive), self._limit, self._refuse)
+            if b"application/json" in dict(scope["headers"]).get(b"content-type", b"").lower():
+                _require_small_json(body)
             complete = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -80,3 +86,16 @@ class BodyLimit:
 
     def _refuse(self, got: str) -> HTTPException:
         return body_too_large(got, self._limit, "max_body_bytes")
+
+
+def _require_small_json(body: bytes) -> None:
+    size = parsed_bytes(body)
+    if size > MAX_PARSED_BYTES:
+        problem = ProblemKind.BODY_TOO_LARGE.problem(
+            "the body has more lists, objects and numbers than the service accepts",
+            where="body",
+            got=f"about {size} bytes once it is parsed",
+            expected=f"at most {MAX_PARSED_BYTES} bytes",
+            action="send fewer prompts at a time, with less metadata",
+        )
+        raise HTTPException(413, detail=problem)  # type: ignore[arg-type]

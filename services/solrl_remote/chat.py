@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import httpx
@@ -13,8 +14,9 @@ from solrl_client.addresses import check_url
 from solrl_client.deadline import TimedClient
 from solrl_client.retries import Retries
 from solrl_client.text import printable
-from solrl_client.transport import MAX_DOCUMENT, RefusedError, first_fault, read_within
+from solrl_client.transport import RefusedError, first_fault, read_within
 from solrl_core.errors import RewardUnavailableError
+from solrl_proto.json_size import parsed_bytes
 
 TOKEN = "SOLRL_JUDGE_TOKEN"
 """Variable of the environment with the endpoint's API key; `TOKEN_PATH`'s file has it, too."""
@@ -22,8 +24,30 @@ TOKEN = "SOLRL_JUDGE_TOKEN"
 _REFUSED = {400, 413, 422}
 """Statuses by which an endpoint refuses one request, not its sender."""
 _LONGEST_PAUSE = 30.0
+_MAX_ERROR = 2**16
+"""Bytes of the largest error."""
+
+_FAIL_FAST = Field(fail_fast=True)
+"""Of a sequence: a fault takes about a kilobyte, so only the first one is kept."""
 
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Largest:
+    """Size of the largest document that is read.
+
+    Args:
+        size: its bytes.
+        parsed: bytes that it may take once it is parsed, see `parsed_bytes`.
+    """
+
+    size: int
+    parsed: int
+
+
+_LARGEST_LIST = Largest(4 * 2**20, 96 * 2**20)
+"""Of models; the longest that is known has some hundreds, in a megabyte."""
 
 
 class TokenChoice(BaseModel):
@@ -36,13 +60,13 @@ class TokenChoice(BaseModel):
 class AnswerToken(TokenChoice):
     """A token of an answer, and the likeliest ones at its place."""
 
-    top_logprobs: tuple[TokenChoice, ...] = ()
+    top_logprobs: Annotated[tuple[TokenChoice, ...], _FAIL_FAST] = ()
 
 
 class AnswerTokens(BaseModel):
     """Tokens of an answer, if the endpoint gives them."""
 
-    content: tuple[AnswerToken, ...] | None = None
+    content: Annotated[tuple[AnswerToken, ...], _FAIL_FAST] | None = None
 
 
 class Message(BaseModel):
@@ -69,7 +93,7 @@ class Spent(BaseModel):
 class Completion(BaseModel):
     """Document of `POST /chat/completions`."""
 
-    choices: tuple[Choice, ...]
+    choices: Annotated[tuple[Choice, ...], _FAIL_FAST]
     usage: Spent | None = None
 
 
@@ -78,7 +102,7 @@ class _Model(BaseModel):
 
 
 class _Models(BaseModel):
-    data: tuple[_Model, ...]
+    data: Annotated[tuple[_Model, ...], _FAIL_FAST]
 
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -128,6 +152,7 @@ class ChatEndpoint:
         patience: seconds for which a request is repeated after temporary faults, with growing pauses.
         connections: most open connections.
         per_second: most requests in a second; None for no limit.
+        largest: size of the largest answer.
         pause: seconds before a request is first repeated.
 
     Attributes:
@@ -146,6 +171,7 @@ class ChatEndpoint:
         patience: float,
         connections: int,
         per_second: float | None,
+        largest: Largest,
         pause: float = 0.5,
     ) -> None:
         if not (timeout > 0 and patience >= 0 and connections >= 1 and (per_second is None or per_second > 0)):
@@ -157,6 +183,7 @@ class ChatEndpoint:
         self._reward = reward
         self._timeout = timeout
         self._patience = patience
+        self._largest = largest
         self._pause = pause
         self._pace = Pace(per_second)
         self._lock = threading.Lock()
@@ -176,7 +203,7 @@ class ChatEndpoint:
             RewardUnavailableError: it does not say.
         """
         try:
-            listed = self._attempt(_Models, "GET", "/models")
+            listed = self._attempt(_Models, _LARGEST_LIST, "GET", "/models")
         except (_TemporaryError, RequestRefusedError) as error:
             raise self.unavailable(str(error)) from None
         return tuple(model.id for model in listed.data)
@@ -192,7 +219,9 @@ class ChatEndpoint:
 
         def attempt() -> Completion:
             self._count(requests=1)
-            found = self._attempt(Completion, "POST", "/chat/completions", content=request, headers=headers)
+            found = self._attempt(
+                Completion, self._largest, "POST", "/chat/completions", content=request, headers=headers
+            )
             if found.usage:
                 self._count(**found.usage.model_dump())
             return found
@@ -226,11 +255,12 @@ class ChatEndpoint:
                     self._pace.hold(pause)
             cancelled.wait(pause)
 
-    def _attempt(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
+    def _attempt(self, model: type[Document], largest: Largest, method: str, path: str, **arguments: Any) -> Document:
         """The document of one request."""
         try:
             with self._http.stream(method, path, **arguments) as answer:
-                body = read_within(answer, MAX_DOCUMENT)
+                limit = largest.size if answer.is_success else _MAX_ERROR
+                body = read_within(answer, limit)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             # Its text may contain the token.
             raise self.unavailable(f"cannot be asked ({type(error).__name__})") from None
@@ -240,13 +270,18 @@ class ChatEndpoint:
         except RefusedError as error:
             raise self.unavailable(f"gave an answer that cannot be read: {error.problem.detail}") from None
         if body is None:
-            raise self.unavailable(f"gave a document of more than {MAX_DOCUMENT} bytes")
+            raise self.unavailable(f"answered {answer.status_code} to {path} with more than {limit} bytes")
         if not answer.is_success:
             raise self._refusal(answer, path, _message(body))
+        if (parsed := parsed_bytes(body)) > largest.parsed:
+            raise self.unavailable(
+                f"gave a document of {path} that would take about {parsed} bytes once it is parsed; expected at most "
+                f"{largest.parsed}"
+            )
         try:
             return model.model_validate_json(body)
         except ValidationError as error:
-            got = printable(body[:200].decode(errors="replace"))
+            got = printable(body.decode(errors="replace"), 200)
             raise self.unavailable(
                 f"did not answer as {path} of OpenAI's interface ({printable(first_fault(error), 400)}): got {got!r}; "
                 "check the address"
@@ -275,7 +310,7 @@ def _message(body: bytes) -> str:
         error = json.loads(body)["error"]
         text = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError, RecursionError):
-        text = body[:400].decode(errors="replace")
+        text = body.decode(errors="replace")
     return printable(text, 400)
 
 

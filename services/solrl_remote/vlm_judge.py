@@ -17,8 +17,9 @@ from solrl_client.text import printable
 from solrl_core.errors import RewardError
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.rewards.images import as_pil
+from solrl_proto.secrets import without_secrets
 
-from solrl_remote.chat import ChatEndpoint, Choice
+from solrl_remote.chat import ChatEndpoint, Choice, Largest
 from solrl_remote.judgement import Scale, Token
 
 NAME = "vlm_judge"
@@ -28,6 +29,12 @@ TEMPLATE = (
     "{lowest} (worst) to {highest} (best), and nothing else."
 )
 _ALTERNATIVES = 20
+_OTHER_BYTES = 2**16
+"""Of an answer, beside its tokens."""
+_TEXT_BYTES = 2**9
+"""Of a token or an alternative to it: the text, its bytes as numbers, and its log-probability, indented."""
+_PARSED_TEXT_BYTES = 2**13
+"""The same once it is parsed: four entries and some numbers."""
 _REMEMBERED = 4096
 """Scores that are kept, so that a call repeated after a fault costs nothing twice."""
 
@@ -94,7 +101,13 @@ class VlmJudge:
         form = json.dumps([self._settings, self._template, label, lowest, highest], sort_keys=True)
         self.digest = combined_digest(NAME, form, source_digest(Scale))
         self._endpoint = ChatEndpoint(
-            NAME, endpoint, timeout=timeout, patience=patience, connections=in_flight, per_second=per_second
+            NAME,
+            endpoint,
+            timeout=timeout,
+            patience=patience,
+            connections=in_flight,
+            per_second=per_second,
+            largest=_largest_answer(max_tokens, _ALTERNATIVES if logprobs else 0),
         )
         self.at = self._endpoint.address
         self.answers_within = patience + timeout  # the last attempt begins within the patience
@@ -162,8 +175,9 @@ class VlmJudge:
         (choice,) = choices
         text = choice.message.content or ""
         if choice.finish_reason == "length":
+            end = printable(without_secrets(text)[-100:])
             raise ValueError(
-                f"the answer was cut after {self._settings['max_tokens']} tokens, at {printable(text[-100:])!r}; "
+                f"the answer was cut after {self._settings['max_tokens']} tokens, at {end!r}; "
                 "raise max_tokens, or ask for a shorter answer in the template"
             )
         try:
@@ -174,7 +188,15 @@ class VlmJudge:
     def _require(self, model: str) -> None:
         there = self._endpoint.models()
         if model not in there:
-            raise ValueError(f"got model {model!r}; expected one that {self.at} serves: {sorted(there)}")
+            raise ValueError(
+                f"got model {model!r}; expected one that {self.at} serves: {printable(repr(sorted(there)))}"
+            )
+
+
+def _largest_answer(tokens: int, alternatives: int) -> Largest:
+    """Size of the largest answer with so many tokens, and alternatives to each; twice what endpoints send."""
+    texts = tokens * (1 + alternatives)
+    return Largest(_OTHER_BYTES + texts * _TEXT_BYTES, 8 * _OTHER_BYTES + texts * _PARSED_TEXT_BYTES)
 
 
 def _results(futures: Sequence["Future[float]"], cancelled: threading.Event) -> list[float]:

@@ -68,6 +68,8 @@ class FakeJudge:
         self.app.post("/v1/chat/completions")(self._complete)
 
     async def _models(self, request: Request) -> Response:
+        if self.mode == "echoing":
+            return _echo(request)
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return _json({"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}, 401)
         return _json({"object": "list", "data": [{"id": MODEL, "object": "model"}, {"id": "another"}]})
@@ -82,7 +84,7 @@ class FakeJudge:
                 await asyncio.sleep(0.005)
             if self.mode != "well" and self.faulty > 0:
                 self.faulty -= 1
-                return await self._misbehave(asked)
+                return _echo(request) if self.mode == "echoing" else await self._misbehave(asked)
             return _json(self._document(asked))
         finally:
             self._open -= 1
@@ -125,6 +127,14 @@ class FakeJudge:
                 return _json({"detail": "no choices here"})
             case "elsewhere":
                 return Response(status_code=307, headers={"Location": "/v1/elsewhere"})
+            case "many faulty answers":
+                return _text('{"choices": [' + "{}," * 60_000 + "{}]}")
+            case "many answers":
+                return _text(json.dumps(document).replace("]}", "]," + '"x":[' + "{}," * 60_000 + "{}]}", 1))
+            case "long":
+                document["padding"] = "x" * 2**20
+            case "long error":
+                return _json({"error": {"message": "x" * 2**20}}, 400)
             case "no answer":
                 document["choices"] = []
             case "two answers":
@@ -146,6 +156,16 @@ class FakeJudge:
             case "log-probabilities of another text":
                 choice["logprobs"]["content"] = [_token("hello", {"hello": 1.0})]
         return _json(document)
+
+
+def _echo(request: Request) -> Response:
+    """A refusal that repeats the request's head, as some proxies do."""
+    head = "".join(f"{name}: {value}\n" for name, value in request.headers.items())
+    return _json({"error": {"message": f"not allowed, {'x' * 380}, {head}", "head": dict(request.headers)}}, 401)
+
+
+def _text(document: str) -> Response:
+    return Response(document, media_type="application/json")
 
 
 def _token(text: str, shares: dict[str, float]) -> dict[str, Any]:

@@ -9,12 +9,19 @@ from PIL import Image
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
+_SHORT_SIDE = 224
 
 
 def shape_with_short_side(height: int, width: int, side: int) -> tuple[int, int]:
     """(height, width) scaled so that the shorter is `side`; the longer is truncated, as in torchvision's Resize."""
     long = int(side * max(height, width) / min(height, width))
     return (side, long) if height <= width else (long, side)
+
+
+def scored_pixels(height: int, width: int) -> int:
+    """Pixels of an image, or of what rewards make of it if that is more: most scale its shorter side to 224."""
+    scaled_height, scaled_width = shape_with_short_side(height, width, _SHORT_SIDE)
+    return max(height * width, scaled_height * scaled_width)
 
 
 def centre(height: int, width: int, side: int) -> tuple[int, int]:

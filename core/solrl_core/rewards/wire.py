@@ -4,7 +4,8 @@ import json
 
 import torch
 from safetensors.torch import load, save
-from solrl_proto.scores import IMAGES_TENSOR, REQUEST_FIELD, ScoreRequest
+from solrl_proto.json_size import MAX_PARSED_BYTES, parsed_bytes
+from solrl_proto.scores import IMAGES_TENSOR, MAX_SCORED_RATIO, MAX_SCORED_SIDE, REQUEST_FIELD, ScoreRequest
 
 MAX_HEADER_BYTES = 16 * 2**20
 """The metadata of 256 prompts may have 4 MiB."""
@@ -28,10 +29,16 @@ def decode_scoring(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
     length = int.from_bytes(body[:8], "little")
     if length > min(MAX_HEADER_BYTES, len(body) - 8):
         raise ValueError(f"a header of {length} bytes in a file of {len(body)}; expected a safetensors file")
+    header = body[8 : 8 + length]
+    if (parsed := parsed_bytes(header)) > MAX_PARSED_BYTES:
+        raise ValueError(
+            f"a header of {length} bytes that would take about {parsed} once it is parsed; expected at most "
+            f"{MAX_PARSED_BYTES}: send fewer images at a time, with less metadata"
+        )
     try:
         tensors = load(body)
         # After safetensors, which has checked the header's structure.
-        metadata = json.loads(body[8 : 8 + length]).get("__metadata__") or {}
+        metadata = json.loads(header).get("__metadata__") or {}
     except Exception as error:  # safetensors raises several kinds
         raise ValueError(f"{str(error)[:200]}; expected a complete safetensors file") from None
     request = ScoreRequest.model_validate_json(metadata.get(REQUEST_FIELD, ""))
@@ -40,6 +47,12 @@ def decode_scoring(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
     images = tensors[IMAGES_TENSOR]
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or not images.numel():
         raise ValueError(f"images of {images.dtype} and shape {list(images.shape)}; expected uint8 [N, 3, H, W]")
+    short, long = sorted(images.shape[2:])
+    if long > min(MAX_SCORED_SIDE, MAX_SCORED_RATIO * short):
+        raise ValueError(
+            f"images of {images.shape[2]} × {images.shape[3]} pixels; expected sides of at most {MAX_SCORED_SIDE}, the "
+            f"longer at most {MAX_SCORED_RATIO} times the shorter"
+        )
     if len(images) != len(request.prompts):
         raise ValueError(f"{len(images)} images and {len(request.prompts)} prompts; expected one prompt per image")
     return images, request

@@ -220,3 +220,13 @@ def test_the_memory_kept_by_malloc_does_not_depend_on_freed_blocks() -> None:
     """Only blocks above the threshold are mapped separately; freeing one would raise a threshold that is not fixed."""
     done = subprocess.run([sys.executable, "-c", _KEEPS], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize("part", ["[],", "{},", '"a",', "0,"])
+def test_json_that_takes_much_memory_is_refused_before_it_is_parsed(service: RunningService, part: str) -> None:
+    body = b'{"prompts":[{"id":"a","text":"b","metadata":{"a":[' + part.encode() * 5_000_000 + b"0]}}]}"
+    found = problem(
+        service.client.post("/v1/rollouts", content=body, headers={"Content-Type": "application/json; charset=utf-8"})
+    )
+    assert (found["status"], found["kind"], found["where"]) == (413, "body-too-large", "body")
+    assert found["expected"] == "at most 100663296 bytes"

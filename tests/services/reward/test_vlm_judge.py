@@ -22,6 +22,7 @@ from solrl_core.rewards.base import PlainDefaults
 from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.rewards.wire import encode_scoring
+from solrl_http.logs import TextFormatter
 from solrl_proto.problems import ProblemKind, RetryLaterError
 from solrl_proto.scores import SCORES_MEDIA_TYPE, ScorePrompt, ScoreRequest
 from solrl_remote.chat import TOKEN, Pace
@@ -39,6 +40,10 @@ UNAVAILABLE = {
     "html": r"got '<html>\\x1b[31mhello'; check the address",
     "other document": "choices: Field required",
     "elsewhere": "answered 307",
+    "many faulty answers": "/chat/completions that would take about",
+    "many answers": "expected at most 3276800",
+    "long": "answered 200 to /chat/completions with more than 237568 bytes",
+    "long error": "answered 400 to /chat/completions with more than 65536 bytes",
     "no answer": "gave 0 answers to one question; expected one",
     "two answers": "gave 2 answers to one question; expected one",
     "log-probabilities that are none": "logprob",
@@ -310,6 +315,30 @@ def test_the_key_comes_from_the_environment(server: tuple[FakeJudge, str], monke
         VlmJudge(address, MODEL)
     monkeypatch.setenv(TOKEN, KEY)
     assert len(judged(VlmJudge(address, MODEL), shades(2))) == 2
+
+
+def test_no_error_or_log_repeats_the_key(
+    server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake, address = server
+    key = "sk-" + "k3y" * 20
+    monkeypatch.setenv(TOKEN, key)
+    options = {JUDGE: {"endpoint": address, "model": MODEL, "patience": 0}}
+    app = create_app(Settings(rewards=(JUDGE,), reward_options=options, device="cpu"))
+    caplog.handler.setFormatter(TextFormatter())
+    caplog.set_level(logging.DEBUG)
+    with serving(app) as service, httpx.Client(base_url=service, timeout=600) as client:
+        fake.mode = "echoing"
+        request = ScoreRequest(rewards=(JUDGE,), prompts=(ScorePrompt(text="a"),))
+        content = encode_scoring(shades(1), request)
+        answer = client.post("/v1/scores", content=content, headers={"Content-Type": SCORES_MEDIA_TYPE})
+    assert "not allowed" in problem(answer)["detail"]
+    for text in (answer.text, caplog.text):
+        assert "answered 401" in text
+        assert "sk-" not in text
+    with pytest.raises(RewardUnavailableError) as caught:
+        VlmJudge(address, MODEL)
+    assert "sk-" not in str(caught.value)
 
 
 def defaults(**options: Any) -> PlainDefaults:

@@ -1,0 +1,16 @@
+"""Memory that a JSON document takes once it is parsed, estimated before that.
+
+A parser may take a hundred times a document's size, and does nothing else meanwhile.
+"""
+
+MAX_PARSED_BYTES = 96 * 2**20
+"""Of a request. The seeds of the largest one take 64 MiB."""
+
+_ITEM_BYTES = 64
+_ENTRY_BYTES = 512
+
+
+def parsed_bytes(document: bytes) -> int:
+    """Upper estimate of the bytes of a document's lists, objects and numbers, without parsing it."""
+    entries = sum(map(document.count, (b"[", b"{", b":")))
+    return _ITEM_BYTES * document.count(b",") + _ENTRY_BYTES * entries
