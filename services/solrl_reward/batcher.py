@@ -1,6 +1,6 @@
 """Batches across callers: requests that wait are scored together, and their scores are split again.
 
-Tenants take turns: the next batch begins with the tenant whose images have been scored the least.
+Tenants take turns: the next batch begins with the tenant of whose images the fewest pixels have been scored.
 
 A reward's score of an image does not depend on the rest of its batch, beyond rounding: the registry's contract.
 """
@@ -10,8 +10,9 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -19,18 +20,24 @@ import torch
 from solrl_client.cancellation import Cancellation, current
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.images import as_floats
+from solrl_core.rewards.images import as_floats, scored_pixels
 from solrl_http.fair_share import FairShare
 from solrl_http.problems import internal_error
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.scores import ScoreTimings
 
 from solrl_reward.metrics import Metrics
-from solrl_reward.problems import out_of_memory, reward_failed, reward_unavailable
+from solrl_reward.problems import out_of_memory, reward_failed, reward_stalled, reward_unavailable
+from solrl_reward.scoring_thread import ScoringThread
 
 logger = logging.getLogger(__name__)
 
 Scores = dict[str, torch.Tensor]
+
+_MOST_PIXELS = 24 * 1024**2
+"""Pixels that are scored at once, as `Images.cost` counts them; in float32, they take 288 MiB."""
+_END_S = 5.0
+"""Seconds for the last batch to end."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,12 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.pixels)
+
+    @property
+    def cost(self) -> int:
+        """Pixels that rewards have to process."""
+        height, width = self.pixels.shape[2:]
+        return len(self) * scored_pixels(height, width)
 
     def fits(self, other: "Images") -> bool:
         """Whether both can be in one batch: the same rewards, in order, and the same size."""
@@ -79,24 +92,43 @@ class _Waiting:
     since: float
 
 
+class _Progress:
+    """The reward that a batch has come to, and when. Any thread may read it."""
+
+    def __init__(self, reward: str) -> None:
+        self.begin(reward)
+
+    def begin(self, reward: str) -> None:
+        """Come to the next reward; RewardUnavailableError if nobody waits for its scores any more."""
+        if current().is_set():
+            raise RewardUnavailableError(reward, "was not computed: nobody waits for it any more")
+        self.at = (reward, time.monotonic())
+
+
 class Batcher:
     """A queue of images and the one thread that scores them.
+
+    A reward that does not return in time is *stalled*: its thread is left behind, another one takes over, and the
+    reward computes nothing until it returns.
 
     Methods belong to the event loop's thread; `waiting` may be read from any.
     """
 
-    def __init__(self, rewards: RewardSet, device: torch.device, most: int, metrics: Metrics) -> None:
+    def __init__(self, rewards: RewardSet, device: torch.device, most: int, timeout: float, metrics: Metrics) -> None:
         """Prepare the batcher; `run` scores.
 
         Args:
             rewards: loaded rewards.
             device: the rewards' device.
             most: images of several requests in one batch.
+            timeout: seconds within which a reward must return, in addition to those for which it waits for another
+                service.
             metrics: metrics to update.
         """
         self._rewards = rewards
         self._device = device
         self._most = most
+        self._timeout = timeout
         self._metrics = metrics
         self._waiting: deque[_Waiting] = deque()
         self._images: Counter[str] = Counter()
@@ -107,12 +139,19 @@ class Batcher:
         """The batch that is scored, or was last."""
         self._cancelled = Cancellation()
         """Of this batch: ends its requests to other services."""
-        self._thread = ThreadPoolExecutor(1, "solrl-scoring")
+        self._thread: ScoringThread[list[Scored | ProblemError]] = ScoringThread()
+        self._left: dict[str, Future[Any]] = {}
+        """Calls that were left behind, by reward."""
 
     @property
     def waiting(self) -> int:
         """Number of waiting images."""
         return sum(tuple(self._images.values()))  # a copy, for the thread of a scrape
+
+    @property
+    def stalled(self) -> tuple[str, ...]:
+        """Rewards that have not returned in time, and not since."""
+        return tuple(reward for reward, call in self._left.items() if not call.done())
 
     def waiting_of(self, tenant: str) -> int:
         """Number of a tenant's waiting images."""
@@ -124,8 +163,9 @@ class Batcher:
         A batch that is being scored waits for no other service once all its calls are cancelled.
 
         Raises:
-            ProblemError: 500 or 503 `reward-failed`, 507 `out-of-memory`.
+            ProblemError: 500 or 503 `reward-failed`, 503 `reward-stalled`, 507 `out-of-memory`.
         """
+        self._require_none_stalled(images.rewards)
         one = _Waiting(images, tenant, asyncio.get_running_loop().create_future(), time.monotonic())
         if tenant not in self._images:
             self._shares.arrive(tenant, self._images.keys())
@@ -143,14 +183,16 @@ class Batcher:
 
     async def run(self) -> None:
         """Score whatever waits, one batch at a time, until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             while self._waiting:
                 self._batch = batch = self._take()
                 self._cancelled = Cancellation()
-                results = await loop.run_in_executor(self._thread, self._cancelled.run, self._score_each, batch)
+                try:
+                    results = await self._results(batch)
+                except ProblemError as error:
+                    results = [error for _ in batch]
                 for one, result in zip(batch, results, strict=True):
                     if one.answer.done():
                         continue  # its caller left
@@ -159,9 +201,41 @@ class Batcher:
                     else:
                         one.answer.set_exception(result)
 
-    def close(self) -> None:
-        """End the thread after its batch."""
-        self._thread.shutdown()
+    async def close(self) -> None:
+        """End the thread after its batch, for which nobody waits; one that does not end soon is left behind."""
+        self._cancelled.set()
+        self._thread.end()
+        await asyncio.to_thread(self._thread.join, _END_S)
+
+    async def _results(self, batch: Sequence[_Waiting]) -> Sequence[Scored | ProblemError]:
+        """Results of a batch; raises `reward-stalled`."""
+        rewards = batch[0].images.rewards
+        self._require_none_stalled(rewards)
+        progress = _Progress(rewards[0])
+        call = self._thread.submit(partial(self._cancelled.run, self._score_each, batch, progress))
+        waiter = asyncio.wrap_future(call)
+        while not waiter.done():
+            reward, since = progress.at
+            limit = self._timeout + (self._rewards.answers_within(reward) or 0)
+            left = since + limit - time.monotonic()
+            if left <= 0:
+                self._leave(reward, call)
+                raise reward_stalled([reward], limit)
+            await asyncio.wait({waiter}, timeout=left)
+        return waiter.result()
+
+    def _leave(self, reward: str, call: "Future[Any]") -> None:
+        """Leave a call behind whose reward does not return."""
+        logger.error("reward %r does not return: its thread is left behind, and the service is not live", reward)
+        self._metrics.reward_failed(reward)
+        self._left[reward] = call
+        self._cancelled.set()
+        self._thread.end()
+        self._thread = ScoringThread()
+
+    def _require_none_stalled(self, rewards: Sequence[str]) -> None:
+        if stalled := [reward for reward in self.stalled if reward in rewards]:
+            raise reward_stalled(stalled)
 
     def _take(self) -> list[_Waiting]:
         """The oldest request of the next tenant, and others in their order that fit it, up to the limit."""
@@ -174,11 +248,11 @@ class Batcher:
                 room -= len(one.images)
         for one in batch:
             self._remove(one)
-            self._shares.serve(one.tenant, len(one.images), self._images.keys())
+            self._shares.serve(one.tenant, one.images.cost, self._images.keys())
         return batch
 
     def _next_tenant(self) -> str:
-        """A tenant that has just come, or the one whose images have been scored the least."""
+        """A tenant that has just come, or the one of whose images the fewest pixels have been scored."""
         tenants = self._images.keys()
         tenant = self._shares.newcomer(tenants, tenants)
         if tenant is None:
@@ -192,7 +266,7 @@ class Batcher:
         if not self._images[one.tenant]:
             del self._images[one.tenant]
 
-    def _score_each(self, batch: Sequence[_Waiting]) -> list[Scored | ProblemError]:
+    def _score_each(self, batch: Sequence[_Waiting], progress: _Progress) -> list[Scored | ProblemError]:
         """Score a batch on the thread; if it fails, each request alone, so that one cannot fail another.
 
         If a reward's server fails, they all wait for it, so that none is sent twice.
@@ -200,12 +274,12 @@ class Batcher:
         began = time.monotonic()
         scores = None
         try:
-            scores = self._score(Images.join([one.images for one in batch]))
+            scores = self._score(Images.join([one.images for one in batch]), progress)
         except Exception as error:
             if len(batch) == 1 or isinstance(error, RewardUnavailableError):
                 return [self._problem(error) for _ in batch]
         if scores is None:  # after the handler, because the error's traceback keeps the batch's tensors
-            return [result for one in batch for result in self._score_each([one])]
+            return [result for one in batch for result in self._score_each([one], progress)]
         spent = time.monotonic() - began
         ends = list(accumulate(len(one.images) for one in batch))
         return [
@@ -216,25 +290,29 @@ class Batcher:
             for one, end in zip(batch, ends, strict=True)
         ]
 
-    def _score(self, images: Images) -> Scores:
-        """Scores of a batch, in halves where the device's memory runs out."""
-        try:
-            return self._score_whole(images)
-        except torch.OutOfMemoryError as error:
-            if len(images) == 1:
-                raise
-            message = str(error)  # not the error: its traceback keeps the tensors that did not fit
-        logger.warning("memory ran out with %d images in a batch, which is halved: %s", len(images), message)
-        torch.cuda.empty_cache()
+    def _score(self, images: Images, progress: _Progress) -> Scores:
+        """Scores of a batch, in halves where it has too many pixels, or the device's memory runs out."""
+        if len(images) == 1 or images.cost <= _MOST_PIXELS:
+            try:
+                return self._score_whole(images, progress)
+            except torch.OutOfMemoryError as error:
+                if len(images) == 1:
+                    raise
+                message = str(error)  # not the error: its traceback keeps the tensors that did not fit
+            logger.warning("memory ran out with %d images in a batch, which is halved: %s", len(images), message)
+            torch.cuda.empty_cache()
         half = len(images) // 2
-        first, second = self._score(images.rows(slice(0, half))), self._score(images.rows(slice(half, None)))
+        first, second = (self._score(images.rows(rows), progress) for rows in (slice(0, half), slice(half, None)))
         return {name: torch.cat([first[name], second[name]]) for name in images.rewards}
 
-    def _score_whole(self, images: Images) -> Scores:
+    def _score_whole(self, images: Images, progress: _Progress) -> Scores:
         """Scores of a batch whose pixels are all on the device at once."""
         pixels = as_floats(images.pixels.to(self._device))
         seconds: dict[str, float] = {}
-        scores = self._rewards.score(images.rewards, pixels, images.prompts, images.metadata, seconds.__setitem__)
+        scores: Scores = {}
+        for name in images.rewards:
+            progress.begin(name)
+            scores |= self._rewards.score([name], pixels, images.prompts, images.metadata, seconds.__setitem__)
         self._metrics.batch_scored(len(images), seconds)
         return scores
 

@@ -69,6 +69,19 @@ def reward_unavailable(fault: str) -> RetryLaterError:
     )
 
 
+def reward_stalled(rewards: Sequence[str], limit: float | None = None) -> RetryLaterError:
+    """The 503 for rewards that have not returned within a limit in seconds, or not since."""
+    names = ", ".join(map(repr, rewards))
+    return RetryLaterError(
+        ProblemKind.REWARD_STALLED,
+        f"reward {names} did not return within {limit:g} s" if limit else f"reward {names} has not returned",
+        retry_after=5,
+        where="body.request.rewards",
+        action="omit it, or wait until the service is started again, which its operator should do; raise score_timeout "
+        "of the service if the reward needs longer",
+    )
+
+
 def out_of_memory() -> ProblemError:
     """The 507 for a device on which not even one image can be scored."""
     return ProblemError(

@@ -1,5 +1,8 @@
 """`solrl-reward serve`: the reward service until a signal."""
 
+import logging
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -7,6 +10,7 @@ from rich.table import Table
 from solrl_http import logs
 from solrl_http.serving import access_line, serve_app
 
+from solrl_reward.scoring_thread import still_scoring
 from solrl_reward.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,6 +34,16 @@ def serve(settings: Settings) -> None:
         return create_app(settings)
 
     serve_app(settings, make_app, lambda app, address: _print_start(settings, app.state.service, address))
+    if still_scoring():
+        _end_at_once()
+
+
+def _end_at_once() -> None:
+    """End the process although a reward does not return: the interpreter would wait, or stop it in native code."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _print_start(settings: Settings, service: "RewardService", address: str) -> None:

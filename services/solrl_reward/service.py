@@ -17,7 +17,7 @@ from solrl_proto.scores import RewardInfo, RewardList, ScoreAnswer, ScoreRequest
 
 from solrl_reward.batcher import Batcher, Images
 from solrl_reward.metrics import Metrics
-from solrl_reward.problems import invalid_body, not_loaded, queue_full
+from solrl_reward.problems import invalid_body, not_loaded, queue_full, reward_stalled
 from solrl_reward.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,21 @@ class RewardService:
         """Raise 503 `draining` if the service is stopping."""
         if self.draining:
             raise draining()
+
+    def require_live(self) -> None:
+        """Raise 503 `reward-stalled` if a reward does not return."""
+        if stalled := self._batcher.stalled:
+            raise reward_stalled(stalled)
+
+    @property
+    def ready(self) -> tuple[str, ...]:
+        """Names of the rewards that can be computed; raises 503 if there are none."""
+        self.require_accepting()
+        stalled = self._batcher.stalled
+        found = tuple(name for name in self.rewards.names if name not in stalled)
+        if not found:
+            raise reward_stalled(stalled)
+        return found
 
     def require_capacity(self, tenant: str) -> None:
         """Check that a request for at least one image could be accepted; raises 429 `queue-full` or 503."""
@@ -84,7 +99,8 @@ class RewardService:
         """Score the images of a request.
 
         Raises:
-            ProblemError: 429 `queue-full`, 500 or 503 `reward-failed`, 507 `out-of-memory`.
+            ProblemError: 429 `queue-full`, 500 or 503 `reward-failed`, 503 `reward-stalled`, 507
+                `out-of-memory`.
         """
         self._require_room(tenant, len(images), len(images))
         scored = await self._batcher.score(images, tenant)
@@ -101,7 +117,7 @@ class RewardService:
         (end,) = await asyncio.gather(self._scoring, return_exceptions=True)
         if isinstance(end, Exception):
             logger.error("scoring ended with an error", exc_info=end)
-        await asyncio.to_thread(self._batcher.close)
+        await self._batcher.close()
 
     def _require_room(self, tenant: str, images: int, requested: int | None) -> None:
         waiting, limit = self._batcher.waiting, self._settings.queue_limit
@@ -138,7 +154,8 @@ async def running_service(settings: Settings, metrics: Metrics) -> AsyncIterator
     """
     device = torch.device(settings.torch_device)
     rewards = await asyncio.to_thread(_load, settings, device)
-    service = RewardService(settings, rewards, Batcher(rewards, device, settings.batch, metrics), metrics)
+    batcher = Batcher(rewards, device, settings.batch, settings.score_timeout, metrics)
+    service = RewardService(settings, rewards, batcher, metrics)
     try:
         yield service
     finally:

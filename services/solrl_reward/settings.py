@@ -52,6 +52,10 @@ class Scoring(BaseSettings):
     batch: Annotated[int, Field(ge=1)] = 32
     """Maximum number of images of several requests that are scored together; one request may have more."""
 
+    score_timeout: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds within which a reward must return, in addition to those for which it waits for another service.
+    One that does not fails its requests until it returns; meanwhile /health/live answers 503."""
+
     queue_limit: Annotated[int, Field(ge=MAX_SCORED_IMAGES)] = 4096
     """Maximum number of waiting images; further requests are answered 429.
     With a token file, one tenant may use half of it, or one request of the largest size."""

@@ -75,6 +75,14 @@ def patient(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Map
     raise RewardUnavailableError("patient", "was cancelled")
 
 
+def stuck(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Mean of an image's pixels, once the gate is open; nothing else ends it."""
+    _record(images)
+    reached.set()
+    opened.wait()
+    return images.mean((1, 2, 3))
+
+
 def nowhere(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Never a number."""
     return torch.full((len(images),), float("nan"))

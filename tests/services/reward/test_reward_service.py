@@ -294,6 +294,17 @@ def test_a_batch_that_does_not_fit_is_halved(client: httpx.Client) -> None:
     assert set(served_rewards.kept) == {0}, "a batch that did not fit is freed before its halves"
 
 
+def test_many_pixels_are_scored_in_parts(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as rewards make of the images: of 4 × 32 pixels, which are scaled to 224 × 1792."""
+    monkeypatch.setattr("solrl_reward.batcher._MOST_PIXELS", 3 * 224 * 1792)
+    images = pictures(5, side=32)[:, :, :4]
+    served_rewards.opened.set()
+    numbers = list(range(5))
+    found = scores(client, body(images, GATED, metadata=[{"want": number} for number in numbers]))
+    assert list(found.scores[GATED]) == numbers
+    assert served_rewards.batches == [2, 3]
+
+
 def test_a_score_that_is_no_number_is_the_rewards_fault(client: httpx.Client) -> None:
     found = problem(ask(client, body(pictures(2), NOWHERE)))
     assert (found["status"], found["kind"]) == (500, "reward-failed")
@@ -351,6 +362,11 @@ def request_with(**changes: Any) -> bytes:
     return bytes(save({"images": changes.get("images", pictures(1))}, metadata={"request": json.dumps(asked)}))
 
 
+def ones(height: int, width: int) -> torch.Tensor:
+    """An image of one colour and this size."""
+    return torch.ones(1, 3, height, width, dtype=torch.uint8)
+
+
 def test_requests_whose_reward_has_no_server_wait_for_it_together(app: Any, client: httpx.Client) -> None:
     with ThreadPoolExecutor(3) as callers:
         first = callers.submit(scores, client, wanted(1))
@@ -380,6 +396,13 @@ def test_requests_whose_reward_has_no_server_wait_for_it_together(app: Any, clie
         (request_with(images=pictures(1)[0]), "invalid-request", r"expected uint8 \[N, 3, H, W\]"),
         (request_with(images=pictures(0)), "invalid-request", r"shape \[0, 3, 32, 32\]"),
         (request_with(images=pictures(2)), "invalid-request", "2 images and 1 prompts"),
+        (request_with(images=ones(1, 9)), "invalid-request", "images of 1 × 9 pixels; expected sides of at most 8192"),
+        (request_with(images=ones(90, 10)), "invalid-request", "the longer at most 8 times the shorter"),
+        (
+            request_with(prompts=[{"text": "a", "metadata": {"x": [[]] * 200_000}}]),
+            "invalid-request",
+            "once it is parsed",
+        ),
         (request_with(rewards=[]), "invalid-request", "at least 1 item"),
         (request_with(rewards=[BRIGHT, BRIGHT]), "invalid-request", "named twice"),
         (request_with(prompts=[{"text": "a"}] * 257), "invalid-request", "at most 256"),
@@ -457,7 +480,7 @@ class EndingBatcher:
     async def run(self) -> None:
         raise OSError("gone")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.closed = True
 
 
