@@ -81,7 +81,7 @@ def test_the_page_lists_the_rewards_that_are_there() -> None:
 
 def test_the_trainer_accepts_the_page_s_reward() -> None:
     config = resolve("mini-sana/sol_rl/clipscore", overrides=overrides(REWARD)).config
-    assert config.rewards == {"clipscore": 1, COLOURS: 0.2}
+    assert config.rewards == {"clipscore": 1, COLOURS: 1}
 
 
 def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:

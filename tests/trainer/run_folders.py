@@ -73,6 +73,7 @@ def iteration_record(iteration: int) -> IterationRecord:
         score=score,
         without_spread=0.25,
         rewards={"clipscore": score},
+        shares={"clipscore": 1.0},
         digest=f"sha256:{iteration:064x}",
         update=UpdateFigures(loss=0.11 - 0.001 * iteration, grad_norm=0.4, grad_norm_max=0.9, figures={}),
         explored_seconds=4.2,

@@ -21,6 +21,7 @@ from solrl_trainer.held_out import (
 )
 from solrl_trainer.records import IterationRecord, Spread, share_without_spread
 from solrl_trainer.report.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
+from solrl_trainer.reward_shares import note_shares, reward_shares
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples
@@ -107,6 +108,8 @@ def train(
             evaluate_along(session, log, iteration, before)
             measure_fidelity(session, log, iteration)
             samples = roll_out(session, log, iteration)
+            if iteration == version:
+                note_shares(reward_shares(samples.rewards, config.weights), log.note)
             if iteration + 1 == config.iterations:
                 pairs = _pairs(session, log, samples)
                 log.pairs_ready(iteration, samples, pairs)
@@ -236,6 +239,7 @@ def _record(
         score=Spread.of(samples.scores),
         without_spread=share_without_spread(samples.scores),
         rewards={name: Spread.of(values) for name, values in samples.rewards.items()},
+        shares=reward_shares(samples.rewards, config.weights),
         digest=digest,
         update=update,
         explored_seconds=exploration.seconds,

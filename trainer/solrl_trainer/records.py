@@ -103,6 +103,7 @@ class IterationRecord:
         score: spread of the training samples' scores.
         without_spread: share of the prompts whose samples all have the same score.
         rewards: spread of each reward of the training samples.
+        shares: share of each trained reward in the spread of the score.
         digest: digest of the new behaviour policy's adapter file.
         update: figures of the optimiser steps.
         explored_seconds: time of the exploration.
@@ -122,6 +123,7 @@ class IterationRecord:
     score: Spread
     without_spread: float
     rewards: dict[str, Spread]
+    shares: dict[str, float]
     digest: str
     update: UpdateFigures
     explored_seconds: float
@@ -159,6 +161,7 @@ class IterationRecord:
             "reward_worst": self.score.worst,
             "groups_without_spread": self.without_spread,
             "rewards": {name: spread.mean for name, spread in self.rewards.items()},
+            **({"shares": self.shares} if len(self.shares) > 1 else {}),
             "explored_version": self.explored_version,
             "precision": self.precision,
             "numerics": self.numerics,

@@ -9,6 +9,7 @@ from run_folders import (
     RESULT,
     SUM,
     finished_run,
+    iteration_line,
     result_of_sum,
     write_gallery,
     write_metrics,
@@ -262,3 +263,15 @@ def test_explored_images_are_named_by_their_precision(tmp_path):
     assert "NVFP4 proxy 0.3126" in words(page_of(tmp_path))
     (tmp_path / "metrics.jsonl").write_text(metrics.replace('"nvfp4"', '"bf16"').replace("emulated", "native"))
     assert "BF16 proxy 0.3126" in words(page_of(tmp_path))
+
+
+def test_shares_of_several_rewards_are_means_over_iterations(tmp_path):
+    folder = finished_run(tmp_path)
+    assert "Shares of the spread" not in words(page_of(folder))
+    lines = [
+        iteration_line(i) | {"shares": {"clipscore": 1 - share, "red": share}} for i, share in enumerate((0.02, 0.06))
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = words(page_of(folder))
+    assert "Shares of the spread of the weighted sum within a prompt: clipscore 96.0 %, red 4.0 %." in text
+    assert "Caution: hardly trained, because of a share below 5 %: red." in text

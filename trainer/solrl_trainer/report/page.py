@@ -26,7 +26,8 @@ from solrl_trainer.report.run_charts import (
     reward_chart,
     time_chart,
 )
-from solrl_trainer.report.run_files import RunFiles, served_text, setting_text
+from solrl_trainer.report.run_files import RunFiles, mean_shares, served_text, setting_text
+from solrl_trainer.reward_shares import SMALL, shares_text
 
 SHOWN_FIRST = 16
 """Prompts of the before/after grid that are shown at first; the others unfold."""
@@ -71,7 +72,7 @@ def _content(run: RunFiles) -> dict[str, Any]:
         gallery = load_gallery(run.folder)
     except FileNotFoundError:
         gallery = None
-    facts, weights, prompts = run.facts, run.weights, run.prompts
+    facts, weights, prompts, shares = run.facts, run.weights, run.prompts, mean_shares(iterations)
     explored_in = iterations[-1]["precision"].upper() if iterations else "explored"
     totals = {phase: sum(own_time(line["seconds"]).get(phase, 0.0) for line in iterations) for phase in PHASES}
     if result:
@@ -93,6 +94,8 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "planned": facts.get("iterations"),
         "served": served_text(iterations),
         "rewards": [reward_card(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
+        "shares": shares_text(shares),
+        "small": ", ".join(name for name, share in shares.items() if share < SMALL),
         "reward_chart": reward_chart(iterations),
         "scoring": _scoring(iterations),
         "evaluation_charts": evaluation_charts(evaluations, weights),

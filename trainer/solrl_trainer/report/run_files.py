@@ -81,6 +81,12 @@ def served_text(iterations: Sequence[dict[str, Any]]) -> str:
     return " and ".join(sorted(f"{precision.upper()} ({numerics})" for precision, numerics in kinds))
 
 
+def mean_shares(iterations: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean share of each reward in the spread of the weighted sum; none for a single reward, and in older runs."""
+    lines = [line["shares"] for line in iterations if "shares" in line]
+    return {name: sum(line[name] for line in lines) / len(lines) for name in lines[0]} if lines else {}
+
+
 def setting_text(value: Any) -> str:
     """A setting as YAML has it, without quotes; lists are separated by commas."""
     if isinstance(value, list):

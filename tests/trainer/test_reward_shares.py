@@ -1,0 +1,91 @@
+"""Shares of rewards in the spread of their weighted sum."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from real_runs import Watcher
+from small_model import small_model
+from solrl_trainer.loop import train
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.reward_shares import note_shares, reward_shares, shares_text
+from training_helpers import tiny_config
+
+FLAT = torch.zeros(2, 4)
+WIDE = torch.tensor([[0.0, 1, 2, 3], [6, 4, 2, 0]])
+"""Its standard deviations are in the ratio 1 to 2."""
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights", "shares"),
+    [
+        ({"a": WIDE}, {"a": 1}, {"a": 1}),
+        ({"a": WIDE}, {"a": -3}, {"a": 1}),
+        ({"a": WIDE, "b": WIDE}, {"a": 1, "b": -0.25}, {"a": 0.8, "b": 0.2}),
+        ({"a": WIDE, "b": 4 * WIDE + 7}, {"a": 1, "b": 0.25}, {"a": 0.5, "b": 0.5}),
+        ({"a": WIDE, "b": FLAT}, {"a": 1, "b": 100}, {"a": 1, "b": 0}),
+        ({"a": FLAT, "b": FLAT}, {"a": 1, "b": 1}, {"a": 0, "b": 0}),
+        ({"a": WIDE, "logged": 9 * WIDE}, {"a": 1}, {"a": 1}),
+    ],
+    ids=["one", "a negative weight", "by weight", "by spread", "a constant", "constants", "one that is not trained"],
+)
+def test_shares(rewards: dict[str, torch.Tensor], weights: dict[str, float], shares: dict[str, float]) -> None:
+    assert reward_shares(rewards, weights) == pytest.approx(shares)
+
+
+def test_a_spread_of_rounding_is_none() -> None:
+    nearly = torch.full((2, 4), 27.3)
+    nearly[0, 0] = torch.nextafter(nearly[0, 0], torch.tensor(30.0))
+    assert reward_shares({"a": nearly}, {"a": 1}) == {"a": 0}
+
+
+def test_differences_between_prompts_do_not_count() -> None:
+    apart = torch.tensor([[1.0] * 4, [9.0] * 4])
+    assert reward_shares({"a": apart, "b": WIDE}, {"a": 1, "b": 1}) == {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ({"a": 1.0}, []),
+        ({"a": 0.0}, ["reward 'a' is equal for all images of each prompt"]),
+        ({"a": 0.9, "b": 0.1}, ["shares of the spread of the weighted sum: a 90.0 %, b 10.0 %"]),
+        (
+            {"a": 0.963, "b": 0.037},
+            [
+                "shares of the spread of the weighted sum: a 96.3 %, b 3.7 %",
+                "reward 'b' has less than 5 % of the spread of the weighted sum, so it is hardly trained: give",
+            ],
+        ),
+        ({"a": 1.0, "b": 0.0}, ["shares of the spread", "reward 'b' is equal for all images of each prompt"]),
+    ],
+    ids=["one", "one that is constant", "two", "a small one", "a constant one"],
+)
+def test_small_shares_are_said(shares: dict[str, float], said: list[str]) -> None:
+    notes: list[str] = []
+    note_shares(shares, notes.append)
+    assert len(notes) == len(said)
+    assert all(note.startswith(start) for note, start in zip(notes, said, strict=True))
+
+
+def test_shares_as_text() -> None:
+    assert shares_text({"clipscore": 0.963, "my:red": 0.037}) == "clipscore 96.3 %, my:red 3.7 %"
+
+
+def test_a_run_says_the_shares_once_and_logs_them(tmp_path: Path) -> None:
+    watcher = Watcher()
+    config = tiny_config(
+        f"model={small_model()}",
+        *("explore.source=local", "explore.prompts=2", "explore.candidates=6", "explore.keep=4", "explore.steps=2"),
+        *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_every=0", "iterations=2"),
+        *("rewards={clipscore: 1, verifier_graded: 0.001, verifier: 0}", "evaluate.rewards=[]"),
+        output=tmp_path / "run",
+        run="shares",
+    )
+    train(config, watcher)
+    lines = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "iteration"]
+    shares = [line["shares"] for line in lines]
+    assert [list(one) for one in shares] == [["clipscore", "verifier_graded"]] * 2
+    assert all(sum(one.values()) == pytest.approx(1) for one in shares)
+    said = [note for note in watcher.notes if note.startswith("shares of")]
+    assert said == [f"shares of the spread of the weighted sum: {shares_text(shares[0])}"]
