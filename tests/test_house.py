@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -199,13 +199,19 @@ def test_files_stay_short() -> None:
     assert sorted(lines.values())[len(lines) // 2] <= 200
 
 
-def modules(package: str) -> dict[str, Path]:
-    """Files of a package, by module name."""
+def modules(files: Iterable[Path], root: Path) -> dict[str, Path]:
+    """Files by module name, with `root` on the import path."""
     found = {}
-    for path in sources(package):
-        parts = path.relative_to(PACKAGES[package]).with_suffix("").parts
+    for path in files:
+        parts = path.relative_to(root).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
+
+
+def circular(files: Mapping[str, Path]) -> list[str]:
+    """Circles among modules, each as text."""
+    found = circles({name: needed(path, files) for name, path in files.items()})
+    return [" → ".join(way) for way in found]
 
 
 def needed(path: Path, among: Collection[str]) -> set[str]:
@@ -246,9 +252,18 @@ def test_circular_imports_are_found() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_package_has_circular_imports(package: str) -> None:
-    files = modules(package)
-    found = circles({name: needed(path, files) for name, path in files.items()})
-    assert found == [], [" → ".join(way) for way in found]
+    assert circular(modules(sources(package), PACKAGES[package])) == []
+
+
+@pytest.mark.parametrize("folder", SCRIPTS)
+def test_benchmarks_and_scripts_have_no_circular_imports(folder: str) -> None:
+    """A folder without __init__.py runs with itself on the import path, too."""
+    root = ROOT / folder
+    files = modules(root.rglob("*.py"), root)
+    for inner in root.iterdir():
+        if list(inner.glob("*.py")) and not (inner / "__init__.py").exists():
+            files |= modules(inner.rglob("*.py"), inner)
+    assert circular(files) == []
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:

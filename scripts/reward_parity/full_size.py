@@ -12,7 +12,8 @@ from pathlib import Path
 import ImageReward as published  # noqa: N813
 from reward import bert_tokenizer_of
 
-from reward_parity.reference import randomise, save, write_bert_tokenizer
+from reward_parity.reference import write_bert_tokenizer
+from reward_parity.weights import randomise, save
 
 MED_CONFIG = {
     "attention_probs_dropout_prob": 0.1,

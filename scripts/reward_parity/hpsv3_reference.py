@@ -11,6 +11,8 @@ import torch
 import transformers.trainer  # before the modules that are not installed
 from PIL import Image
 
+from reward_parity.weights import randomise, save
+
 WIDTH, LAYERS = 16, 2
 SQUARE = 2
 """Index of the image that is also scored enlarged."""
@@ -55,8 +57,6 @@ def hpsv3_scores(images: list[np.ndarray], prompts: tuple[str, ...], folder: Pat
     inference = importlib.import_module("hpsv3.inference")
     network = importlib.import_module("hpsv3.model.qwen2vl_trainer")
     from transformers import Qwen2VLConfig, Qwen2VLImageProcessor, Qwen2VLProcessor
-
-    from reward_parity.reference import randomise, save
 
     question = importlib.import_module("hpsv3.dataset.data_collator_qwen").INSTRUCTION
     tokenizer = write_tokenizer(folder / "tokenizer", [*prompts, question])

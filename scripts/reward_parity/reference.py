@@ -22,6 +22,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from reward_parity.weights import randomise, save
+
 SIDE, PATCH = 48, 8
 SIZES = ((56, 83), (97, 50), (48, 48), (37, 101), (33, 20))
 PROMPTS = (
@@ -106,25 +108,6 @@ def photograph(height: int, width: int, seed: int) -> np.ndarray:
     image = np.where((x - random.uniform(0.2, 0.8)) ** 2 + (y - 0.5) ** 2 < 0.04, tint[2], image)
     image = image + 0.15 * np.sin(90 * x + 60 * y) * (y > 0.6) + 0.04 * random.standard_normal((height, width, 3))
     return (image.clip(0, 1) * 255).round().astype(np.uint8)
-
-
-def randomise(module: nn.Module, seed: int) -> None:
-    """Set random weights, representable in float16, that make scores differ between images."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, weight in module.named_parameters():
-        noise = torch.randn(weight.shape, generator=generator)
-        if weight.ndim >= 2:
-            noise = noise * (0.5 if "embed" in name else 1.6 / weight[0].numel() ** 0.5)
-        else:
-            noise = 0.1 * noise + (1.0 if "weight" in name and ("ln" in name or "norm" in name.lower()) else 0.0)
-        weight.data = noise.half().float()
-
-
-def save(module: nn.Module, path: Path, wrapped: bool) -> None:
-    """Write a state dict in float16."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    state = {k: v.half() if v.is_floating_point() else v for k, v in module.state_dict().items()}
-    torch.save({"state_dict": state} if wrapped else state, path)
 
 
 def hpsv2_scores(images: list[np.ndarray], folder: Path) -> dict[str, np.ndarray]:
