@@ -17,7 +17,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -93,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
     parser.add_argument("--device", default="cuda", help="cpu tries it out on the miniatures")
+    parser.add_argument("--set", nargs="*", default=[], help="further settings of all recipes, key=value")
     parser.add_argument("--again", action="store_true", help="measure all rows of these models again")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--render", action="store_true", help="measure nothing: the table from the JSON alone")
@@ -122,7 +123,7 @@ def measure_model(model: str, args: argparse.Namespace, world: World, rows: list
         return
     device = pick_device(args.device, world)
     began = time.perf_counter()
-    bench = load(model, device)
+    bench = load(model, device, args.set)
     warm_up(bench)
     for row in chain(alone(bench) if missing_alone else (), shared(bench, world) if missing_shared else ()):
         name = torch.cuda.get_device_name() if device != "cpu" else "CPU, the miniature"
@@ -204,11 +205,11 @@ def old_training(bench: Bench, session: Session, samples: IterationSamples) -> R
     return {"gpus": 1, "part": OLD_TRAINING, "s": seconds() * all_steps / some, "timed": some, "steps": all_steps}
 
 
-def load(model: str, device: str) -> Bench:
+def load(model: str, device: str, further: Sequence[str] = ()) -> Bench:
     """Load a model with random weights, equal on all ranks."""
     torch.manual_seed(0)
     settings = {"explore.source": "local", "explore.prompts": 1, "iterations": 1000, "checkpoint_every": 1000}
-    overrides = [f"{name}={value}" for name, value in settings.items()]
+    overrides = [*(f"{name}={value}" for name, value in settings.items()), *further]
     config = resolve(f"{PRESETS[model]}/sol_rl/hpsv2", overrides=overrides).config
     if device == "cpu":
         config = with_settings(config, {"explore.precision": "bf16", "optimizer.batch": 12})

@@ -15,8 +15,8 @@ presets' settings (24 of 96 candidates, 10 steps in BF16, 6 in FP8), and a rewar
 generate with the same compiled BF16 or FP8 transformer. Each part was timed once. 4 fitted steps are a plan that
 [plan_fidelity.md](plan_fidelity.md) judges on the miniatures; how FP8 ranks at this size is not known.
 The baseline trainer has diffusers' uncompiled blocks and PEFT's layers, and recomputes the activations of FLUX.1 and
-SD3.5. Rows with several serving GPUs are estimates: a service uses one GPU. Apart from these, a table of each model
-computes what `regenerate.at=service` gives: the whole of regenerating, or with `regenerate.share` a part of it."""
+SD3.5. Rows with a service are computed from these parts, also those with several serving GPUs. A further table of each
+model computes what `regenerate.at=service` gives: all regenerating, or with `regenerate.share` a part of it."""
 WANTED = {"flux": (1.35, 1.4, 1.75), "sd3": (1.25, 1.25, 1.5), "sana": (1.15, 1.15, 1.25)}
 """Model → ratio to naive scaling with the same trainer on 1 and on 2 GPUs, and with the baseline trainer."""
 

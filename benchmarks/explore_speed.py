@@ -3,7 +3,7 @@
 Starts a real service on loopback. For each precision the same group of candidates is requested over HTTP and generated
 in this process, alternately so that both see the same load on the machine. Compares medians. With
 `--true-size FOLDER` the model is FLUX.1 with random weights, written to that folder, with a reward of HPSv2's size, on
-a GPU.
+a GPU. Writes docs/results/explore_speed.json, or true_speed.json.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, help="default: nvfp4 and bf16; at true size fp8")
     parser.add_argument("--true-size", type=Path, help="use FLUX.1 with random weights, written to this folder")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/explore_speed.json"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
     args.precisions = args.precisions or (["fp8"] if args.true_size else ["nvfp4", "bf16"])
     flags, options = ["--device", args.device, "--precision", args.precisions[0]], {}
@@ -75,7 +75,7 @@ def main() -> None:
             def in_process(root: int, way: ServedWay = way) -> None:
                 # Like the engine, which overlaps scoring with generation only on a GPU.
                 seeds = expand_seeds(root, prompt.id, args.candidates)
-                way.score(prompt.text, seeds, STEPS, overlap=args.device != "cpu")
+                way.explore(prompt.text, seeds, Plan(steps=STEPS), overlap=args.device != "cpu")
 
             times: dict[str, list[float]] = {"http": [], "in_process": []}
             for repeat in range(-2, args.repeats):
@@ -90,7 +90,7 @@ def main() -> None:
             results[precision] = {"http": http, "in_process": local, "service_adds": adds, "times": times}
             table.add_row(precision, f"{http:.2f}", f"{local:.2f}", f"{adds:+.1%}")
     Console().print(table)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     device = "CPU" if args.device == "cpu" else torch.cuda.get_device_name(args.device)
     setting = {
         "device": device,
@@ -99,7 +99,8 @@ def main() -> None:
         "candidates": args.candidates,
         "steps": STEPS,
     }
-    args.out.write_text(json.dumps({**setting, **results}, indent=1) + "\n")
+    file = args.out / ("true_speed.json" if args.true_size else "explore_speed.json")
+    file.write_text(json.dumps({**setting, **results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.families.skeleton import load_skeleton, materialize
+from run_memory import peaks
+from solrl_core.families.skeleton import materialize
 from solrl_core.generator import Generator
 from solrl_core.memory import plan_memory
 from solrl_core.precision import supported_tiers
-from true_shapes import write_skeleton
-from true_size import stand_in
+from true_size import skeleton
 
 MODELS = {
     "flux": 24,
@@ -39,17 +39,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--tiers", nargs="+", help="precisions; by default all that the GPU supports")
+    parser.add_argument("--device", default="cuda", help="cpu is a trial on the miniatures, without measurements")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
-    if not torch.cuda.is_available():
+    on_gpu = args.device != "cpu"
+    if on_gpu and not torch.cuda.is_available():
         sys.exit("found no CUDA GPU; expected one: `solrl-rollout memory` plans without a GPU")
-    device = torch.cuda.get_device_name()
+    device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniatures"
     args.out.mkdir(parents=True, exist_ok=True)
     stored = args.out / "memory.json"
     found = json.loads(stored.read_text()) if stored.is_file() else {}
     rows = found["rows"] if found.get("device") == device else []
     for family in args.models:
-        for row in measure(family, args.tiers or supported_tiers(torch.device("cuda"))):
+        for row in measure(family, args.tiers or supported_tiers(torch.device(args.device)), args.device):
             same = [old for old in rows if (old["model"], old["precision"]) == (family, row["precision"])]
             rows = [old for old in rows if old not in same] + [row]
             rows.sort(key=lambda one: list(MODELS).index(one["model"]))
@@ -77,19 +79,20 @@ def page(device: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def measure(family: str, tiers: Sequence[str]) -> Iterator[dict[str, Any]]:
+def measure(family: str, tiers: Sequence[str], device: str) -> Iterator[dict[str, Any]]:
     """Measure one model; yields a row per precision."""
     batch = MODELS[family]
     with tempfile.TemporaryDirectory() as folder:
-        path = write_skeleton(family, stand_in(family, Path(folder)), Path(folder) / family)
-        plans = {tier: plan_memory(load_skeleton(str(path)), [tier], batch) for tier in tiers}
-        backbone = materialize(load_skeleton(str(path)), "cuda")
+        plans = {tier: plan_memory(skeleton(family, Path(folder), device), [tier], batch) for tier in tiers}
+        backbone = materialize(skeleton(family, Path(folder), device), device)
         for tier in tiers:
             gc.collect()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            if device != "cpu":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
             generator = Generator(backbone, tier)
             generator.generate("a " * 600, range(batch), steps=2)  # as many tokens as the model reads
+            measured, reserved = peaks(device)
             row = {
                 "model": family,
                 "size": backbone.width,
@@ -97,8 +100,8 @@ def measure(family: str, tiers: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "precision": tier,
                 # One prompt is encoded here; a full cache of them is planned.
                 "planned": (plans[tier].total - plans[tier].prompts) / 2**30,
-                "measured": torch.cuda.max_memory_allocated() / 2**30,
-                "reserved": torch.cuda.max_memory_reserved() / 2**30,
+                "measured": measured / 2**30,
+                "reserved": reserved / 2**30,
             }
             print(row, file=sys.stderr, flush=True)
             yield row

@@ -106,5 +106,10 @@ def table(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", f"Share of the blocks' linear FLOPs that are quantised: {said}."]) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure, print the page and write it."""
     run(NAME, _options(), measure, table)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rollout_phase_report import BASELINE, EARLY, FP8, NAMES, REGENERATE, UNPRUNED, render
-from step_time import rows_printed
+from support.own_process import ProcessEndedError, Row, rows_of
 
 PARTS = ("cold", "adapter", "phase", "fp8-decoder", "early", "pruned", "share")
 OF_FLUX = ("cold", "adapter")
@@ -53,13 +53,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--render", action="store_true", help="render tables and plot from the JSON, without measuring")
     parser.add_argument("--note", help="with --render: a sentence that the page adds for these models")
-    parser.add_argument("--child", choices=list(NAMES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if set(args.parts) & {"fp8-decoder", "early", "pruned", "share"} and "phase" not in args.parts:
         parser.error("fp8-decoder, early, pruned and share need the part phase")
-    if args.child:
-        measure(args.child, args)
-        return
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "rollout_phase.json"
     result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"models": {}}
@@ -71,25 +67,31 @@ def main() -> None:
     if args.render and args.note:
         for model in args.models:
             note(result["models"][model], "note", args.note)
-    with tempfile.TemporaryDirectory() as caches:
-        # Empty at first; the second start and the models reuse the caches of the first.
-        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
+    with empty_caches():  # the second start and the models reuse the caches of the first
         if "cold" in args.parts and "flux" in args.models and not args.render:
             for name in ("cold", "second start"):
                 note(result, name, cold_start(args.device, name == "cold"))
         for model in args.models if set(args.parts) - {"cold"} and not args.render else ():
-            command = [sys.executable, __file__, "--child", model, "--parts", *args.parts, "--device", args.device]
-            command += ["--rounds", str(args.rounds), "--reward-dtype", args.reward_dtype]
-            for row in rows_printed(model, command, dict(os.environ), args.limit):
-                own = result["models"].setdefault(model, {})
-                if "failed" in row:
-                    note(own, "failed", row["failed"])
-                    continue
-                own.pop("failed", None)
-                if row["part"] == "setting" and own.get("setting") != row["values"]:
-                    own.clear()  # the rest was measured with another setting
-                note(result if row["part"] in OF_FLUX else own, row["part"], row["values"])
+            own = result["models"].setdefault(model, {})
+            try:
+                for row in rows_of(measure, model, args, device=args.device, limit=args.limit):
+                    print(row, file=sys.stderr, flush=True)
+                    own.pop("failed", None)
+                    if row["part"] == "setting" and own.get("setting") != row["values"]:
+                        own.clear()  # the rest was measured with another setting
+                    note(result if row["part"] in OF_FLUX else own, row["part"], row["values"])
+            except ProcessEndedError as error:
+                note(own, "failed", str(error))
     print(render(result, args.out))
+
+
+@contextmanager
+def empty_caches() -> Iterator[None]:
+    """Within it, compiled code has caches that are empty at first."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
+        with patch.dict(os.environ, own):
+            yield
 
 
 def cold_start(device: str, first: bool) -> dict[str, Any]:
@@ -106,8 +108,8 @@ def cold_start(device: str, first: bool) -> dict[str, Any]:
     return seconds | ({"failed": failed} if failed else {})
 
 
-def measure(model: str, args: argparse.Namespace) -> None:
-    """Print each part of a model as JSON."""
+def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
+    """Yield each part of a model, some of them again with more values."""
     import torch
     from rollout_path import ServedWay, shares
     from solrl_core.families.skeleton import materialize
@@ -116,8 +118,8 @@ def measure(model: str, args: argparse.Namespace) -> None:
     from solrl_proto.rollouts import Plan
     from true_size import random_hps, skeleton
 
-    def note(part: str, values: dict[str, Any]) -> None:
-        print(json.dumps({"model": model, "part": part, "values": values}), flush=True)
+    def row(part: str, values: dict[str, Any]) -> Row:
+        return {"model": model, "part": part, "values": values}
 
     on_gpu = args.device != "cpu"
     with tempfile.TemporaryDirectory() as folder:
@@ -126,12 +128,12 @@ def measure(model: str, args: argparse.Namespace) -> None:
     cheap = ServedWay(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
     device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniature"
     setting = {"device": device, "reward": args.reward_dtype, "size": backbone.width}
-    note("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' modules"})
+    yield row("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' modules"})
     cheap.explore("warm-up", range(CHUNK_SIZE + 1), Plan(steps=1))  # compiles both batch sizes
     if "fp8-decoder" in args.parts:
         cheap.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1, decoder_precision="fp8"))
     if "adapter" in args.parts and model == "flux":
-        note("adapter", adapter(cheap))
+        yield row("adapter", adapter(cheap))
     if "phase" not in args.parts:
         return
     plans, full = explored(backbone, args.parts), Plan(steps=REGENERATE_STEPS)
@@ -150,13 +152,15 @@ def measure(model: str, args: argparse.Namespace) -> None:
         name: lambda text, plan=plan: cheap.explore(text, range(CANDIDATES), plan)  # type: ignore[misc]
         for name, plan in plans.items()
     }
-    times = phase(works, {BASELINE: generate_all}, args.rounds, lambda values: note("phase", values))
+    for times in phase(works, {BASELINE: generate_all}, args.rounds):
+        values = {name: {"s": statistics.median(each), "times": each} for name, each in times.items()}
+        yield row("phase", values)
     if "share" in args.parts:
         found: dict[str, Any] = {}
         for name in (UNPRUNED, UNPRUNED + FP8, UNPRUNED + EARLY):
             if name in plans:
-                note("share", found := found | {name: shares(cheap, CANDIDATES, plans[name], times[name])})
-        note("regenerate", shares(true, KEPT, full, times[REGENERATE]))
+                yield row("share", found := found | {name: shares(cheap, CANDIDATES, plans[name], times[name])})
+        yield row("regenerate", shares(true, KEPT, full, times[REGENERATE]))
 
 
 @contextmanager
@@ -196,12 +200,9 @@ def explored(backbone: Any, parts: Sequence[str]) -> dict[str, Any]:
 
 
 def phase(
-    works: dict[str, Callable[[str], Any]],
-    once: dict[str, Callable[[str], Any]],
-    rounds: int,
-    note: Callable[[dict[str, Any]], None],
-) -> dict[str, list[float]]:
-    """Seconds of works by name, timed in turns, some of them once."""
+    works: dict[str, Callable[[str], Any]], once: dict[str, Callable[[str], Any]], rounds: int
+) -> Iterator[dict[str, list[float]]]:
+    """Seconds of works by name, timed in turns, some of them once; all so far after each work."""
     times: dict[str, list[float]] = {}
     for turn in range(rounds):
         # Those of one round first: without the baseline, a phase that was cut off says nothing.
@@ -209,8 +210,7 @@ def phase(
             began = time.perf_counter()
             work(f"a red circle and {name}, {turn}")  # a new text each time, so that the prompt is not cached
             times.setdefault(name, []).append(time.perf_counter() - began)
-            note({key: {"s": statistics.median(each), "times": each} for key, each in times.items()})
-    return times
+            yield times
 
 
 def adapter(cheap: Any) -> dict[str, Any]:

@@ -8,11 +8,10 @@ model runs in a separate process; models that did not run keep their rows. Write
 import argparse
 import json
 import math
-import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -24,6 +23,7 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.presets import resolve
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.run_memory import plan_run
+from support.own_process import Row, rows_of
 from true_size import random_hps, skeleton
 
 PRESETS = {
@@ -63,31 +63,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
     parser.add_argument("--device", default="cuda", help="cpu is a trial on the miniatures, without measurements")
+    parser.add_argument("--set", nargs="*", default=[], help="further settings of all runs, key=value")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child:
-        print(json.dumps(measure(args.models[0], args.device)))
-        return
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "run_memory.json"
     known = json.loads(file.read_text())["rows"] if file.is_file() else []
     rows = [row for row in known if row["model"] not in args.models]
     for model in args.models:
-        words = [sys.executable, __file__, "--child", "--models", model, "--device", args.device]
-        child = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-        rows.append(json.loads(child.stdout.splitlines()[-1]))
+        rows += rows_of(measure, model, args.device, args.set, device=args.device)
         file.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
         (args.out / "run_memory.md").write_text(table(rows))
     print(table(rows))
 
 
-def measure(family: str, device: str) -> dict[str, Any]:
-    """Plan a run, and train one iteration."""
+def measure(family: str, device: str, further: Sequence[str]) -> Iterator[Row]:
+    """Plan a run, and train one iteration; yields the only row."""
     with tempfile.TemporaryDirectory() as folder:
         config = resolve(
             f"{PRESETS[family]}/sol_rl/hpsv2",
-            overrides=[*SETTINGS, f"device={device}"],
+            overrides=[*SETTINGS, f"device={device}", *further],
             arguments={"output": Path(folder, "run"), "run": "memory"},
         ).config
         gpu = torch.cuda.get_device_properties(device).total_memory if device != "cpu" else 80 * 10**9
@@ -97,7 +92,7 @@ def measure(family: str, device: str) -> dict[str, Any]:
     measured, reserved = peaks(device)
     # One prompt is encoded here; a full cache of them is planned.
     planned = plan.total(layout) - plan.iteration["cached prompts"]
-    return {
+    yield {
         "model": family,
         "device": "CPU, the miniature" if device == "cpu" else torch.cuda.get_device_name(),
         "micro_batch": config.optimizer.batch,
@@ -128,7 +123,7 @@ def peaks(device: str) -> tuple[float, float]:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
     """Markdown table."""
     lines = [
         "# Planned and measured memory of a run",

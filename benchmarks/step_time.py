@@ -10,17 +10,16 @@ import copy
 import gc
 import importlib.util
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from support.own_process import ProcessEndedError, rows_of
 
 Row = dict[str, Any]
 Run = Callable[[], Any]
@@ -53,56 +52,40 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=110, help="time limit per model in seconds")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--render", action="store_true", help="render table and plots from the JSON, without measuring")
-    parser.add_argument("--child", choices=list(BATCH), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if ENGINE in args.tiers and importlib.util.find_spec("transformer_engine") is None:
         args.tiers = [tier for tier in args.tiers if tier != ENGINE]
         print(f"without {ENGINE}: it is not installed", file=sys.stderr)
     if not args.tiers:
         parser.error(f"got --tiers {ENGINE!r}, which is not installed; expected any of {', '.join(ALL_TIERS)}")
-    if args.child:
-        measure(args.child, args.tiers, args.device)
-        return
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "step_time.json"
     result = json.loads(file.read_text()) if file.is_file() else {"rows": []}
     for model in [] if args.render else args.models:
         # All rows of a model come from one run.
         result["rows"] = [row for row in result["rows"] if row["model"] != model]
-        for row in rows_of(model, args):
+        for row in measured(model, args):
+            print({key: value for key, value in row.items() if key != "kernels"}, file=sys.stderr, flush=True)
             same = [old for old in result["rows"] if (old["model"], old["tier"]) == (model, row["tier"])]
             result["rows"] = [old for old in result["rows"] if old not in same] + [row]
             file.write_text(json.dumps(result, indent=1) + "\n")
     print(render(result["rows"], args.out))
 
 
-def rows_of(model: str, args: argparse.Namespace) -> Iterator[Row]:
+def measured(model: str, args: argparse.Namespace) -> Iterator[Row]:
     """Yield the rows of a model's process; a failed row if the process fails."""
-    command = [sys.executable, __file__, "--child", model, "--device", args.device, "--tiers", *args.tiers]
     with tempfile.TemporaryDirectory() as caches:
         # Empty caches, so that compile times are real.
         kept = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
-        yield from rows_printed(model, command, os.environ | kept, args.limit)
+        own = {"device": args.device, "limit": args.limit, "environment": kept}
+        try:
+            yield from rows_of(measure, model, args.tiers, args.device, **own)
+        except ProcessEndedError as error:
+            yield {"model": model, "tier": "all", "failed": str(error)}
 
 
-def rows_printed(model: str, command: list[str], environment: dict[str, str], limit: float) -> Iterator[Row]:
-    """Yield the rows that a command prints; kill it after `limit` seconds."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    stop = threading.Timer(limit, process.kill)
-    stop.start()
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith('{"model"'):
-            row = json.loads(line)
-            print({key: value for key, value in row.items() if key != "kernels"}, file=sys.stderr, flush=True)
-            yield row
-    stop.cancel()
-    if process.wait():
-        yield {"model": model, "tier": "all", "failed": f"the process ended with {process.returncode}"}
-
-
-def measure(model: str, tiers: list[str], device: str) -> None:
-    """Print the row of each precision as JSON, once after compiling and again after measuring."""
+def measure(model: str, tiers: list[str], device: str) -> Iterator[Row]:
+    """Yield the row of each precision, once after compiling and again after measuring."""
     import torch
     from solrl_core.batches import gpu_batch_sizes
     from solrl_core.families.base import Backbone
@@ -131,7 +114,7 @@ def measure(model: str, tiers: list[str], device: str) -> None:
                 ready.append((row, run, smaller))
             except Exception as error:
                 row["failed"] = f"{type(error).__name__}: {error}"[:400]
-            print(json.dumps(row), flush=True)
+            yield row
             gc.collect()
         times = in_turns([run for _, run, _ in ready], device)
         for (row, run, smaller), each in zip(ready, times, strict=True):
@@ -140,7 +123,7 @@ def measure(model: str, tiers: list[str], device: str) -> None:
             row["kernels"] = kernels(run) if device != "cpu" else {}
             if smaller is not None:
                 row["quarter_ms"] = 1000 * statistics.median(in_turns([smaller], device)[0])
-            print(json.dumps(row), flush=True)
+            yield row
 
 
 def build(backbone: Any, tier: str, device: str) -> Any:

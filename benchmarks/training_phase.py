@@ -11,7 +11,6 @@ import copy
 import gc
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +34,7 @@ from solrl_trainer.presets import resolve
 from solrl_trainer.training_memory import plan_training
 from solrl_trainer.update import Updater
 from step_time import TOKENS
+from support.own_process import rows_of
 from torch import nn
 from training_phase_report import MICRO_BATCHES, PARTS, ROUNDS, SEEDS, Row, table
 from true_size import MINIATURES, skeleton
@@ -60,15 +60,15 @@ class PeftPolicy:
             target_modules=backbone.lora_targets,
             init_lora_weights="gaussian",
         )
-        modules = list(target_modules(self.transformer, backbone.lora_targets))
+        self.layers = list(target_modules(self.transformer, backbone.lora_targets))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for name in (CURRENT, OLD):
                 inject_adapter_in_model(config, self.transformer, adapter_name=name)
-        self._layers = [module for module in self.transformer.modules() if isinstance(module, BaseTunerLayer)]
+        self._tuners = [module for module in self.transformer.modules() if isinstance(module, BaseTunerLayer)]
         self.weights: dict[str, list[nn.Parameter]] = {CURRENT: [], OLD: []}
         for name, weights in self.weights.items():
-            for layer in map(self.transformer.get_submodule, modules):
+            for layer in map(self.transformer.get_submodule, self.layers):
                 for part in (layer.lora_A, layer.lora_B):
                     weight = part[name].weight  # type: ignore[index,union-attr]
                     weight.data = weight.data.float()
@@ -77,7 +77,7 @@ class PeftPolicy:
         self._activate(CURRENT)
 
     def _activate(self, name: str) -> None:
-        for layer in self._layers:
+        for layer in self._tuners:
             layer.set_adapter(name, inference_mode=name != CURRENT)
             layer.enable_adapters(True)
 
@@ -92,7 +92,7 @@ class PeftPolicy:
     @contextmanager
     def reference(self) -> Iterator[None]:
         """Within: the transformer is the base model, without gradient."""
-        for layer in self._layers:
+        for layer in self._tuners:
             layer.enable_adapters(False)
         with torch.no_grad():
             yield
@@ -181,26 +181,21 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
     parser.add_argument("--device", default="cuda", help="cpu is a trial on the miniatures")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--parts", nargs="+", default=["gradient", "time"], choices=["gradient", "time"])
+    parser.add_argument("--parts", nargs="+", default=list(WORKS), choices=list(WORKS))
     parser.add_argument("--render", action="store_true", help="only write the table from the JSON")
-    parser.add_argument("--child", choices=["time", "gradient"], help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child:
-        (measure if args.child == "time" else compare_gradients)(args.models[0], args.device)
-        return
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "training_phase.json"
     result = json.loads(file.read_text()) if file.is_file() else {"rows": []}
     if not args.render:
         kept = (row for row in result["rows"] if row["model"] not in args.models or part(row) not in args.parts)
         result["rows"] = list(kept)
-        if "gradient" in args.parts:  # concurrently, because they are not timed
-            processes = [child("gradient", model, args.device) for model in args.models]
-            for process in processes:
-                collect(process, result, file)
-        if "time" in args.parts:
+        for name in args.parts:
             for model in args.models:
-                collect(child("time", model, args.device), result, file)
+                for row in rows_of(WORKS[name], model, args.device, device=args.device):
+                    print(str(row)[:300], file=sys.stderr, flush=True)
+                    result["rows"].append(row)
+                    file.write_text(json.dumps(result, indent=1) + "\n")
     (args.out / "training_phase.md").write_text(table(result["rows"]))
     print(table(result["rows"]))
 
@@ -210,32 +205,14 @@ def part(row: Row) -> str:
     return "gradient" if row["kind"] == "gradient" else "time"
 
 
-def child(kind: str, model: str, device: str) -> subprocess.Popen[str]:
-    """A process that measures one model."""
-    options = ["--child", kind, "--models", model, "--device", device]
-    return subprocess.Popen([sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True)
-
-
-def collect(process: subprocess.Popen[str], result: dict[str, Any], file: Path) -> None:
-    """Collect the rows that a process prints, and write them."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith('{"model"'):
-            result["rows"].append(json.loads(line))
-            print(line[:300], file=sys.stderr, flush=True)
-            file.write_text(json.dumps(result, indent=1) + "\n")
-    if process.wait():
-        print(f"a process ended with {process.returncode}", file=sys.stderr)
-
-
-def show(model: str, device: str, **values: Any) -> None:
-    """Print a row."""
+def row_of(model: str, device: str, **values: Any) -> Row:
+    """A row with these values."""
     name = "CPU, miniature" if device == "cpu" else torch.cuda.get_device_name()
-    print(json.dumps({"model": model, "device": name, "torch": torch.__version__} | values), flush=True)
+    return {"model": model, "device": name, "torch": torch.__version__} | values
 
 
-def measure(model: str, device: str) -> None:
-    """Print rows as JSON: baseline and solrl, options, and memory."""
+def measure(model: str, device: str) -> Iterator[Row]:
+    """Yield rows: baseline and solrl, options, and memory."""
     config = resolve(f"{PRESETS[model]}/sol_rl/hpsv2", overrides=["optimizer.updates=1"]).config
     backbone, samples = true_model(model, config, device)
     fraction = MICRO_BATCHES / (len(backbone.sigmas(config.regenerate.steps)) - 1)
@@ -245,7 +222,8 @@ def measure(model: str, device: str) -> None:
         backbone,
         with_settings(config, {"optimizer.checkpointing": False}),
     )
-    plan = plan_training(backbone, config.lora, config.optimizer.batch, row_of(samples), config.guidance)
+    one = {name: value[:1] for name, value in samples.conditioning.items()}
+    plan = plan_training(backbone, config.lora, config.optimizer.batch, one, config.guidance)
     fp8 = Generator(backbone, "fp8").transformer if device != "cpu" else None
     held = torch.cuda.memory_allocated() if device != "cpu" else 0
     policy = Policy(backbone, config.lora, config.seed)
@@ -264,13 +242,15 @@ def measure(model: str, device: str) -> None:
         for way, timed in ways.items():
             times[way].append(timed.run(samples, turn))
     for way, each in times.items():
-        show(model, device, kind="way", way=way, batch=config.optimizer.batch, **medians(each))
-    show(model, device, kind="memory", planned=plan.total(0), measured=peak, state=plan.state, compile_s=compiled)
-    show(model, device, kind="equal", bits=equal_velocities(policy, backbone, samples))
+        yield row_of(model, device, kind="way", way=way, batch=config.optimizer.batch, **medians(each))
+    yield row_of(
+        model, device, kind="memory", planned=plan.total(0), measured=peak, state=plan.state, compile_s=compiled
+    )
+    yield row_of(model, device, kind="equal", bits=equal_velocities(policy, backbone, samples))
     del old, ways["baseline"]
     gc.collect()
     for option, each in options(ways["solrl"], policy, backbone, config, samples, fp8):
-        show(model, device, kind="option", way=option, **medians(each))
+        yield row_of(model, device, kind="option", way=option, **medians(each))
 
 
 def equal_velocities(policy: Policy, backbone: Backbone, samples: TrainingSamples) -> bool:
@@ -343,11 +323,6 @@ def random_row(value: torch.Tensor, tokens: int, device: str) -> torch.Tensor:
     return torch.randn(shape, device=device).to(value.dtype)
 
 
-def row_of(samples: TrainingSamples) -> dict[str, torch.Tensor]:
-    """The conditioning of the first prompt."""
-    return {name: value[:1] for name, value in samples.conditioning.items()}
-
-
 def beside(backbone: Backbone) -> Backbone:
     """The backbone with a copy of its transformer that shares all weights."""
     own = copy.copy(backbone)
@@ -370,8 +345,8 @@ def medians(times: list[dict[str, float]]) -> dict[str, Any]:
     return {part: statistics.median(each[part] for each in times) for part in (*PARTS, "all")} | {"rounds": times}
 
 
-def compare_gradients(model: str, device: str) -> None:
-    """Print a row: the relative distance of a micro-batch's gradient to that in float32, on the miniature, for both.
+def compare_gradients(model: str, device: str) -> Iterator[Row]:
+    """Yield a row: the relative distance of a micro-batch's gradient to that in float32, on the miniature, for both.
 
     The current policy is one step of the learning rate away from the old one, whose B is not zero.
     """
@@ -399,7 +374,7 @@ def compare_gradients(model: str, device: str) -> None:
             "distance": [float((own - true).norm() / true.norm()) for own, true in pairs],
             "cosine": [float(torch.nn.functional.cosine_similarity(own, true, dim=0)) for own, true in pairs],
         }
-    show(model, device, kind="gradient", distances=rows)
+    yield row_of(model, device, kind="gradient", distances=rows)
 
 
 @torch.no_grad()
@@ -433,6 +408,8 @@ def gradient(policy: Any, backbone: Backbone, config: RunConfig, seed: int) -> t
     timed.updater.update(samples, seed)
     return kept[0].double()
 
+
+WORKS = {"gradient": compare_gradients, "time": measure}
 
 if __name__ == "__main__":
     main()

@@ -3,12 +3,10 @@
 On a CPU they have the miniatures' sizes, to try the benchmarks out.
 """
 
-import argparse
 import base64
 import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.loading import dtype_named
 from solrl_minis.catalog import WEIGHTS
 from solrl_proto.rollouts import EarlyDecoder
+from support.own_process import Row, rows_of
 from tiny_skeletons import TINY as TINY_MODELS
 from tiny_skeletons import write_tiny
 from torch import Tensor, nn
@@ -70,32 +69,29 @@ def written(folder: Path, device: str) -> tuple[Path, dict[str, Any]]:
     """
     folder = folder / ("miniature" if device == "cpu" else "flux1")
     if not folder.is_dir():
-        subprocess.run([sys.executable, __file__, str(folder), "--device", device], check=True)
+        list(rows_of(write, folder, device, device=device))
     options = {"hpsv2": {"model": str(folder / "hps"), "processor": str(WEIGHTS / "mini-hpsv2")}}
     return folder / "flux", options
 
 
-def main() -> None:
-    """Write the model folders."""
-    parser = argparse.ArgumentParser(description="Write FLUX.1 and HPSv2 with random weights.")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--device", default="cuda", help="device that generates the weights; cpu: miniature sizes")
-    args = parser.parse_args()
-    partial = args.folder.with_suffix(".partial")
+def write(folder: Path, device: str) -> Iterator[Row]:
+    """Write both; yields no row."""
+    partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     model = partial / "flux"
-    backbone = skeleton("flux", partial, args.device)
-    if args.device == "cpu":
+    backbone = skeleton("flux", partial, device)
+    if device == "cpu":
         shutil.copytree(locate(MINIATURES["flux"]), model, ignore=shutil.ignore_patterns("*.safetensors"))
         own = json.loads((model / "solrl.json").read_text())
         (model / "solrl.json").write_text(json.dumps(own | {"rewards": {}}))
     with ThreadPoolExecutor() as pool:
         parts = {name: part for name, part in backbone.parts.items() if isinstance(part, nn.Module)}
-        saved = [pool.submit(save, randomize(part, args.device), model / name) for name, part in parts.items()]
+        saved = [pool.submit(save, randomize(part, device), model / name) for name, part in parts.items()]
         for each in saved:
             each.result()
-    save(randomize(clip_model(args.device), args.device), partial / "hps")
-    partial.rename(args.folder)
+    save(randomize(clip_model(device), device), partial / "hps")
+    partial.rename(folder)
+    yield from ()
 
 
 def save(module: Any, folder: Path) -> None:
@@ -134,7 +130,3 @@ def random_hps(device: str, dtype: str = "float32") -> RandomHps:
     clip = randomize(clip_model(device), device).to(dtype_named(dtype))
     with patch("solrl_core.rewards.hpsv2.pretrained", return_value=clip):
         return RandomHps(model="random weights", processor=str(WEIGHTS / "mini-hpsv2"), device=device)
-
-
-if __name__ == "__main__":
-    main()

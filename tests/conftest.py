@@ -26,6 +26,7 @@ PROGRAMS = {"redis-server", "chromium", "chromium-browser", "google-chrome", "so
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--unit", action="store_true", help="leave out slow tests and those that start PROGRAMS")
+    parser.addoption("--release", action="store_true", help="do not leave out tests that are marked `release`")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,10 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--unit"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
+    marks = {"slow"} if config.getoption("--unit") else set()
+    marks |= set() if config.getoption("--release") else {"release"}
+    left_out = [item for item in items if any(map(item.get_closest_marker, marks))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
     # Files with slow tests come first, so that parallel processes end at about the same time.
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow_files)

@@ -1,0 +1,135 @@
+"""Trials of the benchmarks on the miniatures: each runs to its end at a tiny size, and writes its results.
+
+Benchmarks with other tests: faults.py, load, fuzz_api.py, held_bodies.py, paper and demo_figures.py. Not tried:
+kernels.py, whose Triton kernels need a GPU; page.py, which fills a Redis for minutes; rank_gradients.py, which trains
+in ten processes; algorithm_parity.py, which reads a clone of an algorithm's public code.
+"""
+
+import importlib
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from _pytest.mark import ParameterSet
+
+pytestmark = pytest.mark.slow
+
+SMALL = "explore.candidates=4 explore.keep=2"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A benchmark at a tiny size.
+
+    Attributes:
+        words: its arguments; {} is an empty folder.
+        wrote: files that it writes into the folder of results.
+        sizes: constants of modules.
+        release: takes more than 15 s of a core, so only `--release` tries it.
+    """
+
+    module: str
+    words: str
+    wrote: str
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    release: bool = False
+
+
+TRIALS = (
+    Trial(
+        "step_time",
+        "--device cpu --models sana --tiers 'diffusers bf16 compiled' bf16 'nvfp4 emulated'",
+        "step_time.json step_time.md step_time.png step_time_where.png",
+        {"step_time.ROUNDS": 1, "step_time.BATCH": {"sana": 4}},
+    ),
+    Trial(
+        "rollout_phase",
+        "--device cpu --models flux --parts adapter phase fp8-decoder pruned share --rounds 1",
+        "rollout_phase.json rollout_phase.md rollout_phase.png",
+        {f"rollout_phase.{name}": size for name, size in {"CANDIDATES": 4, "KEPT": 2, "KEEP": 2}.items()},
+    ),
+    Trial(
+        "training_phase",
+        "--device cpu --models sana",
+        "training_phase.json training_phase.md",
+        {f"training_phase.{name}": 1 for name in ("ROUNDS", "SEEDS", "MICRO_BATCHES")},
+    ),
+    Trial(
+        "run_memory",
+        f"--device cpu --models sana --set {SMALL} evaluate.prompts=2 'evaluate.rewards=[]'",
+        "run_memory.json run_memory.md",
+    ),
+    Trial("memory", "--device cpu --models sana", "memory.json memory.md"),
+    Trial("equal_gpus", f"--device cpu --models sana --set {SMALL}", "equal_gpus.json equal_gpus.md"),
+    Trial(
+        "engines",
+        "--engine solrl --device cpu --weights {} --rounds 1",
+        "engines.json engines.md",
+        {"engines.STEPS": 1, "engines.WARM_UP": 0, "engines.CHUNK_SIZE": 2},
+    ),
+    Trial(
+        "remote_scoring",
+        "--chunks 2 --rounds 1 --latency 0.1",
+        "remote_scoring.json",
+        {"workers.STEPS": 1, "workers.CHUNK_SIZE": 2},
+        release=True,
+    ),
+    Trial(
+        "workers",
+        "--workers 1 --chunks 1 --rounds 1",
+        "workers.json workers.md",
+        {"workers.STEPS": 1, "workers.CHUNK_SIZE": 2},
+        release=True,
+    ),
+    Trial(
+        "rank_fidelity",
+        "--models mini-sana --rewards clipscore --prompts 2 --candidates 24 --precisions nvfp4",
+        "rank_fidelity.json rank_fidelity.md",
+    ),
+    Trial(
+        "plan_fidelity",
+        "--models mini-sana --prompts 2 --candidates 25 --precisions nvfp4 --chosen-on 1 --scores {}",
+        "plan_fidelity.json plan_fidelity.md plan_fidelity.png",
+        release=True,
+    ),
+    Trial("explore_speed", "--candidates 2 --repeats 1 --precisions bf16", "explore_speed.json"),
+    Trial(
+        "true_run",
+        f"--weights {{}} --devices cpu cpu --iterations 3 --set {SMALL} evaluate.every=3",
+        "true_run.json true_run.md",
+        {"true_run.CANDIDATES": 2, "true_run.STEPS": 1},
+        release=True,
+    ),
+    Trial(
+        "all_pairs",
+        f"--models mini-sana --rewards clipscore --iterations 1 --set {SMALL} explore.prompts=1 evaluate.prompts=8",
+        "all_pairs.json all_pairs.md pairs",
+        release=True,
+    ),
+)
+
+
+def params() -> Iterator[ParameterSet]:
+    for trial in TRIALS:
+        yield pytest.param(trial, id=trial.module, marks=[pytest.mark.release] if trial.release else [])
+
+
+@pytest.mark.parametrize("trial", params())
+def test_a_benchmark_runs_to_its_end(trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, folder = tmp_path / "out", tmp_path / "folder"
+    folder.mkdir()
+    for name, value in trial.sizes.items():
+        monkeypatch.setattr(name, value)
+    words = [word.replace("{}", str(folder)) for word in shlex.split(trial.words)]
+    monkeypatch.setattr(sys, "argv", [f"{trial.module}.py", *words, "--out", str(out)])
+    monkeypatch.chdir(tmp_path)
+    with patch.dict(os.environ):
+        importlib.import_module(trial.module).main()
+    assert sorted(file.name for file in out.iterdir()) == trial.wrote.split()
+    assert not [file.name for file in out.glob("*.json") if '"failed"' in file.read_text()]
