@@ -1,10 +1,13 @@
 """The page in a real browser, with a real service that requires tokens."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from iteration_helpers import held_out, report, run_settings, samples
 from service_helpers import Layout, RunningService, adapter_file, running_service
@@ -94,10 +97,10 @@ def browser() -> Iterator[Browser]:
 def enter(guarded: RunningService, tokens: dict[str, Any]) -> Callable[..., None]:
     """Open the page with a tenant's token, and wait for its content."""
 
-    def enter(page: Page, who: str = "ann", at: str = "") -> None:
+    def enter(page: Page, who: str = "ann", at: str = "", url: str = f"{guarded.url}/") -> None:
         key = f"sessionStorage.setItem('solrl-token', '{tokens[who]}')"
         page.call("Page.addScriptToEvaluateOnNewDocument", source=f"if (location.protocol === 'http:') {key}")
-        page.open(f"{guarded.url}/#{at}")
+        page.open(f"{url}#{at}")
         page.wait(TOLD)
 
     return enter
@@ -357,6 +360,46 @@ def test_another_tenants_runs_are_not_shown(browser: Browser, enter: Callable[..
         assert "bobs-run" not in json.dumps([one["documentURL"] for one in page.happened("Network.requestWillBeSent")])
 
 
+@pytest.fixture(scope="module")
+def prefixed(guarded: RunningService) -> Iterator[str]:
+    """Address of a proxy that offers the service as `/shared/solrl`, and nothing else."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.removeprefix("/shared/solrl")
+            if path == self.path:
+                self.send_error(404)
+                return
+            answer = httpx.get(f"{guarded.url}/{path.removeprefix('/')}", headers=dict(self.headers))
+            self.send_response(answer.status_code)
+            for name in ("Content-Type", "Content-Security-Policy"):
+                if name in answer.headers:
+                    self.send_header(name, answer.headers[name])
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, *_: Any) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/shared/solrl"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("end", ["/", ""])
+def test_the_page_works_under_a_prefix(
+    browser: Browser, enter: Callable[..., None], guarded: RunningService, prefixed: str, end: str
+) -> None:
+    with browser.page() as page:
+        enter(page, at="run=shapes", url=prefixed + end)
+        assert "shapes" in page.text()
+        asked = [one["request"]["url"] for one in page.happened("Network.requestWillBeSent")]
+        assert any(url.startswith(f"{prefixed}/v1/runs/shapes/adapters") for url in asked)
+        assert page.see("document.getElementById('command').textContent").endswith(f" --rollout-url {prefixed}")
+        assert page.faults() == []
+
+
 def test_no_requests_go_to_other_sites(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
     with browser.page() as page:
         enter(page, at="run=shapes")
@@ -378,6 +421,16 @@ def test_it_never_scrolls_sideways(browser: Browser, enter: Callable[..., None],
             "Math.min(...[...document.querySelectorAll('body *')].map((e) => parseFloat(getComputedStyle(e).fontSize)))"
         )
         assert small >= 12
+
+
+@pytest.mark.parametrize("width", [320, 481, 600, 760, 761, 1280])
+def test_settings_have_room_for_a_word(browser: Browser, enter: Callable[..., None], width: int) -> None:
+    with browser.page(width) as page:
+        enter(page, at="run=shapes")
+        widths = "[...document.querySelectorAll('.values dd')].map((one) => one.getBoundingClientRect().width)"
+        page.wait(f"{widths}.length > 0")
+        page.see("document.querySelectorAll('.values dt').forEach((one) => { one.textContent = 'x'.repeat(26); })")
+        assert min(page.see(widths)) > 64
 
 
 @pytest.mark.parametrize("width", [320, 360, 390, 1280])

@@ -1,5 +1,7 @@
 // Polls the service every few seconds and caches its answers.
 const EVERY = 2000, AGAIN = 5000, KEY = "solrl-token";
+/** Address of the service, with the prefix by which a proxy may offer it. */
+const SERVICE = location.origin + location.pathname.replace(/\/+$/, "");
 let known, timer, asking = 0;
 
 function forget() {
@@ -21,7 +23,7 @@ class Refused extends Error {
 async function ask(path) {
   const token = sessionStorage.getItem(KEY);
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(15000) });
+  const answer = await fetch(SERVICE + path, { headers, cache: "no-store", signal: AbortSignal.timeout(15000) });
   if (answer.ok) return answer.json();
   const problem = await answer.json().catch(() => ({}));
   throw new Refused(answer.status, problem.detail || `the service answered ${answer.status}`);
@@ -192,6 +194,6 @@ window.onhashchange = () => {
   showCards();
   follow().catch(() => {});
 };
-$("command").textContent = `solrl-train run --preset model/recipe/reward --rollout-url ${location.origin}`;
+$("command").textContent = `solrl-train run --preset model/recipe/reward --rollout-url ${SERVICE}`;
 forget();
 refresh();
