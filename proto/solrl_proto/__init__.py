@@ -21,6 +21,7 @@ from solrl_proto.rollouts import (
     RolloutRequest,
     RolloutTimings,
     Served,
+    StartLine,
     StreamLine,
 )
 from solrl_proto.status import IterationReport, Point, RunDetail, Samples, StatusAnswer
@@ -55,6 +56,7 @@ __all__ = [
     "Samples",
     "Seed",
     "Served",
+    "StartLine",
     "StatusAnswer",
     "StreamLine",
     "TenantName",

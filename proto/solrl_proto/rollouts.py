@@ -449,11 +449,18 @@ class RolloutAnswer(Served):
     seconds: RolloutTimings
 
 
+class StartLine(Message):
+    """The first line of an NDJSON answer, sent before the first group is finished."""
+
+    kind: Literal["start"] = "start"
+    served: Served
+    """Of all groups."""
+
+
 class GroupLine(Message):
     """A finished group, as one line of an NDJSON answer. Groups arrive in the order in which they finish."""
 
     kind: Literal["group"] = "group"
-    served: Served
     group: RolloutGroup
 
 
@@ -473,5 +480,5 @@ class ErrorLine(Message):
     problem: Problem
 
 
-StreamLine = Annotated[GroupLine | EndLine | ErrorLine, Field(discriminator="kind")]
+StreamLine = Annotated[StartLine | GroupLine | EndLine | ErrorLine, Field(discriminator="kind")]
 """One line of an NDJSON answer."""

@@ -12,7 +12,7 @@ from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import GroupLine, Plan, RolloutGroup, RolloutRequest, Served
+from solrl_proto.rollouts import Plan, RolloutGroup, RolloutRequest, Served
 
 from solrl_client.text import printable_value
 
@@ -26,15 +26,20 @@ _LATENTS_BYTES = 2**28
 
 
 def longest_line(request: RolloutRequest) -> int:
-    """Upper bound in bytes for a line of the answer: generous for numbers and texts, images and latents."""
+    """Upper bound in bytes for a line of the answer: generous for the plan, numbers and texts, images and latents."""
     explicit, count = request.candidates.seeds, request.candidates.count
     candidates = max(map(len, explicit)) if explicit is not None else count or 0
     each = _CANDIDATE_BYTES + (_IMAGE_BYTES if request.images == "png" else 0)
-    return _LINE_BYTES + candidates * each + (_LATENTS_BYTES if request.latents else 0)
+    plan = len(request.plan.model_dump_json())
+    return _LINE_BYTES + plan + candidates * each + (_LATENTS_BYTES if request.latents else 0)
 
 
 class AnswerCheck:
-    """Checks the groups of one answer against its request and against each other."""
+    """Checks the parts of one answer against its request and against each other.
+
+    Attributes:
+        served: what served the groups, of the last checked start; None before the first.
+    """
 
     def __init__(
         self,
@@ -56,28 +61,34 @@ class AnswerCheck:
         self._fingerprint = fingerprint
         self._numerics = numerics
         self._seeds = {prompt.id: tuple(seeds) for prompt, seeds in request.groups()}
-        self._served: Served | None = None
+        self.served: Served | None = None
 
-    def check(self, line: GroupLine) -> None:
-        """Check one group against the request.
+    def start(self, served: Served) -> None:
+        """Check what serves the next groups against the request, and against what served the groups before.
 
         Raises:
             ProblemError: 409 `served-differently`, naming the field; 422 `digest-mismatch`, for another fingerprint.
         """
-        self._check_served(line.served)
-        self._check_shape(line.group)
-        self._check_scores(line.group)
-        if self._served is None:
-            self._served = line.served
-        elif line.served != self._served:
+        self._check_served(served)
+        if self.served is not None and served != self.served:
             raise ProblemError(
                 ProblemKind.SERVED_DIFFERENTLY,
-                f"the service at {self._url} generated one group of an answer differently than the others",
+                f"the service at {self._url} serves some groups of an answer differently than the others",
                 where="served",
-                got=line.served.model_dump(mode="json"),
-                expected=self._served.model_dump(mode="json"),
+                got=served.model_dump(mode="json"),
+                expected=self.served.model_dump(mode="json"),
                 action="it was restarted with other settings, or replicas differ: use equal settings, then resume",
             )
+        self.served = served
+
+    def group(self, group: RolloutGroup) -> None:
+        """Check one group against the request.
+
+        Raises:
+            ProblemError: 409 `served-differently`, naming the field.
+        """
+        self._check_shape(group)
+        self._check_scores(group)
 
     def _check_served(self, served: Served) -> None:
         asked = self._request

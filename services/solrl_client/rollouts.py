@@ -34,6 +34,7 @@ from solrl_proto.rollouts import (
     RolloutGroup,
     RolloutRequest,
     RolloutTimings,
+    StartLine,
     StreamLine,
 )
 from solrl_proto.status import Activity, IterationReport
@@ -177,7 +178,7 @@ class RolloutClient:
 
         Args:
             request: prompts, candidates and plan.
-            fingerprint: fingerprint of model and rewards that every group must have; None to accept any.
+            fingerprint: fingerprint of model and rewards that the service must have; None to accept any.
             numerics: numerics of each precision, as `model` announced them; None to accept any.
             on_group: called once with each group, as soon as it has arrived and been checked.
             restore: see `Restore`.
@@ -189,7 +190,7 @@ class RolloutClient:
             ProblemError: refused, unreachable, 409 `served-differently`: the answer does not match the request, or its
                 parts differ; or 422 `digest-mismatch`: the service serves a different model.
         """
-        received: dict[str, GroupLine] = {}
+        received: dict[str, RolloutGroup] = {}
         check = AnswerCheck(request, self.url, fingerprint, numerics)
         began = time.monotonic()
 
@@ -199,8 +200,9 @@ class RolloutClient:
             return self._stream(_remaining(request, received.keys()), received, check, on_group)
 
         seconds = self._patiently(attempt, restore=restore, progress=lambda: len(received))
-        lines = [received[prompt.id] for prompt in request.prompts]
-        return RolloutAnswer(**dict(lines[0].served), groups=tuple(line.group for line in lines), seconds=seconds)
+        assert check.served is not None
+        groups = tuple(received[prompt.id] for prompt in request.prompts)
+        return RolloutAnswer(**dict(check.served), groups=groups, seconds=seconds)
 
     def push(self, run: str, version: int, parent: int | None, model: str, body: bytes) -> AdapterInfo:
         """Store an adapter file as `version` on top of `parent`. Storing the same bytes again succeeds.
@@ -265,7 +267,7 @@ class RolloutClient:
     def _stream(
         self,
         request: RolloutRequest,
-        received: dict[str, GroupLine],
+        received: dict[str, RolloutGroup],
         check: AnswerCheck,
         on_group: Callable[[RolloutGroup], None],
     ) -> RolloutTimings:
@@ -273,24 +275,30 @@ class RolloutClient:
         body = _json(request)
         headers = {"Content-Type": "application/json", "Accept": STREAM_MEDIA_TYPE}
         asked = {prompt.id for prompt in request.prompts}
+        started = False
         with self._http.stream("POST", "/v1/rollouts", content=body, headers=headers) as answer:
             for text in read_lines(answer, longest_line(request)):
                 try:
                     line = _LINE.validate_json(text, extra="ignore")
                 except ValidationError as error:
                     raise invalid_line(answer, error) from None
-                if isinstance(line, ErrorLine):
-                    raise refusal(line.problem)
-                if isinstance(line, EndLine):
-                    if asked or line.groups != len(request.prompts):
-                        raise unexpected(answer, f"an end after {line.groups} groups, without {sorted(asked)}")
-                    return line.seconds
-                if line.group.prompt_id not in asked:
-                    raise unexpected(answer, f"a group {line.group.prompt_id!r} that was not requested")
-                check.check(line)
-                asked.remove(line.group.prompt_id)
-                received[line.group.prompt_id] = line
-                on_group(line.group)
+                match line:
+                    case ErrorLine():
+                        raise refusal(line.problem)
+                    case StartLine() if not started:
+                        check.start(line.served)
+                        started = True
+                    case GroupLine(group=group) if started and group.prompt_id in asked:
+                        check.group(group)
+                        asked.remove(group.prompt_id)
+                        received[group.prompt_id] = group
+                        on_group(group)
+                    case EndLine() if started and not asked and line.groups == len(request.prompts):
+                        return line.seconds
+                    case _:
+                        groups = f"the groups {sorted(asked)}" if asked else f"the end of {len(request.prompts)} groups"
+                        wanted = groups if started else "the start"
+                        raise unexpected(answer, f"{text[:200].decode(errors='replace')}, expected {wanted}")
         raise httpx.RemoteProtocolError("the stream ended without its end line")
 
     def _document(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:

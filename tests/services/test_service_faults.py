@@ -85,7 +85,8 @@ def test_a_failing_group_ends_the_stream_after_the_groups_before_it(frail: Runni
     for prompt, want in zip(request["prompts"], ("1", "nan", "1"), strict=True):
         prompt["metadata"] = {"want": want}
     response = frail.client.post("/v1/rollouts", json=request, headers={"Accept": STREAM_MEDIA_TYPE})
-    first, last = [json.loads(line) for line in response.text.splitlines()]
+    start, first, last = [json.loads(line) for line in response.text.splitlines()]
+    assert start["kind"] == "start"
     assert (first["kind"], first["group"]["prompt_id"]) == ("group", "p0")
     assert (last["kind"], last["problem"]["type"]) == ("error", "urn:solrl:problem:reward-failed")
     assert last["problem"]["where"] == "prompts.p1"

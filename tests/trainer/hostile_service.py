@@ -33,7 +33,8 @@ class HostileService:
     """Answers of the service, and the requests that it received.
 
     Attributes:
-        change_group: changes a line of a rollout answer.
+        change_start: changes the first line of a rollout answer.
+        change_group: changes the line of a group.
         change_stored: changes the answer to a PUT.
         change_lines: changes all lines of a rollout answer.
         answers: whole answers for the next requests, before it answers by itself again.
@@ -43,6 +44,7 @@ class HostileService:
     """
 
     url: str = ""
+    change_start: Callable[[dict[str, Any]], None] = lambda line: None
     change_group: Callable[[dict[str, Any]], None] = lambda line: None
     change_stored: Callable[[dict[str, Any]], None] = lambda stored: None
     change_lines: Callable[[list[bytes]], list[bytes]] = lambda lines: lines
@@ -79,6 +81,8 @@ class HostileService:
             return Answer(parts=(json.dumps(stored).encode(),))
         lines = []
         for line in honest_lines(RolloutRequest.model_validate_json(body)):
+            if line["kind"] == "start":
+                self.change_start(line)
             if line["kind"] == "group":
                 self.change_group(line)
             lines.append(json.dumps(line).encode() + b"\n")
@@ -90,7 +94,7 @@ def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
     tier = "bf16" if request.plan.precision == "auto" else request.plan.precision
     served = {"precision": tier, "numerics": "native", "fingerprint": DIGEST}
     served |= request.model_dump(mode="json", include={"model", "adapter", "plan"})
-    lines: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = [{"kind": "start", "served": served}]
     for prompt, seeds in request.groups():
         kept = len(seeds) if request.plan.prune is None else min(request.plan.prune.keep, len(seeds))
         rewards = {
@@ -110,9 +114,9 @@ def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
         if request.latents:
             group["latents"] = {"values": ["AACAPw=="] * kept + [None] * (len(seeds) - kept)}
             group["latents"] |= {"digest": DIGEST, "adapter": DIGEST}
-        lines.append({"kind": "group", "served": json.loads(json.dumps(served)), "group": group})
+        lines.append({"kind": "group", "group": group})
     seconds = {"queued": 0.1, "switch": 0.2, "generate": 0.3, "reward": 0.4}
-    return [*lines, {"kind": "end", "groups": len(lines), "seconds": seconds}]
+    return [*lines, {"kind": "end", "groups": len(request.prompts), "seconds": seconds}]
 
 
 @contextlib.contextmanager

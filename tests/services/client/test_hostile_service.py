@@ -1,5 +1,6 @@
 """The client with a service that gives wrong answers: no part of such an answer is used."""
 
+import base64
 import gzip
 import json
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from solrl_client.rollouts import RolloutClient, rollout_token
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
 from solrl_proto.problems import ProblemError
-from solrl_proto.rollouts import RolloutGroup, RolloutRequest
+from solrl_proto.rollouts import MAX_FEATURES, RolloutGroup, RolloutRequest
 from solrl_trainer.older_settings import read_settings
 from solrl_trainer.presets import ConfigError, resolve
 
@@ -93,6 +94,27 @@ def test_a_correct_answer_is_accepted(service: HostileService, more: dict[str, A
     assert [group.prompt_id for group in answer.groups] == ["p0", "p1"]
 
 
+def test_the_largest_early_decoder_is_accepted_and_named_once(service: HostileService) -> None:
+    decoder = {
+        "stages": 1,
+        "weights": base64.b64encode(bytes(2 * 27 * MAX_FEATURES)).decode(),
+        "bias": [0.0, 0.0, 0.0],
+        "fitted_for": DIGEST,
+    }
+    answered: list[bytes] = []
+
+    def keep(lines: list[bytes]) -> list[bytes]:
+        answered.extend(lines)
+        return lines
+
+    service.change_lines = keep
+    request = request_of(plan={"steps": 6, "precision": "bf16", "early_decoder": decoder})
+    with RolloutClient(service.url) as client:
+        answer = client.rollouts(request)
+    assert answer.plan == request.plan
+    assert [b"early_decoder" in line for line in answered] == [True, False, False, False]
+
+
 def change(**fields: Callable[[Any], Any]) -> Callable[[Line], None]:
     """Change fields of the group in a line."""
 
@@ -125,7 +147,7 @@ def of_served(name: str, value: Any) -> Callable[[Line], None]:
     return lambda line: line["served"].update({name: value})
 
 
-LIES: dict[str, tuple[Callable[[Line], None], str]] = {
+GROUPS: dict[str, tuple[Callable[[Line], None], str]] = {
     "seeds all + 1": (change(seeds=lambda seeds: [seed + 1 for seed in seeds]), "seeds[0]"),
     "seeds reversed": (change(seeds=lambda seeds: seeds[::-1]), "seeds[0]"),
     "two seeds swapped": (change(seeds=lambda seeds: [*seeds[:10], seeds[11], seeds[10]]), "seeds[10]"),
@@ -155,6 +177,8 @@ LIES: dict[str, tuple[Callable[[Line], None], str]] = {
     "pruned, unasked": (change(pruned=lambda _: [False] * 12), "pruned"),
     "images, unasked": (change(images=lambda _: ["aW1hZ2U="] * 12), "images"),
     "latents, unasked": (change(latents=lambda _: {"values": [], "digest": DIGEST, "adapter": None}), "latents"),
+}
+STARTS: dict[str, tuple[Callable[[Line], None], str]] = {
     "another model": (of_served("model", "mini-flux"), "served.model"),
     "another version": (of_served("adapter", {"run": "run", "version": 2}), "served.adapter"),
     "the base": (of_served("adapter", None), "served.adapter"),
@@ -167,9 +191,16 @@ LIES: dict[str, tuple[Callable[[Line], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_an_answer_to_a_different_request_is_refused(service: HostileService, lie: str) -> None:
-    service.change_group, where = LIES[lie]
+@pytest.mark.parametrize("lie", STARTS)
+def test_a_differently_served_answer_is_refused(service: HostileService, lie: str) -> None:
+    service.change_start, where = STARTS[lie]
+    problem = refused(service, request_of()).problem
+    assert (problem.kind, problem.status, problem.where) == ("served-differently", 409, where)
+
+
+@pytest.mark.parametrize("lie", GROUPS)
+def test_a_group_of_a_different_request_is_refused(service: HostileService, lie: str) -> None:
+    service.change_group, where = GROUPS[lie]
     problem = refused(service, request_of()).problem
     assert (problem.kind, problem.status) == ("served-differently", 409)
     assert (problem.where or "").removeprefix("group 'p0': ") == where
@@ -222,7 +253,7 @@ def test_latents_must_match_the_request(service: HostileService, lie: Callable[[
     assert (problem.got, problem.expected) != (None, None)
 
 
-def test_a_different_fingerprint_is_refused_before_the_group_is_used(service: HostileService) -> None:
+def test_a_different_fingerprint_is_refused_before_a_group_is_used(service: HostileService) -> None:
     wanted = "sha256:" + "1" * 64
     problem = refused(service, request_of(), fingerprint=wanted).problem
     assert (problem.kind, problem.got, problem.expected) == ("digest-mismatch", DIGEST, wanted)
@@ -239,10 +270,11 @@ def test_other_numerics_than_the_service_announced_are_refused(
     assert (problem.got, problem.expected) == ("native", expected)
 
 
-def test_all_groups_of_an_answer_must_be_generated_in_the_same_way(service: HostileService) -> None:
-    tiers = iter(("bf16", "nvfp4"))
-    service.change_group = lambda line: line["served"].update(precision=next(tiers))
-    with RolloutClient(service.url) as client, pytest.raises(ProblemError) as raised:
+def test_a_resumed_stream_must_be_served_in_the_same_way(service: HostileService) -> None:
+    tiers, cut = iter(("bf16", "nvfp4")), iter((True, False))
+    service.change_start = lambda line: line["served"].update(precision=next(tiers))
+    service.change_lines = lambda lines: lines[:2] if next(cut) else lines
+    with RolloutClient(service.url, pause=0.01) as client, pytest.raises(ProblemError) as raised:
         client.rollouts(request_of(plan={"steps": 6}))
     assert raised.value.problem.kind == "served-differently"
     assert raised.value.problem.where == "served"
@@ -278,7 +310,7 @@ def test_a_stream_without_only_its_end_line_is_complete(service: HostileService)
 
 def test_a_stream_that_breaks_within_a_line_is_resumed_there(service: HostileService) -> None:
     cut = iter((True, False))
-    service.change_lines = lambda lines: [lines[0], lines[1][:40]] if next(cut) else lines
+    service.change_lines = lambda lines: [*lines[:2], lines[2][:40]] if next(cut) else lines
     with RolloutClient(service.url, pause=0.01) as client:
         answer = client.rollouts(request_of())
     assert [group.prompt_id for group in answer.groups] == ["p0", "p1"]
@@ -288,14 +320,25 @@ def test_a_stream_that_breaks_within_a_line_is_resumed_there(service: HostileSer
 @pytest.mark.parametrize(
     "lines",
     [
-        lambda lines: [lines[0], lines[0], lines[2]],
-        lambda lines: [lines[2]],
-        lambda lines: [*lines[:2], lines[2].replace(b'"groups": 2', b'"groups": 7')],
+        lambda lines: [*lines[:2], lines[1], lines[3]],
+        lambda lines: [lines[0], lines[3]],
+        lambda lines: [*lines[:3], lines[3].replace(b'"groups": 2', b'"groups": 7')],
         lambda lines: [b"[]\n", *lines],
         lambda lines: [b"\n", *lines],
-        lambda lines: [lines[0].replace(b"p0", b"p7"), *lines[1:]],
+        lambda lines: [lines[0], lines[1].replace(b"p0", b"p7"), *lines[2:]],
+        lambda lines: lines[1:],
+        lambda lines: [lines[0], *lines],
     ],
-    ids=["a group twice", "the end first", "another count", "no line", "an empty line", "an unknown prompt"],
+    ids=[
+        "a group twice",
+        "the end first",
+        "another count",
+        "no line",
+        "an empty line",
+        "an unknown prompt",
+        "no start",
+        "a second start",
+    ],
 )
 def test_a_stream_of_unexpected_lines_is_refused(
     service: HostileService, lines: Callable[[list[bytes]], list[bytes]]

@@ -1,12 +1,12 @@
-"""An answer as NDJSON: a line per finished group, and an end line; without it the answer is incomplete."""
+"""An answer as NDJSON: a start, a line per finished group, and an end line; without it the answer is incomplete."""
 
 import json
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from pydantic import TypeAdapter
 from service_helpers import RunningService, problem, rollout_request
-from solrl_proto.rollouts import STREAM_MEDIA_TYPE, EndLine, GroupLine, RolloutAnswer, StreamLine
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE, EndLine, GroupLine, RolloutAnswer, StartLine, StreamLine
 
 PROMPTS = ["a red circle", "two blue squares", "a green triangle"]
 LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
@@ -15,13 +15,13 @@ LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
 def test_the_lines_have_the_content_of_the_document(service: RunningService) -> None:
     request: dict[str, Any] = {"prompts": PROMPTS, "count": 30, "steps": 1, "images": "png"}
     whole = RolloutAnswer.model_validate(service.rollout(**request))
-    *groups, end = [LINE.validate_python(line) for line in service.lines(**request)]
+    start, *groups, end = [LINE.validate_python(line) for line in service.lines(**request)]
     assert isinstance(end, EndLine)
     assert end.groups == len(groups) == 3
     made = {line.group.prompt_id: line.group for line in groups if isinstance(line, GroupLine)}
     assert tuple(made[group.prompt_id] for group in whole.groups) == whole.groups
-    (served,) = {line.served for line in groups if isinstance(line, GroupLine)}
-    assert dict(served).items() <= dict(whole).items()
+    assert isinstance(start, StartLine)
+    assert dict(start.served).items() <= dict(whole).items()
 
 
 @pytest.mark.parametrize("prune", [None, {"after": 1, "keep": 4}], ids=["whole", "pruned"])
@@ -34,12 +34,19 @@ def test_the_first_group_arrives_before_the_last_is_begun(
     with streaming.socket.makefile("rb") as stream:
         while stream.readline().strip():
             pass
-        size = int(stream.readline(), 16)
-        line = json.loads(stream.read(size))
-        assert (line["kind"], line["group"]["prompt_id"]) == ("group", "p0")
+        start, first = next_chunk(stream), next_chunk(stream)
+        assert (start["kind"], start["served"]["model"]) == ("start", request["model"])
+        assert (first["kind"], first["group"]["prompt_id"]) == ("group", "p0")
         refused = service.client.post("/v1/rollouts", json=rollout_request(count=3000))
         assert problem(refused)["kind"] == "queue-full"
     streaming.leave()
+
+
+def next_chunk(stream: BinaryIO) -> Any:
+    """The line in the next chunk of a body."""
+    line = json.loads(stream.read(int(stream.readline(), 16)))
+    stream.readline()
+    return line
 
 
 def test_a_request_is_refused_before_the_stream_starts(service: RunningService) -> None:

@@ -277,10 +277,12 @@ def telling(lie: Lie, service: RunningService) -> Callable[[httpx.Response, int]
     """`read_lines` of a service that changes groups with latents."""
 
     def lines(answer: httpx.Response, limit: int) -> Iterator[bytes]:
+        served: Line = {}
         for text in read_lines(answer, limit):
             line = json.loads(text)
+            served = line.get("served", served)
             if "latents" in line.get("group", ()):
-                lie(line, service.client)
+                lie(line | {"served": served}, service.client)
             yield json.dumps(line).encode()
 
     return lines

@@ -15,6 +15,7 @@ from solrl_proto.rollouts import (
     GroupLine,
     RolloutAnswer,
     RolloutRequest,
+    StartLine,
     StreamLine,
 )
 from starlette.requests import ClientDisconnect
@@ -31,7 +32,7 @@ router = APIRouter(prefix="/v1", tags=["rollouts"], responses=PROBLEMS)
     response_model=RolloutAnswer,
     responses={
         200: {
-            "description": f"One document; or, if Accept names {STREAM_MEDIA_TYPE}, a line per group and an end line",
+            "description": f"One document; or, if Accept names {STREAM_MEDIA_TYPE}, a start, a line per group, an end",
             "content": {STREAM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/StreamLine"}}},
         }
     },
@@ -61,7 +62,7 @@ class RolloutLines(Response):
         self._rollout = rollout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a line per group, then the end line or the error."""
+        """Send the start line, a line per group, then the end line or the error."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await while_connected(receive, self._send_all(send))
@@ -76,8 +77,9 @@ class RolloutLines(Response):
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
         try:
+            await write(StartLine(served=self._rollout.served))
             async for group in self._rollout.groups():
-                await write(GroupLine(served=self._rollout.served, group=group))
+                await write(GroupLine(group=group))
             await write(self._rollout.end())
         except ProblemError as error:
             await write(ErrorLine(problem=error.problem))
