@@ -293,3 +293,40 @@ def test_nothing_is_unpickled() -> None:
             text = path.read_text(encoding="utf-8")
             assert not imported(path) & {"pickle", "cloudpickle", "dill", "shelve"}, path
             assert all("weights_only=True" in call for call in re.findall(r"\btorch\.load\([^\n]*", text)), path
+
+
+def unencoded(code: str) -> list[int]:
+    """Lines of code that read or write text as the locale has it."""
+    found = []
+    for call in (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)):
+        owner, _, name = ast.unparse(call.func).rpartition(".")
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        words = [one.value for one in (*call.args, given.get("mode")) if isinstance(one, ast.Constant)]
+        binary = any(re.fullmatch(r"[rwax]\+?b\+?", str(word)) for word in words)
+        opens = (name in ("open", "fdopen") and owner not in ("Image", "os")) or (owner, name) == ("os", "fdopen")
+        texts = (name in ("read_text", "write_text") and owner) or (opens and not binary)
+        if "encoding" not in given and (texts or ast.unparse(given.get("text", call)) == "True"):
+            found.append(call.lineno)
+    return found
+
+
+def test_unencoded_text_is_found() -> None:
+    wrong = [
+        "path.read_text()",
+        "path.write_text(a)",
+        "open(a)",
+        "path.open('a')",
+        "os.fdopen(a, 'w')",
+        "run(a, text=True)",
+    ]
+    right = ["read_text(path)", "path.read_text(encoding=b)", "open(a, 'rb')", "path.open(mode='r+b')", "os.open(a, 1)"]
+    assert unencoded("\n".join([*wrong, *right])) == list(range(1, len(wrong) + 1))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_text_never_depends_on_the_locale(package: str) -> None:
+    """`solrl_proto.text_files` reads text files; what else has text names its encoding."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}" for path in sources(package) for line in unencoded(path.read_text("utf-8"))
+    ]
+    assert found == []

@@ -1,6 +1,5 @@
 """Findings about a machine that both programs' `doctor` share, with a remedy for everything that is missing."""
 
-import json
 import os
 import platform
 import shutil
@@ -12,6 +11,8 @@ from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from solrl_proto.text_files import read_json
 
 if TYPE_CHECKING:
     from solrl_core.rewards.loading import Source
@@ -207,7 +208,7 @@ def _fault_of_folder(folder: Path) -> str:
     from solrl_core.families.load import family_of
 
     try:
-        index = json.loads((folder / _INDEX).read_text())
+        index = read_json(folder / _INDEX)
         parts = [name for name, value in index.items() if _is_part(value)]
         family_of(index.get("_class_name"), _INDEX)
     except (OSError, ValueError, AttributeError) as error:
@@ -224,9 +225,7 @@ def _is_whole(part: Path) -> bool:
     """Whether the folder of a part has files; a model's, also its weights."""
     files = {path.name for path in part.glob("*") if path.exists()}
     weighed = "config.json" not in files or any(name.endswith(_WEIGHTS) for name in files)
-    shards = {
-        shard for name in files & set(_SHARDS) for shard in json.loads((part / name).read_text())["weight_map"].values()
-    }
+    shards = {shard for name in files & set(_SHARDS) for shard in read_json(part / name)["weight_map"].values()}
     return bool(files) and weighed and shards <= files
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from solrl_proto.text_files import read_json
 from torch import nn
 
 from solrl_core.errors import MismatchError
@@ -67,7 +68,7 @@ def checkpoint_digest(module: nn.Module, folder: Path, device: torch.device) -> 
     """
     index = folder / "diffusion_pytorch_model.safetensors.index.json"
     single = folder / "diffusion_pytorch_model.safetensors"
-    files = {folder / name for name in json.loads(index.read_text())["weight_map"].values()} if index.is_file() else ()
+    files = {folder / name for name in read_json(index)["weight_map"].values()} if index.is_file() else ()
     digests: dict[str, str] = {}
     for file in sorted(files or (single,)):
         with safe_open(file, framework="pt") as weights:

@@ -1,10 +1,11 @@
 """Settings of a model, from the `solrl.json` in its folder. Imports no model library."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from solrl_proto.text_files import read_json
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ def read_options(folder: str) -> ModelOptions:
     """Read `solrl.json` from a folder; defaults if there is no such file.
 
     Raises:
-        ValueError: the file has an unknown setting or is not JSON.
+        ValueError: the file has an unknown setting, or is not JSON in UTF-8.
     """
     path = Path(folder) / "solrl.json"
     if not path.is_file():
         return ModelOptions()
+    settings = read_json(path)
     try:
-        settings = json.loads(path.read_text())
         for name in ("quantize", "keep"):
             if settings.get(name) is not None:
                 settings[name] = tuple(settings[name])
@@ -51,6 +52,6 @@ def read_options(folder: str) -> ModelOptions:
                 if isinstance(value, str) and value.startswith((".", "..")):
                     options[name] = str((path.parent / value).resolve())
         return ModelOptions(**settings)
-    except (TypeError, json.JSONDecodeError) as error:
+    except (TypeError, AttributeError) as error:
         fields = ", ".join(ModelOptions.__dataclass_fields__)
         raise ValueError(f"{path}: {error}; expected a JSON object with some of: {fields}") from error

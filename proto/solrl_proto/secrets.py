@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from solrl_proto.text_files import read_text
+
 TOKEN_PREFIX = "solrl_"
 """Prefix of every token of a service, so that scanners of source code and logs can find leaked ones."""
 
@@ -60,7 +62,7 @@ def _of_the_hub() -> frozenset[str]:
 @lru_cache
 def _content(path: str) -> str:
     try:
-        return Path(path).expanduser().read_text()
+        return read_text(Path(path).expanduser())
     except (OSError, ValueError, RuntimeError):  # the last: no home
         return ""
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from solrl_proto.secrets import hold_secret
+from solrl_proto.text_files import read_text
 
 
 def bearer_token(variable: str) -> str | None:
@@ -17,7 +18,7 @@ def bearer_token(variable: str) -> str | None:
     """
     path = os.environ.get(f"{variable}_PATH")
     source = f"the file of {variable}_PATH ({path})" if path else variable
-    token = (Path(path).read_text() if path else os.environ.get(variable, "")).strip()
+    token = (read_text(Path(path)) if path else os.environ.get(variable, "")).strip()
     if path and not token:
         raise ValueError(f"{source} is empty; expected a token")
     if not (token.isascii() and token.isprintable() and " " not in token):

@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, Field, ValidationError
 from solrl_proto.identifiers import Message, RunName
 from solrl_proto.secrets import TOKEN_PREFIX
+from solrl_proto.text_files import TextFileError, decode_text
 
 logger = logging.getLogger(__name__)
 
@@ -67,17 +68,23 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
         TokenFileError: the file is missing, not readable, not a regular file, or not a token file.
     """
     try:
-        return TokenFile.model_validate_json(_read_regular(path)).tokens
+        return TokenFile.model_validate_json(decode_text(_read_regular(path), path)).tokens
     except OSError as error:
         create = f"solrl-rollout token create --tenant NAME --scopes rollout push --file {path}"
         raise TokenFileError(f"token file {path}: {error.strerror or error}; create one with `{create}`") from error
+    except TextFileError as error:
+        raise _invalid(path, str(error)) from error
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in fault["loc"])
-        raise TokenFileError(
-            f"token file {path} is not valid: {where + ': ' if where else ''}{fault['msg']}; "
-            f"restore it, or delete it and create new tokens with `solrl-rollout token create --file {path}`"
-        ) from error
+        raise _invalid(path, f"{where + ': ' if where else ''}{fault['msg']}") from error
+
+
+def _invalid(path: Path, fault: str) -> TokenFileError:
+    return TokenFileError(
+        f"token file {path} is not valid: {fault}; "
+        f"restore it, or delete it and create new tokens with `solrl-rollout token create --file {path}`"
+    )
 
 
 def create_token(path: Path, tenant: str, scopes: tuple[Scope, ...], lifetime: timedelta | None) -> tuple[str, Token]:
@@ -224,7 +231,7 @@ def _changing(path: Path, *, new: bool = False) -> Iterator[Callable[[tuple[Toke
             if os.geteuid() == 0:  # root may create tokens for a service that runs as another user
                 owner = (path if path.exists() else path.parent).stat()
                 os.chown(handle, owner.st_uid, owner.st_gid)
-            with os.fdopen(handle, "w") as file:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

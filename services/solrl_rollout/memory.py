@@ -44,7 +44,7 @@ def plan(
     console.print(f"Counts tensors only. Batch limits reserve {_size(RESERVED)} for CUDA; reward models need more.")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(vars(planned) | {"total": planned.total}, indent=1) + "\n")
+        out.write_text(json.dumps(vars(planned) | {"total": planned.total}, indent=1) + "\n", encoding="utf-8")
 
 
 def _table(planned: MemoryPlan, title: str) -> Table:

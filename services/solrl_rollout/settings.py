@@ -13,6 +13,7 @@ from solrl_client.addresses import origin
 from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resolve_device, split
 from solrl_proto.identifiers import NAME_PATTERN, default_model_name
 from solrl_proto.rollouts import Precision
+from solrl_proto.text_files import read_text
 
 from solrl_rollout.store.base import DEFAULT_RETAIN
 
@@ -161,8 +162,8 @@ class Settings(HttpSettings, Hosting):
 
     @cached_property
     def store_url(self) -> str | None:
-        """The Redis URL, from its file if there is one; OSError if that cannot be read."""
-        return self.redis_url if self.redis_url_file is None else self.redis_url_file.read_text().strip()
+        """The Redis URL, from its file if there is one; OSError or TextFileError if that cannot be read."""
+        return self.redis_url if self.redis_url_file is None else read_text(self.redis_url_file).strip()
 
     @property
     def on_ray(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from solrl_minis import catalog
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.prompts import find_prompts, in_both, prompts_of_iteration, read_prompts, read_split
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -33,12 +33,59 @@ def test_geneval_metadata_is_kept_unchanged(tmp_path: Path) -> None:
     assert [{"prompt": item.text, **item.metadata} for item in items] == lines
 
 
-def test_a_metadata_file_wins_over_a_text_file_of_the_same_split(tmp_path: Path) -> None:
-    written(tmp_path, "train.txt", "from text\n")
+def test_a_metadata_file_wins_over_a_text_file_with_the_same_prompts(tmp_path: Path) -> None:
+    written(tmp_path, "train.txt", "one\ntwo\n")
     written(tmp_path, "test.txt", "other split\n")
-    written(tmp_path, "train_metadata.jsonl", '{"prompt": "from metadata"}\n')
-    assert [item.text for item in read_prompts(tmp_path, "train")] == ["from metadata"]
+    written(tmp_path, "train_metadata.jsonl", '{"prompt": "two", "tag": "x"}\n{"prompt": "one"}\n')
+    assert [item.text for item in read_prompts(tmp_path, "train")] == ["two", "one"]
     assert [item.text for item in read_prompts(tmp_path, "test")] == ["other split"]
+
+
+def test_a_text_file_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, "train.txt", "from text\n")
+    written(tmp_path, "train_metadata.jsonl", '{"prompt": "from metadata"}\n')
+    with pytest.raises(
+        ValueError, match=r"train\.txt and .*train_metadata\.jsonl have different prompts, .*'from metadata'"
+    ):
+        read_prompts(tmp_path, "train")
+
+
+def test_separators_and_marks_are_no_part_of_the_format(tmp_path: Path) -> None:
+    odd = "a\u2028b\u2029c\x85d\fe\vf\x1cg\x1dh\x1ei"
+    items = read_prompts(written(tmp_path, "train.txt", f"\ufefffirst\r\n{odd}\r\n"), "train")
+    assert [item.text for item in items] == ["first", odd]
+    row = json.dumps({"prompt": "a\u2028b\u2029c\x85d"}, ensure_ascii=False)
+    items = read_prompts(written(tmp_path, "test_metadata.jsonl", f"\ufeff{row}\n"), "test")
+    assert [item.text for item in items] == ["a\u2028b\u2029c\x85d"]
+
+
+def test_rows_with_one_text_and_other_metadata_are_kept(tmp_path: Path) -> None:
+    rows = [{"prompt": "two cats", "count": 2}, {"prompt": "a bench"}, {"prompt": "two cats", "count": 3}]
+    lines = [json.dumps(row) for row in [*rows, rows[0], {"count": 3, "prompt": "two cats"}]]
+    found = read_split(written(tmp_path, "train_metadata.jsonl", "\n".join(lines)), "train")
+    assert [{"prompt": item.text, **item.metadata} for item in found.prompts] == rows
+    assert found.rows == 5
+    assert found.text.startswith("5 prompts read from ")
+    assert found.text.endswith(": 3 remain")
+    backwards = read_split(written(tmp_path, "test_metadata.jsonl", "\n".join(reversed(lines))), "test")
+    assert {item.id for item in backwards.prompts} == {item.id for item in found.prompts}
+    assert len({item.id for item in found.prompts}) == 3
+
+
+def test_prompts_of_both_splits_are_said(tmp_path: Path) -> None:
+    written(tmp_path, "train.txt", "one\ntwo\nthree\n")
+    train = read_split(tmp_path, "train")
+    found = in_both(train, read_split(written(tmp_path, "test.txt", "four\ntwo\n"), "test"))
+    assert found.startswith("1 held-out prompts are also training prompts")
+    assert found.endswith("'two'")
+    assert in_both(train, read_split(written(tmp_path, "test.txt", "four\n"), "test")) == ""
+
+
+@pytest.mark.parametrize("name", ["negative_prompt", "negative_prompts", "neg_prompt"])
+def test_negative_prompts_are_refused(tmp_path: Path, name: str) -> None:
+    lines = [json.dumps({"prompt": "one", name: ""}), json.dumps({"prompt": "two", name: "blurred"})]
+    with pytest.raises(ValueError, match=rf"train_metadata\.jsonl:2: got a '{name}', .*remove it"):
+        read_prompts(written(tmp_path, "train_metadata.jsonl", "\n".join(lines)), "train")
 
 
 def test_an_id_depends_only_on_the_text(tmp_path: Path) -> None:
@@ -60,6 +107,11 @@ def test_an_id_depends_only_on_the_text(tmp_path: Path) -> None:
         "null",
         '{"prompt": ""}',
         '{"prompt": "   "}',
+        '{"prompt": null}',
+        '{"prompt": ["a", "b"]}',
+        '{"prompt": 5}',
+        '{"prompt": "one", "prompt": "two"}',
+        '{"prompt": "\\ud800"}',
     ],
 )
 def test_an_invalid_line_is_named(tmp_path: Path, line: str) -> None:

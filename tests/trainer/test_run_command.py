@@ -134,7 +134,14 @@ def test_a_reward_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("text", "fault"),
-    [("seed: [1\n", "is not YAML: line 2, column 1"), ("- seed\n", "contains a list"), ("seed: x\n", "(from FILE)")],
+    [
+        ("seed: [1\n", "cannot be used: line 2, column 1"),
+        ("- seed\n", "contains a list"),
+        ("seed: x\n", "(from FILE)"),
+        ("seed: 1\nrun: a\nseed: 2\n", "line 3, column 1: seed is there already, in line 1; expected it once"),
+        ("explore:\n  steps: 4\nexplore.steps: 6\n", "line 3, column 1: explore.steps is there already, in line 2"),
+        ("explore: {steps: 4}\nexplore: {keep: 6}\n", "line 2, column 1: explore is there already"),
+    ],
 )
 def test_an_invalid_file_is_named(tmp_path: Path, text: str, fault: str) -> None:
     file = tmp_path / "settings.yaml"
@@ -227,7 +234,9 @@ def test_a_dry_run_says_that_the_service_was_not_checked(tmp_path: Path) -> None
     url = f"http://127.0.0.1:{free_port()}"
     done = typed(main, "run", "--dry-run", "--rollout-url", url, "--output", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == f"not checked: the service at {url} does not answer\n"
+    *read, last = done.stderr.splitlines()
+    assert [line.split(" from ")[0] for line in read] == ["1,024 prompts read", "128 prompts read"]
+    assert last == f"not checked: the service at {url} does not answer"
     assert not (tmp_path / "run").exists()
 
 
@@ -238,8 +247,11 @@ def test_evaluation_rewards_that_do_not_fit_the_prompts_are_omitted_with_a_note(
     assert config.evaluate.rewards == ("verifier", "verifier_graded", "judge")
     checked = check_run(config, notes.append, resume=False)
     assert checked == config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"rewards": ()})})
-    assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', expected")
-    assert len(notes) == 3
+    assert notes[:2] == [
+        f"{n} prompts read from {own_prompts / name}" for n, name in ((2, "train.txt"), (1, "test.txt"))
+    ]
+    assert notes[2].startswith("held-out images are not scored with verifier: of prompt 'a green cross', expected")
+    assert len(notes) == 5
 
 
 def test_metadata_of_another_prompt_set_does_not_fit_the_verifier(own_prompts: Path) -> None:
@@ -263,7 +275,7 @@ def test_the_miniatures_prompts_fit_the_verifier() -> None:
     notes: list[str] = []
     config = resolve(PRESET).config
     assert check_run(config, notes.append, resume=False) == config
-    assert notes == []
+    assert [note.split(" from ")[0] for note in notes] == ["1,024 prompts read", "128 prompts read"]
 
 
 @pytest.fixture(scope="module")

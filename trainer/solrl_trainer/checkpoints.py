@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 from safetensors.torch import save as safetensors_bytes
 from solrl_core.adapter import Adapter
+from solrl_proto.text_files import read_json, read_text
 
 from solrl_trainer.config import Lora, RunConfig
 from solrl_trainer.older_settings import read_settings
@@ -86,9 +87,9 @@ def save(
     (partial / "state.safetensors").write_bytes(safetensors_bytes(tensors))
     for pushed, adapter in adapters.items():
         (partial / _file_of(pushed, version)).write_bytes(adapter)
-    (partial / "config.json").write_text(config.model_dump_json(indent=1))
+    (partial / "config.json").write_text(config.model_dump_json(indent=1), encoding="utf-8")
     checksums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
-    (partial / CHECKSUMS).write_text(json.dumps(checksums, indent=1) + "\n")
+    (partial / CHECKSUMS).write_text(json.dumps(checksums, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     best = best_kept(folder, held_out or {})
@@ -144,7 +145,7 @@ def check_settings(folder: Path, config: RunConfig) -> None:
     for path in reversed(_complete(folder)):
         try:
             _verify(path, only="config.json")
-            saved = read_settings((path / "config.json").read_text(encoding="utf-8"))
+            saved = read_settings(read_text(path / "config.json"))
         except (OSError, ValueError):  # damaged, as `latest` reports
             continue
         then, now = _compared(saved), _compared(config)
@@ -201,7 +202,7 @@ def _read(path: Path) -> Checkpoint:
             version=version,
             adapters={pushed: file.read_bytes() for pushed, file in files.items()},
             tensors=load_file(path / "state.safetensors"),
-            lora=read_settings((path / "config.json").read_text(encoding="utf-8")).lora,
+            lora=read_settings(read_text(path / "config.json")).lora,
         )
     except (OSError, ValueError, SafetensorError) as error:  # of a checkpoint without checksums
         raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
@@ -216,7 +217,7 @@ def _verify(path: Path, only: str | None = None) -> None:
     if not (path / CHECKSUMS).is_file():
         return
     try:
-        checksums = dict(json.loads((path / CHECKSUMS).read_text()))
+        checksums = dict(read_json(path / CHECKSUMS))
     except (ValueError, TypeError) as error:
         raise DamagedCheckpointError(f"checkpoint {path} is damaged: {CHECKSUMS} cannot be read ({error})") from error
     for name, expected in checksums.items():

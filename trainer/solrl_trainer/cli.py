@@ -70,7 +70,7 @@ def _parse(words: list[str], rank_info: RankInfo) -> Command:
     """
     with ExitStack() as stack:
         if not rank_info.is_rank_zero:
-            nowhere = stack.enter_context(open(os.devnull, "w"))
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
         try:

@@ -49,7 +49,7 @@ def rollout_service(
     command = [*bound, sys.executable, "-m", "solrl_rollout", "serve", "--model", model, "--port", str(port)]
     command += ["--rewards", *rewards, *flags]
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as output:
+    with log.open("wb") as output:
         service = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
             _wait_until_ready(url, service, log, ready_seconds)
@@ -81,7 +81,7 @@ def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path, sec
 
 
 def _tail(log: Path) -> str:
-    return "\n".join(log.read_text().splitlines()[-15:])
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
 
 
 def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:

@@ -39,14 +39,15 @@ def check(
 
 
 def _prompts(name: str) -> Finding:
-    from solrl_trainer.prompts import find_prompts, read_prompts
+    from solrl_trainer.prompts import find_prompts, in_both, read_split
 
     try:
         folder = find_prompts(name)
-        train, test = (len(read_prompts(folder, split)) for split in ("train", "test"))
+        train, test = read_split(folder, "train"), read_split(folder, "test")
     except (ValueError, OSError) as error:
         return Finding("prompts", "missing", f"{name}: {error}", "give a folder with train.txt and test.txt")
-    return Finding("prompts", "ok", f"{name}: {train} training, {test} held out")
+    found = f"{name}: {len(train.prompts)} training, {len(test.prompts)} held out"
+    return Finding("prompts", "warn" if (both := in_both(train, test)) else "ok", found, both)
 
 
 def _at_servers(url: str, service: "ModelList", model: str, servers: Mapping[str, str]) -> Iterator[Finding]:

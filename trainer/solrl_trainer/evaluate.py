@@ -146,7 +146,7 @@ def _write(
     about: str,
 ) -> None:
     output.mkdir(exist_ok=True)
-    (output / "evaluation.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
+    (output / "evaluation.json").write_text(json.dumps(summary, indent=1, allow_nan=False), encoding="utf-8")
     save_gallery(
         output,
         prompts=[prompt.text for prompt in held_out],

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solrl_core.adapter import encode_for_diffusers
+from solrl_proto.text_files import read_text
 
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
@@ -36,7 +37,7 @@ def export(
     found = checkpoints.require(config.output / "checkpoints", config, version)
     folder = folder or config.output
     weights, card, grid = (folder / name for name in (LORA, CARD, _GRID))
-    if card.is_file() and MARK not in card.read_text(encoding="utf-8"):
+    if card.is_file() and MARK not in read_text(card):
         raise FileExistsError(f"{card} is no model card of solrl; choose another --output, or move it away")
     figures = held_out(config.output, found.version)
     text = model_card(config, found.version, figures, repository or str(folder))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
+from solrl_proto.text_files import read_text
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.older_settings import read_settings
@@ -93,7 +94,7 @@ def saved_settings(folder: Path) -> RunConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} contains no run (no {SETTINGS}); expected an --output of `solrl-train run`")
     try:
-        settings = read_settings(path.read_text(encoding="utf-8"))
+        settings = read_settings(read_text(path))
     except ValidationError as error:
         raise refused(error, {key: str(path) for key in RunConfig.model_fields}) from error
     except ValueError as error:

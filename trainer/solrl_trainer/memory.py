@@ -74,7 +74,7 @@ def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -
         out.parent.mkdir(parents=True, exist_ok=True)
         chosen = asdict(layout) | {"weights": planned.held_weights(layout), "phases": planned.phases(layout)}
         content = asdict(planned) | {"gpu": size, "gpus": gpus, "total": planned.total(layout)} | chosen
-        out.write_text(json.dumps(content, indent=1) + "\n")
+        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _gpu(given: float | None) -> tuple[int, Tier]:

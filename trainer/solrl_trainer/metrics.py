@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from solrl_proto.text_files import read_lines
+
 
 class Metrics:
     """Appends to a run's metrics file."""
@@ -48,7 +50,7 @@ class Metrics:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a metrics file, except an incomplete last line after a crash."""
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_lines(path):
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:

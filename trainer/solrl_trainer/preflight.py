@@ -14,7 +14,7 @@ from solrl_proto.rollouts import PromptItem
 from solrl_trainer.config import RunConfig
 from solrl_trainer.folder import FolderInUseError, check_new, is_locked
 from solrl_trainer.problems import require_precision, require_rewards, run_taken
-from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.prompts import find_prompts, in_both, read_prompts, read_split
 from solrl_trainer.trackers.registry import require_trackers
 
 FIRST_PATIENCE = 15.0
@@ -43,7 +43,7 @@ def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
             with this name.
         MismatchError: the service has a different noise contract.
     """
-    _check_here(config, resume=resume)
+    _check_here(config, note, resume=resume)
     if config.uses_service:
         with RolloutClient(config.rollout_url, patience=FIRST_PATIENCE) as client:
             _check_service(client, config, resume=resume)
@@ -59,7 +59,7 @@ def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
     """
     if is_locked(config.output):
         raise FolderInUseError(f"{config.output} is in use by another process")
-    _check_here(config, resume=resume)
+    _check_here(config, note, resume=resume)
     if config.uses_service:
         try:
             with RolloutClient(config.rollout_url, patience=0) as client:
@@ -115,19 +115,20 @@ def _first_fault(name: str, prompts: Sequence[PromptItem], options: RewardOption
     return None
 
 
-def _check_here(config: RunConfig, *, resume: bool) -> None:
+def _check_here(config: RunConfig, note: Note, *, resume: bool) -> None:
     """Check folder, prompts, and names of the rewards."""
     if not resume:
         check_new(config.output)
     require_trackers(config.track)
     folder = find_prompts(config.prompts)
-    train = read_prompts(folder, "train")
-    read_prompts(folder, "test")
-    if config.explore.prompts > len(train):
+    train, test = read_split(folder, "train"), read_split(folder, "test")
+    if config.explore.prompts > (most := len(train.prompts)):
         raise ValueError(
-            f"explore.prompts is {config.explore.prompts}, but {folder} has {len(train)} train prompts; "
-            f"expected at most {len(train)}: --set explore.prompts={len(train)}"
+            f"explore.prompts is {config.explore.prompts}, but {folder} has {most} train prompts; "
+            f"expected at most {most}: --set explore.prompts={most}"
         )
+    for said in filter(None, (train.text, test.text, in_both(train, test))):
+        note(said)
     named = {*config.rewards, *config.evaluate.rewards}
     unknown = sorted(config.reward_options.keys() - named)
     if unknown:

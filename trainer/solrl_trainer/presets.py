@@ -13,11 +13,13 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 from solrl_core.suggestions import did_you_mean
+from solrl_proto.text_files import read_text
 
 from solrl_trainer.algorithms.base import AlgorithmSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.config import RunConfig
 from solrl_trainer.defaults import DEFAULT_PRESET
+from solrl_trainer.unique_yaml import load_unique
 
 Layer = tuple[str, Mapping[str, Any]]
 """(source, dotted key → value)."""
@@ -408,13 +410,13 @@ def read_settings_file(path: Path) -> Any:
     """The content of a YAML file of settings; an empty one is an empty mapping.
 
     Raises:
-        ConfigError: not YAML; names the file and the line.
-        OSError: it cannot be read.
+        ConfigError: not YAML, or a setting is there twice; names the file and the line.
+        OSError, TextFileError: it cannot be read.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {_yaml_fault(error)}") from error
+        content = load_unique(read_text(path))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} cannot be used: {_yaml_fault(error)}") from error
     return {} if content is None else content
 
 
@@ -446,7 +448,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     if not equals:
         raise ConfigError(f"got --set {override!r}; expected key=value")
     try:
-        return key.strip(), yaml.safe_load(value)
+        return key.strip(), load_unique(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"got --set {override!r}; expected a value in YAML ({_yaml_fault(error)})") from error
 

@@ -3,15 +3,20 @@
 import hashlib
 import json
 import random
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from solrl_core.registry import FolderRegistry
 from solrl_proto.rollouts import PromptItem
+from solrl_proto.text_files import parse_json, read_lines
 
 PROMPTS = FolderRegistry(
     "prompts", "solrl.prompts", others=("package.module:attribute", "a folder with train/test files")
 )
+_NEGATIVE = ("negative_prompt", "negative_prompts", "neg_prompt")
+"""Fields of data sets whose prompts say what an image must not show."""
 
 
 def find_prompts(name: str) -> Path:
@@ -23,47 +28,121 @@ def find_prompts(name: str) -> Path:
     return Path(PROMPTS.locate(name))
 
 
-def read_prompts(folder: Path, split: str) -> list[PromptItem]:
+@dataclass(frozen=True)
+class Split:
+    """The prompts of one file.
+
+    Attributes:
+        path: the file.
+        prompts: the prompts in the order of the file, each once. A prompt may be there again with other metadata.
+        rows: number of prompts in the file.
+    """
+
+    path: Path
+    prompts: tuple[PromptItem, ...]
+    rows: int
+
+    @property
+    def text(self) -> str:
+        """How many prompts were read, and how many are left."""
+        merged = self.rows - len(self.prompts)
+        repeated = (
+            f", of which {merged:,} repeat others and are left out: {len(self.prompts):,} remain" if merged else ""
+        )
+        return f"{self.rows:,} prompts read from {self.path}{repeated}"
+
+
+def read_split(folder: Path, split: str) -> Split:
     """Read `<split>_metadata.jsonl` if it exists, otherwise `<split>.txt`, with one prompt per line.
 
-    A prompt's id is a digest of its text, so that its seeds do not depend on its position in the file.
+    Rows are merged if text and metadata are equal. A prompt's id is a digest of its text, and of its metadata if the
+    file has the text with several, so that its seeds do not depend on its position in the file.
 
     Raises:
-        ValueError: neither file exists, the file has no prompt, or a line is invalid (the error names it).
+        ValueError: neither file exists, both exist with different prompts, the file has no prompt, or a line is
+            invalid (the error names it).
+        OSError: the file cannot be read.
     """
     lines, text = folder / f"{split}_metadata.jsonl", folder / f"{split}.txt"
-    items: dict[str, PromptItem] = {}
-    if lines.is_file():
-        for number, line in enumerate(lines.read_text(encoding="utf-8").splitlines(), start=1):
-            if line.strip():
-                try:
-                    fields: dict[str, Any] = json.loads(line)
-                    item = _item(str(fields.pop("prompt")), fields)
-                except (ValueError, KeyError, AttributeError, TypeError) as error:
-                    raise ValueError(
-                        f"{lines}:{number}: expected a JSON object with a 'prompt' of 1 to 4096 characters, "
-                        f"got {line[:80]!r}"
-                    ) from error
-                items.setdefault(item.text, item)
-    elif text.is_file():
-        for number, line in enumerate(text.read_text(encoding="utf-8").splitlines(), start=1):
-            if line.strip():
-                try:
-                    items.setdefault(line.strip(), _item(line.strip(), {}))
-                except ValueError as error:
-                    raise ValueError(
-                        f"{text}:{number}: expected a prompt of at most 4096 characters, got {line[:80]!r}…"
-                    ) from error
-    else:
+    if not lines.is_file() and not text.is_file():
         raise ValueError(f"{folder} has neither {lines.name} nor {text.name}; expected one of them")
-    if not items:
+    path, row = (lines, _json_row) if lines.is_file() else (text, _text_row)
+    rows = [row(line, f"{path}:{number}") for number, line in enumerate(read_lines(path), 1) if line.strip()]
+    if not rows:
         raise ValueError(f"{folder}: the {split} prompts are empty")
-    return list(items.values())
+    if path is lines and text.is_file():
+        _require_equal({item.text for item in rows}, text, lines)
+    unique = list({_content(item): item for item in rows}.values())
+    texts = Counter(item.text for item in unique)
+    prompts = [
+        item if texts[item.text] == 1 else item.model_copy(update={"id": _digest(_content(item))}) for item in unique
+    ]
+    return Split(path, tuple(prompts), len(rows))
+
+
+def read_prompts(folder: Path, split: str) -> list[PromptItem]:
+    """The prompts of `read_split`, which see."""
+    return list(read_split(folder, split).prompts)
+
+
+def in_both(train: Split, test: Split) -> str:
+    """Note about the prompts that are in both splits; empty if there are none."""
+    trained = {item.text for item in train.prompts}
+    both = list(dict.fromkeys(item.text for item in test.prompts if item.text in trained))
+    if not both:
+        return ""
+    return (
+        f"{len(both):,} held-out prompts are also training prompts, so their figures show what was trained on; remove "
+        f"them from {train.path.name} or {test.path.name}: {both[0][:80]!r}" + (", …" if len(both) > 1 else "")
+    )
+
+
+def _text_row(line: str, place: str) -> PromptItem:
+    try:
+        return _item(line, {})
+    except ValueError as error:
+        raise ValueError(f"{place}: expected a prompt of at most 4096 characters, got {line[:80]!r}…") from error
+
+
+def _json_row(line: str, place: str) -> PromptItem:
+    fields = parse_json(line, place)
+    prompt = fields.pop("prompt", None) if isinstance(fields, dict) else None
+    try:
+        if not isinstance(prompt, str):
+            raise ValueError("no text")
+        item = _item(prompt, fields)
+    except ValueError as error:
+        raise ValueError(
+            f"{place}: expected a JSON object with a 'prompt' of 1 to 4096 characters, got {line[:80]!r}"
+        ) from error
+    if negative := next((name for name in _NEGATIVE if fields.get(name)), None):
+        raise ValueError(
+            f"{place}: got a {negative!r}, which no image would be generated with; remove it, or rename it if only "
+            "rewards read it"
+        )
+    return item
+
+
+def _require_equal(texts: set[str], path: Path, lines: Path) -> None:
+    """Refuse a text file with other prompts than `lines`, which would be read in its place."""
+    other = {line.strip() for line in read_lines(path) if line.strip()}
+    if odd := sorted(texts ^ other):
+        raise ValueError(
+            f"{path} and {lines} have different prompts, and only the latter would be read; remove one of them, or "
+            f"give both the same prompts (only one has {odd[0][:80]!r})"
+        )
 
 
 def _item(prompt: str, metadata: dict[str, Any]) -> PromptItem:
-    digest = hashlib.sha256(prompt.encode()).hexdigest()[:16]
-    return PromptItem(id=digest, text=prompt, metadata=metadata)
+    return PromptItem(id=_digest(prompt.strip()), text=prompt, metadata=metadata)
+
+
+def _content(item: PromptItem) -> str:
+    return json.dumps([item.text, item.metadata], sort_keys=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def prompts_of_iteration(prompts: list[PromptItem], count: int, seed: int, iteration: int) -> list[PromptItem]:

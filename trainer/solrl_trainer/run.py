@@ -43,13 +43,13 @@ def run(
         checkpoints.check_settings(config.output / "checkpoints", config)
     else:
         check_new(config.output)
-    (config.output / SETTINGS).write_text(config.model_dump_json(indent=1))
+    (config.output / SETTINGS).write_text(config.model_dump_json(indent=1), encoding="utf-8")
     (config.output / SETTINGS_YAML).write_text(settings_yaml(config), encoding="utf-8")
     with RichReporter(config.iterations) as reporter, open_trackers(config, reporter.note) as trackers:
         result = train(config, reporter, resume=resume, checkpoint=version, world=world, trackers=trackers)
         reporter.note("writing the report")
         summary = summarize(config, result)
-        (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
+        (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False), encoding="utf-8")
         _save_images(config, result)
         gallery_grid(config.output)
         export(config)

@@ -1,6 +1,5 @@
 """Loads a model by name, folder or hub id, through diffusers."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import errors, try_to_load_from_cache
+from solrl_proto.text_files import read_json
 
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
 from solrl_core.model_options import read_options
@@ -114,10 +114,8 @@ def pipeline_call(model: str, guidance: float, *, revision: str | None = None) -
     index, config = on_this_machine("model_index.json"), on_this_machine("transformer/config.json")
     if index is None or config is None:
         return None
-    family = family_of(json.loads(index.read_text(encoding="utf-8")).get("_class_name"), where)
-    return family.pipeline_call(
-        read_options(str(index.parent)), json.loads(config.read_text(encoding="utf-8")), guidance
-    )
+    family = family_of(read_json(index).get("_class_name"), where)
+    return family.pipeline_call(read_options(str(index.parent)), read_json(config), guidance)
 
 
 def advice(error: BaseException, where: str) -> str:

@@ -3,7 +3,6 @@
 Source: Xie et al., arXiv 2410.10629; layer choices of Sol-RL, arXiv 2604.06916, in diffusers' names.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from solrl_proto.text_files import read_json
 from torch import nn
 
 from solrl_core.families.base import Conditioning
@@ -138,7 +138,7 @@ def _weight_files(folder: Path) -> list[Path]:
     """Safetensors files, one or several shards, from which diffusers would load a model; empty if there are none."""
     index = folder / f"{_WEIGHTS}.index.json"
     if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
     return [folder / _WEIGHTS] if (folder / _WEIGHTS).is_file() else []
 
 

@@ -1,10 +1,10 @@
 """Skeletons: models without weights, built from their configurations on the meta device."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from solrl_proto.text_files import read_json
 from torch.overrides import TorchFunctionMode
 
 from solrl_core.families.load import explained, family_of, locate
@@ -36,7 +36,7 @@ def load_skeleton(model: str, *, revision: str | None = None) -> PipelineBackbon
             from huggingface_hub import snapshot_download
 
             folder = Path(snapshot_download(where, revision=revision, allow_patterns=_PATTERNS))
-        index = json.loads((folder / "model_index.json").read_text())
+        index = read_json(folder / "model_index.json")
     kind = str(index.get("_class_name"))
     family = family_of(kind, where)
     with explained(where):

@@ -4,13 +4,13 @@ Each weight of the transformers class is looked up under its name in the checkpo
 unexpected or misshapen weights use the checkpoint's names. Sizes follow from the shapes; numbers of heads do not.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from solrl_proto.text_files import read_json
 
 from solrl_core.rewards.loading import listed, read_checkpoint
 
@@ -273,7 +273,7 @@ def _read_med_config(path: str) -> Mapping[str, Any]:
             f"got no file {path!r}; expected BLIP's med_config.json next to the checkpoint, or its path as `med_config`"
         )
     try:
-        settings = json.loads(Path(path).read_text())
+        settings = read_json(Path(path))
         int(settings["num_attention_heads"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path!r} is not BLIP's med_config.json with num_attention_heads: {error!r}") from error

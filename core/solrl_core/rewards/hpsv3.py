@@ -5,6 +5,7 @@ from importlib.resources import files
 from typing import Any
 
 import torch
+from solrl_proto.text_files import read_text
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
 from solrl_core.rewards.images import as_pil
@@ -81,7 +82,7 @@ class HpsV3:
         self._device = torch.device(device)
         self._batch_size = batch_size
         # The text that the published weights were trained with, from the package `hpsv3` (MIT licence).
-        self._question = files("solrl_core.rewards").joinpath("hpsv3_question.txt").read_text()
+        self._question = read_text(files("solrl_core.rewards").joinpath("hpsv3_question.txt"))
         self.digest = combined_digest(
             module_digest(network),
             tokenizer_digest(self._tokenizer),

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+from solrl_proto.text_files import read_json
 
 from solrl_minis.recipe.miniatures import MINIATURES
 from solrl_minis.recipe.stages import Setup
@@ -56,9 +57,9 @@ def main() -> None:
             folder = args.out / "training" / name
             folder.mkdir(parents=True, exist_ok=True)
             log = folder / f"{stage}.json"
-            runs = json.loads(log.read_text())["runs"] if args.resume and log.is_file() else []
+            runs = read_json(log)["runs"] if args.resume and log.is_file() else []
             runs.append({**figures, "losses": thin(losses)})
-            log.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+            log.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

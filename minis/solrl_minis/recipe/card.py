@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import matplotlib as mpl
 import torch
 from PIL import Image
+from solrl_proto.text_files import read_json
 
 from solrl_minis.catalog import WEIGHTS
 from solrl_minis.judge import Judge
@@ -38,7 +39,7 @@ _JUDGED = 64
 
 def log_of(name: str, stage: str) -> list[dict[str, Any]]:
     """Logged training runs of a stage, in order; a resumed stage has several."""
-    runs: list[dict[str, Any]] = json.loads((WEIGHTS / "training" / name / f"{stage}.json").read_text())["runs"]
+    runs: list[dict[str, Any]] = read_json(WEIGHTS / "training" / name / f"{stage}.json")["runs"]
     return runs
 
 
@@ -199,7 +200,7 @@ def main() -> None:
             text, figures = judge_card(name, args.pictures, args.device)
         else:
             text, figures = clip_card(name, args.pictures, args.device)
-        (WEIGHTS / name / "README.md").write_text(text)
+        (WEIGHTS / name / "README.md").write_text(text, encoding="utf-8")
         print(name, json.dumps(figures), flush=True)
 
 

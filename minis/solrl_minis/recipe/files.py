@@ -6,6 +6,7 @@ from typing import Any
 
 import diffusers
 import torch
+from solrl_proto.text_files import read_json
 
 from solrl_minis.recipe.family import Family
 
@@ -17,7 +18,7 @@ def load_pipeline(folder: Path) -> Any:
 
 def load_autoencoder(folder: Path, device: str) -> Any:
     """Load the trained autoencoder of a miniature pipeline in float32."""
-    kind = json.loads((folder / "vae" / "config.json").read_text())["_class_name"]
+    kind = read_json(folder / "vae" / "config.json")["_class_name"]
     model = getattr(diffusers, kind).from_pretrained(folder / "vae", torch_dtype=torch.float32)
     return model.to(device).eval()
 
@@ -36,12 +37,12 @@ def save_pipeline(pipeline: Any, family: Family, folder: Path) -> None:
             part.to(torch.bfloat16)
     pipeline.save_pretrained(folder)
     forget_origin(folder)
-    (folder / "solrl.json").write_text(json.dumps(family.options, indent=2) + "\n")
+    (folder / "solrl.json").write_text(json.dumps(family.options, indent=2) + "\n", encoding="utf-8")
 
 
 def forget_origin(folder: Path) -> None:
     """Remove `_name_or_path`, a path on the training machine, from all configurations in a folder."""
     for file in folder.rglob("*.json"):
-        content = json.loads(file.read_text())
+        content = read_json(file)
         if isinstance(content, dict) and content.pop("_name_or_path", None) is not None:
-            file.write_text(json.dumps(content, indent=2) + "\n")
+            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from solrl_core.rewards import Reward
 from solrl_proto.noise import expand_seeds
+from solrl_proto.text_files import read_json
 
 from solrl_minis.catalog import WEIGHTS
 from solrl_minis.recipe import measure, preference
@@ -41,14 +42,14 @@ def draw(pictures: Path, device: str) -> None:
     sheet = pixels.permute(0, 3, 1, 4, 2).reshape(-1, COLUMNS * SIDE, 3)
     Image.fromarray(sheet.numpy()).save(pictures / SHEET, optimize=True)
     LIST.parent.mkdir(parents=True, exist_ok=True)
-    LIST.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    LIST.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
 
 
 def read(pictures: Path) -> tuple[torch.Tensor, list[dict[str, Any]]]:
     """Images of the sheet, [N, 3, 64, 64] in [0, 1], and their list: metadata, model and whether each is right."""
     sheet = torch.from_numpy(np.array(Image.open(pictures / SHEET).convert("RGB")))
     images = sheet.view(-1, SIDE, COLUMNS, SIDE, 3).permute(0, 2, 4, 1, 3).reshape(-1, 3, SIDE, SIDE)
-    rows: list[dict[str, Any]] = json.loads(LIST.read_text())
+    rows: list[dict[str, Any]] = read_json(LIST)
     return images.float() / 255, rows
 
 

@@ -14,6 +14,7 @@ from solrl_core.precision import apply_policy
 from solrl_core.rewards import load_reward
 from solrl_core.sampler import solve
 from solrl_proto.noise import expand_seeds
+from solrl_proto.text_files import read_lines
 
 from solrl_minis.catalog import prompts
 from solrl_minis.verifier import verify_batch
@@ -59,7 +60,7 @@ def sample(
 
 def held_out(count: int | None = None) -> list[dict[str, Any]]:
     """First `count` shipped held-out prompts with their metadata; all if None."""
-    return [json.loads(line) for line in (prompts() / "test_metadata.jsonl").read_text().splitlines()[:count]]
+    return [json.loads(line) for line in read_lines(prompts() / "test_metadata.jsonl")[:count]]
 
 
 def accuracy(backbone: Backbone, count: int | None = None) -> tuple[dict[str, Any], torch.Tensor]:

@@ -13,6 +13,7 @@ from diffusers import DiffusionPipeline
 from huggingface_hub import errors
 from solrl_core.families import load_backbone
 from solrl_core.families.load import FAMILIES
+from solrl_core.model_options import read_options
 from tiny_pipelines import T5_TOKENS, write_flux
 
 
@@ -42,6 +43,21 @@ def test_the_folder_overrides_the_familys_default_settings(own: Path) -> None:
     assert (default.height, default.width, default.policy.keep_max_dim) == (512, 512, 1000)
     assert default.encode(["a"])["states"].shape[1] == 128
     assert (default.name, default.family) == ("flux", "flux")
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ('{"height": 64}'.encode("utf-16"), "solrl.json:1: this is not UTF-8"),
+        (b"[1]", "expected a JSON object with some of: height"),
+        (b'{"hight": 64}', "expected a JSON object with some of: height"),
+        (b'{"height": 64, "height": 32}', "solrl.json: the key 'height' is there twice"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused_with_their_file(tmp_path: Path, content: bytes, fault: str) -> None:
+    (tmp_path / "solrl.json").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path))}.*{fault}"):
+        read_options(str(tmp_path))
 
 
 @pytest.mark.parametrize("size", [{"height": 72}, {"width": 100}])

@@ -127,6 +127,14 @@ def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.Monk
         file.write("from-file\n")
     monkeypatch.setenv("SOLRL_TOKEN_PATH", path)
     assert rollout_token() == "from-file"
+    with open(path, "wb") as file:
+        file.write("from-file\r\n".encode("utf-8-sig"))
+    assert rollout_token() == "from-file"
+    with open(path, "wb") as file:
+        file.write("from-file".encode("utf-16"))
+    with pytest.raises(ValueError, match=r"token:1: this is not UTF-8") as raised:
+        rollout_token()
+    assert "from-file" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -239,3 +239,14 @@ def test_the_doctor_checks_access(
     row = next(line for line in found.stdout.splitlines() if said in line)
     assert state in row
     assert found.returncode == (1 if state == "missing" else 0)
+
+
+def test_a_token_file_of_another_encoding_is_refused_and_a_byte_order_mark_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    create_token(file, "a", ("push",), None)
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text, encoding="utf-8-sig")
+    assert [found.tenant for found in read_tokens(file)] == ["a"]
+    file.write_text(text, encoding="utf-16")
+    with pytest.raises(TokenFileError, match=r"token file .*tokens\.json:1: this is not UTF-8.*; restore it"):
+        read_tokens(file)

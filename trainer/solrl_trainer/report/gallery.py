@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from safetensors.torch import load_file, save
+from solrl_proto.text_files import read_json
 from torch.nn.functional import interpolate
 
 IMAGES = "gallery.safetensors"
@@ -105,7 +106,7 @@ def load_gallery(folder: Path) -> Gallery:
     """
     if not (folder / TEXTS).is_file() or not (folder / IMAGES).is_file():
         raise FileNotFoundError(f"{folder} contains no gallery ({IMAGES}, {TEXTS}); a run writes it when it ends")
-    texts = json.loads((folder / TEXTS).read_text(encoding="utf-8"))
+    texts = read_json(folder / TEXTS)
     images = load_file(folder / IMAGES)
     marks = texts["marks"]
     return Gallery(

@@ -1,12 +1,12 @@
 """The model card of an exported LoRA: base model, settings, held-out figures, and how to load it with diffusers."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from solrl_core.families.load import MODELS, pipeline_call
+from solrl_proto.text_files import read_json, read_text
 
 from solrl_trainer.config import OF_A_MACHINE, RunConfig
 from solrl_trainer.metrics import read_metrics
@@ -44,7 +44,7 @@ def held_out(folder: Path, version: int) -> HeldOut | None:
     """
     for path in (folder / "result.json", folder / "evaluation" / "evaluation.json"):
         if path.is_file():
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path)
             if found.get("version", found.get("iterations")) == version and "prompts" in found:
                 grid = path.with_name("grid.png")
                 images = found.get("images") or found["prompts"] * found["seeds"]
@@ -61,7 +61,7 @@ def held_out(folder: Path, version: int) -> HeldOut | None:
 def how_to_load(folder: Path) -> str | None:
     """The lines that load a run's exported LoRA, from its card; None if the folder lacks one of them."""
     card = folder / CARD
-    text = card.read_text(encoding="utf-8") if card.is_file() and (folder / LORA).is_file() else ""
+    text = read_text(card) if card.is_file() and (folder / LORA).is_file() else ""
     if MARK not in text:
         return None
     return text.partition("```python\n")[2].partition("\n```")[0] or None

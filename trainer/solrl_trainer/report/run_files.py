@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from solrl_proto.text_files import read_json
+
 from solrl_trainer.metrics import read_metrics
 
 
@@ -97,5 +99,5 @@ def setting_text(value: Any) -> str:
 def _read(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = read_json(path)
     return content

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from solrl_proto.text_files import read_json
 from torch.nn.functional import interpolate
 
 from solrl_trainer.config import RunConfig
@@ -93,7 +94,7 @@ def _replay(tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> None:
 def open_trackers(config: RunConfig, note: Callable[[str], None]) -> Iterator[Trackers]:
     """The trackers of a run, closed at the end of the block. One that cannot be opened is noted and left out."""
     path = config.output / KEYS
-    keys: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if config.track and path.is_file() else {}
+    keys: dict[str, str] = read_json(path) if config.track and path.is_file() else {}
     known, settings = set(keys), config.model_dump(mode="json")
     found: dict[str, Tracker] = {}
     for name in config.track:

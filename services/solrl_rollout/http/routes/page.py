@@ -9,6 +9,7 @@ from importlib.resources import files
 from fastapi import APIRouter, Request, Response
 from solrl_http.access import access
 from solrl_http.compression import accepts_gzip
+from solrl_proto.text_files import read_text
 
 router = APIRouter(include_in_schema=False)
 
@@ -29,11 +30,11 @@ def page(request: Request) -> Response:
 def _page() -> tuple[bytes, dict[str, str]]:
     """The page in one file, and headers that allow a browser to run only its scripts."""
     folder = files("solrl_rollout.http") / "page"
-    style = (folder / "page.css").read_text("utf-8")
+    style = read_text(folder / "page.css")
     script = "\n".join(
-        (folder / name).read_text("utf-8") for name in ("charts.js", "views.js", "run.js", "compare.js", "page.js")
+        read_text(folder / name) for name in ("charts.js", "views.js", "run.js", "compare.js", "page.js")
     )
-    html = (folder / "page.html").read_text("utf-8").replace("/*style*/", style).replace("/*script*/", script)
+    html = read_text(folder / "page.html").replace("/*style*/", style).replace("/*script*/", script)
     policy = [
         "default-src 'none'",
         f"script-src '{_hash(script)}'",

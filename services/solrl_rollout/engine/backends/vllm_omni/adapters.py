@@ -67,7 +67,7 @@ def peft_folder(adapter: Adapter) -> Iterator[Path]:
     }
     place = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="solrl-adapter-", dir=place) as folder:
-        (Path(folder) / "adapter_config.json").write_text(json.dumps(config))
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         save_file(tensors, Path(folder) / _WEIGHTS)
         yield Path(folder)
 

@@ -1,0 +1,85 @@
+"""Text files, read alike on every machine: UTF-8 whatever the locale, with lines that end at \\n or \\r\\n alone."""
+
+import json
+import re
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+
+class TextFileError(ValueError):
+    """The content of a text file cannot be used; the message names the file."""
+
+
+def read_text(path: Path | Traversable) -> str:
+    """Read a whole file, without its byte-order mark.
+
+    Raises:
+        OSError: it cannot be read.
+        TextFileError: it is not UTF-8.
+    """
+    return decode_text(path.read_bytes(), path)
+
+
+def decode_text(content: bytes, place: object) -> str:
+    """Decode the content of a file, without its byte-order mark.
+
+    Raises:
+        TextFileError: it is not UTF-8; the message begins with `place`, and does not show the content.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(place, content[: error.start]) from None
+    if (end := text.find("\0")) >= 0:  # UTF-16 of ASCII without a byte-order mark is valid UTF-8
+        raise _not_utf8(place, text[:end].encode())
+    return text
+
+
+def _not_utf8(place: object, before: bytes) -> TextFileError:
+    line = before.count(b"\n") + 1
+    return TextFileError(f"{place}:{line}: this is not UTF-8; expected a text file in UTF-8: save it again as such")
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a file, without their ends. Other separators, such as U+2028, are part of a line.
+
+    Raises:
+        OSError: it cannot be read.
+        TextFileError: it is not UTF-8.
+    """
+    lines = re.split(r"\r?\n", read_text(path))
+    return lines if lines[-1] else lines[:-1]
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        OSError: it cannot be read.
+        TextFileError: it is not UTF-8 or not JSON, or an object has a key twice.
+    """
+    return parse_json(read_text(path), path)
+
+
+def parse_json(text: str, place: object) -> Any:
+    """Parse JSON.
+
+    Raises:
+        TextFileError: it is not JSON, or an object has a key twice; the message begins with `place`.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        raise TextFileError(f"{place}: this is not JSON: {error}") from error
+    except ValueError as error:
+        raise TextFileError(f"{place}: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is there twice; expected it once")
+        found[key] = value
+    return found
