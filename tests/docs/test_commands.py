@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,16 @@ def headings(page: Path) -> set[str]:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_one_sentence_says_what_solrl_is() -> None:
+    sentence = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
+    for page in ("README.md", "CHANGELOG.md", "mkdocs.yml"):
+        assert sentence in (ROOT / page).read_text(), page
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), pytest.raises(SystemExit):
+        parsed(["solrl-train", "--help"])
+    assert sentence in " ".join(said.getvalue().split())
 
 
 def test_python_of_the_readme_is_python() -> None:

@@ -226,7 +226,8 @@ def parse(words: list[str]) -> Command:
     return tyro.cli(
         Command,
         prog="solrl-train",
-        description="Post-train diffusion models with a rollout service. `--version` prints the version.",
+        description="Reinforcement learning for text-to-image diffusion models: explore many images cheaply, "
+        "train on the best and worst in BF16. `--version` prints the version.",
         args=words,
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
