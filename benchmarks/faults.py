@@ -42,11 +42,16 @@ def rows() -> dict[str, Row]:
     from fault_trials import (
         abandoned,
         corrupted,
+        judge_answers,
+        judge_secret,
+        nested_json,
+        odd_images,
         races,
         rank_killed,
         ray_worker_killed,
         redis_killed,
         redis_restarted,
+        reward_stalled,
         service_killed,
         trainer_killed,
         two_fronts,
@@ -57,6 +62,7 @@ def rows() -> dict[str, Row]:
 
     modules = (
         *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
+        *(judge_secret, judge_answers, odd_images, reward_stalled, nested_json),
         *(service_killed, worker_killed, worker_stopped, workers_killed, ray_worker_killed, trainer_killed),
         rank_killed,
     )

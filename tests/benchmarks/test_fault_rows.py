@@ -7,9 +7,14 @@ import pytest
 from fault_trials import (
     abandoned,
     corrupted,
+    judge_answers,
+    judge_secret,
+    nested_json,
+    odd_images,
     races,
     redis_killed,
     redis_restarted,
+    reward_stalled,
     service_killed,
     trainer_killed,
     two_fronts,
@@ -18,6 +23,7 @@ from fault_trials.findings import Findings, Row
 
 MODULES = (
     *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
+    *(judge_secret, judge_answers, odd_images, reward_stalled, nested_json),
     *(service_killed, trainer_killed),
 )
 ROWS = [module.ROW for module in MODULES]
