@@ -6,6 +6,7 @@ from collections.abc import Callable
 import httpx
 import torch
 from safetensors.torch import save
+from solrl_proto.json_size import MAX_PARSED_BYTES, parsed_bytes
 
 from fault_trials.adapters import rollout_body
 from fault_trials.findings import Findings, Row, Tell
@@ -46,9 +47,9 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
 
 
 def _parsed_size(item: str) -> int:
-    """Bytes of a list of such items that is parsed: the limit is 96 MiB, estimated at 64 and 512 bytes a sign."""
-    each = 64 * (item.count(",") + 1) + 512 * sum(map(item.count, "[{:"))
-    return min(15_000_000, (95 * 2**20 // each) * (len(item) + 1))
+    """Bytes of a list of such items that is parsed: the largest of which the estimate is below the limit."""
+    each = parsed_bytes(f"{item},".encode())
+    return min(15_000_000, MAX_PARSED_BYTES * 99 // 100 // each * (len(item) + 1))
 
 
 def _rollout(metadata: str) -> bytes:

@@ -3,11 +3,12 @@
 A parser may take a hundred times a document's size, and does nothing else meanwhile.
 """
 
-MAX_PARSED_BYTES = 96 * 2**20
-"""Of a request. The seeds of the largest one take 64 MiB."""
+MAX_PARSED_BYTES = 64 * 2**20
+"""Of a request. The seeds of the largest one take 40 MiB, and each prompt may have 100 lists, objects and fields."""
 
-_ITEM_BYTES = 64
-_ENTRY_BYTES = 512
+_ITEM_BYTES = 40
+_ENTRY_BYTES = 768
+"""Of a field, or of a list or object, which also costs Python's garbage collector some time."""
 
 
 def parsed_bytes(document: bytes) -> int:

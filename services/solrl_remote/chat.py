@@ -16,7 +16,7 @@ from solrl_client.retries import Retries
 from solrl_client.text import printable
 from solrl_client.transport import RefusedError, first_fault, read_within
 from solrl_core.errors import RewardUnavailableError
-from solrl_proto.json_size import parsed_bytes
+from solrl_proto.json_size import MAX_PARSED_BYTES, parsed_bytes
 
 TOKEN = "SOLRL_JUDGE_TOKEN"
 """Variable of the environment with the endpoint's API key; `TOKEN_PATH`'s file has it, too."""
@@ -46,7 +46,7 @@ class Largest:
     parsed: int
 
 
-_LARGEST_LIST = Largest(4 * 2**20, 96 * 2**20)
+_LARGEST_LIST = Largest(4 * 2**20, MAX_PARSED_BYTES)
 """Of models; the longest that is known has some hundreds, in a megabyte."""
 
 

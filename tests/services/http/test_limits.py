@@ -229,4 +229,4 @@ def test_json_that_takes_much_memory_is_refused_before_it_is_parsed(service: Run
         service.client.post("/v1/rollouts", content=body, headers={"Content-Type": "application/json; charset=utf-8"})
     )
     assert (found["status"], found["kind"], found["where"]) == (413, "body-too-large", "body")
-    assert found["expected"] == "at most 100663296 bytes"
+    assert found["expected"] == "at most 67108864 bytes"
