@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import torch as safetensors
 from solrl_core.fingerprint import combined_digest, module_digest, source_digest
-from solrl_core.rewards.base import checks_metadata
+from solrl_core.rewards.base import checks_prompts
 from torch import nn
 
 from solrl_minis.catalog import WEIGHTS
@@ -167,7 +167,7 @@ def save(detector: Detector, folder: Path) -> None:
     (folder / WEIGHTS_FILE).write_bytes(safetensors.save(weights))
 
 
-@checks_metadata(check_metadata)
+@checks_prompts(lambda text, metadata: check_metadata(metadata))
 class Judge:
     """Reward "judge": 1 if the image shows exactly the objects in its metadata, each read with confidence, otherwise 0.
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import ndimage
-from solrl_core.rewards.base import checks_metadata
+from solrl_core.rewards.base import checks_prompts
 
 from solrl_minis.scenes import PALETTE, signed_distance
 from solrl_minis.world import COLOURS, SHAPES, check_metadata
@@ -196,7 +196,7 @@ def verify_batch(images: torch.Tensor, metadata: Sequence[Mapping[str, Any]]) ->
     return [verify(image, item) for image, item in zip(pixels, metadata, strict=True)]
 
 
-@checks_metadata(check_metadata)
+@checks_prompts(lambda text, metadata: check_metadata(metadata))
 def verifier_reward(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> torch.Tensor:
@@ -204,7 +204,7 @@ def verifier_reward(
     return torch.tensor([verdict.strict for verdict in verify_batch(images, metadata)])
 
 
-@checks_metadata(check_metadata)
+@checks_prompts(lambda text, metadata: check_metadata(metadata))
 def verifier_graded_reward(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> torch.Tensor:

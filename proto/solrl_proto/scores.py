@@ -18,6 +18,9 @@ REQUEST_FIELD = "request"
 MAX_SCORED_IMAGES = 256
 """Images of one request."""
 
+MAX_CHECKED_PROMPTS = 1024
+"""Prompts of one request to check them."""
+
 MAX_SCORED_SIDE = 8192
 MAX_SCORED_RATIO = 8
 """Of an image's longer side to its shorter one, which rewards enlarge."""
@@ -57,6 +60,19 @@ class ScoreRequest(Message):
     def metadata(self) -> list[dict[str, Any]]:
         """The metadata of each image's prompt."""
         return [prompt.metadata for prompt in self.prompts]
+
+
+class PromptCheck(Message):
+    """A question whether a reward can judge images of each of these prompts."""
+
+    reward: RewardName
+    prompts: Annotated[tuple[ScorePrompt, ...], Field(min_length=1, max_length=MAX_CHECKED_PROMPTS, fail_fast=True)]
+
+
+class PromptVerdict(Message):
+    """Why a reward cannot judge images of the first unsuitable prompt; null if there is none, or if it does not say."""
+
+    fault: str | None
 
 
 class ScoreTimings(Message):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
@@ -17,8 +18,19 @@ from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards.images import as_uint8
 from solrl_core.rewards.loading import batches
 from solrl_core.rewards.wire import encode_scoring
+from solrl_core.suggestions import did_you_mean
 from solrl_proto.problems import ProblemKind
-from solrl_proto.scores import SCORES_MEDIA_TYPE, RewardInfo, RewardList, ScoreAnswer, ScorePrompt, ScoreRequest
+from solrl_proto.scores import (
+    MAX_CHECKED_PROMPTS,
+    SCORES_MEDIA_TYPE,
+    PromptCheck,
+    PromptVerdict,
+    RewardInfo,
+    RewardList,
+    ScoreAnswer,
+    ScorePrompt,
+    ScoreRequest,
+)
 
 TOKEN = "SOLRL_REWARD_TOKEN"
 """Variable of the environment with the bearer token for reward servers; `TOKEN_PATH`'s file has it, too."""
@@ -29,6 +41,8 @@ TIMEOUT = 20.0
 _MAX_DOCUMENT = 2**18
 """Bytes of the largest answer, about 10,000 scores. A larger one that is invalid takes gigabytes: pydantic lists all
 faults."""
+_NOT_ASKED = {404, 405}
+"""Of a server that has no such question."""
 _TEMPORARY = {408, 429, 502, 503, 504}
 
 logger = logging.getLogger(__name__)
@@ -142,6 +156,27 @@ class RemoteReward:
         scores = [self._scores(images[r], prompts[r], metadata[r]) for r in batches(len(images), self._batch_size)]
         return torch.cat(scores) if scores else torch.zeros(0)
 
+    def first_fault(self, prompts: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+        """Why the reward cannot judge by one of these texts and metadata; None if it can by all, or does not say.
+
+        A server without this question, such as one in another language, does not say.
+
+        Raises:
+            RewardUnavailableError: the server gave no usable answer.
+        """
+        for rows in batches(len(prompts), MAX_CHECKED_PROMPTS):
+            items = tuple(ScorePrompt(text=text, metadata=dict(metadata)) for text, metadata in prompts[rows])
+            if fault := self._patiently(partial(self._check, PromptCheck(reward=self._name, prompts=items))):
+                return printable(fault)
+        return None
+
+    def _check(self, asked: PromptCheck) -> str | None:
+        body, headers = asked.model_dump_json().encode(), {"Content-Type": "application/json"}
+        with self._http.stream("POST", "/v1/prompts", content=body, headers=headers) as answer:
+            if answer.status_code in _NOT_ASKED:
+                return None
+            return read_document(answer, PromptVerdict, _MAX_DOCUMENT).fault
+
     def _scores(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> torch.Tensor:
@@ -171,8 +206,8 @@ class RemoteReward:
         rewards = {reward.name: reward for reward in self._ask(RewardList, "GET", "/v1/rewards").rewards}
         if self._name not in rewards:
             raise NotServedError(
-                f"the server at {self.at} does not compute reward {self._name!r}; expected one of {sorted(rewards)}, "
-                f"or a server started with --rewards {self._name}"
+                f"the server at {self.at} does not compute reward {self._name!r}{did_you_mean(self._name, rewards)}; "
+                f"expected one of {sorted(rewards)}, or a server started with --rewards {self._name}"
             )
         return rewards[self._name]
 

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from solrl_http.app import make_app
 
 from solrl_reward.metrics import Metrics
-from solrl_reward.routes import health, rewards, scores
+from solrl_reward.routes import health, prompts, rewards, scores
 from solrl_reward.service import running_service
 from solrl_reward.settings import Settings
 
@@ -33,7 +33,7 @@ def create_app(settings: Settings) -> FastAPI:
     return make_app(
         "solrl reward service",
         "Scores images: safetensors of images and prompts in, scores out. Errors are RFC 9457 problem documents.",
-        (health, rewards, scores),
+        (health, rewards, prompts, scores),
         settings,
         service_metrics,
         lifespan,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from solrl_core.suggestions import did_you_mean
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 
 
@@ -35,12 +36,12 @@ def invalid_body(fault: str) -> ProblemError:
     )
 
 
-def not_loaded(name: str, loaded: Sequence[str]) -> ProblemError:
+def not_loaded(name: str, loaded: Sequence[str], where: str = "body.request.rewards") -> ProblemError:
     """The 422 for a reward that this service does not compute."""
     return ProblemError(
         ProblemKind.REWARD_NOT_LOADED,
-        f"this service does not compute {name!r}",
-        where="body.request.rewards",
+        f"this service does not compute {name!r}{did_you_mean(name, loaded)}",
+        where=where,
         got=name,
         expected=list(loaded),
         action="name one of these, or start the service with --rewards",

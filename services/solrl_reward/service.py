@@ -13,7 +13,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import REWARDS, PlainDefaults
 from solrl_core.rewards.wire import decode_scoring
 from solrl_http.drain import draining
-from solrl_proto.scores import RewardInfo, RewardList, ScoreAnswer, ScoreRequest
+from solrl_proto.scores import PromptCheck, PromptVerdict, RewardInfo, RewardList, ScoreAnswer, ScoreRequest
 
 from solrl_reward.batcher import Batcher, Images
 from solrl_reward.metrics import Metrics
@@ -94,6 +94,13 @@ class RewardService:
             if name not in self.digests:
                 raise not_loaded(name, self.rewards.names)
         return Images(request.rewards, pixels, request.texts, request.metadata)
+
+    async def check(self, asked: PromptCheck) -> PromptVerdict:
+        """Whether a reward can judge by prompts; raises 422 if it is not loaded."""
+        if asked.reward not in self.digests:
+            raise not_loaded(asked.reward, self.rewards.names, "body.reward")
+        prompts = [(prompt.text, prompt.metadata) for prompt in asked.prompts]
+        return PromptVerdict(fault=await asyncio.to_thread(self.rewards.first_fault, asked.reward, prompts))
 
     async def score(self, images: Images, tenant: str) -> ScoreAnswer:
         """Score the images of a request.

@@ -16,7 +16,7 @@ from solrl_core.families import Backbone, load_backbone
 from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import REWARDS
+from solrl_core.rewards.base import REWARDS, prompt_fault
 from solrl_remote.vlm_judge import TEMPLATE, VlmJudge
 from solrl_trainer.algorithms.training_data import ForwardBatch, TrajectoryBatch
 from solrl_trainer.metrics import read_metrics
@@ -61,6 +61,14 @@ def test_the_reward_scores_images(examples: Path, mini: Backbone, name: str) -> 
     assert found[0] == pytest.approx(0, abs=1e-6)
     assert found[1] == pytest.approx(0.3 * 1.25**0.5, rel=1e-5)
     assert found[2] > found[1]
+
+
+def test_the_demands_on_prompts_are_checked() -> None:
+    (block,) = [block for block in blocks(REWARD, "python") if "checks_prompts" in block.text]
+    names: dict[str, Any] = {}
+    exec(block.text, names)
+    assert prompt_fault(names["counted"], "two dogs", {"count": 2}) is None
+    assert prompt_fault(names["counted"], "dogs", {}) == "its count is None; expected a whole number"
 
 
 def test_the_judge_takes_the_page_s_options() -> None:
@@ -176,7 +184,7 @@ def test_the_family_is_quantised_and_adapted(auraflow: Path) -> None:
 def test_the_class_of_the_page_on_rewards_scores_images(
     mini: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = [block for block in blocks(REWARD, "python") if not block.title]
+    (block,) = [block for block in blocks(REWARD, "python") if "class ColourProbe" in block.text]
     (tmp_path / "my_probe.py").write_text(block.text)
     monkeypatch.syspath_prepend(tmp_path)
     digests = []

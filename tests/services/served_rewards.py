@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from solrl_client.cancellation import current
 from solrl_core.errors import RewardUnavailableError
+from solrl_core.rewards.base import checks_prompts
 
 batches: list[int] = []
 """Sizes of the batches of `gated`, `greedy` and `away`, in order."""
@@ -86,6 +87,17 @@ def stuck(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappi
 def nowhere(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Never a number."""
     return torch.full((len(images),), float("nan"))
+
+
+def _has_red(text: str, metadata: Mapping[str, Any]) -> None:
+    if "red" not in text:
+        raise ValueError("it has no 'red'")
+
+
+@checks_prompts(_has_red)
+def fussy(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Redness, of prompts that ask for it."""
+    return images[:, 0].mean((1, 2))
 
 
 def leaving(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:

@@ -32,12 +32,86 @@ SMALL = (
 
 def test_a_reward_of_a_server_needs_no_code_here() -> None:
     prompts, options = [PromptItem(id="p", text="a red circle")], {"elsewhere:only": {"at": AWAY}}
-    require_judges(["elsewhere:only"], prompts, "train", options)
     noted: list[str] = []
+    require_judges(["elsewhere:only"], prompts, "train", noted.append, options)
     assert usable_judges(["elsewhere:only", "verifier"], prompts, noted.append, options) == ["elsewhere:only"]
-    assert len(noted) == 1
+    assert [note.partition(": ")[0] for note in noted] == [
+        "prompts are not checked with elsewhere:only",
+        "prompts are not checked with elsewhere:only",
+        "held-out images are not scored with verifier",
+    ]
     with pytest.raises(ValueError, match="elsewhere"):
-        require_judges(["elsewhere:only"], prompts, "train")
+        require_judges(["elsewhere:only"], prompts, "train", noted.append)
+
+
+FUSSY = "served_rewards:fussy"
+
+
+@pytest.fixture(scope="module")
+def fussy() -> Iterator[str]:
+    """A server of a reward that demands something of prompts, under a name that only the server knows."""
+    with serving(create_app(Settings(rewards=(f"elsewhere:fussy={FUSSY}",), device="cpu"))) as address:
+        yield address
+
+
+def prompts_in(folder: Path, train: list[str], test: list[str]) -> Path:
+    for name, lines in (("train", train), ("test", test)):
+        (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("place", ["here", "at a server"])
+@pytest.mark.parametrize(
+    ("train", "test", "said"),
+    [
+        (
+            ["a red circle", "a blue cross"],
+            ["a red cross"],
+            "with the train prompts: of prompt 'a blue cross', it has no",
+        ),
+        (
+            ["a red circle"],
+            ["a red cross", "a blue cross"],
+            "with the test prompts: of prompt 'a blue cross', it has no",
+        ),
+        (["a red circle"], ["a red cross"], ""),
+    ],
+    ids=["train", "test, beyond those that are evaluated", "none"],
+)
+def test_prompts_that_a_reward_cannot_judge_are_refused_before_anything_is_loaded(
+    tmp_path: Path, fussy: str, place: str, train: list[str], test: list[str], said: str
+) -> None:
+    name = FUSSY if place == "here" else "elsewhere:fussy"
+    options = "{}" if place == "here" else f"{{'{name}': {{at: '{fussy}'}}}}"
+    config = resolve(
+        "mini-sana/sol_rl/clipscore",
+        overrides=[
+            *SMALL,
+            f"prompts={prompts_in(tmp_path, train, test)}",
+            f"rewards={{'{name}': 1}}",
+            f"reward_options={options}",
+        ],
+        arguments={"output": tmp_path / "run", "rollout_url": AWAY},
+    ).config
+    notes: list[str] = []
+    if said:
+        with pytest.raises(ValueError, match=said):
+            check_run(config, notes.append, resume=False)
+    else:
+        check_run(config, notes.append, resume=False)
+    assert not [note for note in notes if "not checked" in note]
+    found = check("mini-sana", None, str(tmp_path), [FUSSY if place == "here" else f"{name}@{fussy}"])
+    faults = [one.found for one in found if one.subject == f"prompts for {name}"]
+    assert faults == (["of prompt 'a blue cross', it has no 'red'"] if said else [])
+
+
+def test_a_run_without_quotation_marks_is_not_read(tmp_path: Path) -> None:
+    folder = prompts_in(tmp_path, ['a sign that says "OPEN"', "a sign that says OPEN"], ['a sign that says "NO"'])
+    overrides = [*SMALL, f"prompts={folder}", "rewards={ocr: 1}"]
+    arguments = {"output": tmp_path / "run", "rollout_url": AWAY}
+    config = resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config
+    with pytest.raises(ValueError, match="prompt 'a sign that says OPEN', it has no text to render"):
+        check_run(config, print, resume=False)
 
 
 def test_it_takes_no_memory_and_doctor_says_where_it_is() -> None:

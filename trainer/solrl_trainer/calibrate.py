@@ -76,7 +76,7 @@ def calibrate(
         )
     limits = limits or PlanSet()
     measured_on = measured_prompts(config, prompts)
-    require_judges(config.rewards, measured_on, "train", config.reward_options)
+    require_judges(config.rewards, measured_on, "train", note, config.reward_options)
     world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
     tiers = explored_tiers(config.explore.precision, torch.device(device))

@@ -1,6 +1,7 @@
 """`solrl-train doctor`: checks of this machine and of a service, with a remedy for everything that is missing."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from solrl_core import diagnosis
@@ -32,8 +33,10 @@ def check(
     yield diagnosis.model(model)
     servers = {name: at for name, separator, at in (text.partition("@") for text in rewards) if separator}
     options = {name: {"at": at} for name, at in servers.items()}
-    yield from diagnosis.rewards([text.partition("@")[0] for text in rewards], model, options=options)
+    names = [text.partition("@")[0] for text in rewards]
+    yield from diagnosis.rewards(names, model, options=options)
     yield _prompts(prompts)
+    yield from _unsuitable(prompts, names, options)
     if rollout_url is not None:
         yield from _service(rollout_url, model, servers)
 
@@ -48,6 +51,26 @@ def _prompts(name: str) -> Finding:
         return Finding("prompts", "missing", f"{name}: {error}", "give a folder with train.txt and test.txt")
     found = f"{name}: {len(train.prompts)} training, {len(test.prompts)} held out"
     return Finding("prompts", "warn" if (both := in_both(train, test)) else "ok", found, both)
+
+
+def _unsuitable(name: str, rewards: Sequence[str], options: diagnosis.Options) -> Iterator[Finding]:
+    """Rewards that cannot judge images of one of the prompts."""
+    from solrl_trainer.preflight import unsuitable_prompt
+    from solrl_trainer.prompts import find_prompts, read_prompts
+
+    try:
+        folder = find_prompts(name)
+        prompts = [prompt for split in ("train", "test") for prompt in read_prompts(folder, split)]
+    except (ValueError, OSError):
+        return  # the finding about the prompts says why
+    for reward in rewards:
+        noted: list[str] = []
+        with suppress(ValueError):  # that there is no such reward is a finding of its own
+            if fault := unsuitable_prompt(reward, prompts, noted.append, options):
+                action = "use prompts with the text and metadata that it needs, or another reward"
+                yield Finding(f"prompts for {reward}", "missing", fault, action)
+        for note in noted:
+            yield Finding(f"prompts for {reward}", "warn", note)
 
 
 def _at_servers(url: str, service: "ModelList", model: str, servers: Mapping[str, str]) -> Iterator[Finding]:

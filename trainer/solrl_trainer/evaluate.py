@@ -79,7 +79,7 @@ def evaluate_run(
     options = saved.reward_options | chosen
     if rewards:
         names = wanted
-        require_judges(names, held_out, "test", options)
+        require_judges(names, held_out, "test", note, options)
     else:
         names = usable_judges(wanted, held_out, note, options)
         if not names:

@@ -74,10 +74,10 @@ def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
 def usable_judges(
     names: Iterable[str], prompts: Sequence[PromptItem], note: Note, options: RewardOptions = NO_OPTIONS
 ) -> list[str]:
-    """Rewards that can score images of all these prompts, as far as is known of those at a server; others are noted."""
+    """Rewards that can judge images of all these prompts, as far as they say; others are noted."""
     usable = []
     for name in dict.fromkeys(names):
-        fault = _first_fault(name, prompts, options)
+        fault = unsuitable_prompt(name, prompts, note, options)
         if fault is None:
             usable.append(name)
         else:
@@ -86,33 +86,38 @@ def usable_judges(
 
 
 def require_judges(
-    names: Iterable[str], prompts: Sequence[PromptItem], split: str, options: RewardOptions = NO_OPTIONS
+    names: Iterable[str], prompts: Sequence[PromptItem], split: str, note: Note, options: RewardOptions = NO_OPTIONS
 ) -> None:
-    """Refuse rewards that cannot score images of all these prompts, as far as is known of those at a server.
+    """Refuse rewards that cannot judge images of all these prompts, as far as they say.
 
     Raises:
         ValueError: naming the first such reward and prompt, or a reward that does not exist.
     """
     for name in names:
-        fault = _first_fault(name, prompts, options)
+        fault = unsuitable_prompt(name, prompts, note, options)
         if fault is not None:
             raise ValueError(
-                f"reward {name!r} cannot be used with the {split} prompts: {fault}; omit it, or use prompts with "
-                f"the metadata that it needs, in {split}_metadata.jsonl"
+                f"reward {name!r} cannot be used with the {split} prompts: {fault}; omit it, or use prompts with the "
+                f"text, or the metadata in {split}_metadata.jsonl, that it needs"
             )
 
 
-def _first_fault(name: str, prompts: Sequence[PromptItem], options: RewardOptions) -> str | None:
-    from solrl_core.rewards.base import AT, REWARDS, metadata_fault
+def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], note: Note, options: RewardOptions) -> str | None:
+    """Why a reward cannot judge images of one of the prompts; a server that does not answer is a note."""
+    from solrl_core.errors import RewardUnavailableError
+    from solrl_core.rewards.base import AT, REWARDS, first_fault
 
-    if AT in options.get(name, {}):
-        return None  # its code may be at the server only
-    reward = REWARDS.find(name)
-    for prompt in prompts:
-        fault = metadata_fault(reward, prompt.metadata)
-        if fault is not None:
-            return f"of prompt {prompt.text!r}, {fault}"
-    return None
+    asked = [(prompt.text, prompt.metadata) for prompt in prompts]
+    given = options.get(name, {})
+    if AT not in given:
+        return first_fault(REWARDS.find(name), asked)
+    from solrl_remote.remote_reward import connect_reward
+
+    try:
+        return connect_reward(name, given).first_fault(asked)
+    except RewardUnavailableError as error:
+        note(f"prompts are not checked with {name}: {error}")
+        return None
 
 
 def _check_here(config: RunConfig, note: Note, *, resume: bool) -> None:
@@ -166,9 +171,10 @@ def _check_models(config: RunConfig, note: Note) -> RunConfig:
     from solrl_core.families.load import locate
 
     folder = find_prompts(config.prompts)
-    held_out = read_prompts(folder, "test")[: config.evaluate.prompts]
-    require_judges(config.rewards, read_prompts(folder, "train"), "train", config.reward_options)
-    require_judges(config.rewards, held_out, "test", config.reward_options)
+    train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
+    require_judges(config.rewards, train, "train", note, config.reward_options)
+    require_judges(config.rewards, test, "test", note, config.reward_options)
+    held_out = test[: config.evaluate.prompts]
     judges = usable_judges(config.evaluate.rewards, held_out, note, config.reward_options)
     locate(config.model)
     left_out = set(config.evaluate.rewards) - set(judges) - config.rewards.keys()

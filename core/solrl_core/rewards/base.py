@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -24,9 +24,9 @@ Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], to
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
 
 A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, the digest is over its source and what
-that uses of its own module. A reward that reads metadata says so with `checks_metadata`. One that asks a paid service
-may count in an attribute `costs`, numbers by kind that only grow. One that waits for another service states in an
-attribute `answers_within` how many seconds a call may take.
+that uses of its own module. A reward that demands something of a prompt's text or metadata says so with
+`checks_prompts`. One that asks a paid service may count in an attribute `costs`, numbers by kind that only grow. One
+that waits for another service states in an attribute `answers_within` how many seconds a call may take.
 """
 
 
@@ -48,31 +48,42 @@ REWARDS: Registry[Any] = Registry(
 """Reward functions, and classes that construct them."""
 
 RewardT = TypeVar("RewardT", bound=Callable[..., Any])
-_METADATA_CHECK = "check_metadata"
+_PROMPT_CHECK = "check_prompt"
 
 
-def checks_metadata(check: Callable[[Mapping[str, Any]], None]) -> Callable[[RewardT], RewardT]:
-    """Decorate a reward that reads a prompt's metadata, so that unsuitable prompts are found before anything is loaded.
+def checks_prompts(check: Callable[[str, Mapping[str, Any]], object]) -> Callable[[RewardT], RewardT]:
+    """Decorate a reward that demands something of prompts, so that unsuitable ones are found before anything is loaded.
 
     Args:
-        check: raises ValueError for metadata that the reward cannot judge by.
+        check: raises ValueError for a text and metadata that the reward cannot judge by.
     """
 
     def mark(reward: RewardT) -> RewardT:
-        setattr(reward, _METADATA_CHECK, check)
+        # As a class's own method, it would be called with the reward, too.
+        setattr(reward, _PROMPT_CHECK, staticmethod(check) if isinstance(reward, type) else check)
         return reward
 
     return mark
 
 
-def metadata_fault(reward: Any, metadata: Mapping[str, Any]) -> str | None:
-    """Why a reward, or a class of rewards, cannot judge by this metadata; None if it can, or does not say."""
-    check = getattr(reward, _METADATA_CHECK, None)
+def prompt_fault(reward: Any, text: str, metadata: Mapping[str, Any]) -> str | None:
+    """Why a reward, or a class of rewards, cannot judge by this prompt; None if it can, or does not say."""
+    check = getattr(reward, _PROMPT_CHECK, None)
     try:
         if check is not None:
-            check(metadata)
+            check(text, metadata)
     except ValueError as error:
         return str(error)
+    except Exception as error:
+        return f"its check fails: {described(error)}"
+    return None
+
+
+def first_fault(reward: Any, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
+    """`prompt_fault` of the first text and metadata that has one, with the prompt."""
+    for text, metadata in prompts:
+        if fault := prompt_fault(reward, text, metadata):
+            return f"of prompt {text!r}, {fault}"
     return None
 
 
@@ -235,6 +246,10 @@ class RewardSet:
         """Seconds that a reward's scores may take, at most a day; None if it does not wait for another service."""
         seconds: float | None = getattr(self._rewards[name], "answers_within", None)
         return min(seconds, MAX_ANSWER_SECONDS) if seconds else None
+
+    def first_fault(self, name: str, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
+        """Why a reward cannot judge by one of these texts and metadata; None if it can by all, or does not say."""
+        return first_fault(self._rewards[name], prompts)
 
     def digests(self) -> dict[str, str]:
         """Digest of each reward, by `reward:<name>`."""

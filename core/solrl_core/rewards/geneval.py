@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from solrl_core.fingerprint import combined_digest, source_digest
-from solrl_core.rewards.base import checks_metadata
+from solrl_core.rewards.base import checks_prompts
 from solrl_core.rewards.detector import ColourNames, Detector
 from solrl_core.rewards.geneval_rules import (
     COUNTING_THRESHOLD,
@@ -24,7 +24,7 @@ DEFAULT_MODEL = "PekingU/rtdetr_r50vd"
 DEFAULT_CLIP = "openai/clip-vit-large-patch14"
 
 
-@checks_metadata(check_metadata)
+@checks_prompts(lambda text, metadata: check_metadata(metadata))
 class GenEval:
     """Scores images by GenEval's rules on the boxes of any detector of transformers.
 

@@ -8,6 +8,7 @@ import torch
 from solrl_proto.text_files import read_text
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
+from solrl_core.rewards.base import checks_prompts
 from solrl_core.rewards.images import as_pil
 from solrl_core.rewards.loading import TOKENIZER, Source, batches, dtype_named, hub_file, tokenizer_at
 
@@ -18,6 +19,14 @@ PIXELS = 256 * 28 * 28
 """Pixels of every image after resizing, up to the rounding of its sides to whole patches."""
 
 
+def check_prompt(text: str, metadata: Mapping[str, Any]) -> None:
+    """Refuse a prompt with a token that HPSv3's question reserves, by a ValueError."""
+    for token in (REWARD_TOKEN, IMAGE_TOKEN):
+        if token in text:
+            raise ValueError(f"it has {token}, by which HPSv3 is asked; expected a prompt without it")
+
+
+@checks_prompts(check_prompt)
 class HpsV3:
     """Scores each (image, prompt) pair with the mean that HPSv3 predicts.
 
@@ -121,9 +130,7 @@ class HpsV3:
 
     def _text(self, prompt: str, image_tokens: int) -> str:
         """The conversation about an image and its prompt, with as many image tokens as the image has."""
-        for token in (REWARD_TOKEN, IMAGE_TOKEN):
-            if token in prompt:
-                raise ValueError(f"got prompt {prompt!r}; expected none with {token}, by which HPSv3 is asked")
+        check_prompt(prompt, {})
         question = {"type": "text", "text": self._question.replace("{prompt}", prompt)}
         messages = [{"role": "user", "content": [{"type": "image"}, question]}]
         text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -5,6 +5,7 @@ Source: Liu et al. 2025 (Flow-GRPO, arXiv 2505.05470) and its reward, with Rapid
 
 import re
 import threading
+import unicodedata
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, ClassVar
@@ -12,34 +13,60 @@ from typing import Any, ClassVar
 import torch
 
 from solrl_core.fingerprint import combined_digest, source_digest
-from solrl_core.rewards.base import checks_metadata
+from solrl_core.rewards.base import checks_prompts
 from solrl_core.rewards.images import as_bytes
 
-_QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”')
+_DIRECTED = ("“”", "””", "„“”", "«»", "»«", "‹›", "「」", "『』")
+"""Each opening quotation mark with those that close it. Single ones are missing: they may be apostrophes."""
+_QUOTED = re.compile(
+    "|".join([r'(?<![0-9])"([^"]+)"', *(f"{marks[0]}([^{marks}]+)[{marks[1:]}]" for marks in _DIRECTED)])
+)
+"""A text in quotation marks; a straight one after a digit is of inches."""
+_ALIKE = str.maketrans("“”„‟«»″‘’‚‛′‐‑‒–—−", '"' * 7 + "'" * 5 + "-" * 6)
+"""Characters that engines read as others."""
 
 
-def check_metadata(metadata: Mapping[str, Any]) -> None:
-    """Require that `text`, if there is one, is a text.
+def wanted_text(prompt: str, metadata: Mapping[str, Any]) -> str:
+    """Text that a prompt asks for: `text` of its metadata, else the first in double quotation marks of any script.
 
     Raises:
-        ValueError: it is not.
+        ValueError: none, one that is not a text, or quotation marks that do not pair.
     """
     text = metadata.get("text")
-    if text is not None and not (isinstance(text, str) and text.strip()):
+    if text is None:
+        return _quoted(prompt)
+    if not (isinstance(text, str) and _folded(text)):
         raise ValueError(f'its text is {text!r}; expected the text that the image shows, such as "OPEN"')
+    return text
 
 
-@checks_metadata(check_metadata)
+def _quoted(prompt: str) -> str:
+    found = _QUOTED.search(prompt)
+    text = next(filter(None, found.groups())) if found else ""
+    if not _folded(text):
+        raise ValueError(
+            'it has no text to render; expected one in double quotation marks, such as "…", “…”, „…“, «…» or 「…」, or '
+            "as `text` of its metadata; single ones may be apostrophes"
+        )
+    if found and found[0].startswith('"') and text[-1].isdigit() and prompt.count('"') % 2:
+        raise ValueError(
+            f"its text may be {text!r}, or the quotation mark after {text[-1]} is of inches; expected pairs of marks, "
+            "or the text as `text` of its metadata"
+        )
+    return text
+
+
+@checks_prompts(wanted_text)
 class Ocr:
     """Scores from 0 to 1 of the text that RapidOCR reads in images; it runs on the processor.
 
-    The text that a prompt asks for is `text` of its metadata, else what stands in its first double quotes.
+    `wanted_text` says which text a prompt asks for.
 
     Args:
         device: ignored.
 
     Attributes:
-        digest: digest of the engine's version, whose package has its weights, and of the score.
+        digest: digest of the engine's version, whose package has its weights, of the score and of `wanted_text`.
 
     Raises:
         ValueError: the engine is not installed.
@@ -59,7 +86,9 @@ class Ocr:
         except ImportError as error:  # of the engine's own packages, too
             raise ValueError(f"its packages are missing ({error}); install them: pip install 'solrl[ocr]'") from error
         self._reading = threading.Lock()
-        self.digest = combined_digest(f"rapidocr {version('rapidocr')}", source_digest(closeness))
+        self.digest = combined_digest(
+            f"rapidocr {version('rapidocr')}", source_digest(closeness), source_digest(wanted_text)
+        )
 
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -82,30 +111,19 @@ class Ocr:
         return "".join(found.txts or ())
 
 
-def wanted_text(prompt: str, metadata: Mapping[str, Any]) -> str:
-    """Text that a prompt asks for.
-
-    Raises:
-        ValueError: none, or one that is not a text.
-    """
-    check_metadata(metadata)
-    quoted = _QUOTED.search(prompt)
-    text = metadata.get("text") or (quoted and (quoted[1] or quoted[2])) or ""
-    if not text.strip():
-        raise ValueError(
-            f"got prompt {prompt!r} without a text to render; expected one in double quotes, or as `text` "
-            "of its metadata"
-        )
-    return str(text)
-
-
 def closeness(read: str, wanted: str) -> float:
     """1 − edit distance / length of the wanted text, at least 0; 1 if it is part of what was read.
 
-    Case and white space do not count.
+    Case, white space, the width of characters and the kind of quotation marks and dashes do not count.
     """
-    read, wanted = ("".join(text.split()).lower() for text in (read, wanted))
+    read, wanted = _folded(read), _folded(wanted)
     return 1.0 if wanted in read else max(0.0, 1 - edit_distance(read, wanted) / len(wanted))
+
+
+def _folded(text: str) -> str:
+    """The visible characters of a text, equal for texts that differ only in what `closeness` does not count."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text.translate(_ALIKE)).casefold())
+    return "".join(one for one in folded if not (one.isspace() or unicodedata.category(one) == "Cf"))
 
 
 def edit_distance(one: str, other: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from reward_helpers import CLIP, on_bytes
-from solrl_core.rewards.base import REWARDS, RewardSet, metadata_fault
+from solrl_core.rewards.base import REWARDS, RewardSet, prompt_fault
 from solrl_core.rewards.detector import ColourNames, Detector
 from solrl_core.rewards.geneval import DEFAULT_CLIP, DEFAULT_MODEL, GenEval
 from solrl_core.rewards.geneval_rules import COLOURS, DetectedObject
@@ -141,8 +141,8 @@ def test_a_class_that_the_detector_lacks_is_refused(geneval: GenEval) -> None:
             geneval(picture(10), ["a"], [{part: [{"class": "unicorn", "count": 1}]}])
     with pytest.raises(ValueError, match="got 1 images and 0 rows"):
         geneval(picture(10), [], [])
-    assert metadata_fault(REWARDS.find("geneval"), {}) is not None
-    assert metadata_fault(REWARDS.find("geneval"), {"include": [{"class": "dog", "count": 1}]}) is None
+    assert prompt_fault(REWARDS.find("geneval"), "a dog", {}) is not None
+    assert prompt_fault(REWARDS.find("geneval"), "a dog", {"include": [{"class": "dog", "count": 1}]}) is None
 
 
 def test_the_digest_is_of_networks_thresholds_and_rules(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from solrl_core.rewards.base import REWARDS, RewardSet, metadata_fault
+from solrl_core.rewards.base import REWARDS, RewardSet, prompt_fault
 from solrl_core.rewards.ocr import Ocr, closeness, edit_distance, wanted_text
 
 needs_engine = pytest.mark.skipif(find_spec("rapidocr") is None, reason="the extra `ocr` is not installed")
@@ -41,6 +41,12 @@ def test_edit_distances(one: str, other: str, distance: int) -> None:
         ("", "OPEN", 0.0),
         ("something else altogether", "OPEN", 0.0),
         ("XOPFNX", "OPEN", 0.25),
+        ("ＯＰＥＮ　２４", "open 24", 1.0),
+        ('It\'s "here"', "It’s “here”", 1.0),
+        ("STRASSE", "Straße", 1.0),
+        ("cafe\u0301", "café", 1.0),
+        ("9-5", "9–5", 1.0),
+        ("of\ufb01ce", "office", 1.0),
     ],
 )
 def test_closeness(read: str, wanted: str, score: float) -> None:
@@ -55,21 +61,62 @@ def test_closeness(read: str, wanted: str, score: float) -> None:
         ("a sign that says “Geöffnet”", {}, "Geöffnet"),
         ('a sign that says "Open"', {"text": "Closed"}, "Closed"),
         ("a sign", {"text": "Closed"}, "Closed"),
+        ("a sign", {"text": "Closed", "seed": 3}, "Closed"),
+        ('a sign that says "Open"', {"text": None}, "Open"),
+        ("ein Schild „Geöffnet“", {}, "Geöffnet"),
+        ("ein Schild „Geöffnet” und mehr", {}, "Geöffnet"),
+        ("en skylt ”Öppet”", {}, "Öppet"),
+        ("un panneau « Ouvert »", {}, " Ouvert "),
+        ("ein Schild »Geöffnet«", {}, "Geöffnet"),
+        ("‹Ouvert›", {}, "Ouvert"),
+        ("看板に「営業中」と", {}, "営業中"),
+        ("看板に『営業中』と", {}, "営業中"),
+        ('写着"开门"的牌子', {}, "开门"),
+        ("“an 'inner' \"text\"”", {}, "an 'inner' \"text\""),
+        ('a 6" ruler that says "OPEN"', {}, "OPEN"),
+        ('a 6" by 8" sign that says "24"', {}, "24"),
+        ('the dog\'s bowl says "Rex"', {}, "Rex"),
+        ('a sign that says "Room 6" and "Exit"', {}, "Room 6"),
     ],
 )
 def test_the_text_is_of_the_metadata_or_quoted(prompt: str, metadata: dict[str, Any], text: str) -> None:
     assert wanted_text(prompt, metadata) == text
 
 
-def test_a_prompt_without_text_is_refused() -> None:
-    for prompt in ("a sign", 'a " sign', '""', '" "'):
-        with pytest.raises(ValueError, match="without a text to render; expected one in double quotes, or as `text`"):
-            wanted_text(prompt, {})
-    for text in ("", " ", 3, ["a"]):
-        assert metadata_fault(REWARDS.find("ocr"), {"text": text}) is not None
-        with pytest.raises(ValueError, match="expected the text that the image shows"):
-            wanted_text('a "sign"', {"text": text})
-    assert metadata_fault(REWARDS.find("ocr"), {}) is None
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "a sign",
+        'a " sign',
+        '""',
+        '" "',
+        '"\u200b"',
+        'a 6" ruler',
+        'a 6" and an 8" ruler',
+        "a sign 'OPEN'",
+        "‘OPEN’",
+        "“OPEN",
+    ],
+)
+def test_a_prompt_without_text_is_refused(prompt: str) -> None:
+    fault = prompt_fault(REWARDS.find("ocr"), prompt, {"tag": "sign"})
+    assert fault is not None
+    assert "no text to render; expected one in double quotation marks" in fault
+
+
+@pytest.mark.parametrize("prompt", ['"a 6" pipe"', 'a sign "24" and a 6" ruler'])
+def test_a_mark_that_may_be_of_inches_is_refused(prompt: str) -> None:
+    fault = prompt_fault(REWARDS.find("ocr"), prompt, {})
+    assert fault is not None
+    assert "is of inches; expected pairs of marks" in fault
+    assert prompt_fault(REWARDS.find("ocr"), prompt, {"text": "24"}) is None
+
+
+@pytest.mark.parametrize("text", ["", " ", "\u200b", 3, ["a"]])
+def test_a_text_of_the_metadata_that_is_none_is_refused(text: Any) -> None:
+    fault = prompt_fault(REWARDS.find("ocr"), 'a "sign"', {"text": text})
+    assert fault is not None
+    assert "expected the text that the image shows" in fault
 
 
 def test_without_its_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats
 from solrl_http.tokens import create_token
 from solrl_proto.scores import (
+    MAX_CHECKED_PROMPTS,
     MAX_SCORED_IMAGES,
     SCORES_MEDIA_TYPE,
 )
@@ -35,7 +36,8 @@ from solrl_reward.settings import Settings
 ROOT = Path(__file__).parents[3]
 BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
 NOWHERE, LEAVING, AWAY, PATIENT = (f"served_rewards:{name}" for name in ("nowhere", "leaving", "away", "patient"))
-REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE, LEAVING, AWAY, PATIENT)
+FUSSY = "served_rewards:fussy"
+REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE, LEAVING, AWAY, PATIENT, FUSSY)
 RENAMED = "imagereward"
 
 
@@ -425,6 +427,20 @@ def test_bodies_have_a_type_and_a_limit(client: httpx.Client) -> None:
     assert problem(client.get("/v1/score"))["status"] == 404
 
 
+def test_prompts_are_checked_without_images(client: httpx.Client) -> None:
+    def verdict(name: str, *texts: str) -> Any:
+        return client.post("/v1/prompts", json={"reward": name, "prompts": [{"text": text} for text in texts]})
+
+    assert verdict(FUSSY, "a red circle", "red").json() == {"fault": None}
+    found = verdict(FUSSY, "a red circle", "a blue cross", "a cross").json()
+    assert found == {"fault": "of prompt 'a blue cross', it has no 'red'"}
+    assert verdict(BRIGHT, "anything").json() == {"fault": None}
+    refused = problem(verdict("served_rewards:fusy", "red"))
+    assert (refused["status"], refused["kind"], refused["where"]) == (422, "reward-not-loaded", "body.reward")
+    assert "did you mean 'served_rewards:fussy'" in refused["detail"]
+    assert problem(verdict(FUSSY, *["red"] * (MAX_CHECKED_PROMPTS + 1)))["status"] == 422
+
+
 def test_health_metrics_and_documents(client: httpx.Client) -> None:
     scores(client, body(pictures(3), BRIGHT))
     assert client.get("/health/live").json() == {"status": "live"}
@@ -435,7 +451,8 @@ def test_health_metrics_and_documents(client: httpx.Client) -> None:
     assert "solrl_score_queue_images 0.0" in shown
     assert "<title>solrl reward service</title>" in client.get("/docs").text
     contract = client.get("/openapi.json").json()
-    assert contract["paths"]["/v1/scores"]["post"]["security"] == [{"bearer": ["score"]}]
+    for route in ("/v1/scores", "/v1/prompts"):
+        assert contract["paths"][route]["post"]["security"] == [{"bearer": ["score"]}]
     assert len(client.get("/health/live").headers["x-request-id"]) == 16
 
 
