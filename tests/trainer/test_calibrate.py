@@ -17,9 +17,10 @@ from solrl_trainer import calibrate as module
 from solrl_trainer.calibrate import calibrate
 from solrl_trainer.calibration import fitting
 from solrl_trainer.calibration.deciding import Requirement
-from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
+from solrl_trainer.calibration.fitting import fit_solvers, measured_prompts, recipe_examples
 from solrl_trainer.calibration.plans import PlanSet
 from solrl_trainer.presets import ConfigError, resolve
+from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.frontier import Point, frontier
 from solrl_trainer.rollouts.agreement import check_bindings, check_early_decoder
 from solrl_trainer.rollouts.candidates import PlannedCandidates
@@ -189,8 +190,30 @@ def test_it_measures_on_training_prompts_that_are_not_used_for_fitting(
     calibrate(config, tmp_path, notes.append, prompts=1, requirement=Requirement(0), limits=ONE_PLAN)
     assert set(scored) == {"a green triangle"}
     assert "the intervals are over 1 prompt and may be too narrow; use at least 8" in notes
-    with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4"):
-        calibrate(config, tmp_path, notes.append, prompts=2, requirement=Requirement(0), limits=ONE_PLAN)
+    limits = PlanSet(steps=(), schedules=SCHEDULES[:1])
+    with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4: 2 to fit on and 2 others"):
+        calibrate(config, tmp_path, notes.append, prompts=2, requirement=Requirement(0), limits=limits)
+
+
+def test_prompts_for_fitting_are_needed_only_if_something_is_fitted() -> None:
+    config = small()
+    train = read_prompts(find_prompts(config.prompts), "train")
+    count = len(train) - 10
+    assert measured_prompts(config, count, fits=False) == train[10:]
+    with pytest.raises(ValueError, match=r"has 1024 training prompts; expected at least 1038: 24 to fit on"):
+        measured_prompts(config, count, fits=True)
+    for fits in (True, False):
+        assert measured_prompts(config, 16, fits=fits) == train[24:40]
+    with pytest.raises(ValueError, match=r"expected at least 1025 to measure on \(--prompts\)"):
+        measured_prompts(config, 1025, fits=False)
+
+
+def test_a_small_set_is_enough_without_fitted_steps(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a red circle\na blue square\n")
+    (tmp_path / "test.txt").write_text("a white star\n")
+    config = small("explore.precision=bf16", f"prompts={tmp_path}")
+    summary = calibrate(config, tmp_path, lambda text: None, prompts=2, requirement=Requirement(0), limits=ONE_PLAN)
+    assert summary["prompts"] == 2
 
 
 @pytest.mark.usefixtures("one_fitted_prompt")

@@ -75,7 +75,7 @@ def calibrate(
             "expected explore.sampler=ode"
         )
     limits = limits or PlanSet()
-    measured_on = measured_prompts(config, prompts)
+    measured_on = measured_prompts(config, prompts, fits=bool(limits.schedules))
     require_judges(config.rewards, measured_on, "train", note, config.reward_options)
     world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
@@ -85,6 +85,7 @@ def calibrate(
     backbone = load_backbone(config.model, device=device, revision=config.revision)
     check_decoder_precision(config.explore.decoder_precision, backbone, note)
     known = expected_fits(backbone, limits.schedules, note)
+    measured_prompts(config, prompts, fits=bool(known))  # refuses too few for an early decoder, too
     expected = plans(config, tiers, known, limits)
     note_long_prompts(backbone, {"training": measured_on}, note)
     if few := few_prompts_text(prompts):

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,60 @@ def test_a_curve_ends_where_its_run_does(runs: list[Path], tmp_path: Path) -> No
     ends = [path.rpartition("L")[2].split()[0] for path in re.findall(r'<path class="run\d" d="([^"]+)"', clipscore)]
     assert ends == ["1000.0", "333.3"]
     assert "<title>30: made-up 0.2731, other 0.2512</title>" in clipscore
+
+
+def changed(folder: Path, section: str = "", images: int | None = None, **values: object) -> None:
+    """Change settings of a run, and the number of images of its held-out curve."""
+    path, metrics = folder / "config.json", folder / "metrics.jsonl"
+    config = json.loads(path.read_text())
+    (config[section] if section else config).update(values)
+    path.write_text(json.dumps(config))
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = [line | ({"images": images} if images and line["event"] == "evaluation" else {}) for line in lines]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def titles(page: str) -> list[str]:
+    return re.findall(r"<div><h3>(.*?)</h3>", page)
+
+
+def test_curves_over_other_images_have_axes_of_their_own(runs: list[Path], tmp_path: Path) -> None:
+    write = partial(write_comparison, runs, tmp_path / "page.html")
+    assert titles(write().read_text())[:2] == ["clipscore", "strict accuracy (verifier), %"]
+    assert "Always the same prompts and seeds" in words(write().read_text())
+    changed(runs[0], images=16)
+    changed(runs[1], images=4)
+    page = write().read_text()
+    assert titles(page)[:3] == ["clipscore: images 16", "clipscore: images 4", "strict accuracy (verifier), %"]
+    assert "Always the same prompts and seeds" not in words(page)
+    assert "so their curves have axes of their own and cannot be compared" in words(page)
+    changed(runs[1], "evaluate", images=16, steps=3)
+    assert titles(write().read_text())[:2] == ["clipscore: evaluate.steps 10", "clipscore: evaluate.steps 3"]
+
+
+def test_scores_of_other_sums_have_axes_of_their_own(runs: list[Path], tmp_path: Path) -> None:
+    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    scores = [f"All candidates, as explored: {kind}" for kind in ("clipscore", "clipscore + 0.5 × hpsv2")]
+    assert [title for title in titles(page) if title.startswith("All")] == scores
+    assert "Loss" in titles(page)
+    changed(runs[1], rewards={"clipscore": 1.0})
+    changed(runs[1], "algorithm", name="awm")
+    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    assert "All candidates, as explored" in titles(page)
+    assert [title for title in titles(page) if title.startswith("Loss")] == ["Loss: diffusionnft", "Loss: awm"]
+
+
+def test_gains_of_other_sums_are_not_rows_of_one_reward(tmp_path: Path) -> None:
+    weights = [{"clipscore": 1.0, "hpsv2": 1.0}, {"clipscore": 1.0, "hpsv2": 0.5}]
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder, trained in zip(folders, weights, strict=True):
+        folder.mkdir()
+        rewards = {"weighted sum": RESULT["rewards"]["clipscore"], **RESULT["rewards"]}
+        (folder / "result.json").write_text(json.dumps(RESULT | {"trained": trained, "rewards": rewards}))
+    page = write_comparison(folders, tmp_path / "page.html").read_text()
+    sums = re.findall(r"<h3>(weighted sum.*?)</h3>(.*?)(?=<h3>)", page, re.S)
+    assert [title for title, _ in sums] == ["weighted sum: clipscore + hpsv2", "weighted sum: clipscore + 0.5 × hpsv2"]
+    assert [rows.count('class="whisker') for _, rows in sums] == [1, 1]
 
 
 def test_other_held_out_images_have_a_warning(runs: list[Path], tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ class Fits(Message):
     solvers: tuple[FittedSolver, ...] = ()
     early_decoder: EarlyDecoder | None = None
 
+    def __bool__(self) -> bool:
+        return bool(self.solvers or self.early_decoder)
+
 
 def expected_fits(
     backbone: PipelineBackbone, schedules: Sequence[Sequence[float]], note: Callable[[str], None]
@@ -70,7 +73,7 @@ def fit_on_rank_zero(
         processes: all ranks.
     """
     fits = Fits()
-    if processes.is_rank_zero and (known.solvers or known.early_decoder):
+    if processes.is_rank_zero and known:
         examples = recipe_examples(config, generator)
         solvers = fit_solvers(generator, examples, [solver.sigmas for solver in known.solvers])
         early = None
@@ -83,7 +86,7 @@ def fit_on_rank_zero(
 
 def fitting_steps(config: RunConfig, known: Fits) -> int:
     """Solver steps of the examples, and of fitting solvers to them."""
-    if not (known.solvers or known.early_decoder):
+    if not known:
         return 0
     fitted = sum(passes(len(solver.sigmas)) for solver in known.solvers)
     return FITTED_PROMPTS * FITTED_SEEDS * (config.regenerate.steps + fitted)
@@ -99,12 +102,18 @@ def _saves_by_leaving_early(backbone: PipelineBackbone, note: Callable[[str], No
     return True
 
 
-def measured_prompts(config: RunConfig, count: int) -> list[PromptItem]:
-    """Training prompts to measure on, after those used for fitting solvers."""
+def measured_prompts(config: RunConfig, count: int, *, fits: bool) -> list[PromptItem]:
+    """Training prompts to measure on, after those for fitting; without `fits`, a smaller set may share these.
+
+    Raises:
+        ValueError: the set has too few.
+    """
     train = read_prompts(find_prompts(config.prompts), "train")
-    if len(train) < FITTED_PROMPTS + count:
+    least = count + FITTED_PROMPTS * fits
+    if len(train) < least:
+        apart = f": {FITTED_PROMPTS} to fit on and {count} others to measure on" if fits else " to measure on"
         raise ValueError(
-            f"{config.prompts} has {len(train)} training prompts; expected at least {FITTED_PROMPTS + count}: "
-            f"{FITTED_PROMPTS} to fit solvers on and {count} others to measure on (--prompts)"
+            f"{config.prompts} has {len(train)} training prompts; expected at least {least}{apart} (--prompts)"
         )
-    return train[FITTED_PROMPTS : FITTED_PROMPTS + count]
+    start = min(FITTED_PROMPTS, len(train) - count)
+    return train[start : start + count]

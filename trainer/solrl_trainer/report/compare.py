@@ -83,13 +83,14 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
 
 
 def _content(runs: Sequence[RunFiles]) -> dict[str, Any]:
-    names = _names(runs)
+    names, held_out = _names(runs), _curve_kinds(runs)
     return {
         "runs": [_described(run, name, index) for index, (run, name) in enumerate(zip(runs, names, strict=True))],
         "axes": AXES,
         "curve_images": _curve_images(runs),
-        "held_out": _charts(runs, names, "evaluation", _held_out_values(runs)),
-        "training": _charts(runs, names, "iteration", _training_values()),
+        "curves_alike": len(set(held_out)) == 1,
+        "held_out": _charts(runs, names, "evaluation", _held_out_figures(runs, held_out)),
+        "training": _charts(runs, names, "iteration", _training_figures(runs)),
         "rewards": _rewards(runs, names),
         "evaluated_alike": len({_evaluated(run) for run in runs}) == 1,
         "settings": list(_different_settings(runs)),
@@ -117,17 +118,31 @@ def _described(run: RunFiles, name: str, index: int) -> dict[str, Any]:
     }
 
 
-Values = dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]]
-"""Figure → its title, and its value in a line of metrics.jsonl; None if the line lacks it."""
+@dataclass(frozen=True)
+class Figure:
+    """A figure that is compared.
+
+    Attributes:
+        title: of its charts.
+        value: in a line of metrics.jsonl; None if the line lacks it.
+        kinds: of each run's values; only those of one kind can share an axis.
+    """
+
+    title: str
+    value: Callable[[dict[str, Any]], float | None]
+    kinds: Sequence[str]
 
 
-def _training_values() -> Values:
-    return {key: (title, lambda line, key=key: line.get(key)) for key, title in _TRAINING.items()}  # type: ignore[misc]
+def _training_figures(runs: Sequence[RunFiles]) -> list[Figure]:
+    sums = [figures.sum_text(run.weights) for run in runs]
+    algorithms = [str((run.config or {}).get("algorithm", {}).get("name", _MISSING)) for run in runs]
+    kinds = {key: algorithms if key == "loss" else sums for key in _TRAINING}
+    return [Figure(title, lambda line, key=key: line.get(key), kinds[key]) for key, title in _TRAINING.items()]  # type: ignore[misc]
 
 
-def _held_out_values(runs: Sequence[RunFiles]) -> Values:
+def _held_out_figures(runs: Sequence[RunFiles], kinds: Sequence[str]) -> list[Figure]:
     names = _ordered(name for run in runs for line in run.latest("evaluation") for name in line["rewards"])
-    return {name: (figures.reward_axis(name)[0], _held_out_value(name)) for name in names}
+    return [Figure(figures.reward_axis(name)[0], _held_out_value(name), kinds) for name in names]
 
 
 def _held_out_value(name: str) -> Callable[[dict[str, Any]], float | None]:
@@ -135,46 +150,71 @@ def _held_out_value(name: str) -> Callable[[dict[str, Any]], float | None]:
     return lambda line: line["rewards"][name] * factor if name in line["rewards"] else None
 
 
+def _curve_kinds(runs: Sequence[RunFiles]) -> list[str]:
+    """For each run, the images of its held-out curves as far as they differ from another's."""
+    told = [_curve_images_of(run) for run in runs]
+    differ = [key for key in told[0] if len({one[key] for one in told}) > 1]
+    return [", ".join(f"{key} {one[key]}" for key in differ) for one in told]
+
+
+def _curve_images_of(run: RunFiles) -> dict[str, str]:
+    config, lines = run.config or {}, run.latest("evaluation")
+    evaluate = config.get("evaluate", {})
+    return {
+        "images": str(next((line["images"] for line in reversed(lines) if "images" in line), _MISSING)),
+        "prompts": str(config.get("prompts", _MISSING)),
+        **{f"evaluate.{key}": str(evaluate.get(key, _MISSING)) for key in ("prompts", "steps")},
+    }
+
+
 def _charts(
-    runs: Sequence[RunFiles], names: Sequence[str], event: str, values: Values
+    runs: Sequence[RunFiles], names: Sequence[str], event: str, compared: Sequence[Figure]
 ) -> list[tuple[str, dict[str, Chart]]]:
-    """Title of each figure, and its chart over each axis; only figures that change in some run."""
+    """Title of each figure and its chart over each axis, for each kind; only of figures that change in some run."""
     charts = []
-    for title, value_of in values.values():
-        found = [[(line["version"], value_of(line)) for line in run.latest(event)] for run in runs]
+    for figure in compared:
+        found = [[(line["version"], figure.value(line)) for line in run.latest(event)] for run in runs]
         known = [[(version, value) for version, value in points if value is not None] for points in found]
-        if max(map(len, known)) < 2:
-            continue
-        by_axis = {}
-        for axis in AXES:
-            curves = []
-            for index, (run, name, points) in enumerate(zip(runs, names, known, strict=True)):
-                if points:
-                    positions = axis.positions(run)
-                    xs = [positions[version] for version, _ in points]
-                    curves.append(Curve(name, f"run{index}", xs, [value for _, value in points]))
-            by_axis[axis.key] = overlay(title, curves, axis.unit_of, smooth=event == "iteration")
-        charts.append((title, by_axis))
+        kinds = _ordered(kind for kind, points in zip(figure.kinds, known, strict=True) if len(points) > 1)
+        for kind in kinds:
+            title = figure.title if len(kinds) == 1 else f"{figure.title}: {kind}"
+            drawn = [index for index, points in enumerate(known) if points and figure.kinds[index] == kind]
+            by_axis = {}
+            for axis in AXES:
+                curves = []
+                for index in drawn:
+                    positions = axis.positions(runs[index])
+                    xs = [positions[version] for version, _ in known[index]]
+                    curves.append(Curve(names[index], f"run{index}", xs, [value for _, value in known[index]]))
+                by_axis[axis.key] = overlay(title, curves, axis.unit_of, smooth=event == "iteration")
+            charts.append((title, by_axis))
     return charts
 
 
 def _rewards(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Each reward of the results, with a row per run and whiskers on one scale; those without a result have no card."""
+    """Each reward of the results, with a row per run and whiskers on one scale; those without a result have no card.
+
+    Each trained sum is a reward of its own.
+    """
     rewards = []
+    sums = [figures.sum_text(run.weights) for run in runs]
     for reward in _ordered(name for run in runs for name in (run.result or {}).get("rewards", {})):
         rows = [(run.result or {}).get("rewards", {}).get(reward) for run in runs]
-        reach = max(max(abs(row["low"]), abs(row["high"])) for row in rows if row) * 1.1 or 1.0
-        shown = [
-            {
-                "name": name,
-                "style": f"run{index}",
-                "card": reward_card(reward, row, run.weights, reach) if row else None,
-                "so_far": _so_far(run, reward),
-                "few": figures.few_prompts_text(run.prompts),
-            }
-            for index, (run, name, row) in enumerate(zip(runs, names, rows, strict=True))
-        ]
-        rewards.append({"label": figures.reward_label(reward), "rows": shown})
+        kinds = sums if reward == figures.TRAINED_SUM else [""] * len(runs)
+        for kind in _ordered(kind for kind, row in zip(kinds, rows, strict=True) if row):
+            alike = [index for index in range(len(runs)) if kinds[index] == kind]
+            reach = max(max(abs(rows[i]["low"]), abs(rows[i]["high"])) for i in alike if rows[i]) * 1.1 or 1.0
+            shown = [
+                {
+                    "name": names[index],
+                    "style": f"run{index}",
+                    "card": reward_card(reward, rows[index], runs[index].weights, reach) if rows[index] else None,
+                    "so_far": _so_far(runs[index], reward),
+                    "few": figures.few_prompts_text(runs[index].prompts),
+                }
+                for index in alike
+            ]
+            rewards.append({"label": ": ".join(filter(None, (figures.reward_label(reward), kind))), "rows": shown})
     return rewards
 
 
